@@ -1,0 +1,121 @@
+"""The core's two languages: events go in, instructions come out.
+
+`core.handle(event, now_s) -> list[Instruction]` is the only way anything changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
+from actors.scheduling.request import FinishReason, Request
+
+
+# ---- events ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The caller has gone. Unknown and finished ids are ignored: races are normal."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    result: StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    """The stages raised on this step but live on; its work must be planned again.
+
+    culprit: the request known to be at fault, which is then ended with an error.
+    """
+
+    step_id: int
+    message: str
+    culprit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLost:
+    """Stages were rebuilt: nothing in flight will answer and all KV is gone. Replay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfigure:
+    """Live change of scheduling settings (keys as in the YAML's `scheduling` and `slo`)."""
+
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Only time has passed (asked for by WakeAt)."""
+
+
+Event = Submit | Abort | StepDone | StepFailed | PipelineLost | Reconfigure | Tick
+
+
+# ---- instructions ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Run this plan; at most `pipeline depth` are outstanding, answered in order.
+
+    predicted_s: the cost model's estimate of the step, when there is one.
+    """
+
+    plan: StepPlan
+    predicted_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """News of one request. `index` numbers its first token among the request's outputs."""
+
+    request_id: int
+    index: int
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    pooled: tuple[float, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """All news of one iteration, to be sent as one message."""
+
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The request will not be served: over a limit (retry_after_s None) or overload (set)."""
+
+    request_id: int
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send a Tick at this time: something (ageing, admission) may become possible then."""
+
+    time_s: float
+
+
+Instruction = Execute | Emit | Refuse | WakeAt

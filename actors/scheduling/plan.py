@@ -1,0 +1,98 @@
+"""What one iteration does: the message from the core to the stages, and the answer.
+
+A step is a tuple of slices. There is no phase flag anywhere: a decode is a slice of one token.
+Stages mirror request state, so a plan carries only what changed since the last one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.scheduling.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Compute tokens [start, start + num_tokens) of one request.
+
+    samples: the slice reaches the end of the known sequence, so the last stage draws the
+    next token (for position start + num_tokens) from its last row.
+    """
+
+    request_id: int
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStart:
+    """A request enters (or re-enters, after preemption or a rebuilt pipeline) the stages.
+
+    tokens: prompt followed by every output token known so far.
+    block_ids: KV blocks in order; may hold cached prefix blocks already filled.
+    """
+
+    request_id: int
+    tokens: tuple[int, ...]
+    num_prompt_tokens: int
+    block_ids: tuple[int, ...]
+    sampling: SamplingParams
+    pooling: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One micro-batch. Stages apply the fields in the order in which they stand here.
+
+    released: requests to forget (finished, aborted or preempted) before anything else.
+    swap_out / swap_in: (device block, host block) / (host block, device block) copies.
+    copies: (source, destination) device block copies (copy-on-write).
+    started: requests that enter.
+    new_blocks: (request_id, block ids appended to its table).
+    fed: (request_id, position, token) outputs the first stage has not seen because another
+        process sampled them. Empty with a single stage: it keeps what it samples.
+    slices: the work, decodes first.
+    """
+
+    step_id: int
+    slices: tuple[Slice, ...]
+    released: tuple[int, ...] = ()
+    swap_out: tuple[tuple[int, int], ...] = ()
+    swap_in: tuple[tuple[int, int], ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+    started: tuple[RequestStart, ...] = ()
+    new_blocks: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    fed: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(s.num_tokens for s in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probability of one chosen token and of the likeliest alternatives, best first."""
+
+    token: int
+    logprob: float
+    rank: int  # 1: the likeliest
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the last stage answers.
+
+    tokens: (request_id, token) for every slice with `samples`, in slice order.
+    logprobs / prompt_logprobs / pooled: only for requests that asked; prompt_logprobs carries
+        (request_id, first position, one entry per position).
+    stage_times_s: (start, end) per stage on the host's monotonic clock.
+    """
+
+    step_id: int
+    tokens: tuple[tuple[int, int], ...]
+    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+    prompt_logprobs: tuple[tuple[int, int, tuple[TokenLogprobs, ...]], ...] = ()
+    pooled: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    stage_times_s: tuple[tuple[float, float], ...] = ()

@@ -1,0 +1,89 @@
+"""What a request asks for: plain, frozen data that every floor of the house may hold.
+
+Nothing here knows Ray, torch or a clock. Times are seconds on whatever clock the shell
+passes to the core; tokens are vocabulary ids.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request stopped producing tokens (names as in the OpenAI API where it has one)."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Latency promised to one request; None means no promise of that kind."""
+
+    tbt_s: float | None = None
+    ttft_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A constraint on the output text.
+
+    kind: "json_object", "json_schema", "regex", "ebnf" or "choice".
+    text: the schema, pattern, grammar, or a JSON list of choices.
+    """
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn and when to stop.
+
+    A draw depends only on (seed, position) and the logits, so a replay, another batch or
+    another policy gives the same tokens. temperature 0 is argmax.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0  # 0 <= seed < 2**63
+    stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids included unless ignore_eos
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None  # how many alternatives to report beside the sampled token
+    prompt_logprobs: int | None = None  # the same for every prompt position
+    grammar: Grammar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to be generated, as the core receives it.
+
+    output: tokens already delivered by an earlier life of this request; generation goes on
+    behind them (replay after a failure). max_tokens counts them.
+    group: requests with the same group share one prompt (n > 1): the core computes the
+    prompt once and gives the others its KV blocks, copied where they diverge.
+    pooling: "mean" or "last" asks for an embedding of the prompt instead of tokens.
+    cache_salt: prefix blocks are shared only among equal salts (tenants cannot probe each other).
+    """
+
+    request_id: int
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    arrival_s: float
+    output: tuple[int, ...] = ()
+    tenant: str = ""
+    priority: int = 0  # higher goes first
+    objective: Objective = field(default_factory=Objective)
+    group: str | None = None
+    pooling: str | None = None
+    cache_salt: str = ""

@@ -1,0 +1,66 @@
+"""What a stage rank is told at birth: plain data, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """One rank of one pipeline stage.
+
+    model_path: Hugging Face folder (config.json, *.safetensors).
+    load_format: "auto" reads safetensors; "dummy" draws weights from `seed`.
+    dtype: "auto" (the config's), "float32", "bfloat16" or "float16".
+    quantization: "none", "int8" or "int4" (weights, group-wise; GPTQ/AWQ folders detect theirs).
+    backend: "auto", "cpu" (C++), "torch" (plain), "triton" or "flash_attn"; resolved and logged.
+    num_threads: compute threads of this rank; 0 leaves the choice to the stage.
+    group_address: "host:port" of the stage's torch.distributed store when tensor_ranks > 1.
+    """
+
+    model_path: str
+    stage: int = 0
+    num_stages: int = 1
+    rank: int = 0
+    tensor_ranks: int = 1
+    load_format: str = "auto"
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+    quantization: str = "none"
+    backend: str = "auto"
+    device: str = "cpu"
+    block_size: int = 16
+    max_requests: int = 128
+    max_model_len: int = 4096
+    max_step_tokens: int = 8192
+    num_threads: int = 0
+    seed: int = 0
+    group_address: str | None = None
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.num_stages - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StageInfo:
+    """What a loaded rank reports, before the KV cache is allocated.
+
+    kv_block_bytes: memory of one block over this rank's layers.
+    available_bytes: memory it could give to KV now.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    max_model_len: int
+    dtype: str
+    backend: str
+    kv_block_bytes: int
+    available_bytes: int
+    eos_token_ids: tuple[int, ...]
+    num_parameters: int

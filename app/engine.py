@@ -1,0 +1,120 @@
+"""The one thing the API knows of the engine: a client that streams token chunks.
+
+`app.api` is written against this protocol, so it runs unchanged over the live scheduler actor
+and over a hand-computable engine in the tests. No Ray, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from actors.scheduling.plan import TokenLogprobs
+from actors.scheduling.request import FinishReason, Objective, SamplingParams
+
+
+class EngineError(Exception):
+    """Base of what the engine may raise to the API.
+
+    EngineError
+     ├── RequestRefused   over a limit or no promise can be kept (400, or 429 with retry_after_s)
+     ├── EngineUnavailable  not ready, draining or rebuilding for too long (503)
+     └── GenerationFailed   the request itself broke the engine (500)
+    """
+
+
+class RequestRefused(EngineError):
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class EngineUnavailable(EngineError):
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class GenerationFailed(EngineError):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt, `n` continuations (seeds sampling.seed, seed + 1, ...)."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    n: int = 1
+    tenant: str = ""
+    priority: int = 0
+    objective: Objective = field(default_factory=Objective)
+    pooling: str | None = None
+    output: tuple[int, ...] = ()  # already delivered (failover); only with n == 1
+
+
+@dataclass(slots=True)
+class TokenChunk:
+    """Everything new of one continuation since the last chunk.
+
+    index: which continuation (0 <= index < n). first: number of its first token here.
+    Several iterations' tokens arrive as one chunk when the reader is slow.
+    """
+
+    index: int
+    first: int
+    tokens: list[int]
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    pooled: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What clients may know of the served model."""
+
+    name: str
+    path: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    created_s: int
+    supports_embeddings: bool = True
+
+
+class EngineClient(Protocol):
+    """All methods run on the replica's event loop."""
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Stream chunks until every continuation has a finish_reason.
+
+        Closing the generator (or cancelling its task) aborts and frees the KV blocks.
+        Raises EngineError subclasses, before the first chunk where possible.
+        """
+        ...
+
+    def is_ready(self) -> bool:
+        """True once the stages are loaded and the pipeline answers."""
+        ...
+
+    async def status(self) -> Mapping[str, Any]:
+        """A snapshot for the console and /metrics: plain JSON-able data."""
+        ...
+
+    def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
+        """Iteration records (plain JSON-able), batched, for the console's live timeline."""
+        ...
+
+    async def reconfigure(self, changes: Mapping[str, Any]) -> None:
+        """Change scheduling settings live; raises RequestRefused naming a bad key."""
+        ...
