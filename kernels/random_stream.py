@@ -1,0 +1,30 @@
+"""The counter-based random stream that sampling draws from.
+
+A draw depends on (seed, position) alone, never on the batch, the policy or what was drawn
+before, so a replayed request repeats its tokens. The finaliser is SplitMix64's (Steele, Lea and
+Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014), applied once to the seed
+and once to the position added to it; `kernels/cpu/src/sampling.cpp` computes the same bits.
+"""
+
+from __future__ import annotations
+
+_MASK = (1 << 64) - 1
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+
+
+def _mix64(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def uniform(seed: int, position: int) -> float:
+    """The draw in [0, 1), of 53 bits, that belongs to `position` of the stream `seed`.
+
+    Both are taken modulo 2**64.
+
+    >>> uniform(0, 0) == uniform(0, 0) and uniform(0, 0) != uniform(0, 1)
+    True
+    """
+    state = _mix64((seed + _GOLDEN_GAMMA) & _MASK)
+    return (_mix64((state + (position + 1) * _GOLDEN_GAMMA) & _MASK) >> 11) * 2.0**-53
