@@ -1,5 +1,100 @@
-"""Builds the CPU kernels as one shared library; everything else is in pyproject.toml."""
+"""Builds the CPU library: one shared object with a C interface, loaded by ctypes.
 
-from setuptools import setup
+It needs a C++17 compiler and nothing else (no torch or Python headers), and is optional: where it
+cannot be built, installation goes on and the plain-torch backend serves instead.
+"""
 
-setup()
+import os
+import platform
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCE = Path("kernels/cpu/src")
+# g++ 12 takes the undefined-on-purpose registers of its own intrinsics for uninitialised ones.
+WARNINGS = ["-Wall", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+BASELINE = [
+    "-std=c++17",
+    "-O3",
+    "-g0",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    *WARNINGS,
+]
+ISAS = {
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
+    "avx512_bf16": [
+        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"),
+        *("-mavx512bf16", "-mavx512vnni"),
+    ],
+}
+
+
+class BuildLibrary(build_ext):
+    """Compiles *_isa.cpp once per instruction set, everything else once, two at a time."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """No Python ABI tag: the library knows nothing of Python."""
+        return str(Path(*fullname.split(".")).with_suffix(".so"))
+
+    def get_export_symbols(self, ext: Extension) -> list[str]:
+        """What extern "C" marks as visible, and no module initialiser."""
+        return []
+
+    def build_extension(self, ext: Extension) -> None:
+        # Inline functions that several objects share are taken from the first object linked. The
+        # order below (baseline first, then ever wider) keeps wide instructions out of shared code.
+        jobs: list[tuple[str, str, list[str]]] = []
+        for source in ext.sources:
+            if not source.endswith("_isa.cpp"):
+                jobs.append((source, "baseline", []))
+        for isa, flags in ISAS.items():
+            for source in ext.sources:
+                if source.endswith("_isa.cpp"):
+                    jobs.append((source, isa, [*flags, f"-DLEGATO_ISA={isa}"]))
+        newest_header = max((os.path.getmtime(header) for header in ext.depends), default=0.0)
+        # setup.py holds the flags.
+        newest_header = max(newest_header, os.path.getmtime(__file__))
+
+        def compile_one(job: tuple[str, str, list[str]]) -> str:
+            source, variant, flags = job
+            folder = Path(self.build_temp) / variant
+            target = folder / Path(source).with_suffix(".o")
+            newest = max(newest_header, os.path.getmtime(source))
+            if not self.force and target.exists() and target.stat().st_mtime > newest:
+                return str(target)
+            (made,) = self.compiler.compile(
+                [source], output_dir=str(folder), extra_postargs=[*BASELINE, *flags]
+            )
+            return str(made)
+
+        with ThreadPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as workers:
+            objects = list(workers.map(compile_one, jobs))
+        self.compiler.link_shared_object(
+            objects,
+            self.get_ext_fullpath(ext.name),
+            libraries=["pthread"],
+            target_lang="c++",
+            build_temp=self.build_temp,
+        )
+
+
+def extensions() -> list[Extension]:
+    if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
+        return []
+    return [
+        Extension(
+            "kernels.cpu.liblegato",
+            sources=sorted(str(path) for path in SOURCE.glob("*.cpp")),
+            depends=sorted(str(path) for path in SOURCE.glob("*.h")),
+            language="c++",
+            optional=True,
+        )
+    ]
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildLibrary})

@@ -1,0 +1,107 @@
+"""The C++ library of this folder, loaded by ctypes.
+
+`load()` gives the library or says why there is none; callers then use plain torch. Functions take
+raw pointers, so each has one typed Python wrapper next to the operation it serves; tensors must stay
+alive for the duration of the call, which runs without the GIL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PATH = Path(__file__).with_name("liblegato.so")
+_logger = logging.getLogger(__name__)
+
+Pointer = ctypes.c_void_p
+
+
+class Isa(enum.IntEnum):
+    """Instruction sets the library is compiled for, narrow to wide."""
+
+    AVX2 = 0
+    AVX512 = 1
+    AVX512_BF16 = 2
+
+
+@functools.cache
+def load() -> ctypes.CDLL | None:
+    """The library, or None (with a logged reason) where it was not built or the CPU is too old.
+
+    `LEGATO_CPU_ISA=avx2|avx512|avx512_bf16` lowers the instruction set, `LEGATO_CPU_THREADS` sets
+    the number of compute threads; both are read once, here.
+    """
+    if not _PATH.exists():
+        _logger.warning("CPU library not built (%s): plain torch computes instead", _PATH.name)
+        return None
+    try:
+        library = ctypes.CDLL(str(_PATH))
+    except OSError as error:
+        _logger.warning("CPU library not loadable (%s): plain torch computes instead", error)
+        return None
+    if library.legato_isa() < 0:
+        _logger.warning("this CPU has no AVX2: plain torch computes instead")
+        return None
+    _logger.info(
+        "CPU library: %s, %d threads",
+        Isa(library.legato_isa()).name.lower(),
+        library.legato_num_threads(),
+    )
+    return library
+
+
+def require() -> ctypes.CDLL:
+    """The library; RuntimeError where `load()` gives none."""
+    library = load()
+    if library is None:
+        raise RuntimeError("the CPU library is not available; reinstall with a C++17 compiler")
+    return library
+
+
+def function(name: str, restype: Any, *argtypes: Any) -> Any:
+    """One C function with its types declared (an object of its own, so types never clash)."""
+    symbol = require()[name]
+    symbol.restype = restype
+    symbol.argtypes = list(argtypes)
+    return symbol
+
+
+def pointer(tensor: torch.Tensor | None) -> int | None:
+    """Address of a tensor's first element; None for None."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def isa() -> Isa:
+    """The instruction set in force."""
+    return Isa(require().legato_isa())
+
+
+def set_isa(value: Isa) -> Isa:
+    """Lower or restore the instruction set (tests); weights packed before must be packed again."""
+    return Isa(require().legato_set_isa(int(value)))
+
+
+def num_threads() -> int:
+    """Compute threads, the calling one included."""
+    return int(require().legato_num_threads())
+
+
+def set_num_threads(count: int) -> None:
+    """Resize the pool of compute threads, from 1."""
+    if count < 1:
+        raise ValueError(f"num_threads must be at least 1, not {count}")
+    require().legato_set_num_threads(count)
+
+
+def stream_read(tensor: torch.Tensor) -> float:
+    """Sum a contiguous float32 tensor with all threads: a streaming read, to time bandwidth."""
+    if tensor.dtype != torch.float32 or not tensor.is_contiguous():
+        raise ValueError("stream_read takes a contiguous float32 tensor")
+    read = function("legato_stream_read", ctypes.c_float, Pointer, ctypes.c_int64)
+    return float(read(tensor.data_ptr(), tensor.numel()))

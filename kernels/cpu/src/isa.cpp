@@ -1,0 +1,56 @@
+#include "isa.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+#include "api.h"
+
+namespace legato {
+namespace {
+
+Isa best_isa() {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Isa::none;
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (!avx512) return Isa::avx2;
+  const bool bf16 =
+      __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+  return bf16 ? Isa::avx512_bf16 : Isa::avx512;
+}
+
+Isa named(const char* name) {
+  if (std::strcmp(name, "avx2") == 0) return Isa::avx2;
+  if (std::strcmp(name, "avx512") == 0) return Isa::avx512;
+  return Isa::avx512_bf16;
+}
+
+Isa initial_isa() {
+  const Isa best = best_isa();
+  const char* asked = std::getenv("LEGATO_CPU_ISA");
+  if (asked == nullptr || *asked == '\0') return best;
+  return named(asked) < best ? named(asked) : best;
+}
+
+std::atomic<Isa>& current() {
+  static std::atomic<Isa> isa{initial_isa()};
+  return isa;
+}
+
+}  // namespace
+
+Isa active_isa() { return current().load(std::memory_order_relaxed); }
+
+}  // namespace legato
+
+
+LEGATO_API int legato_isa() { return static_cast<int>(legato::active_isa()); }
+
+// For tests: lowers or restores the choice. Returns what is now in force. Weights packed before may
+// be laid out for another instruction set: pack again.
+LEGATO_API int legato_set_isa(int isa) {
+  const int best = static_cast<int>(legato::best_isa());
+  legato::current().store(static_cast<legato::Isa>(isa < best ? isa : best));
+  return legato_isa();
+}

@@ -1,0 +1,49 @@
+// One source, several instruction sets, one choice at run time.
+//
+// Sources named *_isa.cpp are compiled once per instruction set, each time with LEGATO_ISA naming
+// the namespace their code belongs in:
+//
+//   // norm.h                              // norm_isa.cpp
+//   LEGATO_FOR_EACH_ISA(                   namespace legato::LEGATO_ISA {
+//       void norm(const Args& args))       void norm(const Args& args) { ... }
+//                                          }
+//   // norm.cpp, compiled once
+//   void norm(const Args& args) { LEGATO_PICK(norm)(args); }
+//
+// Inside a *_isa.cpp file test __AVX512F__, __AVX512BF16__ and __AVX512VNNI__; "vec.h" has what
+// most kernels need. Keep standard-library templates out of them (see setup.py on link order).
+#pragma once
+
+namespace legato {
+
+enum class Isa : int {
+  none = -1,         // not even AVX2: the library must not be used
+  avx2 = 0,          // AVX2, FMA, F16C
+  avx512 = 1,        // AVX-512 F, BW, DQ, VL
+  avx512_bf16 = 2,   // and BF16, VNNI
+};
+
+// The best this machine runs, lowered by LEGATO_CPU_ISA=avx2|avx512|avx512_bf16 at first use.
+Isa active_isa();
+
+template <class Function>
+inline Function pick(Function avx2, Function avx512, Function avx512_bf16) {
+  const Isa isa = active_isa();
+  return isa == Isa::avx512_bf16 ? avx512_bf16 : isa == Isa::avx512 ? avx512 : avx2;
+}
+
+}  // namespace legato
+
+#define LEGATO_FOR_EACH_ISA(...)      \
+  namespace avx2 {                    \
+  __VA_ARGS__;                        \
+  }                                   \
+  namespace avx512 {                  \
+  __VA_ARGS__;                        \
+  }                                   \
+  namespace avx512_bf16 {             \
+  __VA_ARGS__;                        \
+  }
+
+#define LEGATO_PICK(name) \
+  ::legato::pick(&::legato::avx2::name, &::legato::avx512::name, &::legato::avx512_bf16::name)

@@ -1,0 +1,183 @@
+#include "pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <cstdlib>
+#include <new>
+#include <system_error>
+#include <thread>
+
+#include "api.h"
+
+namespace legato {
+namespace {
+
+// Long enough to bridge the gap between two operations of one decoder layer, short enough that an
+// idle engine leaves the cores to others.
+constexpr auto kSpinTime = std::chrono::microseconds(40);
+constexpr int kPausesPerClockRead = 32;
+constexpr int kMaxThreads = 256;
+
+thread_local int t_thread = -1;  // this thread's index while it runs a task, else -1
+
+inline void pause() { __builtin_ia32_pause(); }
+
+inline uint32_t unclaimed(uint64_t claims) { return static_cast<uint32_t>(claims); }
+
+int default_size() {
+  if (const char* text = std::getenv("LEGATO_CPU_THREADS")) {
+    const int asked = std::atoi(text);
+    if (asked > 0) return std::min(asked, kMaxThreads);
+  }
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  if (sched_getaffinity(0, sizeof(cpus), &cpus) != 0) return 1;
+  return std::clamp(CPU_COUNT(&cpus), 1, kMaxThreads);
+}
+
+// Spins until `ready()`, at most kSpinTime.
+template <class Ready>
+bool spin(Ready&& ready) {
+  const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
+  do {
+    for (int i = 0; i < kPausesPerClockRead; ++i) {
+      if (ready()) return true;
+      pause();
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  return false;
+}
+
+}  // namespace
+
+Pool& Pool::get() {
+  static Pool* pool = [] {
+    Pool* created = new Pool();
+    pthread_atfork(nullptr, nullptr, &Pool::after_fork_in_child);
+    return created;
+  }();
+  return *pool;
+}
+
+Pool::Pool() : size_(default_size()) {}
+
+// The child has no workers, and the mutex may have been held: the pool starts afresh.
+void Pool::after_fork_in_child() {
+  Pool& pool = get();
+  const int size = pool.size();
+  new (&pool) Pool();
+  pool.size_ = size;
+  t_thread = -1;
+}
+
+void Pool::resize(int num_threads) {
+  std::lock_guard<std::mutex> lock(callers_);
+  num_threads = std::clamp(num_threads, 1, kMaxThreads);
+  if (num_threads == size()) return;
+  size_ = num_threads;
+  started_ = false;
+  ++generation_;
+  wake_workers();  // so that those of the old generation see it and end
+}
+
+void Pool::start_workers() {
+  started_ = true;
+  const uint32_t generation = generation_.load();
+  for (int thread = 1; thread < size(); ++thread) {
+    try {
+      std::thread([this, thread, generation] { work(thread, generation); }).detach();
+    } catch (const std::system_error&) {
+      size_ = thread;  // the machine gives no more threads: go on with those there are
+    }
+  }
+}
+
+void Pool::work(int thread, uint32_t generation) {
+  while (generation_.load(std::memory_order_acquire) == generation) {
+    const bool work_seen = spin([&] { return unclaimed(claims_.load()) != 0; });
+    if (!work_seen) {
+      sleep_until_work(generation);
+      continue;
+    }
+    while (generation_.load(std::memory_order_acquire) == generation && claim_and_run(thread)) {
+    }
+  }
+}
+
+bool Pool::claim_and_run(int thread) {
+  uint64_t claims = claims_.load(std::memory_order_acquire);
+  do {
+    if (unclaimed(claims) == 0) return false;
+  } while (!claims_.compare_exchange_weak(claims, claims - 1, std::memory_order_acq_rel,
+                                          std::memory_order_acquire));
+  const int64_t task = num_tasks_ - unclaimed(claims);
+  t_thread = thread;
+  call_(context_, task, thread);
+  t_thread = -1;
+  done_.fetch_add(1, std::memory_order_release);
+  return true;
+}
+
+void Pool::sleep_until_work(uint32_t generation) {
+  const uint32_t bell = bell_.load();
+  sleepers_.fetch_add(1);
+  // Either this look sees the new job, or its publisher sees this sleeper and rings the bell.
+  if (unclaimed(claims_.load()) == 0 && generation_.load() == generation) {
+    syscall(SYS_futex, &bell_, FUTEX_WAIT_PRIVATE, bell, nullptr, nullptr, 0);
+  }
+  sleepers_.fetch_sub(1);
+}
+
+void Pool::wake_workers() {
+  bell_.fetch_add(1);
+  syscall(SYS_futex, &bell_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void Pool::dispatch(int64_t num_tasks, Call call, void* context) {
+  if (num_tasks <= 0) return;
+  if (t_thread >= 0) {  // inside a task
+    const int thread = t_thread;
+    for (int64_t task = 0; task < num_tasks; ++task) call(context, task, thread);
+    return;
+  }
+  std::lock_guard<std::mutex> lock(callers_);
+  if (num_tasks == 1 || size() == 1) {
+    t_thread = 0;
+    for (int64_t task = 0; task < num_tasks; ++task) call(context, task, 0);
+    t_thread = -1;
+    return;
+  }
+  if (!started_) start_workers();
+  call_ = call;
+  context_ = context;
+  num_tasks_ = num_tasks;
+  done_.store(0, std::memory_order_relaxed);
+  const uint64_t epoch = (claims_.load(std::memory_order_relaxed) >> 32) + 1;
+  claims_.store((epoch << 32) | static_cast<uint32_t>(num_tasks));  // sequentially consistent
+  if (sleepers_.load() > 0) wake_workers();
+  while (claim_and_run(0)) {
+  }
+  const auto finished = [&] { return done_.load(std::memory_order_acquire) == num_tasks; };
+  while (!spin(finished)) sched_yield();
+}
+
+}  // namespace legato
+
+// The time of one job of empty tasks, for the benchmark of the pool itself, is measured by calling
+// this: it does nothing else.
+LEGATO_API void legato_run_empty(int64_t num_tasks, int64_t num_jobs) {
+  for (int64_t job = 0; job < num_jobs; ++job) {
+    legato::Pool::get().run(num_tasks, [](int64_t, int) {});
+  }
+}
+
+LEGATO_API int legato_num_threads() { return legato::Pool::get().size(); }
+
+LEGATO_API void legato_set_num_threads(int num_threads) { legato::Pool::get().resize(num_threads); }

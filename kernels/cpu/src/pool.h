@@ -1,0 +1,71 @@
+// The compute threads every operation of this library shares.
+//
+// One pool per process. The calling thread works too, tasks are claimed one by one from an atomic
+// counter (so a core lost to another process costs one task, not a whole share), and a thread
+// without work spins for some tens of microseconds and then sleeps: an idle pool costs no CPU.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+
+namespace legato {
+
+class Pool {
+ public:
+  // The process's pool. Never destroyed, so threads asleep at exit touch nothing that is gone.
+  static Pool& get();
+
+  // Threads that take part in run(), the caller included. At first: LEGATO_CPU_THREADS, or the
+  // cores this process may run on.
+  int size() const { return size_.load(std::memory_order_relaxed); }
+  void resize(int num_threads);
+
+  // Calls f(task, thread) for every task in [0, num_tasks) and returns when all are done; what the
+  // tasks wrote is then visible to the caller. `thread` is in [0, size()) and no two tasks run under
+  // one thread index at the same time. From inside a task, run() is serial on that same thread.
+  // Callers from several threads take turns. f must not throw.
+  template <class F>
+  void run(int64_t num_tasks, F&& f) {
+    using Function = std::remove_reference_t<F>;
+    dispatch(
+        num_tasks,
+        [](void* context, int64_t task, int thread) {
+          (*static_cast<Function*>(context))(task, thread);
+        },
+        const_cast<void*>(static_cast<const void*>(std::addressof(f))));
+  }
+
+ private:
+  using Call = void (*)(void* context, int64_t task, int thread);
+
+  Pool();
+  void dispatch(int64_t num_tasks, Call call, void* context);
+  bool claim_and_run(int thread);
+  void work(int thread, uint32_t generation);
+  void start_workers();
+  void sleep_until_work(uint32_t generation);
+  void wake_workers();
+  static void after_fork_in_child();
+
+  // Epoch of the job in the high half, tasks nobody has claimed yet in the low half. A claim is a
+  // compare-and-swap, so it can only succeed on the job it was read from, and that job's fields
+  // below stay as they are until its last claimed task is counted in done_.
+  alignas(64) std::atomic<uint64_t> claims_{0};
+  alignas(64) std::atomic<int64_t> done_{0};
+  alignas(64) std::atomic<uint32_t> bell_{0};  // futex word, changes at each wake-up
+  std::atomic<int> sleepers_{0};
+
+  alignas(64) Call call_ = nullptr;
+  void* context_ = nullptr;
+  int64_t num_tasks_ = 0;
+
+  std::mutex callers_;                       // one job at a time
+  std::atomic<int> size_{1};
+  std::atomic<uint32_t> generation_{0};      // workers of an older generation retire
+  bool started_ = false;
+};
+
+}  // namespace legato
