@@ -1,0 +1,225 @@
+"""Everything the core needs to know at birth, and how a core is built from it.
+
+The live scheduler actor and the simulator call the same `build_core`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from actors.scheduling.interfaces import Admission, CostModel, TokenBudget
+
+if TYPE_CHECKING:
+    from actors.scheduling.core import Core
+
+
+class ConfigError(ValueError):
+    """A setting is unknown or has an impossible value; `key` names it."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"{key}: {message}")
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Frozen settings of one core.
+
+    Memory: `num_blocks` device KV blocks (0 .. num_blocks - 1, all usable) of `block_size`
+    tokens, `num_host_blocks` host blocks for swapping; `watermark` is the fraction kept free
+    when a new request is admitted.
+    Pipeline: `pipeline_depth` steps may be outstanding (None: 2 with one stage, else one per
+    stage). With one stage and `lookahead` the plan for step N+1 is made while N runs: the
+    stage feeds itself the token that the core does not know yet.
+    Shape: `token_budget` is the fixed budget; `max_step_tokens` what the stages' buffers hold;
+    `tile` rounds the tokens of a step that a chunk had to be cut for; `max_chunk` caps one
+    prompt's share of a step while others wait for prefill.
+    Names (`policy`, `order`, `budget`, `admission`) come with an options mapping each. Order
+    "auto" is the policy's own.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    num_host_blocks: int = 0
+    watermark: float = 0.01
+    prefix_cache: bool = True
+    allocation: str = "prompt"  # "prompt": whole prompt at admission; "chunk": as it is computed
+    swap: str = "auto"  # "never", "always", or "auto": whatever the cost model predicts cheaper
+
+    max_requests: int = 128
+    max_model_len: int = 4096
+    max_step_tokens: int = 8192
+
+    num_stages: int = 1
+    pipeline_depth: int | None = None
+    lookahead: bool = True
+    micro_batches: str = "greedy"  # "greedy", or "uniform": decodes spread over the pipeline
+
+    policy: str = "sarathi"
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
+    order: str = "auto"
+    order_options: Mapping[str, Any] = field(default_factory=dict)
+    budget: str = "fixed"
+    budget_options: Mapping[str, Any] = field(default_factory=dict)
+    admission: str = "all"
+    admission_options: Mapping[str, Any] = field(default_factory=dict)
+    cost_model: Mapping[str, Any] | None = None
+
+    token_budget: int = 512
+    tile: int = 1
+    max_chunk: int | None = None
+    tbt_s: float | None = None
+    ttft_s: float | None = None
+
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
+    max_running_per_tenant: int | None = None
+    max_queued_per_tenant: int | None = None
+    queue_timeout_s: float | None = None
+
+    @property
+    def depth(self) -> int:
+        """Steps that may be outstanding at once."""
+        if self.pipeline_depth is not None:
+            return self.pipeline_depth
+        return self.num_stages if self.num_stages > 1 else (2 if self.lookahead else 1)
+
+    @property
+    def steps_per_request(self) -> int:
+        """In how many outstanding steps one request may be: two with lookahead, else one."""
+        return 2 if self.num_stages == 1 and self.lookahead else 1
+
+    def with_changes(self, changes: Mapping[str, Any]) -> SchedulerConfig:
+        """A copy with live changes applied; keys as in the YAML (`slo.tbt_ms` and so on).
+
+        Raises ConfigError naming a key that is unknown or cannot change while running.
+        """
+        updates: dict[str, Any] = {}
+        for key, value in changes.items():
+            name = key.removeprefix("scheduling.").removeprefix("slo.")
+            if name in ("tbt_ms", "ttft_ms"):
+                updates[name[:-3] + "_s"] = None if value is None else value / 1000.0
+            elif name in LIVE_KEYS:
+                updates[name] = value
+            else:
+                raise ConfigError(key, "unknown, or fixed while the engine runs")
+        if "policy" in updates and "policy_options" not in updates:
+            updates["policy_options"] = {}
+        changed = dataclasses.replace(self, **updates)
+        changed.check()
+        return changed
+
+    def check(self) -> None:
+        """Raise ConfigError naming the first impossible value."""
+        from actors.scheduling.policies import POLICIES
+        from actors.scheduling.queues import ORDERS
+
+        for key in ("num_blocks", "block_size", "max_requests", "token_budget", "tile"):
+            value = getattr(self, key)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(key, f"must be a positive integer, not {value!r}")
+        if self.max_model_len < 2:
+            raise ConfigError("max_model_len", "must hold a prompt token and an output token")
+        if self.max_step_tokens < self.max_requests:
+            raise ConfigError("max_step_tokens", "must hold one decode of every request")
+        if self.num_stages < 1 or self.depth < 1:
+            raise ConfigError("pipeline_depth", "must be at least 1")
+        if not 0 <= self.watermark < 1:
+            raise ConfigError("watermark", f"must lie in [0, 1), not {self.watermark}")
+        for key, value, known in (
+            ("policy", self.policy, POLICIES),
+            ("order", self.order, ("auto", *ORDERS)),
+            ("allocation", self.allocation, ("prompt", "chunk")),
+            ("swap", self.swap, ("never", "always", "auto")),
+            ("micro_batches", self.micro_batches, ("greedy", "uniform")),
+        ):
+            if value not in known:
+                raise ConfigError(key, f"unknown {value!r}; known: {', '.join(sorted(known))}")
+        for key in ("max_chunk", "max_queued_requests", "max_queued_tokens"):
+            limit = getattr(self, key)
+            if limit is not None and limit < 1:
+                raise ConfigError(key, f"must be positive or null, not {limit!r}")
+
+
+LIVE_KEYS = frozenset(
+    {
+        "policy",
+        "policy_options",
+        "order",
+        "order_options",
+        "budget",
+        "budget_options",
+        "admission",
+        "admission_options",
+        "token_budget",
+        "tile",
+        "max_chunk",
+        "max_requests",
+        "micro_batches",
+        "watermark",
+        "tbt_s",
+        "ttft_s",
+        "max_queued_requests",
+        "max_queued_tokens",
+        "max_running_per_tenant",
+        "max_queued_per_tenant",
+        "queue_timeout_s",
+    }
+)
+
+
+def build_cost_model(config: SchedulerConfig) -> CostModel | None:
+    if config.cost_model is None:
+        return None
+    from actors.scheduling import cost_model
+
+    built: CostModel = cost_model.build_cost_model(config)
+    return built
+
+
+def build_budget(config: SchedulerConfig, cost_model: CostModel | None) -> TokenBudget:
+    if config.budget == "fixed":
+        from actors.scheduling.defaults import FixedBudget
+
+        return FixedBudget(config.token_budget)
+    from actors.scheduling import budget
+
+    built: TokenBudget = budget.build_budget(config, cost_model)
+    return built
+
+
+def build_admission(config: SchedulerConfig, cost_model: CostModel | None) -> Admission:
+    if config.admission == "all":
+        from actors.scheduling.defaults import AcceptAll
+
+        return AcceptAll()
+    from actors.scheduling import admission
+
+    built: Admission = admission.build_admission(config, cost_model)
+    return built
+
+
+def build_core(
+    config: SchedulerConfig,
+    *,
+    budget: TokenBudget | None = None,
+    admission: Admission | None = None,
+    cost_model: CostModel | None = None,
+) -> Core:
+    """A core as `config` describes it; parts given here win over the named ones.
+
+    Raises ConfigError naming the setting that cannot be.
+    """
+    from actors.scheduling.core import Core
+
+    config.check()
+    cost_model = cost_model or build_cost_model(config)
+    return Core(
+        config,
+        budget or build_budget(config, cost_model),
+        admission or build_admission(config, cost_model),
+        cost_model,
+    )

@@ -1,0 +1,156 @@
+"""What the core asks of its replaceable parts: how much, how long, and who may enter.
+
+A policy decides slices; these three compose with any policy. The core passes itself as an
+`EngineView`, so nothing is copied per step. Implementations are pure: no clock, no I/O, and
+randomness only from a seed they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from actors.scheduling.request import Request
+
+
+class StepShape(NamedTuple):
+    """What decides how long a step takes.
+
+    num_decodes: slices of one token that continue a generation.
+    decode_context_tokens: KV positions those decodes attend to, summed (their own included).
+    prefills: (start, num_tokens) of every other slice.
+    """
+
+    num_decodes: int = 0
+    decode_context_tokens: int = 0
+    prefills: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decodes + sum(n for _, n in self.prefills)
+
+
+class RequestView(Protocol):
+    """One live request, read-only. Times are on the clock that the shell passes to `handle`."""
+
+    @property
+    def request(self) -> Request: ...
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens delivered so far, those of an earlier life (`Request.output`) included."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Tokens known: prompt and outputs."""
+        ...
+
+    @property
+    def planned(self) -> int:
+        """Tokens computed or in flight; below `length` while the (re)prefill is unfinished."""
+        ...
+
+    @property
+    def max_length(self) -> int:
+        """Length at which the request ends at the latest (max_tokens, max_model_len)."""
+        ...
+
+    @property
+    def first_token_s(self) -> float | None: ...
+    @property
+    def last_token_s(self) -> float | None: ...
+
+
+class EngineView(Protocol):
+    """The core as budgets and admission see it, valid for the duration of the call."""
+
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def decoding(self) -> Sequence[RequestView]:
+        """Requests whose prompt is planned to its end, best rank first."""
+        ...
+
+    @property
+    def prefilling(self) -> Sequence[RequestView]:
+        """Admitted requests with prompt (or recomputation) left, best rank first."""
+        ...
+
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Known tokens of everyone who waits (prompts, and outputs to be recomputed)."""
+        ...
+
+    @property
+    def num_free_blocks(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_in_flight(self) -> int:
+        """Steps executed and not yet answered."""
+        ...
+
+
+class CostModel(Protocol):
+    """Predicts time; may learn from what is observed."""
+
+    def step_s(self, shape: StepShape) -> float:
+        """Seconds the slowest stage needs for this step."""
+        ...
+
+    def swap_s(self, num_blocks: int) -> float:
+        """Seconds to move this many KV blocks between device and host, one way."""
+        ...
+
+    def observe(self, shape: StepShape, duration_s: float) -> None:
+        """A step of this shape took so long (slowest stage)."""
+        ...
+
+
+class TokenBudget(Protocol):
+    """How many tokens one step may hold."""
+
+    def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
+        """Most tokens of the step being planned, decodes included.
+
+        `shape` holds what is already in it (the decodes, for decode-first policies). Decodes
+        are never dropped: an answer below `shape.num_tokens` means "no prefill".
+        """
+        ...
+
+    def observe(self, shape: StepShape, duration_s: float) -> None:
+        """Feedback after every step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is turned away. retry_after_s None: never, the request itself is at fault."""
+
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
+class Admission(Protocol):
+    """Who may enter the queue, and when the head of the queue may start."""
+
+    def on_submit(self, request: Request, engine: EngineView) -> Refusal | None:
+        """Asked once, before the request is queued (after the core's own limits)."""
+        ...
+
+    def may_start(self, request: RequestView, engine: EngineView) -> bool:
+        """Asked for the head of the queue when a slot and KV blocks are there.
+
+        Not asked while nothing runs: then the head always starts, so the engine never hangs.
+        """
+        ...
