@@ -34,6 +34,11 @@ ISAS = {
 }
 
 
+def is_per_isa(source: str) -> bool:
+    """Whether a source is compiled once per instruction set."""
+    return source.endswith("_isa.cpp")
+
+
 class BuildLibrary(build_ext):
     """Compiles *_isa.cpp once per instruction set, everything else once, two at a time."""
 
@@ -48,14 +53,12 @@ class BuildLibrary(build_ext):
     def build_extension(self, ext: Extension) -> None:
         # Inline functions that several objects share are taken from the first object linked. The
         # order below (baseline first, then ever wider) keeps wide instructions out of shared code.
-        jobs: list[tuple[str, str, list[str]]] = []
-        for source in ext.sources:
-            if not source.endswith("_isa.cpp"):
-                jobs.append((source, "baseline", []))
-        for isa, flags in ISAS.items():
-            for source in ext.sources:
-                if source.endswith("_isa.cpp"):
-                    jobs.append((source, isa, [*flags, f"-DLEGATO_ISA={isa}"]))
+        jobs = [(source, "baseline", []) for source in ext.sources if not is_per_isa(source)]
+        jobs += [
+            (source, isa, [*flags, f"-DLEGATO_ISA={isa}"])
+            for isa, flags in ISAS.items()
+            for source in filter(is_per_isa, ext.sources)
+        ]
         newest_header = max((os.path.getmtime(header) for header in ext.depends), default=0.0)
         # setup.py holds the flags.
         newest_header = max(newest_header, os.path.getmtime(__file__))

@@ -1,8 +1,8 @@
 """The C++ library of this folder, loaded by ctypes.
 
 `load()` gives the library or says why there is none; callers then use plain torch. Functions take
-raw pointers, so each has one typed Python wrapper next to the operation it serves; tensors must stay
-alive for the duration of the call, which runs without the GIL.
+raw pointers, so each has one typed Python wrapper next to the operation it serves; tensors must
+stay alive for the duration of the call, which runs without the GIL.
 """
 
 from __future__ import annotations
