@@ -1,0 +1,48 @@
+"""Everything the engine of one replica needs to start: plain frozen data, resolved from the YAML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from actors.scheduling.config import SchedulerConfig
+from actors.stage.spec import StageSpec
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class KVMemory:
+    """How much memory the paged cache gets, per rank.
+
+    gib: exact; None takes `fraction` of what is available once the weights are loaded.
+    swap_gib: host memory for preempted requests' blocks; 0 preempts by recompute only.
+    """
+
+    gib: float | None = None
+    fraction: float = 0.25
+    swap_gib: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """stage: the template every rank's spec is made of (stage, rank and address filled in later).
+
+    scheduler: likewise, num_blocks is filled in once the stages have reported their memory.
+    transport: "graph" (Ray compiled graph) or "call" (plain actor calls).
+    channel_bytes: buffer of one graph channel. A channel that grows leaks its old buffer, so it is
+        sized for the largest activation up front.
+    step_deadline_s: a step that takes longer than this and than `deadline_factor` times its
+        prediction is taken for dead: the stages are killed and rebuilt, and requests replayed.
+    """
+
+    stage: StageSpec
+    scheduler: SchedulerConfig
+    kv: KVMemory = field(default_factory=KVMemory)
+    transport: str = "graph"
+    channel_bytes: int = 1 << 20
+    cpus_per_rank: float = 0.5
+    gpus_per_rank: float = 0.0
+    step_deadline_s: float = 20.0
+    deadline_factor: float = 20.0
+    load_timeout_s: float = 1800.0
+    max_rebuilds: int = 3  # in a row, without a step between them

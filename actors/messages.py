@@ -1,0 +1,252 @@
+"""What travels between the processes of one replica, as msgpack (never pickle).
+
+Replica -> scheduler: submissions, aborts. Scheduler -> stages: step plans. Last stage ->
+scheduler: step results (through the compiled graph). Scheduler -> replica: one news message per
+iteration. Only plain frozen data, no tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgpack
+
+from actors.scheduling.events import Output
+from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult, TokenLogprobs
+from actors.scheduling.request import FinishReason, Grammar, Objective, Request, SamplingParams
+
+# ---- pieces ------------------------------------------------------------------------------
+
+
+def _pack_sampling(p: SamplingParams) -> list[Any]:
+    values = [getattr(p, name) for name in _SAMPLING_FIELDS]
+    values[_GRAMMAR_AT] = None if p.grammar is None else (p.grammar.kind, p.grammar.text)
+    return values
+
+
+def _unpack_sampling(values: list[Any]) -> SamplingParams:
+    values = list(values)
+    grammar = values[_GRAMMAR_AT]
+    values[_GRAMMAR_AT] = None if grammar is None else Grammar(*grammar)
+    values[_STOP_AT] = tuple(values[_STOP_AT])
+    values[_BIAS_AT] = tuple((token, bias) for token, bias in values[_BIAS_AT])
+    return SamplingParams(*values)
+
+
+_SAMPLING_FIELDS = [f.name for f in fields(SamplingParams)]
+_GRAMMAR_AT = _SAMPLING_FIELDS.index("grammar")
+_STOP_AT = _SAMPLING_FIELDS.index("stop_token_ids")
+_BIAS_AT = _SAMPLING_FIELDS.index("logit_bias")
+
+
+def _pack_logprobs(entry: TokenLogprobs | None) -> tuple[Any, ...] | None:
+    return None if entry is None else (entry.token, entry.logprob, entry.rank, entry.top)
+
+
+def _unpack_logprobs(values: list[Any] | None) -> TokenLogprobs | None:
+    if values is None:
+        return None
+    token, logprob, rank, top = values
+    return TokenLogprobs(token, logprob, rank, tuple((t, p) for t, p in top))
+
+
+def _known_logprobs(values: list[Any]) -> TokenLogprobs:
+    entry = _unpack_logprobs(values)
+    if entry is None:
+        raise ValueError("log-probabilities missing for a sampled token")
+    return entry
+
+
+# ---- scheduler -> stages --------------------------------------------------------------------
+
+
+def pack_plan(plan: StepPlan) -> bytes:
+    return msgpack.packb(
+        (
+            plan.step_id,
+            [(s.request_id, s.start, s.num_tokens, s.samples) for s in plan.slices],
+            plan.released,
+            plan.swap_out,
+            plan.swap_in,
+            plan.copies,
+            [
+                (
+                    r.request_id,
+                    r.tokens,
+                    r.num_prompt_tokens,
+                    r.block_ids,
+                    _pack_sampling(r.sampling),
+                    r.pooling,
+                )
+                for r in plan.started
+            ],
+            plan.new_blocks,
+            plan.fed,
+        )
+    )
+
+
+def unpack_plan(data: bytes) -> StepPlan:
+    step_id, slices, released, swap_out, swap_in, copies, started, new_blocks, fed = (
+        msgpack.unpackb(data, use_list=False)
+    )
+    return StepPlan(
+        step_id,
+        tuple([Slice(*s) for s in slices]),
+        released,
+        swap_out,
+        swap_in,
+        copies,
+        tuple(
+            RequestStart(request_id, tokens, num_prompt, block_ids, _unpack_sampling(p), pooling)
+            for request_id, tokens, num_prompt, block_ids, p, pooling in started
+        ),
+        new_blocks,
+        fed,
+    )
+
+
+# ---- last stage -> scheduler ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StepError:
+    """A stage raised; the graph lives on."""
+
+    step_id: int
+    message: str
+
+
+def pack_result(result: StepResult) -> bytes:
+    return msgpack.packb(
+        (
+            result.step_id,
+            result.tokens,
+            [(r, _pack_logprobs(entry)) for r, entry in result.logprobs],
+            [
+                (r, first, [_pack_logprobs(entry) for entry in entries])
+                for r, first, entries in result.prompt_logprobs
+            ],
+            result.pooled,
+            result.stage_times_s,
+        )
+    )
+
+
+def unpack_result(data: bytes) -> StepResult:
+    step_id, tokens, logprobs, prompt_logprobs, pooled, times = msgpack.unpackb(
+        data, use_list=False
+    )
+    return StepResult(
+        step_id,
+        tokens,
+        tuple((r, _known_logprobs(entry)) for r, entry in logprobs),
+        tuple(
+            (r, first, tuple(_known_logprobs(entry) for entry in entries))
+            for r, first, entries in prompt_logprobs
+        ),
+        pooled,
+        times,
+    )
+
+
+# ---- replica -> scheduler -------------------------------------------------------------------
+
+
+def pack_submit(requests: list[Request]) -> bytes:
+    return msgpack.packb(
+        (
+            "submit",
+            [
+                (
+                    r.request_id,
+                    r.prompt,
+                    _pack_sampling(r.sampling),
+                    r.arrival_s,
+                    r.output,
+                    r.tenant,
+                    r.priority,
+                    (r.objective.tbt_s, r.objective.ttft_s),
+                    r.group,
+                    r.pooling,
+                    r.cache_salt,
+                )
+                for r in requests
+            ],
+        )
+    )
+
+
+def unpack_requests(rows: list[Any]) -> list[Request]:
+    return [
+        Request(
+            request_id,
+            tuple(prompt),
+            _unpack_sampling(sampling),
+            arrival_s,
+            tuple(output),
+            tenant,
+            priority,
+            Objective(*objective),
+            group,
+            pooling,
+            salt,
+        )
+        for (
+            request_id, prompt, sampling, arrival_s, output, tenant,
+            priority, objective, group, pooling, salt,
+        ) in rows
+    ]  # fmt: skip
+
+
+def pack_abort(request_ids: list[int]) -> bytes:
+    return msgpack.packb(("abort", request_ids))
+
+
+# ---- scheduler -> replica -------------------------------------------------------------------
+
+
+def pack_outputs(outputs: tuple[Output, ...]) -> list[Any]:
+    """Rows of an iteration's news; the common case (one plain token) stays three fields."""
+    rows: list[Any] = []
+    for o in outputs:
+        if (
+            o.finish_reason is None
+            and not o.logprobs
+            and not o.prompt_logprobs
+            and not o.num_cached_tokens
+        ):
+            rows.append((o.request_id, o.index, o.tokens))
+        else:
+            rows.append(
+                (
+                    o.request_id,
+                    o.index,
+                    o.tokens,
+                    None if o.finish_reason is None else o.finish_reason.value,
+                    o.num_cached_tokens,
+                    [_pack_logprobs(entry) for entry in o.logprobs],
+                    [_pack_logprobs(entry) for entry in o.prompt_logprobs],
+                    o.pooled,
+                    o.error,
+                )
+            )
+    return rows
+
+
+def unpack_output(row: Any) -> Output:
+    if len(row) == 3:
+        return Output(row[0], row[1], tuple(row[2]))
+    request_id, index, tokens, reason, cached, logprobs, prompt_logprobs, pooled, error = row
+    return Output(
+        request_id,
+        index,
+        tuple(tokens),
+        None if reason is None else FinishReason(reason),
+        cached,
+        tuple(_known_logprobs(entry) for entry in logprobs),
+        tuple(_unpack_logprobs(entry) for entry in prompt_logprobs),
+        tuple(pooled),
+        error,
+    )

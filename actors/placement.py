@@ -1,0 +1,91 @@
+"""Where actors live: one placement group per replica, bundle 0 for the replica and its scheduler,
+one bundle per stage, so that a tensor-parallel group never leaves its node.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.engine_config import EngineConfig
+from actors.stage.actor import StageActor
+from actors.stage.spec import StageSpec
+
+REPLICA_CPUS = 0.5
+
+
+def bundles(
+    num_stages: int, tensor_ranks: int, cpus_per_rank: float, gpus_per_rank: float
+) -> list[dict[str, float]]:
+    """Resource bundles of one replica, in the order `stage_options` relies on."""
+    stage = {"CPU": cpus_per_rank * tensor_ranks}
+    if gpus_per_rank:
+        stage["GPU"] = gpus_per_rank * tensor_ranks
+    return [{"CPU": REPLICA_CPUS}, *[dict(stage) for _ in range(num_stages)]]
+
+
+def current_group() -> PlacementGroup | None:
+    return ray.util.get_current_placement_group()
+
+
+def _strategy(group: PlacementGroup | None, bundle: int) -> Any:
+    if group is None:
+        return "DEFAULT"
+    return PlacementGroupSchedulingStrategy(
+        placement_group=group,
+        placement_group_bundle_index=bundle if group.bundle_count > bundle else -1,
+    )
+
+
+def scheduler_options(group: PlacementGroup | None) -> dict[str, Any]:
+    """The scheduler shares the replica's bundle; it must be on the replica's node."""
+    return {"num_cpus": 0, "scheduling_strategy": _strategy(group, 0), "max_concurrency": 1000}
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def threads_per_rank(config: EngineConfig) -> int:
+    """Compute threads of one rank when the settings leave it open: the node's usable cores
+    shared by the ranks that compute at the same time."""
+    if config.stage.num_threads:
+        return config.stage.num_threads
+    cores = len(psutil.Process().cpu_affinity() or []) or os.cpu_count() or 1
+    return max(1, cores // (config.stage.num_stages * config.stage.tensor_ranks))
+
+
+def create_stages(config: EngineConfig, group: PlacementGroup | None) -> list[list[Any]]:
+    """Stage actors [stage][rank], created but not loaded."""
+    actor_class = ray.remote(StageActor)
+    threads = threads_per_rank(config)
+    stages = []
+    for stage in range(config.stage.num_stages):
+        address = f"127.0.0.1:{free_port()}" if config.stage.tensor_ranks > 1 else None
+        ranks = []
+        for rank in range(config.stage.tensor_ranks):
+            spec: StageSpec = replace(
+                config.stage, stage=stage, rank=rank, num_threads=threads, group_address=address
+            )
+            options = actor_class.options(
+                num_cpus=config.cpus_per_rank if group is not None else 0,
+                num_gpus=config.gpus_per_rank,
+                scheduling_strategy=_strategy(group, stage + 1),
+                max_concurrency=2,
+                concurrency_groups={"watch": 1, "compute": 1},
+                runtime_env={
+                    "env_vars": {"RAY_CGRAPH_buffer_size_bytes": str(config.channel_bytes)}
+                },
+            )
+            ranks.append(options.remote(spec))
+        stages.append(ranks)
+    return stages

@@ -1,0 +1,283 @@
+"""The scheduler actor: a thin shell around the pure core.
+
+It feeds events (submissions and aborts from the replica's socket, answers from the pipeline,
+deaths and missed deadlines) to `Core.handle`, and carries out the instructions: plans go to the
+pipeline, news go to the replica, one message per iteration. Planning the next step overlaps
+executing this one because the core keeps up to `depth` steps outstanding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from actors.engine_config import EngineConfig
+from actors.messages import StepError, pack_outputs, unpack_requests
+from actors.recovery import StageSet, StagesFailed
+from actors.scheduling.config import build_core
+from actors.scheduling.core import Core
+from actors.scheduling.events import (
+    Abort,
+    Emit,
+    Event,
+    Execute,
+    PipelineLost,
+    Reconfigure,
+    Refuse,
+    StepDone,
+    StepFailed,
+    Submit,
+    Tick,
+    WakeAt,
+)
+from actors.scheduling.plan import StepPlan, StepResult
+from actors.scheduling.request import Grammar, Request
+from actors.stage.spec import StageInfo
+from actors.wire import FrameProtocol, connect
+
+logger = logging.getLogger("legato.scheduler")
+
+
+class SchedulerActor:
+    """One per replica. All state belongs to the actor's event loop."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._stages = StageSet(config, self._answered, self._lost)
+        self._core: Core | None = None
+        self._replica: FrameProtocol | None = None
+        self._outstanding: deque[tuple[StepPlan, float, float | None]] = deque()
+        self._deadline: asyncio.TimerHandle | None = None
+        self._wake: asyncio.TimerHandle | None = None
+        self._rebuilding = False
+        self._rebuilds_in_a_row = 0
+        self._recoveries = 0
+        self._slowest_token_s = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- life --------------------------------------------------------------------------------
+
+    async def start(self, socket_path: str) -> StageInfo:
+        """Load the stages, size the KV cache, connect to the replica's socket."""
+        info, num_blocks, num_host_blocks = await self._stages.build()
+        scheduler = replace(
+            self._config.scheduler,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            max_model_len=min(self._config.scheduler.max_model_len, info.max_model_len),
+        )
+        self._core = build_core(scheduler)
+        self._replica = await connect(Path(socket_path), self._received, self._replica_gone)
+        logger.info("ready: %s backend, %d KV blocks", info.backend, num_blocks)
+        return replace(info, max_model_len=scheduler.max_model_len)
+
+    def loading_progress(self) -> float:
+        return self._stages.progress
+
+    async def reconfigure(self, changes: Mapping[str, Any]) -> str | None:
+        """Change scheduling settings live; returns what is wrong with them, if anything."""
+        try:
+            self._handle(Reconfigure(changes))
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def status(self) -> dict[str, Any]:
+        core = self._running()
+        return {
+            **core.snapshot(),
+            "recoveries": self._recoveries,
+            "rebuilding": self._rebuilding,
+            "outstanding_steps": len(self._outstanding),
+            "pid": os.getpid(),
+        }
+
+    def stage_pids(self) -> list[list[int]]:
+        return self._stages.pids
+
+    def stop(self) -> None:
+        self._stages.close()
+        if self._replica is not None:
+            self._replica.close()
+
+    def _replica_gone(self) -> None:
+        # The replica owns this actor: when its socket closes, nobody is left to serve.
+        self._stages.close()
+
+    def _running(self) -> Core:
+        if self._core is None:
+            raise RuntimeError("scheduler used before start()")
+        return self._core
+
+    # ---- from the replica ----------------------------------------------------------------------
+
+    def _received(self, frame: bytes) -> None:
+        kind, rows = msgpack.unpackb(frame)
+        if kind == "abort":
+            for request_id in rows:
+                self._handle(Abort(request_id))
+            return
+        for request in unpack_requests(rows):
+            if request.sampling.grammar is None:
+                self._handle(Submit(request))
+            else:
+                self._spawn(self._submit_with_grammar(request, request.sampling.grammar))
+
+    async def _submit_with_grammar(self, request: Request, grammar: Grammar) -> None:
+        """The last stage compiles the grammar off its step loop before the request may start."""
+        try:
+            problem = await self._stages.compile_grammar(grammar)
+        except StagesFailed:
+            problem = None  # the rebuilt stage compiles it when the request enters
+        if problem is None:
+            self._handle(Submit(request))
+        else:
+            self._send("refuse", [(request.request_id, problem, "response_format", None)])
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- from the pipeline -----------------------------------------------------------------------
+
+    def _answered(self, answer: StepResult | StepError) -> None:
+        if self._rebuilding:
+            return
+        plan, submitted_s, predicted_s = self._outstanding.popleft()
+        now_s = time.monotonic()
+        self._rebuilds_in_a_row = 0
+        self._arm_deadline()
+        if isinstance(answer, StepError):
+            logger.error("step %d failed: %s", answer.step_id, answer.message)
+            self._handle(StepFailed(plan.step_id, answer.message.splitlines()[0]))
+            return
+        begin_s = answer.stage_times_s[0][0] if answer.stage_times_s else submitted_s
+        self._slowest_token_s = max(
+            0.99 * self._slowest_token_s, (now_s - begin_s) / max(1, plan.num_tokens)
+        )
+        record = self._record(plan, submitted_s, predicted_s, now_s, answer)
+        self._handle(StepDone(answer), record)
+
+    def _record(
+        self,
+        plan: StepPlan,
+        submitted_s: float,
+        predicted_s: float | None,
+        done_s: float,
+        answer: StepResult,
+    ) -> list[Any]:
+        """One iteration for the timeline and the logs (fields: app/telemetry/records.py)."""
+        decodes = sum(1 for s in plan.slices if s.num_tokens == 1 and s.samples)
+        return [
+            plan.step_id,
+            submitted_s,
+            done_s,
+            predicted_s,
+            decodes,
+            plan.num_tokens - decodes,
+            len(plan.slices),
+            answer.stage_times_s,
+            self._running().gauges(),
+        ]
+
+    def _arm_deadline(self) -> None:
+        """Watch the oldest outstanding step; a step past its deadline means a stuck stage."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if self._outstanding:
+            plan, _, predicted_s = self._outstanding[0]
+            estimate_s = predicted_s or plan.num_tokens * self._slowest_token_s
+            limit_s = max(self._config.step_deadline_s, estimate_s * self._config.deadline_factor)
+            if self._slowest_token_s == 0.0:
+                # Nothing measured yet: the first step may include compilation and page faults.
+                limit_s = max(limit_s, 60.0 + 0.05 * plan.num_tokens)
+            self._deadline = asyncio.get_running_loop().call_later(limit_s, self._overdue, limit_s)
+
+    def _overdue(self, limit_s: float) -> None:
+        self._lost(f"no answer within {limit_s:.1f} s")
+
+    # ---- recovery ----------------------------------------------------------------------------
+
+    def _lost(self, reason: str) -> None:
+        if not self._rebuilding:
+            self._rebuilding = True
+            self._spawn(self._rebuild(reason))
+
+    async def _rebuild(self, reason: str) -> None:
+        """Kill what is left of the stages, build them anew, replay what was running."""
+        begin_s = time.monotonic()
+        self._outstanding.clear()
+        self._arm_deadline()
+        while True:
+            self._rebuilds_in_a_row += 1
+            logger.error("pipeline lost (%s): rebuild %d", reason, self._rebuilds_in_a_row)
+            if self._rebuilds_in_a_row > self._config.max_rebuilds:
+                logger.critical("giving up after %d rebuilds", self._config.max_rebuilds)
+                os._exit(1)  # the replica's health check sees it and Serve replaces the replica
+            self._stages.close()
+            try:
+                await self._stages.rebuild()
+                break
+            except StagesFailed as failure:
+                reason = str(failure)
+        self._rebuilding = False
+        self._recoveries += 1
+        logger.warning("pipeline rebuilt in %.1f s", time.monotonic() - begin_s)
+        self._handle(PipelineLost())
+
+    # ---- the core ------------------------------------------------------------------------------
+
+    def _handle(self, event: Event, record: list[Any] | None = None) -> None:
+        core = self._running()
+        now_s = time.monotonic()
+        news: list[Any] = []
+        for instruction in core.handle(event, now_s):
+            if isinstance(instruction, Execute):
+                self._execute(instruction, now_s)
+            elif isinstance(instruction, Emit):
+                news += pack_outputs(instruction.outputs)
+            elif isinstance(instruction, Refuse):
+                self._send(
+                    "refuse",
+                    [
+                        (
+                            instruction.request_id,
+                            instruction.message,
+                            instruction.param,
+                            instruction.retry_after_s,
+                        )
+                    ],
+                )
+            elif isinstance(instruction, WakeAt):
+                self._wake_at(instruction.time_s - now_s)
+        if news or record is not None:
+            self._send("news", news, record)
+
+    def _execute(self, instruction: Execute, now_s: float) -> None:
+        if self._rebuilding:
+            return  # PipelineLost follows the rebuild and plans this work again
+        self._outstanding.append((instruction.plan, now_s, instruction.predicted_s))
+        self._stages.submit(instruction.plan)
+        if self._deadline is None:
+            self._arm_deadline()
+
+    def _wake_at(self, delay_s: float) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+        loop = asyncio.get_running_loop()
+        self._wake = loop.call_later(max(0.0, delay_s), self._handle, Tick())
+
+    def _send(self, *message: Any) -> None:
+        if self._replica is not None:
+            self._replica.send(msgpack.packb(message))

@@ -1,0 +1,165 @@
+"""One rank of one pipeline stage as a Ray actor: mailbox in, tensor work, doorbell out.
+
+The compiled graph runs two methods per step here. `gate` sleeps in a socket read until this step
+may start (the first stage gets the plan there, later stages a bare ring from their predecessor);
+`forward` then reads the activations, which by then are in the channel, computes, and rings
+the successor. Ordinary actor calls (load, allocate, watch) run beside the graph's loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import threading
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import ray
+import torch
+
+from actors.messages import pack_result, unpack_plan
+from actors.scheduling.plan import StepResult
+from actors.scheduling.request import Grammar
+from actors.stage.runner import StageRunner
+from actors.stage.spec import StageInfo, StageSpec
+from actors.wire import ConnectionLost, Mailbox, Sender
+
+# A message between stages: (ticket, packed plan, activations, stage times so far, error).
+Message = tuple[int, bytes, torch.Tensor | None, tuple[tuple[float, float], ...], str | None]
+# What the last stage answers: (ticket, packed result, error).
+Answer = tuple[int, bytes, str | None]
+TICKET = struct.Struct("<Q")
+
+
+class StageActor:
+    """Owns a StageRunner. Everything but gate and forward is an ordinary actor call."""
+
+    def __init__(self, spec: StageSpec) -> None:
+        self._spec = spec
+        self._runner: StageRunner | None = None
+        self._mailbox: Mailbox | None = None
+        self._next: Sender | None = None
+        self._stop = threading.Event()
+        self._loading = 0.0
+
+    # ---- life ------------------------------------------------------------------------------
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def load(self) -> StageInfo:
+        runner = StageRunner(self._spec)
+        info = runner.load(self._note_progress)
+        self._runner = runner
+        return info
+
+    def _note_progress(self, fraction: float) -> None:
+        self._loading = fraction
+
+    def loading_progress(self) -> float:
+        return self._loading
+
+    def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
+        self._running().allocate(num_blocks, num_host_blocks)
+
+    def listen(self, path: str) -> None:
+        self._mailbox = Mailbox(Path(path))
+
+    def connect_next(self, path: str) -> None:
+        self._next = Sender(Path(path))
+
+    def compile_grammar(self, grammar: Grammar) -> str | None:
+        """None when the grammar is fine, else what is wrong with it."""
+        try:
+            self._running().compile_grammar(grammar)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def reset(self) -> None:
+        self._running().reset()
+
+    @ray.method(concurrency_group="watch")
+    def watch(self) -> None:
+        """Returns only at shutdown: the caller learns of this process's death at once."""
+        self._stop.wait()
+
+    def shutdown(self) -> None:
+        self._stop.set()
+        for end in (self._mailbox, self._next):
+            if end is not None:
+                with contextlib.suppress(OSError):
+                    end.close()
+        if self._runner is not None:
+            self._runner.close()
+
+    def _running(self) -> StageRunner:
+        if self._runner is None:
+            raise RuntimeError("stage used before load()")
+        return self._runner
+
+    # ---- one step ------------------------------------------------------------------------------
+
+    def gate(self, ticket: int) -> tuple[int, bytes]:
+        """Sleep until step `ticket` may start; the first stage receives its plan here.
+
+        Returns (ticket, packed plan): empty for later stages, whose plan comes with the
+        activations, and after the predecessor has gone (then the scheduler rebuilds or has left).
+        """
+        assert self._mailbox is not None
+        try:
+            frame = self._mailbox.receive()
+        except ConnectionLost:
+            return ticket, b""
+        (rung,) = TICKET.unpack_from(frame)
+        if rung != ticket:
+            raise RuntimeError(f"stage {self._spec.stage} at ticket {ticket} was rung for {rung}")
+        return ticket, frame[TICKET.size :]
+
+    def forward_first(self, gated: tuple[int, bytes]) -> Message | Answer:
+        ticket, packed = gated
+        return self._step((ticket, packed, None, (), None))
+
+    def forward(self, gated: tuple[int, bytes], message: Message) -> Message | Answer:
+        if gated[0] != message[0]:
+            raise RuntimeError(f"ticket {gated[0]} was handed activations of {message[0]}")
+        return self._step(message)
+
+    @ray.method(concurrency_group="compute")
+    def step(self, message: Message) -> Message | Answer:
+        """The same by plain actor calls, without mailboxes."""
+        return self._step(message)
+
+    def _step(self, message: Message) -> Message | Answer:
+        """Compute one micro-batch. Exceptions travel as data, so that the chain never breaks."""
+        ticket, packed, hidden, times, error = message
+        begin_s = time.monotonic()
+        output: torch.Tensor | StepResult | None = None
+        if error is None and packed:
+            try:
+                output = self._running().execute(unpack_plan(packed), hidden)
+            # The boundary of fault isolation: whatever one step raises must reach the scheduler
+            # as an answer to that step, or everyone behind it would wait for ever.
+            except Exception as failure:
+                error = f"{type(failure).__name__}: {failure}\n{traceback.format_exc(limit=-4)}"
+        times = (*times, (begin_s, time.monotonic()))
+        if self._next is not None:
+            with contextlib.suppress(ConnectionLost):
+                self._next.send(TICKET.pack(ticket))
+        if not self._spec.is_last:
+            return (
+                ticket,
+                packed,
+                output if isinstance(output, torch.Tensor) else None,
+                times,
+                error,
+            )
+        result = (
+            pack_result(replace(output, stage_times_s=times))
+            if isinstance(output, StepResult)
+            else b""
+        )
+        return ticket, result, error
