@@ -35,6 +35,10 @@ class Batch:
     num_decodes: int  # leading slices of one token
     max_length: int  # longest slice
     max_kv_length: int  # longest starts + lengths
+    # A CUDA graph is being captured over this batch: tensors will be rewritten between replays,
+    # so the integers above are upper bounds, any slice may hold one token, several or none
+    # (padding, at the end), and padding tokens have slot -1.
+    captured: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,6 @@
+"""Kernels of our own for NVIDIA GPUs, written in Triton.
+
+Nothing outside this folder and `kernels.flash` imports Triton, and these modules are imported
+only when a Triton or flash-attn backend is asked for, so a CPU machine needs no Triton.
+`TRITON_INTERPRET=1`, set before the first import, runs every kernel on CPU tensors.
+"""

@@ -1,0 +1,33 @@
+"""Causal paged attention of a hybrid batch: decodes and prefill chunks, each by its kernel."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.interface import AttentionShape, Batch
+from kernels.triton.cache import PagedKV
+from kernels.triton.decode import decode_attention
+from kernels.triton.prefill import prefill_attention
+
+
+def attention(
+    q_TND: torch.Tensor, batch: Batch, layer: PagedKV, shape: AttentionShape
+) -> torch.Tensor:
+    """-> (T, N * D). Rows of padding tokens (captured batches) are left as they are."""
+    T, N, D = q_TND.shape
+    S = batch.starts_S.shape[0]
+    out_TND = torch.empty_like(q_TND)
+    if not T:
+        return out_TND.view(T, N * D)
+    if batch.captured:
+        # Lengths change under a captured launch: any slice may turn out to be a decode.
+        decode_slots, first_chunk = batch.num_decodes, 0
+        has_chunks = batch.max_length > 1
+    else:
+        decode_slots = first_chunk = batch.num_decodes
+        has_chunks = S > batch.num_decodes
+    if decode_slots:
+        decode_attention(q_TND, out_TND, batch, layer, shape, decode_slots)
+    if has_chunks:
+        prefill_attention(q_TND, out_TND, batch, layer, shape, first_chunk, decode_slots)
+    return out_TND.view(T, N * D)

@@ -1,0 +1,29 @@
+"""float8 (e4m3) as bytes: conversions by integer arithmetic, the same on every GPU.
+
+An e4m3 number moved 7 bits up is a float16 whose exponent bias is 8 too large, so its value is
+2**-8 of what is meant, subnormals included. That makes fp8 weights and caches available on
+GPUs without fp8 instructions, and lets the interpreter check them bit for bit.
+"""
+
+import triton
+import triton.language as tl
+
+MAX_E4M3 = 448.0
+
+
+@triton.jit
+def from_e4m3(code: tl.tensor) -> tl.tensor:
+    """uint8 codes -> float32. NaN codes are never written, so never read."""
+    wide = code.to(tl.uint16)
+    bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+    return bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
+def to_e4m3(x: tl.tensor) -> tl.tensor:
+    """float32 -> uint8 codes, saturating, rounding to nearest even."""
+    x = tl.minimum(tl.maximum(x, -448.0), 448.0)
+    bits = (x * 0.00390625).to(tl.float16).to(tl.uint16, bitcast=True)
+    magnitude = bits & 0x7FFF
+    rounded = (magnitude + 0x3F + ((magnitude >> 7) & 1)) >> 7
+    return (((bits >> 8) & 0x80) | rounded).to(tl.uint8)

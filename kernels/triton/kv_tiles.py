@@ -1,0 +1,81 @@
+"""Pieces the attention kernels share: reading K/V tiles through a block table, and scores."""
+
+import triton
+import triton.language as tl
+
+from kernels.triton.float8 import from_e4m3
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+# Not -inf: a tile whose row is wholly masked must not turn exp2(-inf - -inf) into NaN. What
+# such a tile adds is wiped (multiplied by exp2(MASKED - real) = 0) by the first real score.
+MASKED = tl.constexpr(-1.0e30)
+
+
+@triton.jit
+def kv_rows(
+    table_ptr: tl.tensor,
+    position_K: tl.tensor,
+    inside_K: tl.tensor,
+    head: tl.tensor,
+    PAGE: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+) -> tl.tensor:
+    """Offsets into the cache, in elements, of each kv position's row for one head."""
+    block = tl.load(table_ptr + position_K // PAGE, mask=inside_K, other=0).to(tl.int64)
+    return ((block * PAGE + position_K % PAGE) * G + head) * D
+
+
+@triton.jit
+def load_tile(
+    cache_ptr: tl.tensor,
+    row_K: tl.tensor,
+    inside_K: tl.tensor,
+    like: tl.tensor,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    FLOAT8: tl.constexpr,
+) -> tl.tensor:
+    """(BLOCK_K, BLOCK_D) of K or V in the dtype of `like`; zeros outside."""
+    d = tl.arange(0, BLOCK_D)
+    mask = inside_K[:, None] & (d < D)[None, :]
+    if FLOAT8:
+        tile = tl.load(cache_ptr + row_K[:, None] + d[None, :], mask=mask, other=0)
+        return from_e4m3(tile).to(like.dtype)
+    return tl.load(cache_ptr + row_K[:, None] + d[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def scores(
+    q_RD: tl.tensor,
+    k_KD: tl.tensor,
+    scale: tl.tensor,
+    SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> tl.tensor:
+    """Base-2 logits q k^T * scale * log2(e), soft-capped first if asked."""
+    product = tl.dot(q_RD, tl.trans(k_KD), input_precision=PRECISION)
+    if SOFTCAP > 0:
+        # tanh(x) = 2 sigmoid(2x) - 1, which every Triton target and the interpreter have.
+        capped = 2.0 * tl.sigmoid(product * (scale * 2.0 / SOFTCAP)) - 1.0
+        return capped * (SOFTCAP * LOG2_E)
+    return product * (scale * LOG2_E)
+
+
+@triton.jit
+def accumulate(
+    score_RK: tl.tensor,
+    v_KD: tl.tensor,
+    highest_R: tl.tensor,
+    total_R: tl.tensor,
+    out_RD: tl.tensor,
+    PRECISION: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """One step of online softmax over a tile of scores."""
+    new_highest_R = tl.maximum(highest_R, tl.max(score_RK, 1))
+    weight_RK = tl.exp2(score_RK - new_highest_R[:, None])
+    shrink_R = tl.exp2(highest_R - new_highest_R)
+    total_R = total_R * shrink_R + tl.sum(weight_RK, 1)
+    out_RD = out_RD * shrink_R[:, None]
+    out_RD = tl.dot(weight_RK.to(v_KD.dtype), v_KD, out_RD, input_precision=PRECISION)
+    return new_highest_R, total_R, out_RD

@@ -1,0 +1,62 @@
+"""RMSNorm, alone and fused with the residual sum: one program per token."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    eps: tl.tensor,
+    H: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    ADD: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, BLOCK_H)
+    inside = h < H
+    x = tl.load(x_ptr + token * H + h, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(residual_ptr + token * H + h, mask=inside, other=0.0).to(tl.float32)
+        # The norm sees the residual as the next layer will read it: rounded to its dtype.
+        rounded = x.to(residual_ptr.dtype.element_ty)
+        tl.store(residual_ptr + token * H + h, rounded, mask=inside)
+        x = rounded.to(tl.float32)
+    inverse_rms = tl.rsqrt(tl.sum(x * x, 0) / H + eps)
+    weight = tl.load(weight_ptr + h, mask=inside, other=0.0).to(tl.float32)
+    out = x * inverse_rms * weight
+    tl.store(out_ptr + token * H + h, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def _num_warps(width: int) -> int:
+    # About 16 elements per thread keeps several 16-byte loads in flight without spilling.
+    return min(16, max(1, width // 512))
+
+
+def rms_norm(
+    x_TH: torch.Tensor,
+    weight_H: torch.Tensor,
+    eps: float,
+    residual_TH: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Norm of x, or of `residual += x` (in place) when a residual is given. Any 2-D shape."""
+    T, H = x_TH.shape
+    out_TH = torch.empty_like(x_TH)
+    if T:
+        block = triton.next_power_of_2(H)
+        _rms_norm_kernel[(T,)](
+            x_TH,
+            x_TH if residual_TH is None else residual_TH,
+            weight_H,
+            out_TH,
+            eps,
+            H=H,
+            BLOCK_H=block,
+            ADD=residual_TH is not None,
+            num_warps=_num_warps(block),
+        )
+    return out_TH

@@ -1,0 +1,184 @@
+"""Paged causal attention of slices of several tokens: the prefill chunks of a hybrid batch.
+
+A tile is `TOKENS` consecutive tokens of one slice times all query heads that share a kv head
+(GQA packing), so each K/V tile is read once for the whole group. Which slice a tile belongs to
+is found on the device, so the launch depends on nothing but upper bounds and can be captured
+in a CUDA graph and replayed over other lengths.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.interface import AttentionShape, Batch
+from kernels.triton.cache import PagedKV
+from kernels.triton.kv_tiles import MASKED, accumulate, kv_rows, load_tile, scores
+from kernels.triton.tiles import prefill_tile
+
+
+@triton.jit
+def _find_slice(
+    query_starts_ptr: tl.tensor,
+    tile: tl.tensor,
+    first_slice: tl.tensor,
+    num_slices: tl.tensor,
+    origin: tl.tensor,
+    TOKENS: tl.constexpr,
+) -> tl.tensor:
+    """The slice that owns a tile: the last s with first_tile(s) <= tile.
+
+    first_tile(s) = (query_starts[s] - origin) // TOKENS + (s - first_slice) leaves every slice
+    at least ceil(length / TOKENS) tiles, at most one more than it needs.
+    """
+    low = first_slice
+    high = num_slices
+    while high - low > 1:
+        middle = (low + high) // 2
+        tokens_before = tl.load(query_starts_ptr + middle) - origin
+        starts_later = tokens_before // TOKENS + middle - first_slice > tile
+        high = tl.where(starts_later, middle, high)
+        low = tl.where(starts_later, low, middle)
+    return low
+
+
+@triton.jit
+def _prefill_kernel(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    query_starts_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
+    lengths_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    first_slice: tl.tensor,
+    num_slices: tl.tensor,
+    num_decode_slots: tl.tensor,
+    table_stride: tl.tensor,
+    scale: tl.tensor,
+    v_scale: tl.tensor,
+    G: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    # Late tiles see the longest context: starting them first evens out the tail.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    head = tl.program_id(1)
+    origin = tl.load(query_starts_ptr + first_slice)
+    s = _find_slice(query_starts_ptr, tile, first_slice, num_slices, origin, TOKENS)
+    query_start = tl.load(query_starts_ptr + s)
+    length = tl.load(lengths_ptr + s)
+    tile_in_slice = tile - ((query_start - origin) // TOKENS + s - first_slice)
+    token_0 = tile_in_slice * TOKENS
+    is_decode = (length == 1) & (s < num_decode_slots)
+    if (token_0 < length) & (is_decode == 0):
+        start = tl.load(starts_ptr + s)
+        table_ptr = tables_ptr + s.to(tl.int64) * table_stride
+        row = tl.arange(0, ROWS)
+        d = tl.arange(0, BLOCK_D)
+        token_R = token_0 + row // GROUP
+        inside_R = (row < TOKENS * GROUP) & (token_R < length)
+        q_head_R = head * GROUP + row % GROUP
+        q_row_R = ((query_start + token_R).to(tl.int64) * (G * GROUP) + q_head_R) * D
+        q_mask = inside_R[:, None] & (d < D)[None, :]
+        q_RD = tl.load(q_ptr + q_row_R[:, None] + d[None, :], mask=q_mask, other=0.0)
+
+        position_R = start + token_R
+        kv_end = start + tl.minimum(token_0 + TOKENS, length)
+        # Up to full_end every row of the tile sees every position: no mask needed there.
+        full_end = (start + token_0 + 1) // BLOCK_K * BLOCK_K
+        kv_begin = 0
+        if WINDOW > 0:
+            kv_begin = tl.maximum(start + token_0 - WINDOW + 1, 0) // BLOCK_K * BLOCK_K
+            full_end = kv_begin
+        highest_R = tl.full((ROWS,), MASKED, tl.float32)
+        total_R = tl.zeros((ROWS,), tl.float32)
+        out_RD = tl.zeros((ROWS, BLOCK_D), tl.float32)
+        column = tl.arange(0, BLOCK_K)
+        for begin in range(kv_begin, full_end, BLOCK_K):
+            position_K = begin + column
+            everywhere_K = position_K >= 0
+            kv_row_K = kv_rows(table_ptr, position_K, everywhere_K, head, PAGE, G, D)
+            k_KD = load_tile(k_ptr, kv_row_K, everywhere_K, q_RD, D, BLOCK_D, FLOAT8)
+            score_RK = scores(q_RD, k_KD, scale, SOFTCAP, PRECISION)
+            v_KD = load_tile(v_ptr, kv_row_K, everywhere_K, q_RD, D, BLOCK_D, FLOAT8)
+            highest_R, total_R, out_RD = accumulate(
+                score_RK, v_KD, highest_R, total_R, out_RD, PRECISION
+            )
+        for begin in range(full_end, kv_end, BLOCK_K):
+            position_K = begin + column
+            inside_K = position_K < kv_end
+            kv_row_K = kv_rows(table_ptr, position_K, inside_K, head, PAGE, G, D)
+            k_KD = load_tile(k_ptr, kv_row_K, inside_K, q_RD, D, BLOCK_D, FLOAT8)
+            score_RK = scores(q_RD, k_KD, scale, SOFTCAP, PRECISION)
+            sees = position_K[None, :] <= position_R[:, None]
+            if WINDOW > 0:
+                sees = sees & (position_K[None, :] > position_R[:, None] - WINDOW)
+            score_RK = tl.where(sees, score_RK, MASKED)
+            v_KD = load_tile(v_ptr, kv_row_K, inside_K, q_RD, D, BLOCK_D, FLOAT8)
+            highest_R, total_R, out_RD = accumulate(
+                score_RK, v_KD, highest_R, total_R, out_RD, PRECISION
+            )
+        out_RD = out_RD * (v_scale / total_R)[:, None]
+        out = out_ptr + q_row_R[:, None] + d[None, :]
+        tl.store(out, out_RD.to(out_ptr.dtype.element_ty), mask=q_mask)
+
+
+def prefill_attention(
+    q_TND: torch.Tensor,
+    out_TND: torch.Tensor,
+    batch: Batch,
+    layer: PagedKV,
+    shape: AttentionShape,
+    first_slice: int,
+    num_decode_slots: int,
+) -> None:
+    """Attention of slices [first_slice, S) into `out_TND`.
+
+    Slices of one token before `num_decode_slots` are left to the decode kernel.
+    """
+    S = batch.starts_S.shape[0]
+    T = q_TND.shape[0]
+    group = shape.num_heads // shape.num_kv_heads
+    tile = prefill_tile(shape.head_dim, group, q_TND.dtype)
+    # Tokens before first_slice are decodes, one each.
+    num_tiles = (T - first_slice) // tile.tokens + S - first_slice
+    _prefill_kernel[(num_tiles, shape.num_kv_heads)](
+        q_TND,
+        layer.k_BPGD,
+        layer.v_BPGD,
+        out_TND,
+        batch.query_starts_S1,
+        batch.starts_S,
+        batch.lengths_S,
+        batch.block_tables_SB,
+        first_slice,
+        S,
+        num_decode_slots,
+        batch.block_tables_SB.stride(0),
+        shape.scale * layer.k_scale,
+        layer.v_scale,
+        G=shape.num_kv_heads,
+        GROUP=group,
+        D=shape.head_dim,
+        BLOCK_D=triton.next_power_of_2(shape.head_dim),
+        PAGE=layer.block_size,
+        TOKENS=tile.tokens,
+        ROWS=tile.rows,
+        BLOCK_K=tile.block_k,
+        WINDOW=shape.sliding_window or 0,
+        SOFTCAP=shape.softcap or 0.0,
+        FLOAT8=layer.is_float8,
+        PRECISION="ieee" if q_TND.dtype == torch.float32 else "tf32",
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )

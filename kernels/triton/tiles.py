@@ -1,0 +1,104 @@
+"""Launch constants, in one place, with the reasoning (they have not been tuned on a GPU yet).
+
+`python -m app.bench.gpu` times alternatives; a measured table belongs here.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+# Programs worth having in flight: two per multiprocessor of an H100/H200 hide each other's
+# latency at the end of a tile; older GPUs have fewer multiprocessors and only gain from more.
+_FALLBACK_MULTIPROCESSORS = 132
+_PROGRAMS_PER_MULTIPROCESSOR = 2
+# One request must not hold the whole batch: even in a full batch a context longer than this
+# many positions per program is split further.
+_LONGEST_PART = 4096
+_MOST_SPLITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTile:
+    """tokens * group <= rows; rows and block_k are powers of two, rows >= 16."""
+
+    tokens: int
+    rows: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTile:
+    rows: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def _power_of_two_at_least(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+@functools.cache
+def prefill_tile(head_dim: int, group: int, dtype: torch.dtype) -> PrefillTile:
+    """128 rows fill the tensor cores' tile on Hopper and Ampere alike.
+
+    Wider heads and float32 get smaller tiles: q, the accumulator and two stages of K and V
+    must fit registers and shared memory (228 KB on Hopper, 164 KB on A100, 100 KB elsewhere).
+    """
+    row_bytes = _power_of_two_at_least(head_dim) * dtype.itemsize
+    rows = 128 if row_bytes <= 256 else 64 if row_bytes <= 512 else 32
+    rows = max(rows, _power_of_two_at_least(group))
+    block_k = 64 if row_bytes <= 256 else 32
+    return PrefillTile(
+        tokens=rows // group,
+        rows=rows,
+        block_k=block_k,
+        num_warps=8 if rows >= 128 else 4,
+        num_stages=3 if row_bytes <= 256 else 2,
+    )
+
+
+@functools.cache
+def decode_tile(head_dim: int, group: int, dtype: torch.dtype) -> DecodeTile:
+    """16 rows are the smallest matrix product; the tile of K is what is worth streaming."""
+    row_bytes = _power_of_two_at_least(head_dim) * dtype.itemsize
+    return DecodeTile(
+        rows=max(16, _power_of_two_at_least(group)),
+        block_k=64 if row_bytes <= 256 else 32,
+        num_warps=4,
+        num_stages=3 if row_bytes <= 256 else 2,
+    )
+
+
+@functools.cache
+def _num_multiprocessors() -> int:
+    if torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).multi_processor_count)
+    return _FALLBACK_MULTIPROCESSORS
+
+
+@dataclass(frozen=True, slots=True)
+class KVSplits:
+    """At most `count` parts per context, each a multiple of `granule` positions."""
+
+    count: int
+    granule: int
+
+
+def kv_splits(num_programs: int, longest_context: int, block_k: int) -> KVSplits:
+    """How finely contexts are cut; `count` is a power of two (few variants to compile).
+
+    num_programs: what the launch would have without splitting (requests * kv heads). A batch
+    that fills the GPU by itself cuts only long contexts: parts cost a merge.
+    """
+    target = _num_multiprocessors() * _PROGRAMS_PER_MULTIPROCESSOR
+    to_fill = -(-target // max(1, num_programs))
+    granule = block_k if to_fill >= 4 else 256 if to_fill >= 2 else 1024
+    wanted = max(to_fill, -(-longest_context // _LONGEST_PART))
+    count = max(1, min(wanted, -(-longest_context // granule), _MOST_SPLITS))
+    return KVSplits(_power_of_two_at_least(count), granule)
