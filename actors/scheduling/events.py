@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from actors.scheduling.request import FinishReason, Request
-
 
 # ---- events ---------------------------------------------------------------------------
 
@@ -47,7 +46,10 @@ class StepFailed:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLost:
-    """Stages were rebuilt: nothing in flight will answer and all KV is gone. Replay."""
+    """Stages were rebuilt: nothing in flight will answer and all KV is gone. Replay.
+
+    What is in flight when this arrives is forgotten; later answers to it must not be passed on.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,13 @@ class Execute:
     predicted_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """News of one request. `index` numbers its first token among the request's outputs."""
+class Output(NamedTuple):
+    """News of one request. `index` numbers its first token among the request's outputs.
+
+    num_cached_tokens: prompt tokens whose KV came from the prefix cache or from the group,
+        on the first output of a request's life. An aborted request gets one last output
+        with finish_reason ABORT, an erroneous one with ERROR and the message in `error`.
+    """
 
     request_id: int
     index: int

@@ -2,21 +2,25 @@
 
 A step is a tuple of slices. There is no phase flag anywhere: a decode is a slice of one token.
 Stages mirror request state, so a plan carries only what changed since the last one.
+
+What is made once per token (`Slice` here, `Output` in events) is a NamedTuple: a frozen dataclass
+costs four times as much to build, and planning must not cost what computing saves.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from actors.scheduling.request import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """Compute tokens [start, start + num_tokens) of one request.
 
     samples: the slice reaches the end of the known sequence, so the last stage draws the
-    next token (for position start + num_tokens) from its last row.
+    next token (for position start + num_tokens) from its last row. Never set for pooling
+    requests: they answer `pooled` when a slice reaches their last prompt token.
     """
 
     request_id: int
@@ -45,11 +49,12 @@ class RequestStart:
 class StepPlan:
     """One micro-batch. Stages apply the fields in the order in which they stand here.
 
-    released: requests to forget (finished, aborted or preempted) before anything else.
+    released: requests to forget (finished, aborted or preempted) before anything else; an id
+        that the stage does not know is ignored (a failed step may or may not have applied it).
     swap_out / swap_in: (device block, host block) / (host block, device block) copies.
     copies: (source, destination) device block copies (copy-on-write).
     started: requests that enter.
-    new_blocks: (request_id, block ids appended to its table).
+    new_blocks: (request_id, block ids appended to its table); one entry a request.
     fed: (request_id, position, token) outputs the first stage has not seen because another
         process sampled them. Empty with a single stage: it keeps what it samples.
     slices: the work, decodes first.
