@@ -1,0 +1,317 @@
+"""How long a step takes: a small, explainable model that is data.
+
+One micro-batch on one pipeline stage costs
+
+    overhead_s                                 launching, planning, sampling
+  + tokens_s[num_tokens]                       linear layers, norms, all-reduce: flat while the
+                                               weights are streamed (memory floor), then rising
+                                               tile by tile
+  + per_request_s * num_slices
+  + prefill attention: per slice, per kv token read, per query-key pair
+  + decode attention:  per slice, per kv token read
+
+Every term is linear in its coefficient, so a profile is fitted by non-negative least squares
+(`app.simulate.fit`), and evaluating one costs about a microsecond: cheap enough to ask before
+every iteration. The simulator, the budgets and the live engine read the same file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actors.scheduling.interfaces import StepShape
+from actors.scheduling.plan import Slice
+from actors.scheduling.step_table import StepTable, causal_pairs
+
+if TYPE_CHECKING:
+    from actors.scheduling.config import SchedulerConfig
+    from actors.scheduling.online import OnlineCostModel
+
+
+@dataclass(slots=True)
+class Mix:
+    """What a micro-batch holds, summed: everything the cost model needs to know of it.
+
+    A slice of one token counts as a decode, whatever the request's phase.
+
+    decode_kv_tokens: sum over decodes of the positions they attend to.
+    prefill_kv_tokens: the same over prefill chunks (each chunk reads its context once).
+    prefill_pairs: sum over chunks of (query, key) pairs under the causal mask.
+    """
+
+    num_decodes: int = 0
+    decode_kv_tokens: int = 0
+    num_prefills: int = 0
+    prefill_tokens: int = 0
+    prefill_kv_tokens: int = 0
+    prefill_pairs: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decodes + self.prefill_tokens
+
+    @property
+    def num_slices(self) -> int:
+        return self.num_decodes + self.num_prefills
+
+    def add(self, start: int, num_tokens: int, window: int = 0) -> None:
+        """Add the slice [start, start + num_tokens); window > 0 limits how far back it sees."""
+        context = start + num_tokens
+        if num_tokens == 1:
+            self.num_decodes += 1
+            self.decode_kv_tokens += min(context, window) if window else context
+            return
+        self.num_prefills += 1
+        self.prefill_tokens += num_tokens
+        self.prefill_kv_tokens += min(context, window + num_tokens) if window else context
+        self.prefill_pairs += causal_pairs(start, num_tokens, window)
+
+    @classmethod
+    def of(cls, slices: Iterable[Slice], window: int = 0) -> Mix:
+        """The mix of a plan's slices."""
+        mix = cls()
+        decodes = kv_tokens = 0
+        for piece in slices:
+            if piece.num_tokens == 1:
+                decodes += 1
+                context = piece.start + 1
+                kv_tokens += context if not window or context < window else window
+            else:
+                mix.add(piece.start, piece.num_tokens, window)
+        mix.num_decodes += decodes
+        mix.decode_kv_tokens += kv_tokens
+        return mix
+
+    @classmethod
+    def of_shape(cls, shape: StepShape, window: int = 0) -> Mix:
+        """The mix of a step's shape. With a window, decodes count as seeing at most a full one."""
+        kv_tokens = shape.decode_context_tokens
+        if window:
+            kv_tokens = min(kv_tokens, shape.num_decodes * window)
+        mix = cls(shape.num_decodes, kv_tokens)
+        for start, num_tokens in shape.prefills:
+            mix.add(start, num_tokens, window)
+        return mix
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Step time of one deployment; all coefficients are for ONE pipeline stage, in seconds.
+
+    tokens_s: knots (tokens, seconds) of everything that depends on the token count alone,
+        the stage's tensor-parallel all-reduces included.
+    transfer_s: knots of sending that many tokens' activations to the next stage.
+    last_stage_s: knots of what only the last stage does (the vocabulary projection), by slices.
+    attention_window: positions a token sees at most (sliding window), 0 for all.
+    ratio_quantiles: measured / predicted at given quantiles on held-out mixes, ascending.
+    kv_tokens: KV capacity of the deployment in tokens, 0 if unknown.
+    swap_block_s: moving one KV block to or from host memory; None: never measured.
+    """
+
+    name: str
+    tokens_s: tuple[tuple[int, float], ...]
+    num_stages: int = 1
+    tensor_ranks: int = 1
+    overhead_s: float = 0.0
+    per_request_s: float = 0.0
+    prefill_slice_s: float = 0.0
+    prefill_kv_s: float = 0.0
+    prefill_pair_s: float = 0.0
+    decode_slice_s: float = 0.0
+    decode_kv_s: float = 0.0
+    transfer_s: tuple[tuple[int, float], ...] = ()
+    last_stage_s: tuple[tuple[int, float], ...] = ()
+    attention_window: int = 0
+    tile_tokens: int = 1
+    kv_tokens: int = 0
+    max_model_len: int = 0
+    swap_block_s: float | None = None
+    ratio_quantiles: tuple[tuple[float, float], ...] = ((0.5, 1.0),)
+    source: str = ""
+    notes: tuple[str, ...] = ()
+    _tokens: StepTable = field(init=False, repr=False, compare=False)
+    _transfer: StepTable = field(init=False, repr=False, compare=False)
+    _last: StepTable = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.num_stages < 1 or self.tensor_ranks < 1:
+            raise ValueError("num_stages and tensor_ranks are at least 1")
+        object.__setattr__(self, "_tokens", StepTable(self.tokens_s))
+        object.__setattr__(self, "_transfer", StepTable(self.transfer_s))
+        object.__setattr__(self, "_last", StepTable(self.last_stage_s))
+
+    # ---- predictions ------------------------------------------------------------------
+
+    def linear_s(self, num_tokens: int) -> float:
+        """Seconds one stage spends on what depends on the token count alone."""
+        return self._tokens(num_tokens)
+
+    def attention_s(self, mix: Mix) -> float:
+        """Seconds one stage spends on attention."""
+        return (
+            self.decode_slice_s * mix.num_decodes
+            + self.decode_kv_s * mix.decode_kv_tokens
+            + self.prefill_slice_s * mix.num_prefills
+            + self.prefill_kv_s * mix.prefill_kv_tokens
+            + self.prefill_pair_s * mix.prefill_pairs
+        )
+
+    def stage_s(self, mix: Mix) -> float:
+        """Seconds the slowest (the last) stage is busy with this micro-batch."""
+        slices = mix.num_decodes + mix.num_prefills
+        return (
+            self.overhead_s
+            + self._tokens(mix.num_decodes + mix.prefill_tokens)
+            + self._last(slices)
+            + self.per_request_s * slices
+            + self.decode_slice_s * mix.num_decodes
+            + self.decode_kv_s * mix.decode_kv_tokens
+            + self.prefill_slice_s * mix.num_prefills
+            + self.prefill_kv_s * mix.prefill_kv_tokens
+            + self.prefill_pair_s * mix.prefill_pairs
+        )
+
+    def send_s(self, num_tokens: int) -> float:
+        """Seconds to hand a micro-batch's activations to the next stage."""
+        return self._transfer(num_tokens)
+
+    def latency_s(self, mix: Mix) -> float:
+        """Seconds from the first stage's start to the last one's end, the pipeline being idle."""
+        stage = self.stage_s(mix)
+        if self.num_stages == 1:
+            return stage
+        early = stage - self._last(mix.num_slices)
+        return (self.num_stages - 1) * (early + self._transfer(mix.num_tokens)) + stage
+
+    def chunk_s(self, num_tokens: int, start: int) -> float:
+        """Attention and per-slice seconds that a prefill chunk adds; its linear part not included."""
+        window = self.attention_window
+        context = start + num_tokens
+        return (
+            self.per_request_s
+            + self.prefill_slice_s
+            + self.prefill_kv_s * (min(context, window + num_tokens) if window else context)
+            + self.prefill_pair_s * causal_pairs(start, num_tokens, window)
+        )
+
+    def largest_chunk(self, mix: Mix, start: int, remaining: int, limit_s: float) -> int:
+        """The longest next chunk of one prompt that keeps the step within limit_s; 0 if none.
+
+        mix: the step so far. start, remaining: the prompt's computed and missing tokens. Exact
+        to the token: step time never falls as a chunk grows, so it is found by bisection.
+        """
+        base_tokens = mix.num_decodes + mix.prefill_tokens
+        base_s = (
+            self.overhead_s
+            + self.per_request_s * mix.num_slices
+            + self._last(mix.num_slices + 1)
+            + self.attention_s(mix)
+        )
+        room_s = limit_s - base_s
+        # Attention only adds to the linear part, which therefore bounds the chunk from above.
+        high = min(remaining, self._tokens.largest(room_s) - base_tokens)
+        if high < 1:
+            return 0
+        tokens_s, chunk_s = self._tokens, self.chunk_s
+        if tokens_s(base_tokens + high) + chunk_s(high, start) <= room_s:
+            return high
+        low = 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            if tokens_s(base_tokens + middle) + chunk_s(middle, start) <= room_s:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def ratio_at(self, quantile: float) -> float:
+        """Measured / predicted step time at this quantile of the held-out error."""
+        points = self.ratio_quantiles
+        if quantile <= points[0][0]:
+            return points[0][1]
+        for (q0, r0), (q1, r1) in zip(points, points[1:], strict=False):
+            if quantile <= q1:
+                return r0 + (r1 - r0) * (quantile - q0) / (q1 - q0)
+        return points[-1][1]
+
+    # ---- as data ----------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-able data; `from_dict` is its inverse."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> CostModel:
+        """Raises ValueError naming keys that are unknown or missing."""
+        unknown = sorted(set(data) - set(_FIELDS))
+        if unknown:
+            raise ValueError(f"unknown cost model keys: {', '.join(unknown)}")
+        missing = sorted({"name", "tokens_s"} - set(data))
+        if missing:
+            raise ValueError(f"missing cost model keys: {', '.join(missing)}")
+        values = dict(data)
+        for key in ("tokens_s", "transfer_s", "last_stage_s"):
+            values[key] = tuple((int(n), float(s)) for n, s in values.get(key, ()))
+        if "ratio_quantiles" in values:
+            values["ratio_quantiles"] = tuple(
+                (float(q), float(r)) for q, r in values["ratio_quantiles"]
+            )
+        values["notes"] = tuple(str(note) for note in values.get("notes", ()))
+        return cls(**values)
+
+    @classmethod
+    def load(cls, path: str | Path) -> CostModel:
+        """Read a JSON file as `save` writes it."""
+        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(_render(self.to_dict()), encoding="utf-8")
+
+
+def _render(data: Mapping[str, Any]) -> str:
+    """JSON with one key a line and tables folded, so that a person can read and compare it."""
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in data.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def build_cost_model(config: SchedulerConfig) -> OnlineCostModel:
+    """The cost model that a core's configuration carries as data, ready to learn.
+
+    Raises ConfigError on keys that are unknown or missing.
+    """
+    from actors.scheduling.config import ConfigError
+    from actors.scheduling.online import OnlineCostModel
+
+    try:
+        return OnlineCostModel(CostModel.from_dict(config.cost_model or {}))
+    except (ValueError, TypeError) as error:
+        raise ConfigError("cost_model", str(error)) from error
+
+
+_FIELDS = (
+    "name",
+    "source",
+    "notes",
+    "num_stages",
+    "tensor_ranks",
+    "overhead_s",
+    "per_request_s",
+    "prefill_slice_s",
+    "prefill_kv_s",
+    "prefill_pair_s",
+    "decode_slice_s",
+    "decode_kv_s",
+    "attention_window",
+    "tile_tokens",
+    "kv_tokens",
+    "max_model_len",
+    "swap_block_s",
+    "ratio_quantiles",
+    "tokens_s",
+    "transfer_s",
+    "last_stage_s",
+)
