@@ -1,4 +1,4 @@
-"""Everything the engine of one replica needs to start: plain frozen data, resolved from the YAML."""
+"""What the engine of one replica needs to start: plain frozen data, resolved from the YAML."""
 
 from __future__ import annotations
 

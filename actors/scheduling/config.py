@@ -115,7 +115,7 @@ class SchedulerConfig:
     def check(self) -> None:
         """Raise ConfigError naming the first impossible value."""
         from actors.scheduling.policies import POLICIES
-        from actors.scheduling.queues import ORDERS
+        from actors.scheduling.orders import ORDERS
 
         for key in ("num_blocks", "block_size", "max_requests", "token_budget", "tile"):
             value = getattr(self, key)

@@ -1,0 +1,53 @@
+# Everything a newcomer needs: `make serve` in one terminal, a client in another, `make test`.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+CONFIG ?=
+MODEL ?=
+TARGET := $(or $(CONFIG),$(MODEL),configs/serve/demo.yaml)
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test check format build clean
+
+help: ## Show what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@echo
+	@echo '  MODEL=path make serve                      serve a local Hugging Face folder'
+	@echo '  CONFIG=configs/serve/x.yaml make serve     serve any config'
+
+serve: $(VENV)/.installed ## Install what is missing and serve the demo model on 127.0.0.1:8000
+	@$(BIN)/legato serve $(TARGET)
+
+test: $(VENV)/.installed-dev ## Install what is missing and run the whole suite
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev ## Lint, formatting, strict types, import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_layers.py
+
+format: $(VENV)/.installed-dev ## Format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+build: $(VENV)/.installed ## Rebuild the CPU kernels in place
+	$(BIN)/python setup.py -q build_ext --inplace
+
+clean: ## Remove the environment and everything built
+	rm -rf $(VENV) build dist *.egg-info kernels/cpu/*.so
+
+# Stamps: the environment is remade when the dependencies or the C++ sources change.
+SOURCES := pyproject.toml setup.py $(wildcard kernels/cpu/src/*)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(SOURCES) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,178 @@
+"""`legato serve`: one machine, one command, the same Serve config that production deploys."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+import yaml
+from rich.console import Console
+from rich.status import Status
+
+from app.settings import SettingsError, parse, resolve
+
+DEFAULT_CONFIG = Path("configs/serve/demo.yaml")
+_console = Console(stderr=True, highlight=False)
+
+# Before Ray Serve is imported: no Python proxy on a token's path (HAProxy in front, replicas
+# answer HTTP themselves), on the replica's own event loop, no usage reports, no dashboard.
+ENVIRONMENT = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+def register(app: typer.Typer) -> None:
+    app.command("serve")(serve)
+
+
+def serve(
+    target: Annotated[
+        Path,
+        typer.Argument(help="A Serve config (YAML), or a Hugging Face model folder."),
+    ] = DEFAULT_CONFIG,
+    host: Annotated[str | None, typer.Option(help="Overrides the config's host.")] = None,
+    port: Annotated[int | None, typer.Option(help="Overrides the config's port.")] = None,
+) -> None:
+    """Serve a model until Ctrl-C."""
+    try:
+        config = load_config(target)
+        for application in config["applications"]:
+            resolve(parse(application.get("args") or {}))
+    except SettingsError as error:
+        _console.print(f"[red]error:[/] {error}")
+        raise typer.Exit(2) from None
+    http = config.setdefault("http_options", {})
+    http["host"] = host or http.get("host", "127.0.0.1")
+    http["port"] = port or http.get("port", 8000)
+    for key, value in ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    raise typer.Exit(_run(config))
+
+
+def load_config(target: Path) -> dict[str, Any]:
+    """A Serve config from a YAML file, or around a model folder. Raises SettingsError."""
+    if target.is_dir():
+        config = _read(DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else _packaged_default())
+        config["applications"][0]["args"]["model"] = {"path": str(target)}
+        return config
+    if not target.exists():
+        raise SettingsError(f"no config file or model folder {str(target)!r}")
+    return _read(target)
+
+
+def _packaged_default() -> Path:
+    return Path(__file__).resolve().parents[2] / DEFAULT_CONFIG
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path} is not YAML: {error}") from error
+    if not isinstance(config, dict) or not config.get("applications"):
+        raise SettingsError(f"{path}: needs a list `applications`, as `serve run` reads it")
+    return config
+
+
+def _run(config: dict[str, Any]) -> int:
+    # Imported here: Ray takes seconds, and reads its environment at import.
+    import ray
+    from ray import serve as ray_serve
+    from ray.serve._private.api import serve_start
+    from ray.serve.schema import ServeDeploySchema
+
+    done = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: done.set())
+    http = config["http_options"]
+    address = f"http://{http['host']}:{http['port']}"
+    begin_s = time.monotonic()
+    with _console.status("starting Ray") as status:
+        # Ray's CPUs are bookkeeping: enough for the replicas asked for, whatever the machine has.
+        ray.init(
+            num_cpus=max(os.cpu_count() or 1, 8),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+        try:
+            schema = ServeDeploySchema.model_validate(config)
+            client = serve_start(
+                http_options=schema.http_options.model_dump(),
+                proxy_location=schema.proxy_location,
+            )
+            client.deploy_apps(schema, _blocking=False)
+            problem = _wait(ray_serve, address, status, done)
+        except KeyboardInterrupt:
+            problem = "interrupted"
+    if problem is None and not done.is_set():
+        _banner(config, address, time.monotonic() - begin_s)
+        while not done.wait(0.5):
+            pass
+    if problem is not None:
+        _console.print(f"[red]error:[/] {problem}")
+    with _console.status("draining and stopping (Ctrl-C again to stop at once)"):
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+        ray_serve.shutdown()
+        ray.shutdown()
+    return 0 if problem is None else 1
+
+
+def _wait(ray_serve: Any, address: str, status: Status, done: threading.Event) -> str | None:
+    """Until every application runs and answers on the public address; else what went wrong."""
+    while not done.is_set():
+        applications = ray_serve.status().applications
+        states = {name: str(a.status.value) for name, a in applications.items()}
+        for name, application in applications.items():
+            trouble = application.message or ""
+            for deployment in application.deployments.values():
+                trouble = deployment.message or trouble
+            if states[name] in ("DEPLOY_FAILED", "UNHEALTHY") or "Error" in trouble:
+                return _cause(trouble)
+        status.update("loading " + ", ".join(f"{n}: {s.lower()}" for n, s in states.items()))
+        if states and all(s == "RUNNING" for s in states.values()) and _answers(address):
+            return None
+        done.wait(0.2)
+    return "interrupted"
+
+
+def _answers(address: str) -> bool:
+    try:
+        response = httpx.get(f"{address}/health", timeout=2.0)
+    except httpx.HTTPError:
+        return False
+    # Until HAProxy knows the replicas, a slower Python proxy answers on its behalf.
+    return response.status_code == 200
+
+
+def _cause(trouble: str) -> str:
+    """The last line of a remote traceback is what the user needs to read."""
+    lines = [line.strip() for line in trouble.splitlines() if line.strip()]
+    telling = [line for line in lines if "Error:" in line or "Failed:" in line]
+    return (telling or lines or ["the application failed to start"])[-1]
+
+
+def _banner(config: dict[str, Any], address: str, seconds: float) -> None:
+    settings = parse(config["applications"][0]["args"])
+    name = settings.model.name or Path(settings.model.path).resolve().name
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'
+    out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    out.print(f"\n[bold]Legato[/] serves [bold]{name}[/] at [bold]{address}[/]  (ready in {seconds:.0f} s)")
+    out.print(f"  console  {address}/")
+    out.print(f"  try      curl -N {address}/v1/chat/completions \\")
+    out.print("             -H 'Content-Type: application/json' \\")
+    out.print(f"             -d '{body}'", markup=False)
+    out.print("  stop     Ctrl-C\n")
+    sys.stdout.flush()

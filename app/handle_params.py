@@ -1,0 +1,74 @@
+"""Parameters of a Python handle call, checked as strictly as HTTP's."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from actors.scheduling.request import Grammar, SamplingParams
+from app.engine import ModelCard
+
+_SAMPLING = {f.name for f in fields(SamplingParams)}
+_OTHERS = {"slo", "priority", "tenant", "ignore_eos", "output"}
+
+
+@dataclass(frozen=True, slots=True)
+class HandleCall:
+    sampling: SamplingParams
+    tenant: str
+    priority: int
+    tbt_s: float | None
+    ttft_s: float | None
+    output: tuple[int, ...]
+
+
+def sampling_from(params: Mapping[str, Any], num_prompt_tokens: int, card: ModelCard) -> HandleCall:
+    """Raises ValueError naming the parameter that is unknown or cannot be.
+
+    max_tokens defaults to what the model's length leaves; temperature to 0 (greedy); an unseeded
+    draw gets a random seed.
+    """
+    values = dict(params)
+    unknown = sorted(set(values) - _SAMPLING - _OTHERS)
+    if unknown:
+        raise ValueError(f"unknown parameter {unknown[0]!r}; known: {sorted(_SAMPLING | _OTHERS)}")
+    if num_prompt_tokens == 0:
+        raise ValueError("prompt: must hold at least one token")
+    room = card.max_model_len - num_prompt_tokens
+    if room < 1:
+        raise ValueError(
+            f"prompt: {num_prompt_tokens} tokens leave no room in {card.max_model_len}"
+        )
+    slo = values.pop("slo", None) or {}
+    priority = int(values.pop("priority", 0))
+    tenant = str(values.pop("tenant", ""))
+    output = tuple(int(t) for t in values.pop("output", ()))
+    stop_ids = tuple(values.pop("stop_token_ids", ()))
+    if not values.pop("ignore_eos", False):
+        stop_ids = (*stop_ids, *card.eos_token_ids)
+    values["max_tokens"] = min(int(values.get("max_tokens") or room), room)
+    if values["max_tokens"] < 1:
+        raise ValueError("max_tokens: must be at least 1")
+    if not 0 <= float(values.get("temperature", 0.0)) <= 100:
+        raise ValueError("temperature: must lie in [0, 100]")
+    if isinstance(values.get("grammar"), Mapping):
+        values["grammar"] = Grammar(**values["grammar"])
+    if "logit_bias" in values:
+        bias = values["logit_bias"]
+        pairs = bias.items() if isinstance(bias, Mapping) else bias
+        values["logit_bias"] = tuple((int(t), float(b)) for t, b in pairs)
+    values.setdefault("seed", secrets.randbits(62))
+    return HandleCall(
+        SamplingParams(**values, stop_token_ids=stop_ids),
+        tenant,
+        priority,
+        _seconds(slo.get("tbt_ms")),
+        _seconds(slo.get("ttft_ms")),
+        output,
+    )
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else float(milliseconds) / 1000

@@ -1,0 +1,316 @@
+"""The engine client of a replica: the scheduler actor behind `EngineClient`.
+
+Submissions go to the scheduler over a Unix socket; one news message per iteration comes back for
+all of the replica's streams. Every token of a stream is numbered, so when the scheduler dies a
+new one is built and every open request replayed: prompt plus the tokens already delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import shutil
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import ray
+
+from actors.engine_config import EngineConfig
+from actors.messages import pack_abort, pack_submit, unpack_output
+from actors.placement import current_group, scheduler_options
+from actors.scheduler import SchedulerActor
+from actors.scheduling.request import Request
+from actors.stage.spec import StageInfo
+from actors.wire import FrameProtocol, listen, private_directory
+from app.engine import (
+    EngineUnavailable,
+    GenerationFailed,
+    GenerationRequest,
+    ModelCard,
+    RequestRefused,
+    TokenChunk,
+)
+from app.streams import Continuation, Stream
+
+logger = logging.getLogger("legato.engine")
+
+Observer = Callable[[list[Any]], None]
+_HEARTBEAT_S = 5.0
+
+
+class EngineFailed(RuntimeError):
+    """The engine could not be started; the message carries the loader's own words."""
+
+
+class LiveEngine:
+    """Implements `app.engine.EngineClient`; everything runs on the replica's event loop."""
+
+    def __init__(self, config: EngineConfig, name: str, *, max_rebuilds: int = 3) -> None:
+        self._config = config
+        self._name = name
+        self._max_rebuilds = max_rebuilds
+        self._actor: Any = None
+        self._socket: FrameProtocol | None = None
+        self._server: asyncio.AbstractServer | None = None
+        self._info: StageInfo | None = None
+        self._created_s = int(time.time())
+        self._next_id = itertools.count(1)
+        self._open: dict[int, Continuation] = {}
+        self._ready = asyncio.Event()
+        self._failure: str | None = None
+        self._closing = False
+        self._rebuilds = 0
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._rebuilding: asyncio.Task[None] | None = None
+        self._subscribers: set[asyncio.Queue[list[Any]]] = set()
+        self.observers: list[Observer] = []  # called with every iteration record
+
+    # ---- life ------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Build the scheduler and its stages; raises EngineFailed naming the cause."""
+        await self._build()
+        self._heartbeat = asyncio.create_task(self._beat())
+
+    async def _build(self) -> None:
+        directory = private_directory()
+        path = str(directory / "replica")
+        connected: asyncio.Future[FrameProtocol] = asyncio.get_running_loop().create_future()
+
+        def accept() -> FrameProtocol:
+            protocol = FrameProtocol(self._received, lambda: self._lost(protocol))
+            if not connected.done():
+                connected.set_result(protocol)
+            return protocol
+
+        self._server = await listen(directory / "replica", accept)
+        actor_class = ray.remote(SchedulerActor)
+        environment = {"RAY_CGRAPH_buffer_size_bytes": str(self._config.channel_bytes)}
+        self._actor = actor_class.options(
+            **scheduler_options(current_group()), runtime_env={"env_vars": environment}
+        ).remote(self._config)
+        try:
+            self._info = await self._actor.start.remote(path)
+            self._socket = await connected
+        except ray.exceptions.RayTaskError as error:
+            raise EngineFailed(str(error.cause)) from error
+        except ray.exceptions.RayError as error:
+            raise EngineFailed(f"the scheduler died while starting: {error}") from error
+        finally:
+            self._server.close()
+            shutil.rmtree(directory, ignore_errors=True)
+        self._ready.set()
+
+    async def close(self) -> None:
+        self._closing = True
+        for task in (self._heartbeat, self._rebuilding):
+            if task is not None:
+                task.cancel()
+        if self._actor is not None:
+            with suppress(ray.exceptions.RayError):
+                await self._actor.stop.remote()
+            ray.kill(self._actor)
+
+    async def _beat(self) -> None:
+        """A scheduler that is alive but stuck is as dead: ask it now and then, and act."""
+        while True:
+            await asyncio.sleep(_HEARTBEAT_S)
+            if not self._ready.is_set():
+                continue
+            try:
+                await asyncio.wait_for(self._actor.loading_progress.remote(), 2 * _HEARTBEAT_S)
+            except TimeoutError:
+                logger.error("scheduler does not answer: killing it")
+                ray.kill(self._actor)
+            except ray.exceptions.RayError:
+                pass  # the socket's end tells, and starts the rebuild
+
+    def _lost(self, protocol: FrameProtocol) -> None:
+        if protocol is self._socket and not self._closing:
+            self._socket = None
+            self._ready.clear()
+            self._rebuilding = asyncio.create_task(self._rebuild())
+
+    async def _rebuild(self) -> None:
+        begin_s = time.monotonic()
+        ray.kill(self._actor)
+        while True:
+            self._rebuilds += 1
+            logger.error("scheduler lost: rebuild %d", self._rebuilds)
+            if self._rebuilds > self._max_rebuilds:
+                self._fail("the scheduler could not be rebuilt")
+                return
+            try:
+                await self._build()
+                break
+            except EngineFailed as error:
+                logger.error("rebuild failed: %s", error)
+        logger.warning("scheduler rebuilt in %.1f s", time.monotonic() - begin_s)
+        again = [c.resumed() for c in self._open.values()]
+        if again:
+            self._send(pack_submit(again))
+
+    def _fail(self, reason: str) -> None:
+        self._failure = reason
+        for continuation in list(self._open.values()):
+            continuation.stream.fail(EngineUnavailable(reason))
+        self._open.clear()
+
+    # ---- EngineClient ------------------------------------------------------------------------
+
+    @property
+    def card(self) -> ModelCard:
+        info = self._info
+        if info is None:
+            raise EngineUnavailable("the model is still loading")
+        return ModelCard(
+            name=self._name,
+            path=self._config.stage.model_path,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            eos_token_ids=info.eos_token_ids,
+            created_s=self._created_s,
+        )
+
+    def is_ready(self) -> bool:
+        return self._ready.is_set()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine is beyond repair, for the replica's health check."""
+        return self._failure
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+        if self._failure is not None:
+            raise EngineUnavailable(self._failure, retry_after_s=10.0)
+        if not self._ready.is_set():
+            try:
+                await asyncio.wait_for(self._ready.wait(), 30.0)
+            except TimeoutError:
+                raise EngineUnavailable("the engine is being rebuilt", retry_after_s=5.0) from None
+        stream = Stream()
+        ids = self._submit(request, stream)
+        try:
+            while stream.num_open:
+                for chunk in await stream.take():
+                    yield chunk
+        finally:
+            self._abandon(ids)
+
+    def _submit(self, request: GenerationRequest, stream: Stream) -> list[int]:
+        now_s = time.monotonic()
+        group = request.request_id if request.n > 1 else None
+        requests = []
+        for index in range(request.n):
+            sampling = request.sampling
+            if index:
+                sampling = replace(sampling, seed=(sampling.seed + index) % (1 << 63))
+            core_request = Request(
+                request_id=next(self._next_id),
+                prompt=request.prompt,
+                sampling=sampling,
+                arrival_s=now_s,
+                output=request.output,
+                tenant=request.tenant,
+                priority=request.priority,
+                objective=request.objective,
+                group=group,
+                pooling=request.pooling,
+                cache_salt=request.tenant,
+            )
+            requests.append(core_request)
+            self._open[core_request.request_id] = Continuation(core_request, index, stream)
+        stream.num_open = request.n
+        self._send(pack_submit(requests))
+        return [r.request_id for r in requests]
+
+    def _abandon(self, ids: list[int]) -> None:
+        left = [i for i in ids if self._open.pop(i, None) is not None]
+        if left:
+            self._send(pack_abort(left))
+
+    def _send(self, frame: bytes) -> None:
+        if self._socket is not None:
+            self._socket.send(frame)
+
+    async def status(self) -> Mapping[str, Any]:
+        try:
+            return await asyncio.wait_for(self._actor.status.remote(), 5.0)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise EngineUnavailable("the scheduler does not answer") from error
+
+    async def reconfigure(self, changes: Mapping[str, Any]) -> None:
+        problem = await self._actor.reconfigure.remote(dict(changes))
+        if problem is not None:
+            raise RequestRefused(problem, param=problem.split(":")[0])
+
+    async def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
+        queue: asyncio.Queue[list[Any]] = asyncio.Queue(maxsize=1000)
+        self._subscribers.add(queue)
+        try:
+            while True:
+                batch = [await queue.get()]
+                while not queue.empty():
+                    batch.append(queue.get_nowait())
+                yield [iteration_dict(record) for record in batch]
+        finally:
+            self._subscribers.discard(queue)
+
+    # ---- from the scheduler ----------------------------------------------------------------------
+
+    def _received(self, frame: bytes) -> None:
+        message = msgpack.unpackb(frame)
+        if message[0] == "refuse":
+            for request_id, text, param, retry_after_s in message[1]:
+                continuation = self._open.pop(request_id, None)
+                if continuation is not None:
+                    continuation.stream.fail(
+                        RequestRefused(text, param=param, retry_after_s=retry_after_s)
+                    )
+            return
+        _, rows, record = message
+        open_ = self._open
+        for row in rows:
+            continuation = open_.get(row[0])
+            if continuation is None:
+                continue  # finished or abandoned meanwhile
+            output = unpack_output(row)
+            if output.error is not None:
+                open_.pop(output.request_id)
+                continuation.stream.fail(GenerationFailed(output.error))
+            else:
+                continuation.deliver(output)
+                if output.finish_reason is not None:
+                    del open_[output.request_id]
+        if record is not None:
+            self._rebuilds = 0
+            for observer in self.observers:
+                observer(record)
+            for queue in self._subscribers:
+                with suppress(asyncio.QueueFull):  # a console that sleeps misses iterations
+                    queue.put_nowait(record)
+
+
+def iteration_dict(record: list[Any]) -> dict[str, Any]:
+    """Name the fields of an iteration record (order: actors/scheduler.py `_record`)."""
+    step, submitted_s, done_s, predicted_s, decodes, prefill, slices, stages, gauges = record
+    return {
+        "step": step,
+        "submitted_s": submitted_s,
+        "done_s": done_s,
+        "predicted_s": predicted_s,
+        "num_decode_tokens": decodes,
+        "num_prefill_tokens": prefill,
+        "num_requests": slices,
+        "stages_s": stages,
+        **gauges,
+    }

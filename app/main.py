@@ -1,0 +1,28 @@
+"""The one composition root: `build_app(args) -> Application` (`import_path: app.main:build_app`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+
+from actors.placement import bundles
+from app.server import LLMServer
+from app.settings import parse, resolve
+
+
+def build_app(args: dict[str, Any]) -> serve.Application:
+    """A Serve application from the YAML's `args`; raises SettingsError before anything starts."""
+    config = resolve(parse(args))
+    groups = bundles(
+        config.stage.num_stages,
+        config.stage.tensor_ranks,
+        config.cpus_per_rank,
+        config.gpus_per_rank,
+    )
+    deployment = LLMServer.options(
+        placement_group_bundles=groups,
+        placement_group_strategy="PACK",
+        ray_actor_options={"num_cpus": groups[0]["CPU"]},
+    )
+    return deployment.bind(args)

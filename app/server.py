@@ -1,0 +1,120 @@
+"""The one Serve deployment: HTTP ingress and owner of the engine are the same replica.
+
+Its child actors (scheduler, stages) live in the replica's placement group, so autoscaling adds
+and removes whole engines. Python callers use the same replica through a Serve handle:
+`handle.generate.options(stream=True).remote(prompt, max_tokens=32)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from starlette.types import ASGIApp
+
+from actors.scheduling.request import Objective
+from app.api.application import build_api
+from app.api.options import ApiOptions
+from app.engine import EngineUnavailable, GenerationRequest, ModelCard
+from app.handle_params import sampling_from
+from app.live_engine import EngineFailed, LiveEngine
+from app.settings import Settings, parse, resolve
+from app.text.processor import TextProcessor
+
+logger = logging.getLogger("legato.server")
+
+
+@serve.deployment(
+    name="LLMServer",
+    # Serve's defaults (5 ongoing requests, drain of 20 s, checks every 10 s) suit functions, not
+    # token streams: admission is the scheduler's business, and long streams must drain.
+    max_ongoing_requests=100_000,
+    graceful_shutdown_wait_loop_s=0.5,
+    graceful_shutdown_timeout_s=600.0,
+    health_check_period_s=5.0,
+    health_check_timeout_s=30.0,
+)
+@serve.ingress()
+class LLMServer:
+    """args: the YAML's `args` (schema: `app.settings.Settings`)."""
+
+    async def __init__(self, args: Mapping[str, Any]) -> None:
+        self.settings: Settings = parse(args)
+        config = resolve(self.settings)
+        name = self.settings.model.name or Path(config.stage.model_path).name
+        text_task = asyncio.create_task(asyncio.to_thread(TextProcessor, config.stage.model_path))
+        self.engine = LiveEngine(config, name)
+        await self.engine.start()
+        self.text = await text_task
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:  # noqa: N807 (the name is Ray Serve's)
+        options = ApiOptions(**self.settings.api.model_dump())
+        return build_api(self.engine, self.text, options)
+
+    # ---- Serve's hooks -----------------------------------------------------------------------
+
+    async def check_health(self) -> None:
+        """Fails when the engine is beyond repair, so that Serve replaces the replica."""
+        if self.engine.failure is not None:
+            raise EngineFailed(self.engine.failure)
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """`user_config` changes budget, objectives and policy live; keys as in `scheduling`/`slo`."""
+        if user_config:
+            await self.engine.reconfigure(user_config)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        return {"open_requests": float(self.engine.num_open)}
+
+    async def __del__(self) -> None:
+        engine = getattr(self, "engine", None)
+        if engine is not None:
+            await engine.close()
+
+    # ---- Python callers ------------------------------------------------------------------------
+
+    async def generate(
+        self, prompt: str | list[int], **params: Any
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Stream token events: {"index", "tokens", "text", "finish_reason"}.
+
+        params: `SamplingParams` fields plus `slo` ({"tbt_ms", "ttft_ms"}), `priority`, `tenant`,
+        `ignore_eos`, and `output` (token ids already delivered: generation goes on behind them).
+        Raises ValueError naming a bad parameter.
+        """
+        card: ModelCard = self.engine.card
+        tokens = await self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        call = sampling_from(params, len(tokens), card)
+        request = GenerationRequest(
+            request_id=f"handle-{uuid.uuid4().hex}",
+            prompt=tuple(tokens),
+            sampling=call.sampling,
+            tenant=call.tenant,
+            priority=call.priority,
+            objective=Objective(call.tbt_s, call.ttft_s),
+            output=call.output,
+        )
+        detokenizer = self.text.detokenizer(tokens)
+        async with aclosing(self.engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                text = detokenizer.push(chunk.tokens)
+                if chunk.finish_reason is not None:
+                    text += detokenizer.flush()
+                yield {
+                    "index": chunk.first,
+                    "tokens": chunk.tokens,
+                    "text": text,
+                    "finish_reason": chunk.finish_reason,
+                }
+
+    async def status(self) -> Mapping[str, Any]:
+        """A snapshot of the engine; raises EngineUnavailable while it is being rebuilt."""
+        if not self.engine.is_ready():
+            raise EngineUnavailable("the engine is being rebuilt")
+        return await self.engine.status()

@@ -1,0 +1,98 @@
+"""Between the iteration message and the reader: numbered tokens, delivered once, never lost."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+from actors.scheduling.events import Output
+from actors.scheduling.request import Request
+from app.engine import EngineError, TokenChunk
+
+
+class Stream:
+    """What one caller reads: chunks of one or more continuations.
+
+    A slow reader costs memory for its own token ids alone: chunks queued for the same continuation
+    merge into one.
+    """
+
+    __slots__ = ("_error", "_pending", "_waiter", "num_open")
+
+    def __init__(self) -> None:
+        self._pending: dict[int, TokenChunk] = {}
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: EngineError | None = None
+        self.num_open = 0  # continuations without a finish reason taken by the reader
+
+    def push(self, chunk: TokenChunk) -> None:
+        queued = self._pending.get(chunk.index)
+        if queued is None:
+            self._pending[chunk.index] = chunk
+        else:
+            queued.tokens += chunk.tokens
+            queued.logprobs += chunk.logprobs
+            queued.prompt_logprobs += chunk.prompt_logprobs
+            queued.finish_reason = chunk.finish_reason
+            queued.num_cached_tokens = queued.num_cached_tokens or chunk.num_cached_tokens
+            queued.pooled = queued.pooled or chunk.pooled
+        self._wake()
+
+    def fail(self, error: EngineError) -> None:
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> list[TokenChunk]:
+        """Everything new, at least one chunk. Raises what `fail` was given, after the chunks."""
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        chunks = list(self._pending.values())
+        self._pending = {}
+        self.num_open -= sum(1 for c in chunks if c.finish_reason is not None)
+        return chunks
+
+
+@dataclass(slots=True)
+class Continuation:
+    """One open sequence: what was asked, and every token delivered so far (for a replay)."""
+
+    request: Request
+    index: int
+    stream: Stream
+    delivered: list[int] = field(default_factory=list)
+    base: int = 0  # tokens that an earlier life had delivered before this stream
+
+    def __post_init__(self) -> None:
+        self.base = len(self.request.output)
+
+    def deliver(self, output: Output) -> None:
+        """Pass on what is new; a replayed token that was delivered before is dropped."""
+        known = self.base + len(self.delivered)
+        skip = max(0, known - output.index)
+        tokens = list(output.tokens[skip:])
+        if not (tokens or output.finish_reason or output.prompt_logprobs or output.pooled):
+            return
+        self.delivered += tokens
+        self.stream.push(
+            TokenChunk(
+                index=self.index,
+                first=known,
+                tokens=tokens,
+                finish_reason=output.finish_reason,
+                num_cached_tokens=output.num_cached_tokens,
+                logprobs=list(output.logprobs[skip:]),
+                prompt_logprobs=list(output.prompt_logprobs),
+                pooled=output.pooled,
+            )
+        )
+
+    def resumed(self) -> Request:
+        """The request as a rebuilt scheduler must see it: nothing delivered is drawn again."""
+        return replace(self.request, output=(*self.request.output, *self.delivered))
