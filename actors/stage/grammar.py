@@ -1,0 +1,145 @@
+"""Constrained output: which tokens a request's grammar allows next (xgrammar).
+
+A matcher stands beside each constrained request. It is never advanced when a token is sampled but
+brought level with the mirrored tokens when the next mask is needed: a repeated step, a replay and
+a preempted request all end in the same state with no bookkeeping of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from actors.scheduling.request import Grammar
+
+_MAX_COMPILED = 64
+_MAX_COMPILER_BYTES = 256 << 20
+
+
+@dataclass(slots=True)
+class _Matcher:
+    matcher: Any
+    grammar: Grammar
+    accepted: list[int]
+
+
+class GrammarMasks:
+    """Compiled grammars (a bounded cache, the least recently used dropped) and their matchers."""
+
+    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._folder = folder
+        self._vocab_size = vocab_size
+        self._eos = eos_token_ids
+        self._compiler: Any = None
+        self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
+        self._matchers: dict[int, _Matcher] = {}
+
+    def compile(self, grammar: Grammar) -> None:
+        """Compile ahead of the first step. Raises ValueError where it is not a grammar."""
+        self._get_compiled(grammar)
+
+    def mask(
+        self, request_id: int, grammar: Grammar, output: NDArray[np.int32]
+    ) -> torch.Tensor | None:
+        """int32 bit mask over the vocabulary of what may follow `output`; None allows all.
+
+        After the grammar's end only the end tokens are allowed. Raises ValueError where the
+        output does not follow the grammar.
+        """
+        import xgrammar
+
+        held = self._level(request_id, grammar, [int(t) for t in output])
+        bits = xgrammar.allocate_token_bitmask(1, self._vocab_size)
+        if held.matcher.is_terminated():
+            bits.zero_()
+            words = bits.numpy().view(np.uint32)
+            for token in self._eos:
+                words[0, token // 32] |= np.uint32(1 << token % 32)
+            return bits[0]
+        restricted = held.matcher.fill_next_token_bitmask(bits)
+        return bits[0] if restricted else None
+
+    def release(self, request_id: int) -> None:
+        self._matchers.pop(request_id, None)
+
+    def clear(self) -> None:
+        self._matchers.clear()
+
+    def _level(self, request_id: int, grammar: Grammar, output: list[int]) -> _Matcher:
+        """The request's matcher, advanced or rewound to exactly this output."""
+        import xgrammar
+
+        held = self._matchers.get(request_id)
+        agreeing = held.accepted if held is not None else []
+        if held is None or held.grammar != grammar or output[: len(agreeing)] != agreeing:
+            matcher = xgrammar.GrammarMatcher(self._get_compiled(grammar))
+            held = self._matchers[request_id] = _Matcher(matcher, grammar, [])
+        for token in output[len(held.accepted) :]:
+            # Behind the end of the grammar only end tokens come (ignore_eos): nothing to match.
+            if not held.matcher.is_terminated() and not held.matcher.accept_token(token):
+                raise ValueError(f"token {token} of request {request_id} breaks its grammar")
+            held.accepted.append(token)
+        return held
+
+    def _get_compiled(self, grammar: Grammar) -> Any:
+        compiled = self._compiled.get(grammar)
+        if compiled is None:
+            compiled = self._compile(grammar)
+            self._compiled[grammar] = compiled
+            if len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(grammar)
+        return compiled
+
+    def _compile(self, grammar: Grammar) -> Any:
+        compiler = self._get_compiler()
+        try:
+            match grammar.kind:
+                case "json_object":
+                    return compiler.compile_builtin_json_grammar()
+                case "json_schema":
+                    return compiler.compile_json_schema(grammar.text)
+                case "regex":
+                    return compiler.compile_regex(grammar.text)
+                case "ebnf":
+                    return compiler.compile_grammar(grammar.text)
+                case "choice":
+                    return compiler.compile_grammar(_choice_rule(grammar.text))
+        except (RuntimeError, ValueError, TypeError) as bad:
+            raise ValueError(f"{grammar.kind} cannot be compiled: {bad}") from bad
+        raise ValueError(f"grammar kind {grammar.kind!r} is unknown")
+
+    def _get_compiler(self) -> Any:
+        """Built at the first grammar: reading the tokenizer costs about a second."""
+        if self._compiler is None:
+            import xgrammar
+            from transformers import AutoTokenizer
+
+            if not self._eos:
+                raise ValueError("the model names no end-of-sequence token: grammars cannot end")
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
+            except (OSError, ValueError) as bad:
+                raise ValueError(f"{self._folder} has no tokenizer for grammars: {bad}") from bad
+            info = xgrammar.TokenizerInfo.from_huggingface(
+                tokenizer, vocab_size=self._vocab_size, stop_token_ids=list(self._eos)
+            )
+            self._compiler = xgrammar.GrammarCompiler(
+                info, max_threads=1, cache_limit_bytes=_MAX_COMPILER_BYTES
+            )
+        return self._compiler
+
+
+def _choice_rule(text: str) -> str:
+    """An EBNF rule of literal alternatives from a JSON list of strings."""
+    choices = json.loads(text)
+    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) for c in choices):
+        raise ValueError("choices must be a non-empty JSON list of strings")
+    return "root ::= " + " | ".join(json.dumps(c, ensure_ascii=False) for c in choices)

@@ -1,0 +1,99 @@
+"""The ranks of one stage talking to each other: all-reduce, gather and broadcast.
+
+A process group object of its own, not torch's global one: a process may hold ranks of several
+stages, and nothing here is shared between engines. gloo on CPU, NCCL on CUDA.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_TIMEOUT = timedelta(seconds=300)
+
+
+class RankGroup:
+    """`size` ranks; with one rank every operation is the identity."""
+
+    def __init__(self, rank: int = 0, size: int = 1, address: str | None = None,
+                 device: torch.device | None = None) -> None:  # fmt: skip
+        self.rank = rank
+        self.size = size
+        self._group: Any = None
+        if size == 1:
+            return
+        if address is None:
+            raise ValueError(f"tensor_ranks is {size}: group_address must be host:port")
+        host, _, port = address.rpartition(":")
+        self._store = _store(host, int(port), rank, size)
+        if device is not None and device.type == "cuda":
+            self._group = dist.ProcessGroupNCCL(self._store, rank, size, _TIMEOUT)
+        else:
+            self._group = dist.ProcessGroupGloo(self._store, rank, size, _gloo_options(host))
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks, in place; returns x."""
+        if self._group is not None:
+            self._group.allreduce([x]).wait()
+        return x
+
+    def gather_columns(self, local_RV: torch.Tensor) -> torch.Tensor | None:
+        """Ranks' columns side by side on rank 0; None elsewhere. All ranks give equal shapes."""
+        if self._group is None:
+            return local_RV
+        parts = [torch.empty_like(local_RV) for _ in range(self.size)]
+        self._group.allgather([parts], [local_RV.contiguous()]).wait()
+        return torch.cat(parts, dim=-1) if self.rank == 0 else None
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """Rank 0's x, in place, on every rank."""
+        if self._group is not None:
+            self._group.broadcast([x]).wait()
+        return x
+
+    def close(self) -> None:
+        """Leave the group; ranks still waiting in an operation get an error."""
+        if self._group is not None:
+            self._group.shutdown()
+            self._group = None
+            del self._store
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _store(host: str, port: int, rank: int, size: int) -> dist.TCPStore:
+    """Rank 0 serves the store, on the named address only: torch alone would listen everywhere."""
+    if rank != 0:
+        return dist.TCPStore(host, port, size, is_master=False, timeout=_TIMEOUT)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host.strip("[]"), port))
+    listener.listen()
+    return dist.TCPStore(
+        host, port, size, is_master=True, timeout=_TIMEOUT, wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )  # fmt: skip
+
+
+def _gloo_options(host: str) -> Any:
+    """gloo pairs on the loopback interface when the store is there."""
+    options = dist.ProcessGroupGloo._Options()
+    hostname = "127.0.0.1" if _is_loopback(host.strip("[]")) else ""
+    options._devices = [
+        dist.ProcessGroupGloo.create_device(hostname=hostname)
+        if hostname
+        else dist.ProcessGroupGloo.create_default_device()
+    ]
+    options._timeout = _TIMEOUT
+    return options

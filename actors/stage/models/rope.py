@@ -1,0 +1,176 @@
+"""Rotary position embedding and every way the Llama family stretches it.
+
+Each kind turns the head dimension into inverse frequencies and an attention factor:
+default (Su et al., RoFormer, 2021), linear (position interpolation, Chen et al. 2023), dynamic
+(NTK-aware, base grown with the length), yarn (Peng et al. 2023), longrope (Ding et al. 2024) and
+llama3 (Llama 3.1). The stage keeps cos and sin of every position in one float32 table.
+
+dynamic and longrope depend on the length of the sequence. Row p of the table is made for a
+sequence of p + 1 tokens, so a token's rotation depends on its position alone: whatever the chunk
+sizes, a replay gives the same keys. That is also what a prompt within the trained length sees in
+transformers, token by token as it outgrows it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """One model's rotation; lengths in tokens. Fields a kind does not use keep their default."""
+
+    kind: str
+    dim: int
+    theta: float
+    max_positions: int
+    factor: float = 1.0
+    original_positions: int = 0
+    attention_factor: float = 1.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+    @property
+    def reach(self) -> int:
+        """Positions the rotation covers. Configs of linear and dynamic scaling state the length
+        before scaling, the others the length after."""
+        if self.kind in ("linear", "dynamic"):
+            return int(self.max_positions * self.factor)
+        return self.max_positions
+
+
+def read_rope(config: dict[str, Any], head_dim: int, max_positions: int) -> Rope:
+    """The rotation of a config.json: `rope_parameters`, or the older `rope_scaling` with
+    `rope_theta` beside it. Raises ValueError for an unknown kind or a missing parameter."""
+    given = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if kind not in KINDS:
+        raise ValueError(f"rope type {kind!r} is not supported; supported: {', '.join(KINDS)}")
+    if float(given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))) != 1.0:
+        raise ValueError("partial_rotary_factor other than 1 is not supported")
+    theta = float(given.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    original = int(
+        given.get("original_max_position_embeddings")
+        or config.get("original_max_position_embeddings")
+        or max_positions
+    )
+    factor = float(given.get("factor") or max_positions / original)
+    rope = Rope(kind, head_dim, theta, max_positions, factor, original)
+    if kind == "default":
+        return Rope(kind, head_dim, theta, max_positions)
+    if kind == "linear":
+        return rope
+    if kind == "dynamic":
+        return Rope(kind, head_dim, theta, max_positions, factor, max_positions)
+    if kind == "llama3":
+        low, high = float(given["low_freq_factor"]), float(given["high_freq_factor"])
+        return Rope(kind, head_dim, theta, max_positions, factor, original, 1.0, low, high)
+    if kind == "yarn":
+        return Rope(
+            kind, head_dim, theta, max_positions, factor, original, _yarn_attention(given, factor),
+            beta_fast=float(given.get("beta_fast") or 32),
+            beta_slow=float(given.get("beta_slow") or 1),
+            truncate=bool(given.get("truncate", True)),
+        )  # fmt: skip
+    short, long = tuple(given["short_factor"]), tuple(given["long_factor"])
+    if len(short) != head_dim // 2 or len(long) != head_dim // 2:
+        raise ValueError(f"longrope needs {head_dim // 2} short and long factors")
+    attention = given.get("attention_factor")
+    if attention is None:
+        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return Rope(
+        kind, head_dim, theta, max_positions, factor, original, float(attention),
+        short_factors=short, long_factors=long,
+    )  # fmt: skip
+
+
+def cos_sin_table(rope: Rope, num_positions: int) -> torch.Tensor:
+    """(num_positions, dim) float32: cos in the first half of a row, sin in the second."""
+    positions_P = torch.arange(num_positions, dtype=torch.float32)
+    angles_PF = positions_P[:, None] * _inverse_frequencies(rope, num_positions)
+    table_PD = torch.cat((angles_PF.cos(), angles_PF.sin()), dim=-1)
+    return (table_PD * rope.attention_factor).contiguous()
+
+
+def _inverse_frequencies(rope: Rope, num_positions: int) -> torch.Tensor:
+    """(dim / 2) frequencies, or (num_positions, dim / 2) where they depend on the length."""
+    exponents_F = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
+    plain_F = 1.0 / (rope.theta**exponents_F)
+    match rope.kind:
+        case "linear":
+            return plain_F / rope.factor
+        case "dynamic":
+            return _dynamic(rope, exponents_F, num_positions)
+        case "llama3":
+            return _llama3(rope, plain_F)
+        case "yarn":
+            return _yarn(rope, exponents_F)
+        case "longrope":
+            lengths_P = torch.arange(1, num_positions + 1)
+            factors_PF = torch.where(
+                lengths_P[:, None] > rope.original_positions,
+                torch.tensor(rope.long_factors, dtype=torch.float32),
+                torch.tensor(rope.short_factors, dtype=torch.float32),
+            )
+            return 1.0 / (factors_PF * rope.theta**exponents_F)
+        case _:
+            return plain_F
+
+
+def _dynamic(rope: Rope, exponents_F: torch.Tensor, num_positions: int) -> torch.Tensor:
+    lengths_P = torch.arange(1, num_positions + 1).clamp(min=rope.original_positions)
+    growth_P = rope.factor * lengths_P / rope.original_positions - (rope.factor - 1)
+    bases_P = rope.theta * growth_P ** (rope.dim / (rope.dim - 2))
+    return 1.0 / (bases_P[:, None] ** exponents_F)
+
+
+def _llama3(rope: Rope, plain_F: torch.Tensor) -> torch.Tensor:
+    """Long wavelengths are divided by the factor, short ones kept, those between blended."""
+    wavelengths_F = 2 * math.pi / plain_F
+    cycles_F = rope.original_positions / wavelengths_F
+    span = rope.high_frequency_factor - rope.low_frequency_factor
+    kept_F = ((cycles_F - rope.low_frequency_factor) / span).clamp(0.0, 1.0)
+    return kept_F * plain_F + (1.0 - kept_F) * plain_F / rope.factor
+
+
+def _yarn(rope: Rope, exponents_F: torch.Tensor) -> torch.Tensor:
+    """Features turning often over the trained length are kept, slow ones interpolated."""
+
+    def feature_of(num_turns: float) -> float:
+        turns = rope.original_positions / (num_turns * 2 * math.pi)
+        return rope.dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = feature_of(rope.beta_fast), feature_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    span = (high - low) or 0.001
+    features_F = torch.arange(rope.dim // 2, dtype=torch.float32)
+    kept_F = 1 - ((features_F - low) / span).clamp(0, 1)
+    plain_F = rope.theta**exponents_F
+    return (1.0 / (rope.factor * plain_F)) * (1 - kept_F) + (1.0 / plain_F) * kept_F
+
+
+def _yarn_attention(given: dict[str, Any], factor: float) -> float:
+    explicit = given.get("attention_factor")
+    if explicit is not None:
+        return float(explicit)
+
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    weight, weight_all = given.get("mscale"), given.get("mscale_all_dim")
+    if weight and weight_all:
+        return magnitude(float(weight)) / magnitude(float(weight_all))
+    return magnitude(1.0)

@@ -1,0 +1,74 @@
+"""Which part of the model a rank holds: layers by stage, heads and columns by rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.stage.models.config import DecoderConfig, ModelError
+from actors.stage.spec import StageSpec
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Half-open ranges of the whole model that belong to one rank of one stage.
+
+    q and kv are feature rows (heads times head_dim). kv heads are replicated where there are
+    fewer of them than ranks. Every rank's `vocab` range has the same length; the last one may
+    reach behind the vocabulary, where rows are zero.
+    """
+
+    layers: Range
+    num_heads: int
+    num_kv_heads: int
+    q: Range
+    kv: Range
+    inner: Range
+    vocab: Range
+
+
+def split_layers(num_layers: int, num_stages: int) -> tuple[Range, ...]:
+    """Layers of each stage, as even as can be.
+
+    The remainder goes to the middle stages first, then to the first stage: the last one computes
+    the language-model head as well, and a pipeline is as slow as its slowest stage.
+
+    >>> split_layers(7, 3)
+    ((0, 2), (2, 5), (5, 7))
+    """
+    if num_stages > num_layers:
+        raise ModelError(f"{num_layers} layers cannot fill {num_stages} pipeline stages")
+    base, remainder = divmod(num_layers, num_stages)
+    takers = [*range(1, num_stages - 1), 0][:remainder]
+    ranges: list[Range] = []
+    start = 0
+    for stage in range(num_stages):
+        end = start + base + (stage in takers)
+        ranges.append((start, end))
+        start = end
+    return tuple(ranges)
+
+
+def split(config: DecoderConfig, spec: StageSpec) -> Split:
+    """The part of `spec`'s rank. Raises ModelError where heads or inner size do not divide."""
+    rank, ranks = spec.rank, spec.tensor_ranks
+    heads, kv_heads, inner = config.num_heads, config.num_kv_heads, config.inner_size
+    if heads % ranks:
+        raise ModelError(f"{heads} attention heads cannot be split over {ranks} ranks")
+    if kv_heads % ranks and ranks % kv_heads:
+        raise ModelError(f"{kv_heads} key/value heads cannot be split over {ranks} ranks")
+    if inner % ranks:
+        raise ModelError(f"inner size {inner} cannot be split over {ranks} ranks")
+    local_heads, local_kv = heads // ranks, max(1, kv_heads // ranks)
+    first_kv = rank * kv_heads // ranks
+    chunk = -(-config.vocab_size // ranks)
+    return Split(
+        layers=split_layers(config.num_layers, spec.num_stages)[spec.stage],
+        num_heads=local_heads,
+        num_kv_heads=local_kv,
+        q=(rank * local_heads * config.head_dim, (rank + 1) * local_heads * config.head_dim),
+        kv=(first_kv * config.head_dim, (first_kv + local_kv) * config.head_dim),
+        inner=(rank * inner // ranks, (rank + 1) * inner // ranks),
+        vocab=(rank * chunk, (rank + 1) * chunk),
+    )

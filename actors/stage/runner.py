@@ -1,0 +1,207 @@
+"""One rank of one pipeline stage: loads its part of the model and executes step plans.
+
+The whole life of a step is `execute`: apply the plan to the mirrored state, build the batch, run
+the layers once over all of it, and hand on hidden states or, on the last stage, tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from actors.scheduling.plan import StepPlan, StepResult
+from actors.scheduling.request import Grammar
+from actors.stage.batch import BuiltBatch, build_batch
+from actors.stage.group import RankGroup
+from actors.stage.head import Head
+from actors.stage.kv import KVCache
+from actors.stage.memory import available_bytes
+from actors.stage.models.config import DecoderConfig, ModelError, load_config
+from actors.stage.models.decoder import Decoder
+from actors.stage.models.split import Split, split
+from actors.stage.sampler import Sampler
+from actors.stage.spec import StageInfo, StageSpec
+from actors.stage.state import RequestState
+from actors.stage.weights.checkpoint import Checkpoint
+from actors.stage.weights.load import Loader
+from actors.stage.weights.names import IGNORED_ENDINGS, all_shapes
+from actors.stage.weights.source import DummySource, WeightSource
+from kernels.interface import AttentionShape, Backend
+from kernels.registry import resolve_backend
+
+_log = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class StageRunner:
+    """Call `load`, then `allocate`, then `execute` per step. Not thread-safe.
+
+    Steps are idempotent: executing a plan again after a failure gives the same answer.
+    """
+
+    def __init__(self, spec: StageSpec) -> None:
+        self.spec = spec
+        self._device = torch.device(spec.device)
+        self._group = RankGroup()
+        self._head: Head | None = None
+        self._sampler: Sampler | None = None
+        self._kv: KVCache | None = None
+        self._applied_step: int | None = None
+        if spec.num_threads and self._device.type == "cpu":
+            torch.set_num_threads(spec.num_threads)
+
+    def load(self, progress: Callable[[float], None] | None = None) -> StageInfo:
+        """Read this rank's weights and join the stage's other ranks.
+
+        progress is told the fraction done, 0 to 1. Raises ModelError (a ValueError) naming the
+        file where the folder cannot be served, BackendError where the backend cannot run here.
+        """
+        spec = self.spec
+        folder = Path(spec.model_path)
+        self._config = config = load_config(folder)
+        part = split(config, spec)
+        dtype = _dtype(config.dtype if spec.dtype == "auto" else spec.dtype)
+        self._kv_dtype = dtype if spec.kv_dtype == "auto" else _dtype(spec.kv_dtype)
+        self._backend = resolve_backend(spec.backend, self._device, dtype)
+        self._shape = _attention_shape(config, part)
+        max_model_len = min(spec.max_model_len, config.max_model_len)
+        source = _source(folder, config, spec, dtype)
+        loader = Loader(source, config, part, spec, self._backend, self._device, dtype)
+        weights = loader.stage(max_model_len, progress or (lambda fraction: None))
+        if isinstance(source, Checkpoint):
+            source.close()
+        self._group = RankGroup(spec.rank, spec.tensor_ranks, spec.group_address, self._device)
+        self._decoder = Decoder(
+            weights, self._backend, self._shape, config.norm_eps, config.vocab_size, self._group
+        )
+        self._num_layers = len(weights.layers)
+        self._state = RequestState(spec.max_requests, max_model_len, spec.block_size)
+        if spec.is_last:
+            self._head = self._make_head(folder)
+        return StageInfo(
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            max_model_len=max_model_len,
+            dtype=str(dtype).removeprefix("torch."),
+            backend=self._backend.name,
+            kv_block_bytes=self._num_layers
+            * self._backend.kv_block_bytes(spec.block_size, self._shape, self._kv_dtype),
+            available_bytes=max(0, available_bytes(self._device) - self._activation_bytes(dtype)),
+            eos_token_ids=config.eos_token_ids,
+            num_parameters=loader.num_parameters,
+        )
+
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Make the KV cache; `execute` works from here on."""
+        self._kv = KVCache(
+            self._backend, self._num_layers, num_blocks, num_host_blocks, self.spec.block_size,
+            self._shape, self._kv_dtype, self._device,
+        )  # fmt: skip
+        self._decoder.attach(self._kv.layers)
+
+    @torch.inference_mode()
+    def execute(
+        self, plan: StepPlan, hidden_TH: torch.Tensor | None
+    ) -> torch.Tensor | StepResult | None:
+        """Run one micro-batch.
+
+        hidden_TH: None on the first stage, else what the stage before returned (not modified).
+        Returns hidden states (T, H) with the residual added on all stages but the last; there
+        rank 0 returns the StepResult, without stage times, and the other ranks None.
+        """
+        self._apply(plan)
+        if not plan.slices:
+            return self._empty(plan)
+        built = build_batch(self._state, plan.slices, self.spec.block_size, self._device)
+        x_TH, residual_TH = self._decoder.layers(self._input(built, hidden_TH), built.geometry)
+        if self._head is not None:
+            return self._head.finish(plan, built, x_TH, residual_TH)
+        return residual_TH.add_(x_TH)
+
+    def reset(self) -> None:
+        """Forget all requests; weights and cache stay."""
+        self._state.clear()
+        self._applied_step = None
+        if self._head is not None:
+            self._head.clear()
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """Compile and keep a grammar before its request runs; on the last stage's rank 0.
+
+        Raises ValueError for a text that is not a grammar of its kind.
+        """
+        if self._sampler is not None:
+            self._sampler.grammars.compile(grammar)
+
+    def close(self) -> None:
+        """Leave the rank group and drop the cache."""
+        self._group.close()
+        self._kv = None
+
+    def _apply(self, plan: StepPlan) -> None:
+        """Bring state and cache to the plan's step, once: a repeated step finds it done (its
+        first attempt may already have overwritten what a swap would read)."""
+        if self._kv is None:
+            raise RuntimeError("allocate the KV cache before executing a step")
+        if plan.step_id == self._applied_step:
+            return
+        self._kv.transfer(plan)
+        self._state.apply(plan)
+        if self._head is not None:
+            for request_id in plan.released:
+                self._head.release(request_id)
+        self._applied_step = plan.step_id
+
+    def _input(self, built: BuiltBatch, hidden_TH: torch.Tensor | None) -> torch.Tensor:
+        if self.spec.is_first:
+            return self._decoder.embed(built.tokens_T)
+        if hidden_TH is None or len(hidden_TH) != len(built.tokens_T):
+            given = "none" if hidden_TH is None else str(len(hidden_TH))
+            raise ValueError(f"{len(built.tokens_T)} rows of hidden states expected, {given} given")
+        return hidden_TH.to(self._device, copy=True)
+
+    def _empty(self, plan: StepPlan) -> torch.Tensor | StepResult | None:
+        if self._head is None:
+            return self._decoder.empty_hidden()
+        return StepResult(plan.step_id, ()) if self.spec.rank == 0 else None
+
+    def _make_head(self, folder: Path) -> Head:
+        config, spec = self._config, self.spec
+        if spec.rank == 0:
+            self._sampler = Sampler(self._state, folder, config.vocab_size, config.eos_token_ids)
+        return Head(self._decoder, self._state, self._sampler, self._group, spec.is_first)
+
+    def _activation_bytes(self, dtype: torch.dtype) -> int:
+        """Memory a full step needs beside weights and cache, with a margin for fragmentation."""
+        config, tokens = self._config, self.spec.max_step_tokens
+        widest = 2 * config.inner_size + 6 * config.hidden_size
+        logits = self.spec.max_requests * config.vocab_size * 4 * 2 if self.spec.is_last else 0
+        return 2 * tokens * widest * dtype.itemsize // self.spec.tensor_ranks + logits
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = _DTYPES.get(name.removeprefix("torch."))
+    if dtype is None:
+        raise ModelError(f"dtype {name!r} is not supported; supported: {', '.join(_DTYPES)}")
+    return dtype
+
+
+def _attention_shape(config: DecoderConfig, part: Split) -> AttentionShape:
+    return AttentionShape(part.num_heads, part.num_kv_heads, config.head_dim, config.head_dim**-0.5)
+
+
+def _source(
+    folder: Path, config: DecoderConfig, spec: StageSpec, dtype: torch.dtype
+) -> WeightSource:
+    if spec.load_format == "dummy":
+        _log.warning("weights of %s are random (load_format dummy)", folder)
+        return DummySource(spec.seed, dtype)
+    if spec.load_format != "auto":
+        raise ModelError(f"load_format {spec.load_format!r} is unknown; known: auto, dummy")
+    checkpoint = Checkpoint(folder, dtype)
+    checkpoint.refuse_unexpected(all_shapes(config), IGNORED_ENDINGS)
+    return checkpoint

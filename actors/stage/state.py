@@ -1,0 +1,137 @@
+"""What a stage remembers of its requests, in flat arrays: one row per running request.
+
+The scheduler's plans carry only changes; everything else a batch needs is looked up here with a
+few vectorised gathers, so a batch costs the same few microseconds whatever its requests' lengths.
+
+Every write goes to a position, never to an end: applying a plan twice leaves the same state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.scheduling.plan import RequestStart, StepPlan
+from actors.scheduling.request import SamplingParams
+
+
+@dataclass(slots=True)
+class RowInfo:
+    """What does not fit an array. appended_step and blocks_before rewind a repeated plan."""
+
+    request_id: int
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    pooling: str | None
+    num_blocks: int
+    appended_step: int = -1
+    blocks_before: int = 0
+
+
+class RequestState:
+    """Mirrored requests. tokens_RP[row, position] and tables_RB[row, block index].
+
+    Invariants: a row is in `_free` or in `_rows`, never both; table entries from num_blocks on
+    are 0; tokens are valid up to the last position started, fed or sampled.
+    """
+
+    def __init__(self, max_requests: int, max_model_len: int, block_size: int) -> None:
+        self._max_model_len = max_model_len
+        self._block_size = block_size
+        self._width = -(-max_model_len // block_size)
+        self.tokens_RP: NDArray[np.int32] = np.zeros((0, max_model_len + 1), dtype=np.int32)
+        self.tables_RB: NDArray[np.int32] = np.zeros((0, self._width), dtype=np.int32)
+        self._rows: dict[int, int] = {}
+        self._info: dict[int, RowInfo] = {}
+        self._free: list[int] = []
+        self._grow(max(1, max_requests))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._rows
+
+    def row(self, request_id: int) -> int:
+        """Raises KeyError with a clear message for a request that never started here."""
+        try:
+            return self._rows[request_id]
+        except KeyError:
+            raise KeyError(f"request {request_id} is not known to this stage") from None
+
+    def info(self, request_id: int) -> RowInfo:
+        self.row(request_id)
+        return self._info[request_id]
+
+    def release(self, request_id: int) -> None:
+        """Forget a request; unknown ones are forgotten already."""
+        row = self._rows.pop(request_id, None)
+        if row is not None:
+            self.tables_RB[row] = 0
+            self._free.append(row)
+            del self._info[request_id]
+
+    def start(self, start: RequestStart) -> None:
+        """Enter a request, or set it anew. Raises ValueError where it cannot fit."""
+        if len(start.tokens) > self._max_model_len + 1:
+            raise ValueError(
+                f"request {start.request_id} has {len(start.tokens)} tokens; "
+                f"the stage was made for {self._max_model_len}"
+            )
+        self.release(start.request_id)
+        if not self._free:
+            self._grow(len(self.tokens_RP))
+        row = self._free.pop()
+        self._rows[start.request_id] = row
+        self._info[start.request_id] = RowInfo(
+            start.request_id, start.num_prompt_tokens, start.sampling, start.pooling, 0
+        )
+        self.tokens_RP[row, : len(start.tokens)] = start.tokens
+        self._put_blocks(start.request_id, 0, start.block_ids)
+
+    def append_blocks(self, step_id: int, request_id: int, block_ids: tuple[int, ...]) -> None:
+        """Extend a block table; a second time in the same step repeats, it does not double."""
+        info = self.info(request_id)
+        if info.appended_step != step_id:
+            info.appended_step, info.blocks_before = step_id, info.num_blocks
+        self._put_blocks(request_id, info.blocks_before, block_ids)
+
+    def put_token(self, request_id: int, position: int, token: int) -> None:
+        """Set one output token; a request gone meanwhile needs it no more."""
+        row = self._rows.get(request_id)
+        if row is not None:
+            self.tokens_RP[row, position] = token
+
+    def apply(self, plan: StepPlan) -> None:
+        """The plan's changes, in its order (block transfers are the cache's part)."""
+        for request_id in plan.released:
+            self.release(request_id)
+        for start in plan.started:
+            self.start(start)
+        for request_id, block_ids in plan.new_blocks:
+            self.append_blocks(plan.step_id, request_id, block_ids)
+        for request_id, position, token in plan.fed:
+            self.put_token(request_id, position, token)
+
+    def clear(self) -> None:
+        for request_id in list(self._rows):
+            self.release(request_id)
+
+    def _put_blocks(self, request_id: int, first: int, block_ids: tuple[int, ...]) -> None:
+        end = first + len(block_ids)
+        if end > self._width:
+            raise ValueError(f"request {request_id} has {end} blocks; {self._width} fit a row")
+        self.tables_RB[self._rows[request_id], first:end] = block_ids
+        self._info[request_id].num_blocks = end
+
+    def _grow(self, num_rows: int) -> None:
+        first = len(self.tokens_RP)
+        for name in ("tokens_RP", "tables_RB"):
+            old = getattr(self, name)
+            # Fresh zeros rather than a resize: untouched pages cost no memory.
+            new = np.zeros((first + num_rows, old.shape[1]), dtype=np.int32)
+            new[:first] = old
+            setattr(self, name, new)
+        self._free.extend(reversed(range(first, first + num_rows)))

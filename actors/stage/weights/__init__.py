@@ -1,0 +1,1 @@
+"""Where a stage's weights come from: safetensors shards, or a seed (`load_format: dummy`)."""

@@ -1,0 +1,143 @@
+"""Reading a Hugging Face folder of safetensors: only the slices asked for, and no code.
+
+Opening a folder checks every shard's header against its file before a single weight is read, so
+a missing, truncated or foreign shard is named at once. Pickled weights are refused: unpickling
+runs code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from actors.stage.models.config import ModelError
+from actors.stage.weights.source import WHOLE, Part
+
+_INDEX = "model.safetensors.index.json"
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
+
+class Checkpoint:
+    """The tensors of one folder by name. Close it to unmap the shards."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        self.folder = folder
+        self._dtype = dtype
+        self._handles: dict[Path, Any] = {}
+        self._shard_of: dict[str, Path] = {}
+        indexed = _read_index(folder)
+        for shard in sorted(set(indexed.values())) if indexed else _shards(folder):
+            handle = _open(shard)
+            self._handles[shard] = handle
+            for name in handle.keys():  # noqa: SIM118 - a safetensors handle is not iterable
+                if name in self._shard_of:
+                    raise ModelError(
+                        f"tensor {name} stands in both {self._shard_of[name]} and {shard}"
+                    )
+                self._shard_of[name] = shard
+        for name, shard in indexed.items():
+            if self._shard_of.get(name) != shard:
+                raise ModelError(f"{folder / _INDEX} lists {name} in {shard.name}: it is not there")
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._shard_of.keys()
+
+    def file_of(self, name: str) -> Path:
+        """The shard that holds a tensor. Raises ModelError where none does."""
+        shard = self._shard_of.get(name)
+        if shard is None:
+            files = ", ".join(path.name for path in self._handles)
+            raise ModelError(f"tensor {name} is missing from {self.folder} (read: {files})")
+        return shard
+
+    def read(self, name: str, shape: tuple[int, ...], part: Part = WHOLE) -> torch.Tensor:
+        shard = self.file_of(name)
+        view = self._handles[shard].get_slice(name)
+        found = tuple(view.get_shape())
+        if found != shape:
+            raise ModelError(f"{shard}: tensor {name} has shape {found}, the config says {shape}")
+        try:
+            tensor = _slice(view, part, len(shape))
+        except (SafetensorError, OSError) as bad:
+            raise ModelError(f"{shard}: tensor {name} cannot be read: {bad}") from bad
+        if not tensor.is_floating_point():
+            raise ModelError(f"{shard}: tensor {name} holds {tensor.dtype}, not a float type")
+        # A sum is finite only where every term is: one pass, no second tensor.
+        if not torch.isfinite(tensor.sum(dtype=torch.float32)):
+            raise ModelError(f"{shard}: tensor {name} holds values that are not finite")
+        # The copy detaches the weight from the mapped file, which may change under us.
+        return tensor.to(self._dtype, copy=True).contiguous()
+
+    def read_raw(self, name: str) -> torch.Tensor:
+        """A whole tensor as stored, packed integers included (GPTQ, AWQ)."""
+        shard = self.file_of(name)
+        try:
+            return torch.Tensor.clone(self._handles[shard].get_tensor(name))
+        except (SafetensorError, OSError) as bad:
+            raise ModelError(f"{shard}: tensor {name} cannot be read: {bad}") from bad
+
+    def refuse_unexpected(self, expected: Collection[str], ignored: Collection[str]) -> None:
+        """Raise ModelError for a tensor the model has no place for.
+
+        ignored: name endings that old checkpoints carry and nobody needs.
+        """
+        for name, shard in self._shard_of.items():
+            if name not in expected and not name.endswith(tuple(ignored)):
+                raise ModelError(
+                    f"{shard}: unexpected tensor {name}; the architecture has none such"
+                )
+
+    def close(self) -> None:
+        self._handles.clear()
+
+
+def _slice(view: Any, part: Part, rank: int) -> torch.Tensor:
+    rows = slice(*part.rows) if part.rows is not None else slice(None)
+    if rank == 1:
+        return view[rows]
+    columns = slice(*part.columns) if part.columns is not None else slice(None)
+    return view[rows, columns]
+
+
+def _open(shard: Path) -> Any:
+    if not shard.is_file():
+        raise ModelError(f"weight file {shard} is missing")
+    try:
+        return safe_open(shard, framework="pt")
+    except (SafetensorError, OSError) as bad:
+        raise ModelError(f"weight file {shard} is corrupt or truncated: {bad}") from bad
+
+
+def _read_index(folder: Path) -> dict[str, Path]:
+    """Tensor name -> shard, or empty where the folder has no index."""
+    path = folder / _INDEX
+    if not path.is_file():
+        return {}
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        shards = {str(name): folder / file for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as bad:
+        raise ModelError(f"{path} is not a safetensors index: {bad}") from bad
+    for shard in shards.values():
+        if shard.parent != folder:
+            raise ModelError(f"{path} points outside the folder: {shard}")
+    return shards
+
+
+def _shards(folder: Path) -> list[Path]:
+    single = folder / "model.safetensors"
+    found = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if found:
+        return found
+    pickled = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLED)
+    if pickled:
+        raise ModelError(
+            f"{folder / pickled[0]} is a pickle, which can run code; convert the model to safetensors"
+        )
+    raise ModelError(f"model folder {folder} holds no *.safetensors weights")

@@ -1,0 +1,138 @@
+"""From a weight source to the packed weights of one rank of one stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from actors.stage.models.config import DecoderConfig
+from actors.stage.models.decoder import StageWeights
+from actors.stage.models.rope import cos_sin_table
+from actors.stage.models.split import Range, Split
+from actors.stage.spec import StageSpec
+from actors.stage.weights.names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix, layer_shapes
+from actors.stage.weights.source import WHOLE, Part, WeightSource
+from kernels.interface import Backend, LayerWeights, Linear
+
+Progress = Callable[[float], None]
+
+
+@dataclass(slots=True)
+class Loader:
+    """Reads this rank's slices, lays fused projections side by side and packs them."""
+
+    source: WeightSource
+    config: DecoderConfig
+    split: Split
+    spec: StageSpec
+    backend: Backend
+    device: torch.device
+    dtype: torch.dtype
+    num_parameters: int = 0
+
+    def stage(self, max_model_len: int, progress: Progress) -> StageWeights:
+        """Everything the stage holds. progress is told the fraction done, 0 to 1."""
+        spec, config = self.spec, self.config
+        first, end = self.split.layers
+        parts_done, parts_all = 0, end - first + spec.is_first + spec.is_last
+
+        def step() -> None:
+            nonlocal parts_done
+            parts_done += 1
+            progress(parts_done / parts_all)
+
+        tied = config.tied_embeddings
+        vocabulary_VH = (
+            self._vocabulary(EMBEDDING) if spec.is_first or tied and spec.is_last else None
+        )
+        if spec.is_first:
+            step()
+        layers = []
+        for layer in range(first, end):
+            layers.append(self._layer(layer))
+            step()
+        norm_H, head = None, None
+        if spec.is_last:
+            norm_H = self._vector(FINAL_NORM, config.hidden_size)
+            head_VH = vocabulary_VH if tied else self._vocabulary(HEAD)
+            if head_VH is None:
+                raise RuntimeError("a tied head needs the embedding")
+            # int4 is too coarse for the layer that names the token; it streams as int8.
+            quantization = "none" if spec.quantization == "none" else "int8"
+            head = self.backend.pack_linear(
+                head_VH.clone() if tied and spec.is_first else head_VH, None, quantization
+            )
+            step()
+        return StageWeights(
+            layers=layers,
+            embedding_VH=vocabulary_VH if spec.is_first else None,
+            final_norm_H=norm_H,
+            head=head,
+            vocab_start=self.split.vocab[0],
+            cos_sin_PD=cos_sin_table(config.rope, max_model_len).to(self.device),
+            hidden_size=config.hidden_size,
+            dtype=self.dtype,
+        )
+
+    def _layer(self, layer: int) -> LayerWeights:
+        prefix, config, part = layer_prefix(layer), self.config, self.split
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        qkv = [("q_proj", part.q), ("k_proj", part.kv), ("v_proj", part.kv)]
+        return LayerWeights(
+            input_norm_H=self._vector(prefix + "input_layernorm.weight", config.hidden_size),
+            qkv=self._column_parallel(layer, [(attention + n, r) for n, r in qkv], config.qkv_bias),
+            out=self._row_parallel(layer, attention + "o_proj", part.q, config.out_bias),
+            post_norm_H=self._vector(
+                prefix + "post_attention_layernorm.weight", config.hidden_size
+            ),
+            gate_up=self._column_parallel(
+                layer, [(mlp + "gate_proj", part.inner), (mlp + "up_proj", part.inner)],
+                config.mlp_bias,
+            ),
+            down=self._row_parallel(layer, mlp + "down_proj", part.inner, config.mlp_bias),
+            q_norm_D=self._head_norm(attention + "q_norm.weight"),
+            k_norm_D=self._head_norm(attention + "k_norm.weight"),
+            sliding_window=config.sliding_windows[layer],
+        )  # fmt: skip
+
+    def _column_parallel(self, layer: int, named: list[tuple[str, Range]], biased: bool) -> Linear:
+        """Projections whose output features are split over ranks, one matrix for all of them."""
+        weights = [self._read(layer, f"{name}.weight", Part(rows=rows)) for name, rows in named]
+        biases = [self._read(layer, f"{n}.bias", Part(rows=rows)) for n, rows in named if biased]
+        bias_O = torch.cat(biases) if biased else None
+        return self.backend.pack_linear(torch.cat(weights), bias_O, self.spec.quantization)
+
+    def _row_parallel(self, layer: int, name: str, columns: Range, biased: bool) -> Linear:
+        """A projection whose input features are split; ranks' results are summed, so one of
+        them alone adds the bias."""
+        weight_OK = self._read(layer, f"{name}.weight", Part(columns=columns))
+        bias_O = (
+            self._read(layer, f"{name}.bias", WHOLE) if biased and self.spec.rank == 0 else None
+        )
+        return self.backend.pack_linear(weight_OK, bias_O, self.spec.quantization)
+
+    def _read(self, layer: int, name: str, part: Part) -> torch.Tensor:
+        shape = layer_shapes(self.config)[name.removeprefix(layer_prefix(layer))]
+        return self._fetch(name, shape, part)
+
+    def _vector(self, name: str, size: int) -> torch.Tensor:
+        return self._fetch(name, (size,), WHOLE)
+
+    def _head_norm(self, name: str) -> torch.Tensor | None:
+        return self._vector(name, self.config.head_dim) if self.config.qk_norm else None
+
+    def _vocabulary(self, name: str) -> torch.Tensor:
+        """This rank's rows of an embedding or head, padded with zeros to the common length."""
+        size, (start, end) = self.config.vocab_size, self.split.vocab
+        rows = (min(start, size), min(end, size))
+        part_VH = self._fetch(name, (size, self.config.hidden_size), Part(rows=rows))
+        missing = (end - start) - part_VH.shape[0]
+        return functional.pad(part_VH, (0, 0, 0, missing)) if missing else part_VH
+
+    def _fetch(self, name: str, shape: tuple[int, ...], part: Part) -> torch.Tensor:
+        tensor = self.source.read(name, shape, part)
+        self.num_parameters += tensor.numel()
+        return tensor.to(self.device)

@@ -1,0 +1,83 @@
+"""Which backend computes: chosen once by name, device and what this machine can load."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+
+from kernels.interface import Backend
+from kernels.plain import PlainBackend
+
+_log = logging.getLogger(__name__)
+
+
+class BackendError(RuntimeError):
+    """A backend that was asked for by name cannot run here; the message says why."""
+
+
+def _make(module: str, name: str) -> Callable[[torch.dtype], Backend]:
+    def build(dtype: torch.dtype) -> Backend:
+        backend: Backend = getattr(importlib.import_module(module), name)()
+        return backend
+
+    return build
+
+
+# name -> (devices it runs on, constructor). Imports are lazy: most machines lack most of them.
+_BACKENDS: dict[str, tuple[tuple[str, ...], Callable[[torch.dtype], Backend]]] = {
+    "cpu": (("cpu",), _make("kernels.cpu.backend", "CpuBackend")),
+    "torch": (("cpu", "cuda"), lambda dtype: PlainBackend()),
+    "triton": (("cuda",), _make("kernels.triton.backend", "TritonBackend")),
+    "flash_attn": (("cuda",), _make("kernels.flash.backend", "FlashBackend")),
+}
+_PREFERENCE = {"cpu": ("cpu", "torch"), "cuda": ("flash_attn", "triton", "torch")}
+
+
+def resolve_backend(name: str, device: torch.device | str, dtype: torch.dtype) -> Backend:
+    """The backend called `name`, or the fastest that loads when it is "auto".
+
+    Raises BackendError for an unknown name, a device it does not run on, or a library that does
+    not load; "auto" falls through to plain torch and logs what it passed over.
+    """
+    kind = torch.device(device).type
+    if name == "auto":
+        for candidate in _PREFERENCE.get(kind, ("torch",)):
+            try:
+                backend = _load(candidate, kind, dtype)
+            except BackendError as unavailable:
+                _log.info("%s", unavailable)
+            else:
+                _log.info("backend %s computes on %s in %s", backend.name, kind, dtype)
+                return backend
+        raise BackendError(f"no backend computes on {kind}")
+    backend = _load(name, kind, dtype)
+    _log.info("backend %s computes on %s in %s, as asked", backend.name, kind, dtype)
+    return backend
+
+
+def _load(name: str, kind: str, dtype: torch.dtype) -> Backend:
+    known = _BACKENDS.get(name)
+    if known is None:
+        raise BackendError(f"backend {name!r} is unknown; known: auto, {', '.join(_BACKENDS)}")
+    kinds, build = known
+    if kind not in kinds:
+        raise BackendError(f"backend {name!r} runs on {' or '.join(kinds)}, not on {kind}")
+    if name == "flash_attn" and (missing := _why_no_flash(dtype)):
+        raise BackendError(f"backend 'flash_attn' is not available: {missing}")
+    try:
+        return build(dtype)
+    except (ImportError, OSError, RuntimeError) as bad:
+        # A library that is absent, was built for another machine, or does not compile here.
+        raise BackendError(f"backend {name!r} is not available: {bad}") from bad
+
+
+def _why_no_flash(dtype: torch.dtype) -> str:
+    if find_spec("flash_attn") is None:
+        return "the flash_attn package is not installed"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"it computes in bfloat16 or float16, not {dtype}"
+    return ""
