@@ -207,16 +207,14 @@ def pack_abort(request_ids: list[int]) -> bytes:
 # ---- scheduler -> replica -------------------------------------------------------------------
 
 
+_PLAIN = Output(0, 0, ())[3:]
+
+
 def pack_outputs(outputs: tuple[Output, ...]) -> list[Any]:
     """Rows of an iteration's news; the common case (one plain token) stays three fields."""
     rows: list[Any] = []
     for o in outputs:
-        if (
-            o.finish_reason is None
-            and not o.logprobs
-            and not o.prompt_logprobs
-            and not o.num_cached_tokens
-        ):
+        if o[3:] == _PLAIN:
             rows.append((o.request_id, o.index, o.tokens))
         else:
             rows.append(
