@@ -7,7 +7,7 @@ One micro-batch on one pipeline stage costs
                                                weights are streamed (memory floor), then rising
                                                tile by tile
   + per_request_s * num_slices
-  + prefill attention: per slice, per kv token read, per query-key pair
+  + prefill attention: per slice, per kv token read, per query-key pair, per chunk squared
   + decode attention:  per slice, per kv token read
 
 Every term is linear in its coefficient, so a profile is fitted by non-negative least squares
@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ class Mix:
     decode_kv_tokens: sum over decodes of the positions they attend to.
     prefill_kv_tokens: the same over prefill chunks (each chunk reads its context once).
     prefill_pairs: sum over chunks of (query, key) pairs under the causal mask.
+    prefill_squares: sum over chunks of their length squared: kernels that compute a chunk's own
+        square in full, masked half included, pay by it.
     """
 
     num_decodes: int = 0
@@ -49,6 +52,7 @@ class Mix:
     prefill_tokens: int = 0
     prefill_kv_tokens: int = 0
     prefill_pairs: float = 0.0
+    prefill_squares: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -69,6 +73,7 @@ class Mix:
         self.prefill_tokens += num_tokens
         self.prefill_kv_tokens += min(context, window + num_tokens) if window else context
         self.prefill_pairs += causal_pairs(start, num_tokens, window)
+        self.prefill_squares += num_tokens * num_tokens
 
     @classmethod
     def of(cls, slices: Iterable[Slice], window: int = 0) -> Mix:
@@ -121,6 +126,7 @@ class CostModel:
     prefill_slice_s: float = 0.0
     prefill_kv_s: float = 0.0
     prefill_pair_s: float = 0.0
+    prefill_square_s: float = 0.0
     decode_slice_s: float = 0.0
     decode_kv_s: float = 0.0
     transfer_s: tuple[tuple[int, float], ...] = ()
@@ -158,6 +164,7 @@ class CostModel:
             + self.prefill_slice_s * mix.num_prefills
             + self.prefill_kv_s * mix.prefill_kv_tokens
             + self.prefill_pair_s * mix.prefill_pairs
+            + self.prefill_square_s * mix.prefill_squares
         )
 
     def stage_s(self, mix: Mix) -> float:
@@ -173,6 +180,7 @@ class CostModel:
             + self.prefill_slice_s * mix.num_prefills
             + self.prefill_kv_s * mix.prefill_kv_tokens
             + self.prefill_pair_s * mix.prefill_pairs
+            + self.prefill_square_s * mix.prefill_squares
         )
 
     def send_s(self, num_tokens: int) -> float:
@@ -188,7 +196,7 @@ class CostModel:
         return (self.num_stages - 1) * (early + self._transfer(mix.num_tokens)) + stage
 
     def chunk_s(self, num_tokens: int, start: int) -> float:
-        """Attention and per-slice seconds that a prefill chunk adds; its linear part not included."""
+        """Seconds that a prefill chunk adds beside its linear part: attention and per slice."""
         window = self.attention_window
         context = start + num_tokens
         return (
@@ -196,6 +204,7 @@ class CostModel:
             + self.prefill_slice_s
             + self.prefill_kv_s * (min(context, window + num_tokens) if window else context)
             + self.prefill_pair_s * causal_pairs(start, num_tokens, window)
+            + self.prefill_square_s * (num_tokens * num_tokens)
         )
 
     def largest_chunk(self, mix: Mix, start: int, remaining: int, limit_s: float) -> int:
@@ -233,7 +242,7 @@ class CostModel:
         points = self.ratio_quantiles
         if quantile <= points[0][0]:
             return points[0][1]
-        for (q0, r0), (q1, r1) in zip(points, points[1:], strict=False):
+        for (q0, r0), (q1, r1) in pairwise(points):
             if quantile <= q1:
                 return r0 + (r1 - r0) * (quantile - q0) / (q1 - q0)
         return points[-1][1]
@@ -303,6 +312,7 @@ _FIELDS = (
     "prefill_slice_s",
     "prefill_kv_s",
     "prefill_pair_s",
+    "prefill_square_s",
     "decode_slice_s",
     "decode_kv_s",
     "attention_window",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from itertools import pairwise
 
 
 def causal_pairs(start: int, num_tokens: int, window: int = 0) -> float:
@@ -37,14 +38,14 @@ class StepTable:
         points = tuple((int(n), float(s)) for n, s in knots)
         if not points:
             points = ((0, 0.0),)
-        for (n0, s0), (n1, s1) in zip(points, points[1:], strict=False):
+        for (n0, s0), (n1, s1) in pairwise(points):
             if n1 <= n0 or s1 < s0:
                 raise ValueError(f"knots must ascend: ({n0}, {s0}) then ({n1}, {s1})")
         if points[0][0] < 0 or points[0][1] < 0:
             raise ValueError(f"first knot {points[0]} is negative")
         self.knots = points
         dense: list[float] = []
-        for (n0, s0), (n1, s1) in zip(points, points[1:], strict=False):
+        for (n0, s0), (n1, s1) in pairwise(points):
             if not dense:
                 dense = [s0] * n0
             slope = (s1 - s0) / (n1 - n0)

@@ -87,7 +87,7 @@ def poisson(qps: float) -> Arrivals:
 
 
 def gamma(qps: float, cv: float = 0.5) -> Arrivals:
-    """Gamma gaps with coefficient of variation `cv`: below 1 steadier than Poisson, above burstier."""
+    """Gamma gaps with variation coefficient `cv`: steadier than Poisson below 1."""
     shape = 1.0 / (cv * cv)
     return lambda n, rng: np.cumsum(rng.gamma(shape, 1.0 / (qps * shape), n))
 
@@ -311,11 +311,9 @@ def multi_turn(
             now += float(rng.exponential(think_s))
     rows.sort()
     columns = list(zip(*rows, strict=True)) if rows else [(), (), (), (), ()]
-    return Workload(
-        np.array(columns[0], np.float64),
-        *(np.array(c, np.int64) for c in columns[1:]),
-        name="multi_turn",
-    )
+    prompts, outputs, sessions, shared = (np.array(c, np.int64) for c in columns[1:])
+    arrivals = np.array(columns[0], np.float64)
+    return Workload(arrivals, prompts, outputs, sessions, shared, name="multi_turn")
 
 
 def concatenate(parts: Iterator[Workload] | list[Workload], name: str = "shifting") -> Workload:
