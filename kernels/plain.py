@@ -8,13 +8,13 @@ Shape suffixes as in `kernels.interface`; also L kv positions of a slice, P kv b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
-from kernels.interface import AttentionShape, Batch, KVLayer, LayerWeights
+from kernels.interface import AttentionShape, Batch, KVLayer, LayerWeights, Linear
 
 # Scores are materialised, so long slices and wide decode groups are taken in pieces: this many
 # query rows, this many padded kv positions at a time.
@@ -24,18 +24,12 @@ _PADDED_POSITIONS = 32_768
 
 @dataclass(slots=True)
 class PlainLinear:
-    """A dense weight; `quantization` rounds it to the grid a packed form would hold."""
+    """A dense weight; a quantised one is held dense, rounded to its grid."""
 
     weight_OK: torch.Tensor
     bias_O: torch.Tensor | None
-
-    @property
-    def in_features(self) -> int:
-        return self.weight_OK.shape[1]
-
-    @property
-    def out_features(self) -> int:
-        return self.weight_OK.shape[0]
+    in_features: int
+    out_features: int
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         return functional.linear(x_TK, self.weight_OK, self.bias_O)
@@ -56,10 +50,11 @@ class PlainBackend:
 
     def pack_linear(
         self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None, quantization: str = "none"
-    ) -> PlainLinear:
+    ) -> Linear:
         if quantization != "none":
             weight_OK = round_to_groups(weight_OK, quantization)
-        return PlainLinear(weight_OK.contiguous(), bias_O)
+        out_features, in_features = weight_OK.shape
+        return PlainLinear(weight_OK.contiguous(), bias_O, in_features, out_features)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         wide_TH = x_TH.float()
@@ -84,7 +79,7 @@ class PlainBackend:
         shape: AttentionShape,
         dtype: torch.dtype,
         device: torch.device,
-    ) -> list[PlainKVLayer]:
+    ) -> list[KVLayer]:
         size = (num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
         return [
             PlainKVLayer(
@@ -127,7 +122,7 @@ class PlainBackend:
         kv = _plain(layer)
         num_tokens, heads, kv_heads = qkv_TX.shape[0], shape.num_heads, shape.num_kv_heads
         qkv_THD = qkv_TX.view(num_tokens, heads + 2 * kv_heads, shape.head_dim)
-        q_TND, k_TGD, v_TGD = qkv_THD.split((heads, kv_heads, kv_heads), dim=1)
+        q_TND, k_TGD, v_TGD = torch.split(qkv_THD, [heads, kv_heads, kv_heads], dim=1)
         if q_norm_D is not None:
             q_TND = self.rms_norm(q_TND, q_norm_D, eps)
         if k_norm_D is not None:
@@ -166,7 +161,7 @@ class PlainBackend:
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
         eps: float,
-    ) -> Callable[[torch.Tensor, torch.Tensor | None, Batch], tuple[torch.Tensor, torch.Tensor]] | None:  # fmt: skip
+    ) -> None:
         return None
 
 
@@ -252,7 +247,9 @@ def _softmax_attention(
 ) -> torch.Tensor:
     """Grouped-query attention with float32 scores -> (S, T, N, D) in q's dtype."""
     group = shape.num_heads // shape.num_kv_heads
-    q_STGRD = q_STND.float().unflatten(2, (shape.num_kv_heads, group))
+    slices, rows = q_STND.shape[:2]
+    grouped = (slices, rows, shape.num_kv_heads, group, shape.head_dim)
+    q_STGRD = q_STND.float().reshape(grouped)
     scores_SGRTL = torch.einsum("stgrd,slgd->sgrtl", q_STGRD, k_SLGD.float()) * shape.scale
     if shape.softcap is not None:
         scores_SGRTL = shape.softcap * torch.tanh(scores_SGRTL / shape.softcap)

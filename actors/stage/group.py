@@ -12,7 +12,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
+
+# The classes behind torch.distributed's functions are public but typed only in part.
+dist: Any = torch.distributed
 
 _TIMEOUT = timedelta(seconds=300)
 
@@ -32,7 +35,7 @@ class RankGroup:
         host, _, port = address.rpartition(":")
         self._store = _store(host, int(port), rank, size)
         if device is not None and device.type == "cuda":
-            self._group = dist.ProcessGroupNCCL(self._store, rank, size, _TIMEOUT)
+            self._group = dist.ProcessGroupNCCL(self._store, rank, size, _nccl_options())
         else:
             self._group = dist.ProcessGroupGloo(self._store, rank, size, _gloo_options(host))
 
@@ -71,7 +74,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _store(host: str, port: int, rank: int, size: int) -> dist.TCPStore:
+def _store(host: str, port: int, rank: int, size: int) -> Any:
     """Rank 0 serves the store, on the named address only: torch alone would listen everywhere."""
     if rank != 0:
         return dist.TCPStore(host, port, size, is_master=False, timeout=_TIMEOUT)
@@ -84,6 +87,12 @@ def _store(host: str, port: int, rank: int, size: int) -> dist.TCPStore:
         host, port, size, is_master=True, timeout=_TIMEOUT, wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )  # fmt: skip
+
+
+def _nccl_options() -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = _TIMEOUT
+    return options
 
 
 def _gloo_options(host: str) -> Any:

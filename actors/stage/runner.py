@@ -29,7 +29,7 @@ from actors.stage.weights.checkpoint import Checkpoint
 from actors.stage.weights.load import Loader
 from actors.stage.weights.names import IGNORED_ENDINGS, all_shapes
 from actors.stage.weights.source import DummySource, WeightSource
-from kernels.interface import AttentionShape, Backend
+from kernels.interface import AttentionShape
 from kernels.registry import resolve_backend
 
 _log = logging.getLogger(__name__)

@@ -138,6 +138,6 @@ def _shards(folder: Path) -> list[Path]:
     pickled = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLED)
     if pickled:
         raise ModelError(
-            f"{folder / pickled[0]} is a pickle, which can run code; convert the model to safetensors"
+            f"{folder / pickled[0]} is a pickle, which can run code; convert it to safetensors"
         )
     raise ModelError(f"model folder {folder} holds no *.safetensors weights")

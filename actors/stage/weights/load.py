@@ -46,7 +46,7 @@ class Loader:
 
         tied = config.tied_embeddings
         vocabulary_VH = (
-            self._vocabulary(EMBEDDING) if spec.is_first or tied and spec.is_last else None
+            self._vocabulary(EMBEDDING) if spec.is_first or (tied and spec.is_last) else None
         )
         if spec.is_first:
             step()
