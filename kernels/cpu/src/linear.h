@@ -13,7 +13,7 @@ enum class Type : int { f32 = 0, bf16 = 1, f16 = 2 };
 
 inline int64_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
 
-// A packed weight: made and freed through the C functions in linear_api.cpp (Python's handle is
+// A packed weight: made and freed by the C functions in linear_pack.cpp (Python's handle is
 // this pointer). Reading it from several threads is safe.
 struct PackedLinear;
 
@@ -36,7 +36,7 @@ void linear_add(const PackedLinear& linear, const void* x, int64_t ldx, int64_t 
 
 // For a gate_up layer (rows: all of gate, then all of up): out[m, i] = silu(gate) * up, O / 2 wide.
 // Gate and up are rounded to the activation type first. Only where linear_can_gate() says so (O / 2
-// a multiple of 32); elsewhere use linear_forward and a separate silu-multiply.
+// a multiple of 16); elsewhere use linear_forward and a separate silu-multiply.
 bool linear_can_gate(const PackedLinear& linear);
 void linear_silu_mul(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void* out,
                      int64_t ldo);

@@ -1,0 +1,178 @@
+"""Linear layers on packed weights, in C++ (src/linear.h).
+
+Dtypes: float32, bfloat16 or float16 weights of the activations' own dtype, or whole numbers of 8 or
+4 bits with scales. A token's result has the same bits alone and in any batch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from typing import Any
+
+import torch
+
+from kernels.cpu import library
+from kernels.cpu.library import Pointer, pointer
+from kernels.cpu.quantize import QuantizedWeight, quantize
+
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_INT64 = ctypes.c_int64
+
+
+@functools.cache
+def _function(name: str) -> Any:
+    signatures: dict[str, tuple[Any, ...]] = {
+        "pack": (Pointer, ctypes.c_int, _INT64, _INT64, Pointer, _INT64, Pointer),
+        "pack_quantized": (
+            *(Pointer, ctypes.c_int, ctypes.c_int, _INT64, _INT64, _INT64),
+            *(Pointer, Pointer, Pointer, Pointer, Pointer, Pointer),
+        ),
+        "free": (None, Pointer),
+        "bytes": (_INT64, Pointer),
+        "can_gate": (ctypes.c_int, Pointer),
+    }
+    forward = (None, Pointer, Pointer, _INT64, _INT64, Pointer, _INT64)
+    return library.function(f"legato_linear_{name}", *signatures.get(name, forward))
+
+
+class CpuLinear:
+    """A packed weight; implements `kernels.interface.Linear`.
+
+    `handle` is the address of the C++ `PackedLinear`, for code that fuses layers; it is valid for as
+    long as this object lives.
+    """
+
+    def __init__(
+        self, handle: int | None, in_features: int, out_features: int, dtype: torch.dtype
+    ) -> None:
+        if handle is None:
+            raise MemoryError(f"no memory for a {out_features} x {in_features} weight")
+        self.handle = handle
+        self.in_features = in_features
+        self.out_features = out_features
+        self.dtype = dtype
+        self._finalizer = weakref.finalize(self, _function("free"), handle)
+        # Nothing else frees it at exit, and the threads may still be computing with it then.
+        self._finalizer.atexit = False
+        self._forward = _function("forward")
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weight, scales included, that one forward pass reads."""
+        return int(_function("bytes")(self.handle))
+
+    @property
+    def can_gate(self) -> bool:
+        """Whether `silu_mul` may be called."""
+        return bool(_function("can_gate")(self.handle))
+
+    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
+        """x W^T + b in the dtype of x, which must be the weight's activation dtype."""
+        x_TK = self._checked(x_TK)
+        out_TO = torch.empty((x_TK.shape[0], self.out_features), dtype=self.dtype)
+        self._run(self._forward, x_TK, out_TO)
+        return out_TO
+
+    def float_output(self, x_TK: torch.Tensor) -> torch.Tensor:
+        """The same, not rounded: float32 logits."""
+        x_TK = self._checked(x_TK)
+        out_TO = torch.empty((x_TK.shape[0], self.out_features), dtype=torch.float32)
+        self._run(_function("forward_f32"), x_TK, out_TO)
+        return out_TO
+
+    def add_to(self, x_TK: torch.Tensor, residual_TO: torch.Tensor) -> None:
+        """residual += x W^T + b, in place; the same bits as the two operations apart."""
+        x_TK = self._checked(x_TK)
+        if residual_TO.shape != (x_TK.shape[0], self.out_features):
+            raise ValueError(f"residual is {tuple(residual_TO.shape)}, not (T, out_features)")
+        if residual_TO.dtype != self.dtype or residual_TO.stride(1) != 1:
+            raise ValueError(f"residual must be {self.dtype} with contiguous rows")
+        self._run(_function("add"), x_TK, residual_TO)
+
+    def silu_mul(self, x_TK: torch.Tensor) -> torch.Tensor:
+        """silu(first half of the outputs) * second half; ValueError unless `can_gate`."""
+        if not self.can_gate:
+            raise ValueError(f"{self.out_features} outputs are not two halves of whole registers")
+        x_TK = self._checked(x_TK)
+        out_TI = torch.empty((x_TK.shape[0], self.out_features // 2), dtype=self.dtype)
+        self._run(_function("silu_mul"), x_TK, out_TI)
+        return out_TI
+
+    def _checked(self, x_TK: torch.Tensor) -> torch.Tensor:
+        if x_TK.dtype != self.dtype or x_TK.dim() != 2 or x_TK.shape[1] != self.in_features:
+            raise ValueError(
+                f"x is {tuple(x_TK.shape)} {x_TK.dtype}, not (T, {self.in_features}) {self.dtype}"
+            )
+        return x_TK if x_TK.stride(1) == 1 else x_TK.contiguous()
+
+    def _run(self, function: Any, x_TK: torch.Tensor, out_TO: torch.Tensor) -> None:
+        function(
+            self.handle,
+            x_TK.data_ptr(),
+            x_TK.stride(0),
+            x_TK.shape[0],
+            out_TO.data_ptr(),
+            out_TO.stride(0),
+        )
+
+
+def pack_linear(
+    weight_OK: torch.Tensor, bias_O: torch.Tensor | None = None, quantization: str = "none"
+) -> CpuLinear:
+    """Pack a weight for this CPU; the caller may drop the original afterwards.
+
+    quantization: "none", "int8" (one scale per output row), "int8-gN" or "int4-gN" (one scale per N
+    inputs of a row, N in 32, 64, 128), "int4" (the same as "int4-g32"). The activations keep the
+    weight's dtype. ValueError for another dtype or name, MemoryError without memory.
+    """
+    if weight_OK.dtype not in _TYPES:
+        raise ValueError(f"no CPU kernel for {weight_OK.dtype} weights")
+    if quantization != "none":
+        return pack_quantized(quantize(weight_OK, quantization), bias_O, weight_OK.dtype)
+    weight_OK = weight_OK if weight_OK.stride(1) == 1 else weight_OK.contiguous()
+    bias = _float(bias_O)
+    out_features, in_features = weight_OK.shape
+    handle = _function("pack")(
+        _TYPES[weight_OK.dtype],
+        out_features,
+        in_features,
+        weight_OK.data_ptr(),
+        weight_OK.stride(0),
+        pointer(bias),
+    )
+    return CpuLinear(handle, in_features, out_features, weight_OK.dtype)
+
+
+def pack_quantized(
+    weight: QuantizedWeight, bias_O: torch.Tensor | None, dtype: torch.dtype
+) -> CpuLinear:
+    """Pack whole numbers with their scales; `dtype` is that of the activations."""
+    if dtype not in _TYPES:
+        raise ValueError(f"no CPU kernel for {dtype} activations")
+    out_features, in_features = weight.values_OK.shape
+    values = weight.values_OK.contiguous()
+    grouped = weight.group > 0
+    row_scales = None if grouped else _float(weight.scales_OG[:, 0])
+    scales = weight.scales_OG.to(torch.float16).contiguous() if grouped else None
+    zeros = None
+    if weight.zeros_OG is not None:
+        zeros = weight.zeros_OG.to(torch.float16).contiguous()
+    permutation = None
+    if weight.permutation_K is not None:
+        permutation = weight.permutation_K.to(torch.int32).contiguous()
+    bias = _float(bias_O)
+    handle = _function("pack_quantized")(
+        _TYPES[dtype],
+        weight.bits,
+        out_features,
+        in_features,
+        weight.group,
+        *map(pointer, (values, row_scales, scales, zeros, permutation, bias)),
+    )
+    return CpuLinear(handle, in_features, out_features, dtype)
+
+
+def _float(values_O: torch.Tensor | None) -> torch.Tensor | None:
+    return None if values_O is None else values_O.to(torch.float32).contiguous()

@@ -1,0 +1,135 @@
+// How a linear layer is divided among the threads.
+#include "linear.h"
+
+#include <algorithm>
+#include <memory>
+#include <new>
+
+#include "linear_layout.h"
+#include "pool.h"
+
+namespace legato {
+namespace {
+
+// Enough for a thread to read in one go, little enough to share out evenly.
+constexpr int64_t kTaskBytes = 128 << 10;
+// Below this many multiplications a layer is not worth waking another thread for.
+constexpr int64_t kSerialWork = 1 << 15;
+constexpr int64_t kMaxShare = 8;  // tasks per thread that are enough to even out lost cycles
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Memory of the calling thread that only grows.
+char* scratch(int64_t num_bytes) {
+  struct Free {
+    void operator()(char* p) const { ::operator delete[](p, std::align_val_t(64)); }
+  };
+  thread_local std::unique_ptr<char[], Free> buffer;
+  thread_local int64_t size = 0;
+  if (size < num_bytes) {
+    buffer.reset();
+    buffer.reset(static_cast<char*>(::operator new[](num_bytes, std::align_val_t(64))));
+    size = num_bytes;
+  }
+  return buffer.get();
+}
+
+PreparedInput prepare(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M) {
+  const int64_t x_bytes = size_of(linear.type);
+  const int64_t k_bytes = linear.native_bf16 ? 2 : 4;
+  const bool copy = x_bytes != k_bytes || linear.K != linear.padded_K || linear.permutation;
+  if (!copy && !linear.has_zeros) {
+    return {static_cast<const char*>(x), ldx * x_bytes, nullptr};
+  }
+  const int64_t row_bytes = copy ? linear.padded_K * k_bytes : ldx * x_bytes;
+  const int64_t num_sums = linear.has_zeros ? linear.num_groups() : 0;
+  char* rows = scratch((copy ? M * row_bytes : 0) + M * num_sums * 4);
+  float* sums = reinterpret_cast<float*>(rows + (copy ? M * row_bytes : 0));
+  const auto prepare_row = [&](int64_t row, int) {
+    linear.prepare_row(linear, static_cast<const char*>(x) + row * ldx * x_bytes,
+                       copy ? rows + row * row_bytes : nullptr,
+                       linear.has_zeros ? sums + row * num_sums : nullptr);
+  };
+  if (M * linear.padded_K <= kSerialWork) {
+    for (int64_t row = 0; row < M; ++row) prepare_row(row, 0);
+  } else {
+    Pool::get().run(M, prepare_row);
+  }
+  return {copy ? rows : static_cast<const char*>(x), row_bytes, linear.has_zeros ? sums : nullptr};
+}
+
+// Panels per task: near kTaskBytes of weight, with the longest thread's share as short as possible.
+int64_t panels_per_task(const PackedLinear& linear, int64_t num_row_blocks, int threads) {
+  if (num_row_blocks > 1) return 2;
+  const int64_t most = std::max<int64_t>(1, kTaskBytes / linear.panel_bytes);
+  const int64_t enough = ceil_div(linear.num_panels, threads * kMaxShare);
+  int64_t best = 1;
+  int64_t best_share = linear.num_panels + 1;
+  for (int64_t panels = 1; panels <= std::max(most, enough); ++panels) {
+    const int64_t tasks = ceil_div(linear.num_panels, panels);
+    const int64_t share = ceil_div(tasks, threads) * panels;
+    if (share <= best_share) {
+      best = panels;
+      best_share = share;
+    }
+  }
+  return best;
+}
+
+void run(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void* out, int64_t ldo,
+         Finish finish) {
+  if (M <= 0 || linear.O == 0) return;
+  Pool& pool = Pool::get();
+  Task whole;
+  whole.linear = &linear;
+  whole.x = prepare(linear, x, ldx, M);
+  whole.finish = finish;
+  whole.out = out;
+  whole.ldo = ldo;
+
+  const int64_t num_row_blocks = ceil_div(M, kMaxBlockRows);
+  const int64_t rows = ceil_div(M, num_row_blocks);
+  const bool serial = M * linear.O * linear.K <= kSerialWork;
+  const int64_t panels = serial ? linear.num_panels
+                                : panels_per_task(linear, num_row_blocks, pool.size());
+  const auto run_one = [&](int64_t index, int) {
+    // The rows of one panel follow each other, so a weight is read from memory once.
+    const int64_t panel = index / num_row_blocks * panels;
+    Task task = whole;
+    task.row_begin = index % num_row_blocks * rows;
+    task.num_rows = std::min(rows, M - task.row_begin);
+    task.panel_begin = panel;
+    task.panel_end = std::min(panel + panels, linear.num_panels);
+    linear.run_task(task);
+  };
+  pool.run(num_row_blocks * ceil_div(linear.num_panels, panels), run_one);
+}
+
+}  // namespace
+
+int64_t in_features(const PackedLinear& linear) { return linear.K; }
+int64_t out_features(const PackedLinear& linear) { return linear.O; }
+Type activation_type(const PackedLinear& linear) { return linear.type; }
+bool linear_can_gate(const PackedLinear& linear) { return linear.halves_paired; }
+
+void linear_forward(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void* out,
+                    int64_t ldo) {
+  run(linear, x, ldx, M, out, ldo, Finish::store);
+}
+
+void linear_forward_f32(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M,
+                        float* out, int64_t ldo) {
+  run(linear, x, ldx, M, out, ldo, Finish::store_f32);
+}
+
+void linear_add(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void* residual,
+                int64_t ldr) {
+  run(linear, x, ldx, M, residual, ldr, Finish::add);
+}
+
+void linear_silu_mul(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void* out,
+                     int64_t ldo) {
+  run(linear, x, ldx, M, out, ldo, Finish::silu_mul);
+}
+
+}  // namespace legato

@@ -1,0 +1,102 @@
+// How a packed weight lies in memory, and what the kernels are handed.
+//
+// Output rows are packed in panels of two registers (32 rows with AVX-512, 16 with AVX2). A panel
+// is one contiguous stream over k, in units of 8 k, so a decode step reads memory strictly forward:
+//
+//   f32, f16   [k][row]
+//   bf16       [k / 2][row][k % 2]              what the bf16 dot product takes
+//   i8         [k / 2][row][k % 2]              one byte each
+//   i4         [k / 8][row][k % 2][(k / 2) % 4]  four bits each, stored as value + 8
+//
+// Values quantised in groups of k have, before each group, its fp16 scales [row] and, if there are
+// any, its fp16 zero points [row]. k is padded with zeros to whole units (and groups).
+//
+// Where both halves of the rows are whole numbers of registers, a panel pairs one register of the
+// first half with the same one of the second: a gate_up layer then meets gate and up side by side.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "isa.h"
+#include "linear.h"
+
+namespace legato {
+
+enum class Weights : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, i4 = 4 };
+
+constexpr int64_t kUnit = 8;          // k values that layouts and kernels advance by
+constexpr int kPanelVecs = 2;         // registers of rows in a panel
+constexpr int kMaxLanes = 16;
+constexpr int64_t kMaxBlockRows = 96;  // rows of x whose sums stay in a core's first-level cache
+
+struct Task;
+
+struct PackedLinear {
+  int64_t O = 0;
+  int64_t K = 0;
+  int64_t padded_K = 0;
+  Type type = Type::f32;
+  Weights weights = Weights::f32;
+  int64_t group = 0;          // k values per scale; 0: one scale per row, or none
+  bool has_zeros = false;
+  bool halves_paired = false;
+  int lanes = kMaxLanes;      // of the instruction set it was packed for
+  bool native_bf16 = false;   // x stays bf16; otherwise it is widened to float first
+
+  int64_t num_panels = 0;
+  int64_t unit_bytes = 0;     // of one panel's 8 k
+  int64_t header_bytes = 0;   // of one panel's group: scales and zeros
+  int64_t panel_bytes = 0;
+  char* data = nullptr;
+  int64_t data_bytes = 0;
+  std::unique_ptr<float[]> row_scales;    // in packed row order, or null
+  std::unique_ptr<float[]> bias;          // in packed row order, or null
+  std::unique_ptr<int32_t[]> permutation;  // the column of x that packed k reads, or null
+
+  std::shared_ptr<void> memory;  // what `data` lies in
+
+  // Of the instruction set it was packed for.
+  void (*run_task)(const Task&) = nullptr;
+  void (*prepare_row)(const PackedLinear&, const void* x, void* to, float* group_sums) = nullptr;
+
+  int64_t panel_rows() const { return kPanelVecs * lanes; }
+  int64_t num_groups() const { return group == 0 ? 1 : padded_K / group; }
+  // Where register `vec` of a panel begins among the outputs.
+  int64_t column(int64_t panel, int vec) const {
+    return halves_paired ? panel * lanes + vec * (O / 2) : (panel * kPanelVecs + vec) * lanes;
+  }
+  // How many of that register's lanes are outputs.
+  int64_t width(int64_t panel, int vec) const {
+    const int64_t left = O - column(panel, vec);
+    return left < 0 ? 0 : left < lanes ? left : lanes;
+  }
+};
+
+enum class Finish : int { store, store_f32, add, silu_mul };
+
+// x, made ready for the kernels: padded_K columns, float or (native) bf16.
+struct PreparedInput {
+  const char* data;
+  int64_t row_bytes;
+  const float* group_sums;  // [M][num_groups] sums of x over each group; null without zero points
+};
+
+// A rectangle of the output: some rows of x times some panels.
+struct Task {
+  const PackedLinear* linear;
+  PreparedInput x;
+  int64_t row_begin, num_rows;  // num_rows <= kMaxBlockRows
+  int64_t panel_begin, panel_end;
+  Finish finish;
+  void* out;
+  int64_t ldo;
+};
+
+LEGATO_FOR_EACH_ISA(
+    void run_linear_task(const Task& task);
+    // One row of x into `to` (null: x is fine as it is), and its sum over each group (null: not
+    // needed).
+    void prepare_linear_row(const PackedLinear& linear, const void* x, void* to, float* group_sums))
+
+}  // namespace legato
