@@ -1,0 +1,34 @@
+"""Fixtures shared by every room: tiny models, made once per run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# No test reaches for the network, and tokenizers must not warn about forks.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Without a GPU, Triton's kernels run interpreted; it decides that when it is first imported,
+# which other libraries may do, so it must be said here.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`tiny_model("qwen3")` is a folder of that variant (see tests/tiny_models.py), made once."""
+    root = tmp_path_factory.mktemp("models")
+    made: dict[str, Path] = {}
+
+    def get(variant: str = "llama", **options: object) -> Path:
+        from tests import tiny_models
+
+        key = "-".join([variant, *(f"{k}.{v}" for k, v in sorted(options.items()))])
+        if key not in made:
+            made[key] = tiny_models.write(root / key, variant, **options)  # type: ignore[arg-type]
+        return made[key]
+
+    return get

@@ -1,0 +1,155 @@
+"""Tiny random-weight Hugging Face folders, one per architecture and config variant.
+
+Weights are drawn wide enough that greedy continuations vary, so that equal tokens mean equal
+arithmetic. Every folder has safetensors, a byte-level tokenizer with a chat template, and
+generation defaults. `python -m tests.tiny_models FOLDER VARIANT` writes one by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+EOS, TURN_END, TURN_START = "<|endoftext|>", "<|im_end|>", "<|im_start|>"
+VOCAB_SIZE = 263  # 256 bytes, 3 specials, 4 rows that no token uses; odd, so no even split
+EOS_TOKEN_ID = 256
+TURN_END_TOKEN_ID = 257
+
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": EOS_TOKEN_ID,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+
+
+def _rope(kind: str, theta: float = 10_000.0, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **parameters}}
+
+
+_LONG = {"original_max_position_embeddings": 64, "factor": 4.0}
+
+# variant -> (model class, config entries over the base)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama-biased": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-head-dim": ("Llama", {"head_dim": 24}),
+    "llama-all-heads": ("Llama", {"num_key_value_heads": 4}),
+    "llama-linear": ("Llama", _rope("linear", factor=2.0)),
+    "llama-dynamic": ("Llama", {**_rope("dynamic", factor=4.0), "max_position_embeddings": 64}),
+    "llama-llama3": (
+        "Llama",
+        _rope("llama3", 500_000.0, low_freq_factor=1.0, high_freq_factor=4.0, **_LONG),
+    ),
+    "llama-yarn": ("Llama", _rope("yarn", **_LONG)),
+    "llama-yarn-mscale": (
+        "Llama",
+        _rope("yarn", mscale=0.9, mscale_all_dim=0.6, beta_fast=24, beta_slow=2, **_LONG),
+    ),
+    "llama-yarn-attention": ("Llama", _rope("yarn", attention_factor=1.3, truncate=False, **_LONG)),
+    "llama-longrope": (
+        "Llama",
+        _rope(
+            "longrope",
+            short_factor=[1.0 + 0.1 * i for i in range(8)],
+            long_factor=[2.0 + 0.5 * i for i in range(8)],
+            **_LONG,
+        ),
+    ),
+    "yi": (
+        "Llama",
+        {**_rope("default", 5_000_000.0), "num_key_value_heads": 1, "rms_norm_eps": 1e-5},
+    ),
+    "mistral": ("Mistral", {"sliding_window": 16}),
+    "mistral-unlimited": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True, **_rope("default", 1_000_000.0)}),
+    "qwen2-sliding": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3-biased": ("Qwen3", {"head_dim": 16, "attention_bias": True}),
+    "qwen3-layer-types": (
+        "Qwen3",
+        {
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
+
+
+def build(variant: str = "llama", seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:
+    """The variant as a transformers model in float32, ready to generate."""
+    family, entries = VARIANTS[variant]
+    config = getattr(transformers, f"{family}Config")(**{**_BASE, **entries, **overrides})
+    model: transformers.PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.uniform_(0.5, 1.5, generator=generator)
+            elif name.endswith("bias"):
+                parameter.normal_(0.0, 0.3, generator=generator)
+            else:
+                parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
+    model.generation_config.pad_token_id = EOS_TOKEN_ID
+    return model.eval()
+
+
+def write(
+    folder: Path,
+    variant: str = "llama",
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    num_shards: int = 1,
+    **overrides: Any,
+) -> Path:
+    """Write config, tokenizer and safetensors of a variant; returns the folder."""
+    model = build(variant, seed, **overrides).to(dtype)
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    model.save_pretrained(
+        folder, max_shard_size=size // num_shards + 1 if num_shards > 1 else "5GB"
+    )
+    write_tokenizer(folder)
+    generation = {"eos_token_id": [EOS_TOKEN_ID, TURN_END_TOKEN_ID], "pad_token_id": EOS_TOKEN_ID}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer: token i is byte i in the order of the byte alphabet."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = [AddedToken(text, special=True) for text in (EOS, TURN_END, TURN_START)]
+    tokenizer.add_special_tokens(specials)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=EOS, clean_up_tokenization_spaces=False
+    )
+    fast.chat_template = (
+        "{% for m in messages %}" + TURN_START + "{{ m['role'] }}\n{{ m['content'] }}" + TURN_END
+        + "\n{% endfor %}{% if add_generation_prompt %}" + TURN_START + "assistant\n{% endif %}"
+    )  # fmt: skip
+    fast.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), *sys.argv[2:3])
