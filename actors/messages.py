@@ -248,3 +248,27 @@ def unpack_output(row: Any) -> Output:
         tuple(pooled),
         error,
     )
+
+
+# An iteration record rides on each news message: these fields, in this order.
+ITERATION_FIELDS = (
+    "step",
+    "submitted_s",
+    "done_s",
+    "predicted_s",
+    "num_decode_tokens",
+    "num_prefill_tokens",
+    "num_requests",
+    "stages_s",
+    "num_decoding",
+    "num_prefilling",
+    "num_waiting",
+    "num_free_blocks",
+    "num_preemptions",
+    "token_budget",
+)
+
+
+def iteration_dict(record: list[Any]) -> dict[str, Any]:
+    """An iteration record with its fields named."""
+    return dict(zip(ITERATION_FIELDS, record, strict=True))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import threading
 from collections import deque
@@ -31,6 +32,8 @@ from actors.wire import FrameProtocol, connect, listen, private_directory
 
 StageHandles = Sequence[Sequence[Any]]  # [stage][rank] -> actor handle of StageActor
 _READ_TIMEOUT_S = 5.0
+# Ray logs pages of tracebacks when stages are killed on purpose; a real death reaches on_lost.
+logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
 
 
 class Pipeline(Protocol):
@@ -197,15 +200,18 @@ class GraphPipeline(_Watched):
         if self._bell is not None:
             self._bell.close()
         graph, self._graph = self._graph, None
-        self._tickets.clear()
         if graph is not None:
-            # teardown() can block for ever on a stuck stage; the stages are dead already, so a
-            # thread that outlives us holds nothing.
-            def teardown() -> None:
-                with contextlib.suppress(ray.exceptions.RayError):
-                    graph.teardown(kill_actors=True)
+            threading.Thread(target=_tear_down, args=(graph, self._tickets), daemon=True).start()
+        self._tickets = deque()
 
-            threading.Thread(target=teardown, daemon=True).start()
+
+def _tear_down(graph: Any, tickets: deque[Any]) -> None:
+    """Runs in a thread: teardown can block for ever on a stuck stage, and dropping an unread
+    ticket before it would wait in the channel. The stages are dead already, so a thread that
+    outlives the pipeline holds nothing."""
+    with contextlib.suppress(ray.exceptions.RayError):
+        graph.teardown(kill_actors=True)
+    tickets.clear()
 
 
 class CallPipeline(_Watched):

@@ -66,7 +66,7 @@ def threads_per_rank(config: EngineConfig) -> int:
 
 def create_stages(config: EngineConfig, group: PlacementGroup | None) -> list[list[Any]]:
     """Stage actors [stage][rank], created but not loaded."""
-    actor_class = ray.remote(StageActor)
+    actor_class = ray.remote(concurrency_groups={"watch": 1, "compute": 1})(StageActor)
     threads = threads_per_rank(config)
     stages = []
     for stage in range(config.stage.num_stages):
@@ -81,7 +81,6 @@ def create_stages(config: EngineConfig, group: PlacementGroup | None) -> list[li
                 num_gpus=config.gpus_per_rank,
                 scheduling_strategy=_strategy(group, stage + 1),
                 max_concurrency=2,
-                concurrency_groups={"watch": 1, "compute": 1},
                 runtime_env={
                     "env_vars": {"RAY_CGRAPH_buffer_size_bytes": str(config.channel_bytes)}
                 },

@@ -94,7 +94,11 @@ class SchedulerActor:
     def status(self) -> dict[str, Any]:
         core = self._running()
         return {
-            **core.snapshot(),
+            **core.statistics(),
+            "policy": core.config.policy,
+            "token_budget": core.config.token_budget,
+            "tbt_s": core.config.tbt_s,
+            "ttft_s": core.config.ttft_s,
             "recoveries": self._recoveries,
             "rebuilding": self._rebuilding,
             "outstanding_steps": len(self._outstanding),
@@ -176,8 +180,10 @@ class SchedulerActor:
         done_s: float,
         answer: StepResult,
     ) -> list[Any]:
-        """One iteration for the timeline and the logs (fields: app/telemetry/records.py)."""
+        """One iteration for the timeline and the logs: `messages.ITERATION_FIELDS`."""
         decodes = sum(1 for s in plan.slices if s.num_tokens == 1 and s.samples)
+        core = self._running()
+        residents = core.residents
         return [
             plan.step_id,
             submitted_s,
@@ -187,7 +193,12 @@ class SchedulerActor:
             plan.num_tokens - decodes,
             len(plan.slices),
             answer.stage_times_s,
-            self._running().gauges(),
+            len(residents.decoding),
+            len(residents.prefilling),
+            residents.num_waiting,
+            residents.num_free_blocks,
+            residents.num_preemptions,
+            core.config.token_budget,
         ]
 
     def _arm_deadline(self) -> None:

@@ -18,6 +18,7 @@ import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 1 << 30
@@ -103,8 +104,8 @@ class FrameProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports do not inherit from asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer

@@ -21,7 +21,7 @@ import msgpack
 import ray
 
 from actors.engine_config import EngineConfig
-from actors.messages import pack_abort, pack_submit, unpack_output
+from actors.messages import iteration_dict, pack_abort, pack_submit, unpack_output
 from actors.placement import current_group, scheduler_options
 from actors.scheduler import SchedulerActor
 from actors.scheduling.request import Request
@@ -298,19 +298,3 @@ class LiveEngine:
             for queue in self._subscribers:
                 with suppress(asyncio.QueueFull):  # a console that sleeps misses iterations
                     queue.put_nowait(record)
-
-
-def iteration_dict(record: list[Any]) -> dict[str, Any]:
-    """Name the fields of an iteration record (order: actors/scheduler.py `_record`)."""
-    step, submitted_s, done_s, predicted_s, decodes, prefill, slices, stages, gauges = record
-    return {
-        "step": step,
-        "submitted_s": submitted_s,
-        "done_s": done_s,
-        "predicted_s": predicted_s,
-        "num_decode_tokens": decodes,
-        "num_prefill_tokens": prefill,
-        "num_requests": slices,
-        "stages_s": stages,
-        **gauges,
-    }

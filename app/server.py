@@ -100,12 +100,12 @@ class LLMServer:
             objective=Objective(call.tbt_s, call.ttft_s),
             output=call.output,
         )
-        detokenizer = self.text.detokenizer(tokens)
+        detokenizer = self.text.detokenizer()
         async with aclosing(self.engine.generate(request)) as chunks:
             async for chunk in chunks:
                 text = detokenizer.push(chunk.tokens)
                 if chunk.finish_reason is not None:
-                    text += detokenizer.flush()
+                    text += detokenizer.finish()
                 yield {
                     "index": chunk.first,
                     "tokens": chunk.tokens,

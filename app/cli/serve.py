@@ -169,7 +169,9 @@ def _banner(config: dict[str, Any], address: str, seconds: float) -> None:
     name = settings.model.name or Path(settings.model.path).resolve().name
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'
     out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    out.print(f"\n[bold]Legato[/] serves [bold]{name}[/] at [bold]{address}[/]  (ready in {seconds:.0f} s)")
+    out.print(
+        f"\n[bold]Legato[/] serves [bold]{name}[/] at [bold]{address}[/]  (ready in {seconds:.0f} s)"
+    )
     out.print(f"  console  {address}/")
     out.print(f"  try      curl -N {address}/v1/chat/completions \\")
     out.print("             -H 'Content-Type: application/json' \\")
