@@ -112,10 +112,13 @@ class SchedulerConfig:
         changed.check()
         return changed
 
+    def differs(self, other: SchedulerConfig, *names: str) -> bool:
+        return any(getattr(self, name) != getattr(other, name) for name in names)
+
     def check(self) -> None:
         """Raise ConfigError naming the first impossible value."""
-        from actors.scheduling.policies import POLICIES
         from actors.scheduling.orders import ORDERS
+        from actors.scheduling.policies import POLICIES
 
         for key in ("num_blocks", "block_size", "max_requests", "token_budget", "tile"):
             value = getattr(self, key)

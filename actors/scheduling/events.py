@@ -90,7 +90,7 @@ class Output(NamedTuple):
     """
 
     request_id: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0

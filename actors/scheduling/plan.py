@@ -53,7 +53,7 @@ class StepPlan:
         that the stage does not know is ignored (a failed step may or may not have applied it).
     swap_out / swap_in: (device block, host block) / (host block, device block) copies.
     copies: (source, destination) device block copies (copy-on-write).
-    started: requests that enter.
+    started: requests that enter; replaces whatever a stage still knows under the id.
     new_blocks: (request_id, block ids appended to its table); one entry a request.
     fed: (request_id, position, token) outputs the first stage has not seen because another
         process sampled them. Empty with a single stage: it keeps what it samples.

@@ -1,0 +1,164 @@
+"""Paged KV memory: who holds which block, and which blocks still hold useful content.
+
+A block is in exactly one of three places: *held* (reference count > 0), *cached* (unreferenced,
+its content findable by digest, evicted least recently used first) or *empty*. Cached and empty
+blocks are free.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+
+
+class BlockManager:
+    """Reference-counted blocks 0 .. num_blocks - 1 with a content-addressed prefix cache.
+
+    `version` grows whenever memory is freed: a caller that was refused need not ask again
+    before it changes.
+    """
+
+    __slots__ = ("_by_digest", "_cached", "_digest_of", "_empty", "_references", "num_blocks",
+                 "num_evictions", "version")  # fmt: skip
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.version = 0
+        self.num_evictions = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: all blocks empty, nothing cached."""
+        self._empty = list(range(self.num_blocks - 1, -1, -1))  # a stack, lowest id on top
+        self._references = [0] * self.num_blocks
+        self._digest_of: dict[int, bytes] = {}  # held and cached blocks whose content is named
+        self._by_digest: dict[bytes, int] = {}  # the inverse
+        self._cached: OrderedDict[int, None] = OrderedDict()  # free but named, oldest first
+        self.version += 1
+
+    @property
+    def num_free(self) -> int:
+        return len(self._empty) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        """Free blocks whose content can still be hit."""
+        return len(self._cached)
+
+    def can_allocate(self, num_blocks: int) -> bool:
+        return num_blocks <= len(self._empty) + len(self._cached)
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Take blocks of unspecified content, each with one reference.
+
+        Only after `can_allocate`; raises MemoryError otherwise and takes nothing.
+        """
+        if not self.can_allocate(num_blocks):
+            raise MemoryError(f"{num_blocks} blocks asked for, {self.num_free} free")
+        taken: list[int] = []
+        for _ in range(num_blocks):
+            if self._empty:
+                block = self._empty.pop()
+            else:
+                block, _ = self._cached.popitem(last=False)
+                del self._by_digest[self._digest_of.pop(block)]
+                self.num_evictions += 1
+            self._references[block] = 1
+            taken.append(block)
+        return taken
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more reference to blocks that are held or cached."""
+        for block in blocks:
+            if self._references[block] == 0:
+                del self._cached[block]
+            self._references[block] += 1
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """Drop one reference each, the last block first: a chain is evicted from its tail."""
+        self.version += 1
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                if block in self._digest_of:
+                    self._cached[block] = None
+                else:
+                    self._empty.append(block)
+
+    def references(self, block: int) -> int:
+        return self._references[block]
+
+    def is_shared(self, block: int) -> bool:
+        """Someone else holds the block too, or may come to: it must not be written."""
+        return self._references[block] > 1 or block in self._digest_of
+
+    def match(self, digests: Sequence[bytes]) -> list[int]:
+        """The blocks of the longest known prefix; no reference is taken."""
+        found: list[int] = []
+        for digest in digests:
+            block = self._by_digest.get(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def num_unreferenced(self, blocks: Iterable[int]) -> int:
+        """How many of `blocks` count as free now and would not after `share`."""
+        return sum(1 for block in blocks if self._references[block] == 0)
+
+    def commit(self, block: int, digest: bytes) -> None:
+        """The held block's content is computed and final: others may find it.
+
+        A second block of the same content stays private.
+        """
+        if digest not in self._by_digest and block not in self._digest_of:
+            self._by_digest[digest] = block
+            self._digest_of[block] = digest
+
+    def forget_cache(self) -> None:
+        """Empty the cache; held blocks stay held but can no longer be found."""
+        self._empty.extend(self._cached)
+        self._cached.clear()
+        self._digest_of.clear()
+        self._by_digest.clear()
+        self.version += 1
+
+    def validate(self, expected: Mapping[int, int]) -> None:
+        """Raise AssertionError unless the references are exactly `expected` (block -> count)."""
+        for block, count in enumerate(self._references):
+            assert count == expected.get(block, 0), (block, count, expected.get(block, 0))
+        held = {block for block, count in enumerate(self._references) if count}
+        places = [*held, *self._cached, *self._empty]
+        assert sorted(places) == list(range(self.num_blocks)), "a block is lost or doubled"
+        assert {d: b for b, d in self._digest_of.items()} == self._by_digest
+        assert set(self._cached) <= set(self._digest_of)
+        assert not set(self._empty) & set(self._digest_of)
+
+
+class HostPool:
+    """Host-memory blocks for swapped KV: each has one owner, so a free list is enough."""
+
+    __slots__ = ("_free", "num_blocks")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.reset()
+
+    def reset(self) -> None:
+        self._free = list(range(self.num_blocks - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        if num_blocks > len(self._free):
+            raise MemoryError(f"{num_blocks} host blocks asked for, {len(self._free)} free")
+        return [self._free.pop() for _ in range(num_blocks)]
+
+    def free(self, blocks: Sequence[int]) -> None:
+        self._free.extend(reversed(blocks))
+
+    def validate(self, held: Sequence[int]) -> None:
+        """Raise AssertionError unless exactly `held` blocks are out."""
+        assert sorted([*held, *self._free]) == list(range(self.num_blocks))

@@ -1,0 +1,101 @@
+"""Requests of one group share one prompt (n > 1): it is computed once, then referenced.
+
+The first member leads; the others are held back until the leader's prompt is computed, and then
+start from a member that still holds it. A group whose leader is gone gets another one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from actors.scheduling.state import RequestState, Status
+
+
+@dataclass(slots=True)
+class _Group:
+    held: deque[RequestState] = field(default_factory=deque)  # WAITING outside the queue
+    ready: list[RequestState] = field(default_factory=list)  # RUNNING, prompt computed
+    num_members: int = 0
+
+
+class Groups:
+    def __init__(self) -> None:
+        self._groups: dict[str, _Group] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def join(self, state: RequestState) -> bool:
+        """A new request of a group. False: hold it back, its leader is on the way."""
+        key = state.request.group
+        if key is None:
+            return True
+        group = self._groups.setdefault(key, _Group())
+        group.num_members += 1
+        if group.ready:
+            return True
+        if group.num_members == 1:
+            state.is_leader = True
+            return True
+        group.held.append(state)
+        return False
+
+    def prompt_done(self, state: RequestState) -> list[RequestState]:
+        """A member's prompt is in its blocks. Returns who may enter the queue now."""
+        key = state.request.group
+        if key is None or key not in self._groups:
+            return []
+        group = self._groups[key]
+        if state not in group.ready:
+            group.ready.append(state)
+        return self._let_in(group)
+
+    def _let_in(self, group: _Group) -> list[RequestState]:
+        entering = [member for member in group.held if member.status is Status.WAITING]
+        group.held.clear()
+        return entering
+
+    def vacated(self, state: RequestState) -> None:
+        """A member no longer holds its blocks (or no longer may be relied upon)."""
+        key = state.request.group
+        if key is not None and key in self._groups and state in self._groups[key].ready:
+            self._groups[key].ready.remove(state)
+
+    def ended(self, state: RequestState) -> list[RequestState]:
+        """A member has ended. Returns the new leader, if one must enter the queue now."""
+        key = state.request.group
+        if key is None or key not in self._groups:
+            return []
+        self.vacated(state)
+        group = self._groups[key]
+        group.num_members -= 1
+        if group.num_members == 0:
+            del self._groups[key]
+        if not state.is_leader:
+            return []
+        while group.held:
+            heir = group.held.popleft()
+            if heir.status is Status.WAITING:
+                heir.is_leader = True
+                return [heir]
+        return []
+
+    def donor(self, state: RequestState) -> RequestState | None:
+        """A running member whose computed prompt is that of `state`."""
+        key = state.request.group
+        if key is None or key not in self._groups or state.request.pooling is not None:
+            return None
+        request = state.request
+        for member in self._groups[key].ready:
+            other = member.request
+            if (
+                other.prompt == request.prompt
+                and other.cache_salt == request.cache_salt
+                and (
+                    request.sampling.prompt_logprobs is None
+                    or len(member.prompt_logprobs) == member.num_prompt_tokens
+                )
+            ):
+                return member
+        return None

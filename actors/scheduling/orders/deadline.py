@@ -1,0 +1,105 @@
+"""Least slack first, and relegation of what can no longer be met (Niyama / QoServe).
+
+Slack at time t is (arrival + TTFT objective) - t - (time its prompt needs). Two waiting requests
+lose slack at the same speed, so their order is that of a constant and a heap will do.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from actors.scheduling.state import RequestState, Status
+
+if TYPE_CHECKING:
+    from actors.scheduling.config import SchedulerConfig
+
+_RELEGATED = 1e12  # added to a relegated request's rank: behind every promise
+
+
+class EarliestDeadline:
+    """Requests whose promise is lost wait behind those whose promise can be kept.
+
+    default_ttft_s: the promise of requests that name none (else the deployment's `ttft_s`).
+    prefill_tokens_per_s: how fast prompts are computed, for the time still needed.
+    patience_s: a relegated request goes first after so much more waiting (no starvation).
+    """
+
+    counts_tokens = False
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        default_ttft_s: float = 60.0,
+        prefill_tokens_per_s: float = float("inf"),
+        patience_s: float = 30.0,
+    ) -> None:
+        self.default_ttft_s = config.ttft_s if config.ttft_s is not None else default_ttft_s
+        self.prefill_tokens_per_s = prefill_tokens_per_s
+        self.patience_s = patience_s
+        self._promised: list[tuple[tuple[float, int], RequestState]] = []
+        self._relegated: deque[tuple[float, RequestState]] = deque()  # (relegated at, who)
+        self._pop_relegated = False  # where the last peek looked
+
+    def push(self, state: RequestState, now_s: float) -> None:
+        self.adopt(state)
+        heapq.heappush(self._promised, (state.rank, state))
+
+    def adopt(self, state: RequestState) -> None:
+        request = state.request
+        ttft_s = request.objective.ttft_s
+        deadline_s = request.arrival_s + (self.default_ttft_s if ttft_s is None else ttft_s)
+        latest_start_s = deadline_s - state.remaining / self.prefill_tokens_per_s
+        state.rank = (latest_start_s, state.sequence_number)
+
+    def restore(self, state: RequestState, now_s: float) -> None:
+        heapq.heappush(self._promised, (state.rank, state))
+
+    def peek(self, now_s: float) -> RequestState | None:
+        self._relegate(now_s)
+        relegated = self._relegated
+        while relegated and relegated[0][1].status is not Status.WAITING:
+            relegated.popleft()
+        overdue = bool(relegated) and now_s - relegated[0][0] > self.patience_s
+        self._pop_relegated = overdue or not self._promised
+        if self._pop_relegated:
+            return relegated[0][1] if relegated else None
+        return self._promised[0][1]
+
+    def _relegate(self, now_s: float) -> None:
+        """Set aside whoever can no longer meet the first promise.
+
+        Who has had a first token, or has been relegated and started before, is not judged again.
+        """
+        promised = self._promised
+        while promised:
+            rank, state = promised[0]
+            if state.status is Status.WAITING:
+                if state.outputs or state.admitted or rank[0] >= now_s:
+                    return
+                state.rank = (_RELEGATED + state.request.arrival_s, state.sequence_number)
+                self._relegated.append((now_s, state))
+            heapq.heappop(promised)
+
+    def pop(self) -> RequestState:
+        if self._pop_relegated:
+            return self._relegated.popleft()[1]
+        return heapq.heappop(self._promised)[1]
+
+    def admit(self, state: RequestState) -> None:
+        """Deadlines do not move with service."""
+
+    def serve(self, states: Sequence[RequestState]) -> None:
+        """Nor with tokens."""
+
+    def finish(self, state: RequestState) -> None:
+        """Nor with ends."""
+
+    def drain(self) -> list[RequestState]:
+        waiting = [state for _, state in sorted(self._promised)]
+        waiting += [state for _, state in self._relegated]
+        self._promised.clear()
+        self._relegated.clear()
+        return [state for state in waiting if state.status is Status.WAITING]

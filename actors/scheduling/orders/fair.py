@@ -1,0 +1,130 @@
+"""Fair sharing between tenants by virtual token counters (Sheng et al., OSDI '24, algorithm 2).
+
+Each tenant's counter grows with the weighted tokens it is served: its prompts when they start,
+its output tokens as they come. The next request is that of the waiting tenant with the smallest
+counter. A tenant that comes back from idleness is lifted to the smallest active counter, so that
+idling saves up no credit.
+
+Bound (theorem 4.4, weights 1): while two tenants both wait, their service differs by at most
+2 * max(prompt_weight * longest prompt, output_weight * most output tokens resident at once).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from actors.scheduling.state import RequestState, Status
+
+if TYPE_CHECKING:
+    from actors.scheduling.config import SchedulerConfig
+
+
+class VirtualTokenCounter:
+    """Tenants share the engine in proportion to `weights` (1 where a tenant is not named)."""
+
+    counts_tokens = True
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        weights: Mapping[str, float] | None = None,
+        prompt_weight: float = 1.0,
+        output_weight: float = 2.0,
+    ) -> None:
+        self.weights = dict(weights or {})
+        self.prompt_weight = prompt_weight
+        self.output_weight = output_weight
+        self.counters: dict[str, float] = {}
+        self._queues: dict[str, deque[RequestState]] = {}  # tenants that wait
+        # (counter, tenant), once for every tenant in _listed (all who wait); counters only grow,
+        # so an entry out of date is too small and is corrected when it comes to the top
+        self._heap: list[tuple[float, str]] = []
+        self._listed: set[str] = set()
+        self._last_counter = 0.0  # counter of the tenant whose queue emptied last
+        self._next = ""  # tenant found by the last peek
+
+    def push(self, state: RequestState, now_s: float) -> None:
+        tenant = state.request.tenant
+        self.adopt(state)
+        if tenant not in self._queues:
+            least = self._least_counter()
+            floor = self._last_counter if least is None else least
+            self.counters[tenant] = max(self.counters.get(tenant, 0.0), floor)
+        self._enter(tenant).append(state)
+
+    def adopt(self, state: RequestState) -> None:
+        state.rank = (state.request.arrival_s, state.sequence_number)
+
+    def restore(self, state: RequestState, now_s: float) -> None:
+        self.counters.setdefault(state.request.tenant, 0.0)
+        self._enter(state.request.tenant).appendleft(state)
+
+    def _enter(self, tenant: str) -> deque[RequestState]:
+        queue = self._queues.get(tenant)
+        if queue is None:
+            queue = self._queues[tenant] = deque()
+            if tenant not in self._listed:
+                self._listed.add(tenant)
+                heapq.heappush(self._heap, (self.counters[tenant], tenant))
+        return queue
+
+    def _least_counter(self) -> float | None:
+        """Smallest counter among waiting tenants; brings the heap's top up to date."""
+        heap = self._heap
+        while heap:
+            counter, tenant = heap[0]
+            queue = self._queues.get(tenant)
+            while queue and queue[0].status is not Status.WAITING:
+                queue.popleft()
+            if not queue:
+                heapq.heappop(heap)
+                self._listed.discard(tenant)
+                if self._queues.pop(tenant, None) is not None:
+                    self._last_counter = self.counters[tenant]
+            elif self.counters[tenant] != counter:
+                heapq.heapreplace(heap, (self.counters[tenant], tenant))
+            else:
+                return counter
+        return None
+
+    def peek(self, now_s: float) -> RequestState | None:
+        if self._least_counter() is None:
+            return None
+        self._next = self._heap[0][1]
+        return self._queues[self._next][0]
+
+    def pop(self) -> RequestState:
+        tenant = self._next
+        queue = self._queues[tenant]
+        state = queue.popleft()
+        if not queue:
+            del self._queues[tenant]
+            self._last_counter = self.counters[tenant]
+        return state
+
+    def admit(self, state: RequestState) -> None:
+        tenant = state.request.tenant
+        self._charge(tenant, self.prompt_weight * state.num_prompt_tokens)
+        if tenant not in self._queues:
+            self._last_counter = self.counters[tenant]
+
+    def serve(self, states: Sequence[RequestState]) -> None:
+        for state in states:
+            self._charge(state.request.tenant, self.output_weight)
+
+    def _charge(self, tenant: str, cost: float) -> None:
+        counters = self.counters
+        counters[tenant] = counters.get(tenant, 0.0) + cost / self.weights.get(tenant, 1.0)
+
+    def finish(self, state: RequestState) -> None:
+        """Counters stay: they are compared among the active only."""
+
+    def drain(self) -> list[RequestState]:
+        waiting: list[RequestState] = []
+        while (state := self.peek(0.0)) is not None:
+            self._queues[self._next].popleft()
+            waiting.append(state)
+        return waiting

@@ -1,0 +1,131 @@
+"""Orders whose rank is known on entry and never changes: one heap.
+
+Ageing needs no timer: if the worth of waiting grows linearly, comparing two requests at any
+moment gives the same answer as comparing two constants.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from actors.scheduling.state import RequestState, Status
+
+if TYPE_CHECKING:
+    from actors.scheduling.config import SchedulerConfig
+
+
+class HeapOrder:
+    """Subclasses give `value`; ties go by order of submission."""
+
+    counts_tokens = False
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        # (rank on entry, entry number, who); an entry counts while rank and status still match
+        self._heap: list[tuple[tuple[float, int], int, RequestState]] = []
+        self._num_entries = 0
+
+    def value(self, state: RequestState) -> float:
+        """Smaller is served earlier."""
+        raise TypeError(f"{type(self).__name__} defines no value")
+
+    def push(self, state: RequestState, now_s: float) -> None:
+        self.adopt(state)
+        self._enter(state)
+
+    def adopt(self, state: RequestState) -> None:
+        state.rank = (self.value(state), state.sequence_number)
+
+    def restore(self, state: RequestState, now_s: float) -> None:
+        self._enter(state)
+
+    def _enter(self, state: RequestState) -> None:
+        self._num_entries += 1
+        heapq.heappush(self._heap, (state.rank, self._num_entries, state))
+
+    def peek(self, now_s: float) -> RequestState | None:
+        heap = self._heap
+        while heap:
+            rank, _, state = heap[0]
+            if state.status is Status.WAITING and state.rank == rank:
+                return state
+            heapq.heappop(heap)
+        return None
+
+    def pop(self) -> RequestState:
+        return heapq.heappop(self._heap)[2]
+
+    def admit(self, state: RequestState) -> None:
+        """Starting does not change a constant rank."""
+
+    def serve(self, states: Sequence[RequestState]) -> None:
+        """Nor does service."""
+
+    def finish(self, state: RequestState) -> None:
+        """Nor does the end."""
+
+    def drain(self) -> list[RequestState]:
+        waiting = [
+            state
+            for rank, _, state in sorted(self._heap)
+            if state.status is Status.WAITING and state.rank == rank
+        ]
+        self._heap.clear()
+        return list(dict.fromkeys(waiting))
+
+
+class FirstComeFirstServed(HeapOrder):
+    """By arrival, as the shell stamped it (a replayed request keeps its place)."""
+
+    def value(self, state: RequestState) -> float:
+        return state.request.arrival_s
+
+
+class PriorityWithAgeing(HeapOrder):
+    """One class of priority is worth `ageing_s` seconds of waiting.
+
+    A request of class p overtakes one of class q < p only if it arrives less than
+    (p - q) * ageing_s later, which bounds everybody's wait.
+    """
+
+    def __init__(self, config: SchedulerConfig, ageing_s: float = 10.0) -> None:
+        super().__init__(config)
+        self.ageing_s = ageing_s
+
+    def value(self, state: RequestState) -> float:
+        return state.request.arrival_s - state.request.priority * self.ageing_s
+
+
+class ShortestFirst(HeapOrder):
+    """By expected output length; a second of waiting is worth `ageing_tokens_per_s` tokens.
+
+    The expectation is the declared `max_tokens`, or with `predict` the tenant's running mean
+    of finished lengths where that is smaller.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        ageing_tokens_per_s: float = 10.0,
+        predict: bool = False,
+        memory: float = 0.9,
+    ) -> None:
+        super().__init__(config)
+        self.ageing_tokens_per_s = ageing_tokens_per_s
+        self.predict = predict
+        self.memory = memory  # weight of the past in the running mean
+        self.means: dict[str, float] = {}
+
+    def value(self, state: RequestState) -> float:
+        request = state.request
+        expected = float(request.sampling.max_tokens - len(request.output))
+        if self.predict and request.tenant in self.means:
+            expected = min(expected, self.means[request.tenant])
+        return expected + request.arrival_s * self.ageing_tokens_per_s
+
+    def finish(self, state: RequestState) -> None:
+        if self.predict:
+            tenant, length = state.request.tenant, float(state.num_output_tokens)
+            mean = self.means.get(tenant, length)
+            self.means[tenant] = self.memory * mean + (1 - self.memory) * length

@@ -1,0 +1,67 @@
+"""Stall-free batching (Sarathi-Serve, OSDI '24, algorithm 3).
+
+Every running decode gets its token; what the budget leaves goes to chunks of unfinished prompts,
+then to first chunks of new ones. No decode ever waits for a prompt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from actors.scheduling.policies.base import fill_with_chunks
+from actors.scheduling.state import RequestState
+from actors.scheduling.step import StepBuilder
+
+if TYPE_CHECKING:
+    from actors.scheduling.config import SchedulerConfig
+
+_ROUNDING = 32
+
+
+class Sarathi:
+    """chunks "fixed": up to the budget. "dynamic": a prompt's chunks shrink as it progresses,
+    from `high` to `low` tokens in `stages` equal steps over `span` tokens, so that a long prompt
+    yields to others; past the schedule they stay at `low`.
+    """
+
+    order = "fcfs"
+    reserve = False
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        chunks: str = "fixed",
+        high: int = 2048,
+        low: int = 128,
+        stages: int = 16,
+        span: int = 131072,
+    ) -> None:
+        if chunks not in ("fixed", "dynamic") or not 0 < low <= high or stages < 1 or span < 1:
+            raise TypeError("chunks is 'fixed' or 'dynamic', with 0 < low <= high")
+        self.dynamic = chunks == "dynamic"
+        self.schedule = chunk_schedule(high, low, stages)
+        self.stage_tokens = max(1, span // stages)
+
+    def plan(self, step: StepBuilder) -> None:
+        step.decode_all()
+        if not self.dynamic:
+            fill_with_chunks(step, step.tokens_left())
+            return
+        # The schedule, not the budget, bounds the step: each prompt against what is in it.
+        fill_with_chunks(step, step.room, lambda state, _: self.chunk_size(state) - step.num_tokens)
+
+    def chunk_size(self, state: RequestState) -> int:
+        """Tokens a step may hold for this prompt to join it."""
+        return self.schedule[min(state.planned // self.stage_tokens, len(self.schedule) - 1)]
+
+
+def chunk_schedule(high: int, low: int, stages: int) -> list[int]:
+    """Falling chunk sizes, rounded down to multiples of 32 (never below `low`).
+
+    >>> chunk_schedule(2048, 128, 4)
+    [2048, 1408, 768, 128]
+    """
+    if stages == 1:
+        return [high]
+    fall = (high - low) / (stages - 1)
+    return [max(low, int(high - k * fall) // _ROUNDING * _ROUNDING) for k in range(stages)]

@@ -1,0 +1,38 @@
+"""Names for KV content: a hash chain over full blocks of tokens.
+
+A block's digest covers its tokens and everything before them, so equal digests mean equal KV.
+Digests are the same in every process: a router can compare them across replicas.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+DIGEST_BYTES = 16
+
+
+def chain_root(salt: str) -> bytes:
+    """Where a chain starts. Different salts never share a block (no timing leak)."""
+    return blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=b"legato-kv").digest()
+
+
+def chain_next(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The digest of a full block whose predecessor in the sequence has digest `parent`."""
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=DIGEST_BYTES).digest()
+
+
+def prefix_digests(tokens: Sequence[int], block_size: int, salt: str = "") -> list[bytes]:
+    """Digests of all full blocks of `tokens`, in order.
+
+    >>> a = prefix_digests([1, 2, 3, 4, 5], 2)
+    >>> len(a), a == prefix_digests([1, 2, 3, 4], 2), a[0] == prefix_digests([1, 2], 2, "x")[0]
+    (2, True, False)
+    """
+    digests: list[bytes] = []
+    digest = chain_root(salt)
+    for end in range(block_size, len(tokens) + 1, block_size):
+        digest = chain_next(digest, tokens[end - block_size : end])
+        digests.append(digest)
+    return digests

@@ -1,0 +1,279 @@
+"""One step being planned: what a policy may do, and the plan that comes of it.
+
+A policy calls `decode_all`, `chunk` and `start`; each allocates what it needs or changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from actors.scheduling.interfaces import Admission, StepShape, TokenBudget
+from actors.scheduling.plan import RequestStart, Slice, StepPlan
+from actors.scheduling.residents import Residents
+from actors.scheduling.state import RequestState, Status
+
+_make = tuple.__new__  # a NamedTuple without the Python-level constructor: once per token
+
+
+@dataclass(slots=True)
+class InFlight:
+    """An executed plan, and what its answer will mean."""
+
+    plan: StepPlan
+    sampled: list[RequestState]  # in slice order: each gets a token
+    partial: list[tuple[RequestState, int]]  # prefill slices that sample nothing, and their ends
+    shape: StepShape
+    pinned: list[int]  # device blocks that the plan copies from
+    host_blocks: list[int]  # host blocks that the plan copies from
+    swapped_out: list[RequestState]  # whose KV the plan copies to the host
+    planned_at_s: float
+
+    def members(self) -> list[RequestState]:
+        return [*self.sampled, *(state for state, _ in self.partial)]
+
+
+class StepBuilder:
+    """The step under construction. Attributes are for reading; methods add work."""
+
+    def __init__(
+        self, residents: Residents, budget: TokenBudget, admission: Admission, reserve: bool
+    ) -> None:
+        """reserve: the policy wants KV for a request's maximum length before it starts."""
+        self.residents = residents
+        self.config = residents.config
+        self.budget = budget
+        self.admission = admission
+        self.reserve = reserve
+        self.clear(0)
+
+    def clear(self, step_id: int) -> None:
+        self.step_id = step_id
+        self.num_tokens = 0
+        self.num_decodes = 0
+        self.decode_context_tokens = 0
+        self._decode_slices: list[Slice] = []
+        self._decode_states: list[RequestState] = []
+        self._prefills: dict[RequestState, int] = {}  # tokens of each, in order of addition
+        self._fed: list[tuple[int, int, int]] = []
+        self._new_blocks: dict[int, list[int]] = {}
+        self._starting: list[RequestState] = []
+
+    # ---- what a policy reads ----------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        return self.residents.now_s
+
+    @property
+    def empty(self) -> bool:
+        return self.num_tokens == 0
+
+    @property
+    def shape(self) -> StepShape:
+        prefills = tuple((s.planned - n, n) for s, n in self._prefills.items())
+        return StepShape(self.num_decodes, self.decode_context_tokens, prefills)
+
+    @property
+    def room(self) -> int:
+        """Tokens that the stages' buffers still hold."""
+        return self.config.max_step_tokens - self.num_tokens
+
+    def tokens_left(self) -> int:
+        """Prefill tokens that the budget allows on top of what is in the step. Never negative."""
+        budget = self.budget.num_tokens(self.shape, self.residents)
+        return max(0, min(budget - self.num_tokens, self.room))
+
+    def runnable_prefills(self) -> list[RequestState]:
+        """Admitted requests with known tokens left, best rank first."""
+        limit = self.config.steps_per_request
+        return [s for s in self.residents.prefilling if s.in_flight < limit]
+
+    def runnable_decodes(self) -> list[RequestState]:
+        limit = self.config.steps_per_request
+        return [s for s in self.residents.decoding if s.in_flight < limit and s.planned < s.end]
+
+    def head(self) -> RequestState | None:
+        """The next waiting request; None while a suspect is being isolated."""
+        return None if self.residents.isolated else self.residents.head()
+
+    # ---- what a policy does -----------------------------------------------------------
+
+    def decode_all(self) -> None:
+        """One token for every request that can decode."""
+        self.decode(self.residents.decoding)
+
+    def decode(self, states: Iterable[RequestState]) -> None:
+        """One token for each of these `decoding` requests that can decode now, best rank first.
+
+        Who needs a KV block that cannot be had, even by preempting worse ranks, is left out.
+        This loop runs once per generated token: it is kept flat on purpose.
+        """
+        step_id, limit = self.step_id, self.config.steps_per_request
+        several_stages = self.config.num_stages > 1
+        if self.num_tokens:  # never twice in one step
+            states = [s for s in states if s.step_id != step_id]
+        if states is not self.residents.decoding:  # growing one may preempt a later one
+            states = (s for s in states if s.status is Status.RUNNING)
+        slices, members, context = self._decode_slices, self._decode_states, 0
+        before = len(slices)
+        for state in states:
+            start = state.planned
+            if start >= state.end or state.in_flight >= limit:
+                continue
+            if start >= state.capacity and not self._grow(state, start + 1):
+                continue
+            if several_stages and start >= state.mirrored_length:
+                self._fed.append((state.request_id, start, state.outputs[-1]))
+                state.mirrored_length = start + 1
+            state.planned = start + 1
+            state.in_flight += 1
+            state.step_id = step_id
+            context += start + 1
+            slices.append(_make(Slice, (state.request_id, start, 1, True)))
+            members.append(state)
+        self.decode_context_tokens += context
+        added = len(slices) - before
+        self.num_decodes += added
+        self.num_tokens += added
+
+    def chunk(self, state: RequestState, limit: int, *, whole: bool = False) -> int:
+        """Up to `limit` more tokens of an admitted prompt; returns how many were added.
+
+        whole: all that is left or nothing, unless the stages' buffers could never hold it.
+        May be called again for a request that the step already holds.
+        """
+        remaining = state.length - state.planned
+        count = min(remaining, limit, self.room)
+        if whole and count < min(remaining, self.config.max_step_tokens):
+            return 0
+        if 0 < count < remaining:
+            count = self._round_to_tile(count)
+        again = state in self._prefills
+        if count <= 0 or (state.in_flight >= self.config.steps_per_request and not again):
+            return 0
+        if state.planned + count > state.capacity:
+            count = self._make_room(state, count, whole)
+            if count <= 0:
+                return 0
+        self._add(state, count, again)
+        return count
+
+    def _round_to_tile(self, count: int) -> int:
+        """Cut a chunk so that the step fills whole tiles of the matrix kernels, if it can."""
+        excess = (self.num_tokens + count) % self.config.tile
+        return count - excess if count > excess else count
+
+    def _make_room(self, state: RequestState, count: int, whole: bool) -> int:
+        """Blocks for a chunk; what fits without them if there are too few."""
+        if self._grow(state, state.planned + count):
+            return count
+        if whole:
+            return 0
+        size = self.config.block_size
+        fits = state.capacity - state.planned + self.residents.blocks.num_free * size
+        count = min(count, fits)
+        if count > 0 and state.planned + count > state.capacity:
+            self._grow(state, state.planned + count)
+        return count
+
+    def start(self, state: RequestState, limit: int, *, whole: bool = False) -> int:
+        """Start the request that `head` returned with a first chunk; 0 if it must wait."""
+        residents = self.residents
+        limit = min(limit, self.room)
+        if limit <= 0 or (whole and limit < min(state.remaining, self.config.max_step_tokens)):
+            return 0
+        busy = residents.num_residents + residents.num_leaving > 0
+        if busy and not self.admission.may_start(state, residents):
+            return 0
+        if not residents.start(state, limit, self.reserve):
+            return 0
+        if state in residents.isolated:
+            residents.isolated.remove(state)
+        else:
+            residents.order.pop()
+        return self.chunk(state, limit, whole=False)
+
+    def preempt(self, state: RequestState) -> None:
+        """Send a running request back to the queue (not one that the step already holds)."""
+        if state.step_id != self.step_id and state.status is Status.RUNNING:
+            self.residents.preempt(state)
+
+    def _grow(self, state: RequestState, num_tokens: int) -> bool:
+        fresh = self.residents.grow(state, num_tokens, self.step_id)
+        if fresh is None:
+            return False
+        if state.mirrored:
+            self._new_blocks.setdefault(state.request_id, []).extend(fresh)
+        return True
+
+    def _add(self, state: RequestState, count: int, again: bool) -> None:
+        if not again:
+            state.in_flight += 1
+            state.step_id = self.step_id
+            if state.first_planned_s is None:
+                state.first_planned_s = self.residents.now_s
+            if not state.mirrored:
+                self._starting.append(state)
+                state.mirrored = True
+                state.mirrored_length = state.length
+        self._prefills[state] = self._prefills.get(state, 0) + count
+        state.planned += count
+        self.num_tokens += count
+        if state.planned == state.length:
+            self.residents.to_decoding(state)
+
+    # ---- the result -------------------------------------------------------------------
+
+    def build(self) -> InFlight | None:
+        """The plan, if there is work in it. Pending releases and copies travel with it."""
+        if self.num_tokens == 0:
+            return None
+        residents = self.residents
+        slices: list[Slice] = self._decode_slices
+        sampled, partial = self._decode_states, []
+        shape = self.shape
+        for state, count in self._prefills.items():
+            samples = state.planned == state.length and state.request.pooling is None
+            slices.append(Slice(state.request_id, state.planned - count, count, samples))
+            if samples:
+                sampled.append(state)
+            else:
+                partial.append((state, state.planned))
+        plan = StepPlan(
+            step_id=self.step_id,
+            slices=tuple(slices),
+            released=tuple(residents.released),
+            swap_out=tuple(residents.swap_out),
+            swap_in=tuple(residents.swap_in),
+            copies=tuple(residents.copies),
+            started=tuple(_introduce(state) for state in self._starting),
+            new_blocks=tuple((i, tuple(b)) for i, b in self._new_blocks.items()),
+            fed=tuple(self._fed),
+        )
+        step = InFlight(
+            plan,
+            sampled,
+            partial,
+            shape,
+            [source for source, _ in residents.copies],
+            residents.returned_host_blocks,
+            residents.swapped_out,
+            residents.now_s,
+        )
+        residents.released = []
+        residents.swap_out, residents.swap_in, residents.copies = [], [], []
+        residents.returned_host_blocks, residents.swapped_out = [], []
+        return step
+
+
+def _introduce(state: RequestState) -> RequestStart:
+    request = state.request
+    return RequestStart(
+        request_id=state.request_id,
+        tokens=state.known_tokens(),
+        num_prompt_tokens=state.num_prompt_tokens,
+        block_ids=tuple(state.blocks),
+        sampling=request.sampling,
+        pooling=request.pooling,
+    )
