@@ -183,6 +183,10 @@ class CostModel:
             + self.prefill_square_s * mix.prefill_squares
         )
 
+    def last_s(self, num_slices: int) -> float:
+        """Seconds of `stage_s` that only the last stage spends (the vocabulary projection)."""
+        return self._last(num_slices)
+
     def send_s(self, num_tokens: int) -> float:
         """Seconds to hand a micro-batch's activations to the next stage."""
         return self._transfer(num_tokens)

@@ -70,7 +70,9 @@ def nnls(matrix: Floats, target: Floats, tolerance: float = 1e-10) -> Floats:
     passive = np.zeros(columns, bool)
     for _ in range(10 * columns + 10):
         gradient = moment - gram @ solution
-        candidates = ~passive & used & (gradient > tolerance * max(1.0, float(np.abs(moment).max())))
+        candidates = (
+            ~passive & used & (gradient > tolerance * max(1.0, float(np.abs(moment).max())))
+        )
         if not candidates.any():
             break
         passive[int(np.argmax(np.where(candidates, gradient, -np.inf)))] = True
@@ -110,16 +112,17 @@ def _design(mixes: Sequence[Mix], knots: Sequence[int]) -> Floats:
     for mix in mixes:
         tokens = mix.num_tokens
         rises = [
-            min(max(tokens - low, 0), high - low) / (high - low)
-            for low, high in pairwise(knots)
+            min(max(tokens - low, 0), high - low) / (high - low) for low, high in pairwise(knots)
         ]
         if tokens > knots[-1] and rises:
             rises[-1] += (tokens - knots[-1]) / (knots[-1] - knots[-2])
         rows.append(
-            [1.0, *rises, mix.num_slices]
-            + [mix.num_decodes, mix.decode_kv_tokens]
-            + [mix.num_prefills, mix.prefill_kv_tokens]
-            + [mix.prefill_pairs, mix.prefill_squares]
+            [
+                *(1.0, *rises, mix.num_slices),
+                *(mix.num_decodes, mix.decode_kv_tokens),
+                *(mix.num_prefills, mix.prefill_kv_tokens),
+                *(mix.prefill_pairs, mix.prefill_squares),
+            ]
         )
     return np.array(rows, np.float64)
 

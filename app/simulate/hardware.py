@@ -89,9 +89,7 @@ DEVICES = {
 MODELS = {
     shape.name: shape
     for shape in (
-        ModelShape(
-            "mistral-7b", 32, 4096, 14336, 32, 8, 128, 32000, "llama-3-8b", window=4096
-        ),
+        ModelShape("mistral-7b", 32, 4096, 14336, 32, 8, 128, 32000, "llama-3-8b", window=4096),
         ModelShape("yi-34b", 60, 7168, 20480, 56, 8, 128, 64000, "codellama-34b"),
         ModelShape("llama2-70b", 80, 8192, 28672, 64, 8, 128, 32000, "llama-2-70b"),
         ModelShape(
@@ -179,12 +177,13 @@ def compose(
     kv_tokens = kv_capacity_tokens(shape, target, tensor_ranks * num_stages)
     cpu = _read("a100")["cpu"]["1" if tensor_ranks == 1 else "many"]
     attention = _attention(shape, target, tensor_ranks, layers)
-    return CostModel(
+    batch_s = attention.pop("decode_batch_s")
+    base = CostModel(
         name=name or f"{model}-{device}-tp{tensor_ranks}-pp{num_stages}",
         source=_read(device)["source"],
         num_stages=num_stages,
         tensor_ranks=tensor_ranks,
-        overhead_s=cpu["overhead_s"] + attention.pop("overhead_s"),
+        overhead_s=cpu["overhead_s"] + batch_s,
         per_request_s=cpu["per_request_s"],
         tokens_s=_edges(tokens, total),
         transfer_s=_sends(shape, link) if num_stages > 1 else (),
@@ -193,8 +192,8 @@ def compose(
         tile_tokens=128,
         kv_tokens=kv_tokens,
         max_model_len=shape.max_model_len,
-        **attention,
     )
+    return CostModel.from_dict({**base.to_dict(), **attention})
 
 
 def kv_capacity_tokens(shape: ModelShape, device: Device, num_devices: int) -> int:
@@ -253,7 +252,7 @@ def _attention(
     memory = kv_heads / (profiled["kv_heads_per_rank"] * profiled["head_dim"])
     memory *= device.attention_memory
     return {
-        "overhead_s": layers * profiled["decode_batch_s"],
+        "decode_batch_s": layers * profiled["decode_batch_s"],
         "prefill_slice_s": layers * profiled["prefill_slice_s"],
         "prefill_kv_s": layers * profiled["prefill_kv_s"] * memory,
         "prefill_pair_s": layers * profiled["prefill_pair_s"] * query,
@@ -318,9 +317,7 @@ def paper_model(name: str) -> CostModel:
 
     model, device, ranks, stages, network, link = PAPER[name]
     link = {"a40": "a40-pairwise-nvlink"}.get(link, link or network)
-    composed = compose(
-        model, device, ranks, stages, network=network, link=link, name=name
-    )
+    composed = compose(model, device, ranks, stages, network=network, link=link, name=name)
     return replace(composed, notes=NOTES[name])
 
 

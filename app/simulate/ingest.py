@@ -99,7 +99,8 @@ def linear(path: Path) -> dict[str, Any]:
 
 def attention(path: Path, heads: int, kv_heads: int, head_dim: int) -> dict[str, float]:
     """Attention of one layer as non-negative coefficients per head, with the fit's error."""
-    design, seconds = [], []
+    design: list[tuple[float, ...]] = []
+    seconds: list[float] = []
     for row in _rows(path):
         batch, chunk = int(float(row["batch_size"])), int(float(row["prefill_chunk_size"]))
         context = int(float(row["kv_cache_size"]))
@@ -158,7 +159,13 @@ def collective(path: Path, kind: str) -> dict[str, Any]:
 def cpu_overheads(path: Path) -> dict[str, Any]:
     """Seconds per iteration and per request outside the accelerator, by tensor-parallel degree."""
     points: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    parts = ("schedule", "sampler_e2e", "prepare_inputs_e2e", "process_model_outputs", "ray_comm_time")
+    parts = (
+        "schedule",
+        "sampler_e2e",
+        "prepare_inputs_e2e",
+        "process_model_outputs",
+        "ray_comm_time",
+    )
     for row in _rows(path):
         total = sum(float(row[f"{part}_mean"]) for part in parts)
         points["1" if int(row["tensor_parallel_degree"]) == 1 else "many"].append(

@@ -1,0 +1,185 @@
+"""What a simulated run remembers, and the figures computed from it.
+
+Recording sits in the hot loop, so it is plain lists and arrays; definitions are those of
+`app.telemetry.definitions`.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Steps:
+    """One entry per step, in order of completion: when, where, how long, what was in it."""
+
+    replica: array[int] = field(default_factory=lambda: array("i"))
+    start_s: array[float] = field(default_factory=lambda: array("d"))
+    end_s: array[float] = field(default_factory=lambda: array("d"))
+    stage_s: array[float] = field(default_factory=lambda: array("d"))
+    bubble_s: array[float] = field(default_factory=lambda: array("d"))
+    prefill_tokens: array[int] = field(default_factory=lambda: array("i"))
+    decode_tokens: array[int] = field(default_factory=lambda: array("i"))
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+
+class Recorder:
+    """Times of every request (columns indexed by request id, seconds, NaN: never) and token."""
+
+    def __init__(self, num_requests: int, keep_steps: bool = False) -> None:
+        nan = math.nan
+        self.arrival_s = [nan] * num_requests
+        self.started_s = [nan] * num_requests
+        self.first_token_s = [nan] * num_requests
+        self.last_token_s = [nan] * num_requests
+        self.finished_s = [nan] * num_requests
+        self.refused_s = [nan] * num_requests
+        self.retry_after_s = [nan] * num_requests
+        self.max_gap_s = [0.0] * num_requests
+        self.num_output_tokens = [0] * num_requests
+        self.num_starts = [0] * num_requests
+        self.num_cached_tokens = [0] * num_requests
+        self.replica = [0] * num_requests
+        self.gaps_s = array("d")  # every TBT, in order of time
+        self.gap_owner = array("i") if keep_steps else None
+        self.steps = Steps() if keep_steps else None
+        self.num_steps = 0
+        self.busy_s = 0.0  # of all stages together
+        self.bubble_s = 0.0
+        self.end_s = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The figures of one run; times in seconds, rates per second."""
+
+    num_requests: int
+    num_completed: int
+    num_refused: int
+    span_s: float
+    qps_offered: float
+    qps_completed: float
+    output_tokens_per_s: float
+    ttft_p50: float
+    ttft_p90: float
+    ttft_p99: float
+    tbt_p50: float
+    tbt_p90: float
+    tbt_p99: float
+    tbt_max: float
+    max_tbt_p99: float
+    scheduling_delay_p50: float
+    scheduling_delay_p99: float
+    e2e_p50: float
+    e2e_p99: float
+    normalised_p50: float
+    num_preemptions: int
+    num_steps: int
+    mean_step_s: float
+    bubble_share: float
+    goodput: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def _quantile(values: Floats, q: float) -> float:
+    return float(np.quantile(values, q)) if len(values) else math.nan
+
+
+def summarise(
+    recorder: Recorder,
+    *,
+    tbt_objective_s: float | None = None,
+    ttft_objective_s: float | None = None,
+    skip: int = 0,
+) -> Summary:
+    """Figures over the requests from id `skip` on (the ramp-up before them is left out).
+
+    TBT figures are over all tokens of the run: a token has no request of its own to skip by.
+    """
+    arrival = np.array(recorder.arrival_s)[skip:]
+    first = np.array(recorder.first_token_s)[skip:]
+    finished = np.array(recorder.finished_s)[skip:]
+    started = np.array(recorder.started_s)[skip:]
+    refused = np.array(recorder.refused_s)[skip:]
+    worst = np.array(recorder.max_gap_s)[skip:]
+    outputs = np.array(recorder.num_output_tokens)[skip:]
+    done = ~np.isnan(finished)
+    gaps = np.frombuffer(recorder.gaps_s, np.float64) if len(recorder.gaps_s) else np.empty(0)
+    ttft = (first - arrival)[~np.isnan(first)]
+    delay = (started - arrival)[~np.isnan(started)]
+    e2e = (finished - arrival)[done]
+    kept = done.copy()
+    if tbt_objective_s is not None:
+        kept &= worst <= tbt_objective_s * (1 + 1e-9)
+    if ttft_objective_s is not None:
+        kept &= np.nan_to_num(first - arrival, nan=np.inf) <= ttft_objective_s
+    begin = float(np.nanmin(arrival)) if len(arrival) else 0.0
+    span = max(recorder.end_s - begin, 1e-12)
+    offered = float(np.nanmax(arrival)) - begin if len(arrival) > 1 else 0.0
+    starts = np.array(recorder.num_starts)[skip:]
+    tails = np.quantile(gaps, (0.5, 0.9, 0.99)) if len(gaps) else np.full(3, math.nan)
+    return Summary(
+        num_requests=len(arrival),
+        num_completed=int(done.sum()),
+        num_refused=int((~np.isnan(refused)).sum()),
+        span_s=span,
+        qps_offered=(len(arrival) - 1) / offered if offered else math.nan,
+        qps_completed=float(done.sum()) / span,
+        output_tokens_per_s=float(outputs.sum()) / span,
+        ttft_p50=_quantile(ttft, 0.5),
+        ttft_p90=_quantile(ttft, 0.9),
+        ttft_p99=_quantile(ttft, 0.99),
+        tbt_p50=float(tails[0]),
+        tbt_p90=float(tails[1]),
+        tbt_p99=float(tails[2]),
+        tbt_max=float(gaps.max()) if len(gaps) else math.nan,
+        max_tbt_p99=_quantile(worst[done], 0.99),
+        scheduling_delay_p50=_quantile(delay, 0.5),
+        scheduling_delay_p99=_quantile(delay, 0.99),
+        e2e_p50=_quantile(e2e, 0.5),
+        e2e_p99=_quantile(e2e, 0.99),
+        normalised_p50=_quantile(e2e / np.maximum(outputs[done], 1), 0.5),
+        num_preemptions=int(np.maximum(starts - 1, 0).sum()),
+        num_steps=recorder.num_steps,
+        mean_step_s=recorder.busy_s / recorder.num_steps if recorder.num_steps else math.nan,
+        bubble_share=(
+            recorder.bubble_s / (recorder.busy_s + recorder.bubble_s) if recorder.busy_s else 0.0
+        ),
+        goodput=float(kept.sum()) / span,
+    )
+
+
+def write_parquet(recorder: Recorder, path: str, columns: Sequence[str] = ()) -> None:
+    """One row per request: every column of the recorder that is one, or those named."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = columns or (
+        "arrival_s",
+        "started_s",
+        "first_token_s",
+        "last_token_s",
+        "finished_s",
+        "refused_s",
+        "retry_after_s",
+        "max_gap_s",
+        "num_output_tokens",
+        "num_starts",
+        "num_cached_tokens",
+        "replica",
+    )
+    table = pa.table({name: getattr(recorder, name) for name in names})
+    pq.write_table(table, path)
