@@ -7,10 +7,15 @@ import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kernels.interface import Backend
 from kernels.plain import PlainBackend
+from kernels.sampling import SamplingRows, sample
+
+Draw = Callable[[torch.Tensor, SamplingRows], NDArray[np.int64]]
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +38,11 @@ _BACKENDS: dict[str, tuple[tuple[str, ...], Callable[[torch.dtype], Backend]]] =
     "torch": (("cpu", "cuda"), lambda dtype: PlainBackend()),
     "triton": (("cuda",), _make("kernels.triton.backend", "TritonBackend")),
     "flash_attn": (("cuda",), _make("kernels.flash.backend", "FlashBackend")),
+}
+_SAMPLERS = {
+    "cpu": "kernels.cpu.sampling",
+    "triton": "kernels.triton.sampling",
+    "flash_attn": "kernels.triton.sampling",
 }
 _PREFERENCE = {"cpu": ("cpu", "torch"), "cuda": ("flash_attn", "triton", "torch")}
 
@@ -57,6 +67,26 @@ def resolve_backend(name: str, device: torch.device | str, dtype: torch.dtype) -
     backend = _load(name, kind, dtype)
     _log.info("backend %s computes on %s in %s, as asked", backend.name, kind, dtype)
     return backend
+
+
+def resolve_sampler(backend: Backend) -> Draw:
+    """The fastest sampler that goes with a backend; all of them draw the same tokens."""
+    module = _SAMPLERS.get(backend.name)
+    if module is None:
+        return sample
+    try:
+        draw: Draw = importlib.import_module(module).sample
+    except (ImportError, AttributeError) as absent:
+        _log.warning("no sampler of backend %s (%s): plain torch samples", backend.name, absent)
+        return sample
+    return draw
+
+
+def limit_threads(backend: Backend, num_threads: int) -> None:
+    """Compute with this many threads of the CPU, the calling one included."""
+    torch.set_num_threads(num_threads)
+    if backend.name == "cpu":
+        importlib.import_module("kernels.cpu.library").set_num_threads(num_threads)
 
 
 def _load(name: str, kind: str, dtype: torch.dtype) -> Backend:

@@ -19,11 +19,14 @@ _ALIGNMENT = 16
 
 @dataclass(slots=True)
 class BuiltBatch:
-    """The geometry for the kernels, the input tokens, and each slice's row in the state."""
+    """The geometry for the kernels and the input tokens; on the host, each slice's row in the
+    state, its end position and where its tokens begin along T."""
 
     geometry: Batch
     tokens_T: torch.Tensor
     rows_S: NDArray[np.intp]
+    ends_S: NDArray[np.int32]
+    offsets_S1: NDArray[np.int32]
 
 
 def build_batch(
@@ -67,7 +70,7 @@ def build_batch(
         max_length=int(lengths_S.max()),
         max_kv_length=max_kv_length,
     )
-    return BuiltBatch(geometry, packed[5], rows_S)
+    return BuiltBatch(geometry, packed[5], rows_S, ends_S, query_starts_S1)
 
 
 def _leading_decodes(lengths_S: NDArray[np.int32]) -> int:

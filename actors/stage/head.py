@@ -6,16 +6,18 @@ somebody asked for: one per sampling slice, and prompt rows where prompt_logprob
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from actors.scheduling.plan import Slice, StepPlan, StepResult, TokenLogprobs
 from actors.stage.batch import BuiltBatch
 from actors.stage.group import RankGroup
 from actors.stage.models.decoder import Decoder
+from actors.stage.pooling import Pools
 from actors.stage.sampler import Sampler, token_logprobs
 from actors.stage.state import RequestState
 
@@ -26,14 +28,12 @@ PromptLogprobs = tuple[int, int, tuple[TokenLogprobs, ...]]
 
 
 @dataclass(slots=True)
-class _Pool:
-    """A running sum over final-norm states, kept at the start and the end of the latest chunk so
-    that a repeated chunk adds itself once."""
+class _Hidden:
+    """The stage's output; its rows belong to slice i from offsets_S1[i] to offsets_S1[i + 1]."""
 
-    start: int
-    sum_at_start_H: torch.Tensor
-    end: int
-    sum_at_end_H: torch.Tensor
+    x_TH: torch.Tensor
+    residual_TH: torch.Tensor
+    offsets_S1: NDArray[np.int32]
 
 
 class Head:
@@ -54,33 +54,37 @@ class Head:
         self._sampler = sampler
         self._group = group
         self._share_tokens = share_tokens and group.size > 1
-        self._pools: dict[int, _Pool] = {}
+        self._pools = Pools()
 
     def finish(
         self, plan: StepPlan, built: BuiltBatch, x_TH: torch.Tensor, residual_TH: torch.Tensor
     ) -> StepResult | None:
-        """The step's answer on rank 0, None on the others."""
-        offsets = built.geometry.query_starts_S1.tolist()
-        prompts = self._prompt_logprobs(plan.slices, offsets, x_TH, residual_TH)
-        pooled = self._pooled(plan.slices, offsets, x_TH, residual_TH)
-        sampling = [
-            i
-            for i, s in enumerate(plan.slices)
-            if s.samples and self._state.info(s.request_id).pooling is None
-        ]
+        """The step's answer on rank 0, None on the others. Overwrites residual_TH."""
+        slices, columns = plan.slices, self._state.columns
+        hidden = _Hidden(x_TH, residual_TH, built.offsets_S1)
+        rows_S = built.rows_S
+        asking = np.flatnonzero(columns.prompt_logprobs_R[rows_S] >= 0).tolist()
+        prompts = self._prompt_logprobs([(i, slices[i]) for i in asking], rows_S, hidden)
+        pooling = np.flatnonzero(columns.pools_R[rows_S]).tolist()
+        pooled = self._pooled([(i, slices[i]) for i in pooling], rows_S, hidden)
+        samples_S = np.fromiter((s.samples for s in slices), np.bool_, len(slices))
+        if pooling:
+            samples_S &= ~columns.pools_R[rows_S]
         tokens: tuple[tuple[int, int], ...] = ()
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
-        if sampling:
-            slices = [plan.slices[i] for i in sampling]
-            rows = [offsets[i + 1] - 1 for i in sampling]
-            raw_SV = self._logits(x_TH, residual_TH, rows)
-            tokens, logprobs = self._sample(slices, raw_SV)
+        sampling = np.flatnonzero(samples_S)
+        if sampling.size:
+            last_rows = built.offsets_S1[1:][sampling] - 1
+            positions = built.ends_S[sampling].astype(np.int64)
+            ids = [slices[i].request_id for i in sampling.tolist()]
+            raw_SV = self._decoder.logits(self._normed(hidden, last_rows, final=True))
+            tokens, logprobs = self._sample(ids, rows_S[sampling], positions, raw_SV)
         if self._group.rank != 0:
             return None
-        return StepResult(plan.step_id, tokens, logprobs, tuple(prompts), pooled)
+        return StepResult(plan.step_id, tokens, logprobs, prompts, pooled)
 
     def release(self, request_id: int) -> None:
-        self._pools.pop(request_id, None)
+        self._pools.release(request_id)
         if self._sampler is not None:
             self._sampler.grammars.release(request_id)
 
@@ -90,113 +94,82 @@ class Head:
             self._sampler.grammars.clear()
 
     def _sample(
-        self, slices: Sequence[Slice], raw_SV: torch.Tensor | None
+        self,
+        ids: Sequence[int],
+        rows_S: NDArray[np.intp],
+        positions_S: NDArray[np.int64],
+        raw_SV: torch.Tensor | None,
     ) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, TokenLogprobs], ...]]:
+        """Draw, share with the other ranks, and note the tokens in the mirrored state."""
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
-        shared_S = torch.full((len(slices),), -1, dtype=torch.int64, device=self._decoder.device)
+        drawn_S = np.full(len(ids), -1, dtype=np.int64)
         try:
             if self._sampler is not None and raw_SV is not None:
-                asks = any(
-                    self._state.info(s.request_id).sampling.logprobs is not None for s in slices
-                )
-                drawn_S = self._sampler.tokens(slices, raw_SV.clone() if asks else raw_SV)
-                if asks:
-                    logprobs = self._sampler.logprobs(slices, raw_SV, drawn_S)
-                shared_S.copy_(torch.from_numpy(np.ascontiguousarray(drawn_S)))
+                wanted = np.flatnonzero(self._state.columns.logprobs_R[rows_S] >= 0)
+                kept = raw_SV[torch.from_numpy(wanted)] if wanted.size else None
+                drawn_S = self._sampler.tokens(rows_S, positions_S, raw_SV)
+                if kept is not None:
+                    counts = self._state.columns.logprobs_R[rows_S[wanted]].tolist()
+                    entries = token_logprobs(kept, drawn_S[wanted], counts)
+                    logprobs = tuple(
+                        (ids[i], entry) for i, entry in zip(wanted.tolist(), entries, strict=True)
+                    )
         finally:
             # Also after a failure, with -1: the other ranks wait for this and must not hang.
             if self._share_tokens:
-                self._group.broadcast(shared_S)
-        ids = shared_S.tolist()
-        if self._share_tokens and ids[0] < 0:
+                shared_S = torch.from_numpy(drawn_S).to(self._decoder.device)
+                drawn_S = self._group.broadcast(shared_S).cpu().numpy()
+        if drawn_S[0] >= 0:
+            self._state.put_tokens(rows_S, positions_S, drawn_S)
+        elif self._share_tokens:
             raise RuntimeError("rank 0 failed to sample")
-        for s, token in zip(slices, ids, strict=True):
-            if token >= 0:
-                self._state.put_token(s.request_id, s.start + s.num_tokens, token)
-        return tuple((s.request_id, t) for s, t in zip(slices, ids, strict=True)), logprobs
+        return tuple(zip(ids, drawn_S.tolist(), strict=True)), logprobs
 
-    def _logits(
-        self, x_TH: torch.Tensor, residual_TH: torch.Tensor, rows: Sequence[int]
-    ) -> torch.Tensor | None:
-        return self._decoder.logits(self._normed(x_TH, residual_TH, rows))
-
-    def _normed(
-        self, x_TH: torch.Tensor, residual_TH: torch.Tensor, rows: Sequence[int]
-    ) -> torch.Tensor:
-        """Final norm of some rows. The rows are copies: others may ask for the same again."""
-        at = torch.tensor(rows, device=x_TH.device)
-        return self._decoder.final_norm(x_TH[at], residual_TH[at])
+    def _normed(self, hidden: _Hidden, rows: Iterable[int], final: bool = False) -> torch.Tensor:
+        """Final norm of some rows. They are copied, for others may ask for them again, unless
+        this is the final use and wants all of them."""
+        at = np.fromiter(rows, np.int64)
+        if final and len(at) == len(hidden.x_TH):
+            return self._decoder.final_norm(hidden.x_TH, hidden.residual_TH)
+        index = torch.from_numpy(at).to(hidden.x_TH.device)
+        return self._decoder.final_norm(hidden.x_TH[index], hidden.residual_TH[index])
 
     def _prompt_logprobs(
-        self,
-        slices: Sequence[Slice],
-        offsets: Sequence[int],
-        x_TH: torch.Tensor,
-        residual_TH: torch.Tensor,
-    ) -> list[PromptLogprobs]:
-        """Row of position p judges the prompt token at p + 1."""
+        self, asking: Iterable[tuple[int, Slice]], rows_S: NDArray[np.intp], hidden: _Hidden
+    ) -> tuple[PromptLogprobs, ...]:
+        """The row of position p judges the prompt token at p + 1."""
         found: list[PromptLogprobs] = []
-        for i, piece in enumerate(slices):
-            info = self._state.info(piece.request_id)
-            count = info.sampling.prompt_logprobs
-            num_rows = min(piece.num_tokens, info.num_prompt_tokens - 1 - piece.start)
-            if count is None or num_rows <= 0:
-                continue
-            row = self._state.row(piece.request_id)
-            first = piece.start + 1
+        for i, piece in asking:
+            row = int(rows_S[i])
+            num_prompt = int(self._state.columns.num_prompt_R[row])
+            num_rows = min(piece.num_tokens, num_prompt - 1 - piece.start)
+            count = int(self._state.columns.prompt_logprobs_R[row])
             entries: list[TokenLogprobs] = []
-            for done in range(0, num_rows, _HEAD_ROWS):
-                piece_rows = range(done, min(done + _HEAD_ROWS, num_rows))
-                rows = [offsets[i] + r for r in piece_rows]
-                logits_RV = self._logits(x_TH, residual_TH, rows)
-                if logits_RV is None:
-                    continue
-                begin = first + done
-                targets = self._state.tokens_RP[row, begin : begin + len(rows)]
-                entries += token_logprobs(logits_RV, targets.astype(np.int64), [count] * len(rows))
-            found.append((piece.request_id, first, tuple(entries)))
-        return found
+            for begin in range(0, num_rows, _HEAD_ROWS):
+                end = min(begin + _HEAD_ROWS, num_rows)
+                at = range(int(hidden.offsets_S1[i]) + begin, int(hidden.offsets_S1[i]) + end)
+                logits_RV = self._decoder.logits(self._normed(hidden, at))
+                if logits_RV is not None:
+                    first = piece.start + 1 + begin
+                    targets = self._state.tokens_RP[row, first : first + len(at)]
+                    counts = [count] * len(at)
+                    entries += token_logprobs(logits_RV, targets.astype(np.int64), counts)
+            if num_rows > 0:
+                found.append((piece.request_id, piece.start + 1, tuple(entries)))
+        return tuple(found)
 
     def _pooled(
-        self,
-        slices: Sequence[Slice],
-        offsets: Sequence[int],
-        x_TH: torch.Tensor,
-        residual_TH: torch.Tensor,
+        self, pooling: Iterable[tuple[int, Slice]], rows_S: NDArray[np.intp], hidden: _Hidden
     ) -> tuple[tuple[int, tuple[float, ...]], ...]:
         """Embeddings of the requests whose prompt ends in this step; not normalised."""
         done: list[tuple[int, tuple[float, ...]]] = []
-        for i, piece in enumerate(slices):
-            info = self._state.info(piece.request_id)
-            if info.pooling is None:
-                continue
-            end = piece.start + piece.num_tokens
-            is_end = end >= info.num_prompt_tokens
-            if info.pooling == "last":
-                if is_end:
-                    normed_RH = self._normed(x_TH, residual_TH, [offsets[i + 1] - 1])
-                    done.append((piece.request_id, tuple(normed_RH[0].float().tolist())))
-                continue
-            rows = range(offsets[i], offsets[i + 1])
-            sum_H = self._normed(x_TH, residual_TH, rows).float().sum(0)
-            total_H = self._accumulate(piece, sum_H)
-            if is_end:
-                done.append((piece.request_id, tuple((total_H / end).tolist())))
+        for i, piece in pooling:
+            row = int(rows_S[i])
+            first, end = int(hidden.offsets_S1[i]), int(hidden.offsets_S1[i + 1])
+            if self._state.info(row).pooling == "last":
+                vector_H = self._normed(hidden, (end - 1,))[0].float()
+            else:
+                vector_H = self._pools.mean(piece, self._normed(hidden, range(first, end)))
+            if piece.start + piece.num_tokens >= self._state.columns.num_prompt_R[row]:
+                done.append((piece.request_id, tuple(vector_H.tolist())))
         return tuple(done)
-
-    def _accumulate(self, piece: Slice, sum_H: torch.Tensor) -> torch.Tensor:
-        pool = self._pools.get(piece.request_id)
-        if piece.start == 0:
-            before_H = torch.zeros_like(sum_H)
-        elif pool is not None and pool.end == piece.start:
-            before_H = pool.sum_at_end_H
-        elif pool is not None and pool.start == piece.start:
-            before_H = pool.sum_at_start_H
-        else:
-            raise ValueError(
-                f"mean pooling of request {piece.request_id} needs its tokens from the first on"
-            )
-        total_H = before_H + sum_H
-        end = piece.start + piece.num_tokens
-        self._pools[piece.request_id] = _Pool(piece.start, before_H, end, total_H)
-        return total_H

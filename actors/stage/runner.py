@@ -30,7 +30,7 @@ from actors.stage.weights.load import Loader
 from actors.stage.weights.names import IGNORED_ENDINGS, all_shapes
 from actors.stage.weights.source import DummySource, WeightSource
 from kernels.interface import AttentionShape
-from kernels.registry import resolve_backend
+from kernels.registry import limit_threads, resolve_backend, resolve_sampler
 
 _log = logging.getLogger(__name__)
 
@@ -51,8 +51,6 @@ class StageRunner:
         self._sampler: Sampler | None = None
         self._kv: KVCache | None = None
         self._applied_step: int | None = None
-        if spec.num_threads and self._device.type == "cpu":
-            torch.set_num_threads(spec.num_threads)
 
     def load(self, progress: Callable[[float], None] | None = None) -> StageInfo:
         """Read this rank's weights and join the stage's other ranks.
@@ -67,6 +65,8 @@ class StageRunner:
         dtype = _dtype(config.dtype if spec.dtype == "auto" else spec.dtype)
         self._kv_dtype = dtype if spec.kv_dtype == "auto" else _dtype(spec.kv_dtype)
         self._backend = resolve_backend(spec.backend, self._device, dtype)
+        if spec.num_threads and self._device.type == "cpu":
+            limit_threads(self._backend, spec.num_threads)
         self._shape = _attention_shape(config, part)
         max_model_len = min(spec.max_model_len, config.max_model_len)
         source = _source(folder, config, spec, dtype)
@@ -172,7 +172,13 @@ class StageRunner:
     def _make_head(self, folder: Path) -> Head:
         config, spec = self._config, self.spec
         if spec.rank == 0:
-            self._sampler = Sampler(self._state, folder, config.vocab_size, config.eos_token_ids)
+            self._sampler = Sampler(
+                self._state,
+                resolve_sampler(self._backend),
+                folder,
+                config.vocab_size,
+                config.eos_token_ids,
+            )
         return Head(self._decoder, self._state, self._sampler, self._group, spec.is_first)
 
     def _activation_bytes(self, dtype: torch.dtype) -> int:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from actors.scheduling.plan import RequestStart, StepPlan
 from actors.scheduling.request import SamplingParams
+from kernels.sampling import SamplingRows
 
 
 @dataclass(slots=True)
@@ -22,12 +23,70 @@ class RowInfo:
     """What does not fit an array. appended_step and blocks_before rewind a repeated plan."""
 
     request_id: int
-    num_prompt_tokens: int
     sampling: SamplingParams
     pooling: str | None
-    num_blocks: int
+    num_blocks: int = 0
     appended_step: int = -1
     blocks_before: int = 0
+
+
+class Columns:
+    """What a step asks of every row, one array each, so that it can ask all rows at once.
+
+    adjusts_R: logits need more than temperature and cuts (bias, penalties, grammar).
+    logprobs_R, prompt_logprobs_R: alternatives asked for; -1: none wanted.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_prompt_R: NDArray[np.int32] = np.zeros(num_rows, np.int32)
+        self.min_tokens_R: NDArray[np.int32] = np.zeros(num_rows, np.int32)
+        self.adjusts_R: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
+        self.pools_R: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
+        self.logprobs_R: NDArray[np.int32] = np.zeros(num_rows, np.int32)
+        self.prompt_logprobs_R: NDArray[np.int32] = np.zeros(num_rows, np.int32)
+        self.temperature_R: NDArray[np.float32] = np.zeros(num_rows, np.float32)
+        self.top_k_R: NDArray[np.int32] = np.zeros(num_rows, np.int32)
+        self.top_p_R: NDArray[np.float32] = np.zeros(num_rows, np.float32)
+        self.min_p_R: NDArray[np.float32] = np.zeros(num_rows, np.float32)
+        self.seed_R: NDArray[np.int64] = np.zeros(num_rows, np.int64)
+
+    def put(self, row: int, start: RequestStart) -> None:
+        p = start.sampling
+        self.num_prompt_R[row] = start.num_prompt_tokens
+        self.min_tokens_R[row] = p.min_tokens if p.stop_token_ids else 0
+        self.adjusts_R[row] = bool(
+            p.logit_bias
+            or p.grammar is not None
+            or p.repetition_penalty != 1.0
+            or p.presence_penalty != 0.0
+            or p.frequency_penalty != 0.0
+        )
+        self.pools_R[row] = start.pooling is not None
+        self.logprobs_R[row] = -1 if p.logprobs is None else p.logprobs
+        self.prompt_logprobs_R[row] = -1 if p.prompt_logprobs is None else p.prompt_logprobs
+        self.temperature_R[row] = p.temperature
+        self.top_k_R[row] = p.top_k
+        self.top_p_R[row] = p.top_p
+        self.min_p_R[row] = p.min_p
+        self.seed_R[row] = p.seed
+
+    def draws(self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]) -> SamplingRows:
+        """How these rows draw the tokens that will stand at these positions."""
+        return SamplingRows(
+            temperature_S=self.temperature_R[rows_S],
+            top_k_S=self.top_k_R[rows_S],
+            top_p_S=self.top_p_R[rows_S],
+            min_p_S=self.min_p_R[rows_S],
+            seed_S=self.seed_R[rows_S],
+            position_S=positions_S,
+        )
+
+    def grown(self, num_rows: int) -> Columns:
+        """The same rows and more behind them."""
+        larger = Columns(num_rows)
+        for name, values in vars(self).items():
+            getattr(larger, name)[: len(values)] = values
+        return larger
 
 
 class RequestState:
@@ -43,6 +102,7 @@ class RequestState:
         self._width = -(-max_model_len // block_size)
         self.tokens_RP: NDArray[np.int32] = np.zeros((0, max_model_len + 1), dtype=np.int32)
         self.tables_RB: NDArray[np.int32] = np.zeros((0, self._width), dtype=np.int32)
+        self.columns = Columns(0)
         self._rows: dict[int, int] = {}
         self._info: dict[int, RowInfo] = {}
         self._free: list[int] = []
@@ -61,9 +121,8 @@ class RequestState:
         except KeyError:
             raise KeyError(f"request {request_id} is not known to this stage") from None
 
-    def info(self, request_id: int) -> RowInfo:
-        self.row(request_id)
-        return self._info[request_id]
+    def info(self, row: int) -> RowInfo:
+        return self._info[row]
 
     def release(self, request_id: int) -> None:
         """Forget a request; unknown ones are forgotten already."""
@@ -71,7 +130,7 @@ class RequestState:
         if row is not None:
             self.tables_RB[row] = 0
             self._free.append(row)
-            del self._info[request_id]
+            del self._info[row]
 
     def start(self, start: RequestStart) -> None:
         """Enter a request, or set it anew. Raises ValueError where it cannot fit."""
@@ -85,24 +144,26 @@ class RequestState:
             self._grow(len(self.tokens_RP))
         row = self._free.pop()
         self._rows[start.request_id] = row
-        self._info[start.request_id] = RowInfo(
-            start.request_id, start.num_prompt_tokens, start.sampling, start.pooling, 0
-        )
+        self._info[row] = RowInfo(start.request_id, start.sampling, start.pooling)
+        self.columns.put(row, start)
         self.tokens_RP[row, : len(start.tokens)] = start.tokens
-        self._put_blocks(start.request_id, 0, start.block_ids)
+        self._put_blocks(row, 0, start.block_ids)
 
     def append_blocks(self, step_id: int, request_id: int, block_ids: tuple[int, ...]) -> None:
         """Extend a block table; a second time in the same step repeats, it does not double."""
-        info = self.info(request_id)
+        info = self._info[self.row(request_id)]
         if info.appended_step != step_id:
             info.appended_step, info.blocks_before = step_id, info.num_blocks
-        self._put_blocks(request_id, info.blocks_before, block_ids)
+        self._put_blocks(self.row(request_id), info.blocks_before, block_ids)
 
-    def put_token(self, request_id: int, position: int, token: int) -> None:
-        """Set one output token; a request gone meanwhile needs it no more."""
-        row = self._rows.get(request_id)
-        if row is not None:
-            self.tokens_RP[row, position] = token
+    def put_tokens(
+        self,
+        rows_S: NDArray[np.intp],
+        positions_S: NDArray[np.int64],
+        tokens_S: NDArray[np.int64],
+    ) -> None:
+        """Set one token per row, each at its own position."""
+        self.tokens_RP[rows_S, positions_S] = tokens_S
 
     def apply(self, plan: StepPlan) -> None:
         """The plan's changes, in its order (block transfers are the cache's part)."""
@@ -113,18 +174,20 @@ class RequestState:
         for request_id, block_ids in plan.new_blocks:
             self.append_blocks(plan.step_id, request_id, block_ids)
         for request_id, position, token in plan.fed:
-            self.put_token(request_id, position, token)
+            row = self._rows.get(request_id)
+            if row is not None:  # a request gone meanwhile needs it no more
+                self.tokens_RP[row, position] = token
 
     def clear(self) -> None:
         for request_id in list(self._rows):
             self.release(request_id)
 
-    def _put_blocks(self, request_id: int, first: int, block_ids: tuple[int, ...]) -> None:
-        end = first + len(block_ids)
+    def _put_blocks(self, row: int, first: int, block_ids: tuple[int, ...]) -> None:
+        info, end = self._info[row], first + len(block_ids)
         if end > self._width:
-            raise ValueError(f"request {request_id} has {end} blocks; {self._width} fit a row")
-        self.tables_RB[self._rows[request_id], first:end] = block_ids
-        self._info[request_id].num_blocks = end
+            raise ValueError(f"request {info.request_id} has {end} blocks; {self._width} fit a row")
+        self.tables_RB[row, first:end] = block_ids
+        info.num_blocks = end
 
     def _grow(self, num_rows: int) -> None:
         first = len(self.tokens_RP)
@@ -134,4 +197,5 @@ class RequestState:
             new = np.zeros((first + num_rows, old.shape[1]), dtype=np.int32)
             new[:first] = old
             setattr(self, name, new)
+        self.columns = self.columns.grown(first + num_rows)
         self._free.extend(reversed(range(first, first + num_rows)))
