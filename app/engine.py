@@ -103,6 +103,14 @@ class EngineClient(Protocol):
         """
         ...
 
+    def finish_early(self, request_id: str, index: int) -> None:
+        """End one continuation of a running request (its stop string was found).
+
+        Its further tokens are not wanted; an engine may still send some. The other
+        continuations go on. Unknown ids are ignored: races are normal.
+        """
+        return
+
     def is_ready(self) -> bool:
         """True once the stages are loaded and the pipeline answers."""
         ...

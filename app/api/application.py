@@ -1,0 +1,93 @@
+"""The HTTP application: routes, put together from an engine, a text processor and options."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from app.api.call import Call, Endpoint
+from app.api.chat import Chat
+from app.api.completions import Completions
+from app.api.context import Context
+from app.api.errors import ApiError, from_engine
+from app.api.events import ApiEvents
+from app.api.guard import Guard
+from app.api.keys import KeyRing
+from app.api.options import ApiOptions
+from app.api.probes import Probes
+from app.api.slow_readers import SlowReaders
+from app.engine import EngineClient
+from app.text.processor import TextProcessor
+
+_log = logging.getLogger("legato.api")
+
+
+def build_api(
+    engine: EngineClient,
+    text: TextProcessor,
+    options: ApiOptions,
+    *,
+    events: ApiEvents | None = None,
+    extra_routes: Sequence[BaseRoute] = (),
+) -> Starlette:
+    """The application served by every replica.
+
+    extra_routes: further routes (metrics, console); they stand behind the same guard.
+    """
+    context = Context(
+        engine, text, options, events or ApiEvents(), SlowReaders(options.send_timeout_s)
+    )
+    probes = Probes(context)
+
+    def route(path: str, handler: Callable[[Call], Awaitable[None]], method: str) -> Route:
+        return Route(path, Endpoint(handler, options, _log), methods=[method])
+
+    routes: list[BaseRoute] = [
+        route("/health", probes.health, "GET"),
+        route("/live", probes.live, "GET"),
+        route("/v1/models", probes.models, "GET"),
+        route("/v1/models/{model:path}", probes.model, "GET"),
+        route("/v1/completions", Completions(context), "POST"),
+        route("/v1/chat/completions", Chat(context), "POST"),
+        *extra_routes,
+    ]
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, options=options, keys=KeyRing(options.api_keys))],
+        exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _crash},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals (no such path, wrong method) as OpenAI objects."""
+    if not isinstance(error, HTTPException):
+        raise error
+    messages = {
+        404: f"There is nothing at {request.url.path[:200]}.",
+        405: f"{request.method} is not allowed here.",
+    }
+    message = messages.get(error.status_code, error.detail)
+    return _response(ApiError(error.status_code, message, headers=error.headers or {}))
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, ApiError):
+        raise error
+    return _response(error)
+
+
+async def _crash(request: Request, error: Exception) -> Response:
+    return _response(from_engine(error))
+
+
+def _response(error: ApiError) -> Response:
+    return Response(error.body(), error.status, error.all_headers(), "application/json")

@@ -1,0 +1,71 @@
+"""What every handler needs, gathered once when the application is built."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actors.scheduling.request import Objective
+from app.api.errors import ApiError, invalid
+from app.api.events import ApiEvents
+from app.api.options import ApiOptions
+from app.api.schema.common import ScheduleFields
+from app.api.slow_readers import SlowReaders
+from app.engine import EngineClient
+from app.text.processor import TextProcessor
+
+
+@dataclass(slots=True)
+class Context:
+    """The application's parts. num_running: generations now in flight in this replica."""
+
+    engine: EngineClient
+    text: TextProcessor
+    options: ApiOptions
+    events: ApiEvents
+    slow_readers: SlowReaders
+    num_running: int = 0
+
+    def check_model(self, name: str | None) -> None:
+        """Raises 404 unless this server serves the model (no name means the one it has)."""
+        if name is not None and name != self.engine.card.name:
+            raise ApiError(
+                404, f"The model '{name[:128]}' does not exist here.", "model", "model_not_found"
+            )
+
+    def check_prompt(self, prompt: Sequence[int], param: str) -> None:
+        """Raises 400 unless these token ids are a prompt that this model can continue."""
+        card = self.engine.card
+        if not prompt:
+            raise invalid("The prompt is empty: give at least one token.", param, "empty_prompt")
+        if len(prompt) >= card.max_model_len:
+            raise invalid(
+                f"The prompt has {len(prompt)} tokens; this model's context holds "
+                f"{card.max_model_len}, the answer included.",
+                param,
+                "context_length_exceeded",
+            )
+        highest = max(prompt)
+        if highest >= card.vocab_size:
+            raise invalid(
+                f"Token id {highest} is outside the vocabulary of {card.vocab_size}.",
+                param,
+                "invalid_value",
+            )
+
+
+def objective_of(request: ScheduleFields) -> Objective:
+    """The request's own latency objectives in seconds."""
+    slo = request.slo
+    if slo is None:
+        return Objective()
+    return Objective(
+        tbt_s=None if slo.tbt_ms is None else slo.tbt_ms / 1e3,
+        ttft_s=None if slo.ttft_ms is None else slo.ttft_ms / 1e3,
+    )
+
+
+def new_id(kind: str) -> str:
+    """A fresh object id such as `chatcmpl-...`."""
+    return f"{kind}-{secrets.token_hex(12)}"

@@ -1,0 +1,49 @@
+"""What the API reports about each request while it runs; telemetry implements it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RequestInfo:
+    """What is known as a generation starts.
+
+    endpoint: route path. num_prompt_tokens: of all its prompts.
+    """
+
+    request_id: str
+    endpoint: str
+    tenant: str
+    stream: bool
+    num_prompt_tokens: int
+    num_continuations: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutcome:
+    """How it ended. status: HTTP status; reason: finish reason, "disconnect" or error code."""
+
+    status: int
+    reason: str
+    num_completion_tokens: int
+    num_cached_tokens: int
+
+
+class ApiEvents:
+    """Hooks, all doing nothing here. They run on the event loop for every token: be quick.
+
+    now_s is the event loop's clock.
+    """
+
+    def on_request_start(self, request: RequestInfo, now_s: float) -> None:
+        """The request was understood and tokenised and is about to go to the engine."""
+
+    def on_first_token(self, request: RequestInfo, now_s: float) -> None:
+        """The first token of any of its continuations arrived."""
+
+    def on_tokens(self, request: RequestInfo, num_tokens: int, now_s: float) -> None:
+        """Tokens arrived in one chunk, the first one's included."""
+
+    def on_finish(self, request: RequestInfo, outcome: RequestOutcome, now_s: float) -> None:
+        """The request is over, whichever way; called once for every on_request_start."""

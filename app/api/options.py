@@ -1,0 +1,51 @@
+"""What an operator may set about the HTTP API: limits, keys, origins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What one API key may use, per minute; None means no limit of that kind."""
+
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None  # prompt and completion together
+
+
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """Settings of the HTTP API. Every limit has a status: 400, 408, 413, 429 or 431.
+
+    api_keys: key -> its limits; empty means that no key is asked for.
+    public_paths: reachable without a key (exact paths).
+    allowed_origins: browser origins beside the server's own that may send requests; "*" for all.
+    allowed_hosts: accepted Host headers (without port); empty accepts all.
+    """
+
+    api_keys: Mapping[str, KeyLimits] = field(default_factory=dict)
+    public_paths: frozenset[str] = frozenset({"/health", "/live", "/"})
+    allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+
+    max_body_bytes: int = 2 << 20
+    max_header_bytes: int = 32 << 10
+    max_header_count: int = 100
+    body_timeout_s: float = 20.0  # for the whole body to arrive
+    send_timeout_s: float = 20.0  # a reader that takes nothing for so long is dropped
+    max_concurrent_requests: int = 1024  # generations at a time in this replica
+    unavailable_retry_s: float = 2.0
+
+    max_prompts: int = 256  # in one request
+    max_n: int = 64  # continuations of one prompt, best_of included
+    max_continuations: int = 256  # prompts x continuations of one request
+    max_messages: int = 2048
+    max_tools: int = 128
+    max_stops: int = 16
+    max_stop_chars: int = 256
+    max_stop_token_ids: int = 64
+    max_logprobs: int = 20
+    max_logit_bias: int = 1024
+    max_grammar_chars: int = 64 << 10
+    max_embedding_inputs: int = 256

@@ -1,0 +1,124 @@
+"""`/v1/chat/completions`: request and answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from app.api.schema.common import SamplingFields, Strict, Usage
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Strict):
+    name: str = Field(max_length=64)
+    arguments: str
+
+
+class ToolCall(Strict):
+    id: str = Field(max_length=128)
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Strict):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    name: str | None = Field(None, max_length=256)
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = Field(None, max_length=128)
+    refusal: str | None = None
+    reasoning_content: str | None = Field(None, description="Given to the chat template.")
+    audio: None = None
+    function_call: None = None
+
+
+class FunctionSpec(Strict):
+    name: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class NamedFunction(Strict):
+    name: str = Field(max_length=64)
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(SamplingFields):
+    model: str | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True), Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Older name of max_completion_tokens."
+    )
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Default: whatever the context leaves."
+    )
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Variables for the chat template (extension)."
+    )
+    modalities: list[Literal["text"]] | None = None
+    prediction: dict[str, Any] | None = Field(None, description="Accepted and ignored: a hint.")
+
+    audio: None = None
+    functions: None = None
+    function_call: None = None
+    reasoning_effort: None = None
+    verbosity: None = None
+    web_search_options: None = None
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatResponse(BaseModel):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage

@@ -1,0 +1,117 @@
+"""Parameters that several endpoints share, with their ranges."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_INT64 = 2**63 - 1
+
+
+class Strict(BaseModel):
+    """Types are not coerced, unknown parameters are refused, NaN and Infinity too."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    """What a stream reports beside its tokens."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = Field(False, description="Accepted and ignored.")
+
+
+class Slo(Strict):
+    """Latency asked of this one request (extension)."""
+
+    tbt_ms: Annotated[float, Field(gt=0, le=3_600_000)] | None = None
+    ttft_ms: Annotated[float, Field(gt=0, le=3_600_000)] | None = None
+
+
+class JsonSchemaSpec(Strict):
+    name: str = Field("schema", max_length=64)
+    description: str | None = None
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """`text`, `json_object` and `json_schema` as in OpenAI; the others are extensions."""
+
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar", "choice"]
+    json_schema: JsonSchemaSpec | None = None
+    pattern: str | None = Field(None, description="For type regex.")
+    grammar: str | None = Field(None, description="For type grammar: GBNF with a rule `root`.")
+    choices: list[str] | None = Field(None, description="For type choice.")
+
+
+class ScheduleFields(Strict):
+    """How a request stands among others (extensions, but for `user`)."""
+
+    user: str | None = Field(None, max_length=256, description="Tenant, for fair sharing.")
+    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = Field(
+        None, description="Higher goes first (extension)."
+    )
+    slo: Slo | None = None
+
+
+class SamplingFields(ScheduleFields):
+    """How tokens are drawn and when to stop."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = Field(
+        None, description="0 and -1: off (extension)."
+    )
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="Extension.")
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
+        None, description="Extension."
+    )
+    seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] | None = (
+        Field(None, description="Extension.")
+    )
+    ignore_eos: bool | None = Field(None, description="Extension.")
+    min_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="Extension.")
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    skip_special_tokens: bool | None = Field(None, description="Extension.")
+
+    response_format: ResponseFormat | None = None
+    guided_json: dict[str, Any] | str | None = Field(None, description="Extension.")
+    guided_regex: str | None = Field(None, description="Extension.")
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = Field(
+        None, description="Extension."
+    )
+    guided_grammar: str | None = Field(None, description="Extension.")
+
+    # OpenAI's bookkeeping: accepted, without effect on the answer.
+    metadata: dict[str, str] | None = Field(None, description="Accepted and ignored.")
+    store: bool | None = Field(None, description="Accepted and ignored: nothing is stored.")
+    service_tier: str | None = Field(None, description="Accepted and ignored.")
+    safety_identifier: str | None = Field(None, description="Accepted and ignored.")
+    prompt_cache_key: str | None = Field(
+        None, max_length=256, description="Accepted and ignored: prefixes are cached anyway."
+    )
+    prompt_cache_retention: str | None = Field(None, description="Accepted and ignored.")
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int = 0
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails

@@ -1,0 +1,52 @@
+"""`/v1/completions`: request and answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from app.api.schema.common import SamplingFields, Usage
+
+Token = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[list[Token], Field(fail_fast=True)]
+
+
+class CompletionRequest(SamplingFields):
+    model: str | None = None
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Annotated[list[TokenIds], Field(fail_fast=True)]
+    )
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Default 16, as in OpenAI."
+    )
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    suffix: None = Field(None, description="Refused: no model here fills in the middle.")
+
+
+class CompletionLogprobs(BaseModel):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class CompletionResponse(BaseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None

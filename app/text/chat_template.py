@@ -1,0 +1,124 @@
+"""A conversation to the prompt text of this model, by the template in its folder."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from app.text.worker import KillableWorker, WorkerDied, WorkerTimeout
+
+TEMPLATE_LIMIT_S: Final = 1.0
+
+
+class TemplateError(Exception):
+    """Base of what rendering may raise.
+
+    TemplateError
+     ├── TemplateMissing   the model folder has no chat template
+     ├── TemplateHostile   it overran its limits or tried to leave the sandbox
+     └── ConversationInvalid  the template cannot render, or objects to, these messages
+    """
+
+
+class TemplateMissing(TemplateError):
+    pass
+
+
+class TemplateHostile(TemplateError):
+    pass
+
+
+class ConversationInvalid(TemplateError):
+    pass
+
+
+class ChatTemplate:
+    """Renders conversations in a sandboxed, killable child process; blocks up to `limit_s`.
+
+    templates: by name, as Hugging Face folders hold them ("default", "tool_use").
+    """
+
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        *,
+        limit_s: float = TEMPLATE_LIMIT_S,
+    ) -> None:
+        self._templates = dict(templates)
+        self._special_tokens = dict(special_tokens)
+        self._limit_s = limit_s
+        self._worker = KillableWorker("app.text.template_worker")
+
+    def __bool__(self) -> bool:
+        return bool(self._templates)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text of a conversation.
+
+        variables: further template variables (such as `enable_thinking`); they never shadow the
+        standard ones. Raises TemplateError subclasses.
+        """
+        template = self._pick(bool(tools))
+        job = {
+            "template": template,
+            "limit_s": self._limit_s,
+            "variables": {
+                **(variables or {}),
+                **self._special_tokens,
+                "messages": list(messages),
+                "tools": list(tools) if tools else None,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            },
+        }
+        try:
+            answer = self._worker.call(job, self._limit_s)
+        except WorkerTimeout:
+            raise TemplateHostile(
+                f"the chat template did not finish within {self._limit_s:g} s"
+            ) from None
+        except WorkerDied:
+            raise TemplateHostile("the chat template used up its memory or time") from None
+        if "text" in answer:
+            return str(answer["text"])
+        if "refused" in answer:
+            raise ConversationInvalid(str(answer["refused"]))
+        message = str(answer["error"])
+        if message.startswith("SecurityError"):
+            raise TemplateHostile(f"the chat template tried to leave its sandbox: {message}")
+        raise ConversationInvalid(f"the chat template cannot render these messages: {message}")
+
+    def check(self) -> None:
+        """Try every template once; raises TemplateHostile for one that must not be served."""
+        for name in self._templates:
+            with contextlib.suppress(ConversationInvalid):  # it may want other messages than these
+                self.render([{"role": "user", "content": "Hello"}], tools=_SAMPLE_TOOLS.get(name))
+
+    def close(self) -> None:
+        """End the child process."""
+        self._worker.close()
+
+    def _pick(self, has_tools: bool) -> str:
+        for name in ("tool_use", "default") if has_tools else ("default",):
+            if name in self._templates:
+                return self._templates[name]
+        raise TemplateMissing("this model has no chat template; use /v1/completions")
+
+
+_SAMPLE_TOOLS: Final[dict[str, list[dict[str, Any]]]] = {
+    "tool_use": [
+        {
+            "type": "function",
+            "function": {"name": "f", "description": "", "parameters": {"type": "object"}},
+        }
+    ]
+}

@@ -1,0 +1,62 @@
+"""Child process that compiles grammars with the model's tokenizer, to see whether they compile.
+
+Run as `python -m app.text.grammar_worker MODEL_PATH`. A schema or pattern from the network may
+take for ever to compile; here it can be killed, and what did not compile in time never reaches a
+stage, where it would hold up every stream.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from app.text.grammar_text import ebnf_of_choices
+from app.text.template_worker import serve_jobs
+
+
+def compile_with(compiler: Any, kind: str, text: str) -> None:
+    """Compile one grammar of `actors.scheduling.request.Grammar`; raises what xgrammar raises."""
+    if kind == "json_object":
+        compiler.compile_builtin_json_grammar()
+    elif kind == "json_schema":
+        compiler.compile_json_schema(text)
+    elif kind == "regex":
+        compiler.compile_regex(text)
+    elif kind == "ebnf":
+        compiler.compile_grammar(text)
+    elif kind == "choice":
+        compiler.compile_grammar(ebnf_of_choices(json.loads(text)))
+    else:
+        raise ValueError(f"unknown kind of grammar: {kind}")
+
+
+def main(model_path: str) -> None:
+    import xgrammar
+    from transformers import AutoConfig, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+    try:
+        config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
+        vocab_size = max(int(config.vocab_size), len(tokenizer))
+    except (OSError, ValueError, AttributeError):  # a folder with a tokenizer alone will do
+        vocab_size = len(tokenizer)
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+    def answer(job: dict[str, Any]) -> dict[str, Any]:
+        try:
+            compile_with(compiler, job["kind"], job["text"])
+        except Exception as error:  # the library raises its own and the runtime's kinds
+            return {"error": str(error).strip().splitlines()[-1][:500] if str(error) else "invalid"}
+        return {"ok": True}
+
+    serve_jobs(answer)
+
+
+if __name__ == "__main__":
+    os.nice(5)  # tokens come first
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    main(sys.argv[1])

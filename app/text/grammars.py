@@ -1,0 +1,83 @@
+"""Whether a grammar from the network can be served: compiled off the loop, in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from actors.scheduling.request import Grammar
+from app.text.worker import KillableWorker, WorkerDied, WorkerTimeout
+
+GRAMMAR_LIMIT_S: Final = 1.5
+_CACHE_ENTRIES: Final = 4096
+_MAX_WAITING: Final = 32
+
+
+class GrammarInvalid(Exception):
+    """The grammar does not compile, or not in time. The message says why."""
+
+
+class GrammarBusy(Exception):
+    """Too many grammars wait to be compiled; try again."""
+
+
+class GrammarChecker:
+    """Compiles grammars once in a child process and remembers the verdicts.
+
+    The memory holds a bounded number of digests, never a grammar itself.
+    """
+
+    def __init__(self, model_path: str, *, limit_s: float = GRAMMAR_LIMIT_S) -> None:
+        self._limit_s = limit_s
+        self._worker = KillableWorker("app.text.grammar_worker", model_path)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()  # digest -> complaint
+        self._num_waiting = 0
+
+    def warm(self) -> None:
+        """Start the child in the background, so that the first grammar need not wait for it."""
+        self._thread.submit(self._worker.start)
+
+    async def check(self, grammar: Grammar) -> None:
+        """Raises GrammarInvalid or GrammarBusy unless the grammar compiles in time."""
+        digest = hashlib.sha256(f"{grammar.kind}\0{grammar.text}".encode()).digest()
+        if digest in self._verdicts:
+            self._verdicts.move_to_end(digest)
+        else:
+            if self._num_waiting >= _MAX_WAITING:
+                raise GrammarBusy("too many grammars wait to be compiled")
+            self._num_waiting += 1
+            try:
+                verdict = await asyncio.get_running_loop().run_in_executor(
+                    self._thread, self._compile, grammar
+                )
+            finally:
+                self._num_waiting -= 1
+            self._remember(digest, verdict)
+        complaint = self._verdicts[digest]
+        if complaint is not None:
+            raise GrammarInvalid(complaint)
+
+    def close(self) -> None:
+        """End the thread and the child process."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._worker.close()
+
+    def _compile(self, grammar: Grammar) -> str | None:
+        job = {"kind": grammar.kind, "text": grammar.text, "limit_s": self._limit_s}
+        try:
+            answer = self._worker.call(job, self._limit_s)
+        except WorkerTimeout:
+            return f"does not compile within {self._limit_s:g} s"
+        except WorkerDied:
+            return "needs too much memory to compile"
+        error = answer.get("error")
+        return None if error is None else str(error)
+
+    def _remember(self, digest: bytes, verdict: str | None) -> None:
+        self._verdicts[digest] = verdict
+        while len(self._verdicts) > _CACHE_ENTRIES:
+            self._verdicts.popitem(last=False)

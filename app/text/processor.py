@@ -1,0 +1,180 @@
+"""Everything that turns text into tokens and back, for one model folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from app.text.chat_template import TEMPLATE_LIMIT_S, ChatTemplate
+from app.text.detokenizer import Detokenizer, PrefixDetokenizer, TableDetokenizer
+from app.text.grammars import GrammarChecker
+from app.text.vocabulary import token_bytes_table
+
+_T = TypeVar("_T")
+
+# Tokenising runs at some 1-3 MB/s: up to this length it is quicker than a thread's round trip.
+_INLINE_CHARS: Final = 512
+
+
+class TextProcessor:
+    """Tokenizer, chat template, detokeniser and grammar check of one model.
+
+    Loading reads only data: `trust_remote_code` is never set, and the chat template is tried in
+    its sandbox first (raises TemplateHostile when it must not be served). Methods named `*_now`
+    compute in the calling thread; the others leave the event loop free.
+
+    threads: how many prompts are tokenised at a time beside the event loop.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        chat_template: str | None = None,
+        template_limit_s: float = TEMPLATE_LIMIT_S,
+        threads: int = 2,
+    ) -> None:
+        from transformers import AutoTokenizer
+
+        self.model_path = str(model_path)
+        tokenizer = AutoTokenizer.from_pretrained(self.model_path, trust_remote_code=False)
+        self._tokenizer = tokenizer
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        if self._backend is not None:  # limits stored for training must not cut prompts short
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        self.vocab_size = len(tokenizer)
+        self.special_ids = frozenset(tokenizer.all_special_ids)
+        self.eos_token_ids: tuple[int, ...] = (
+            () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
+        )
+        table = (
+            None if self._backend is None else token_bytes_table(self._backend, self.special_ids)
+        )
+        self._full_table = table  # special tokens by name
+        self._shown_table = (
+            None
+            if table is None
+            else [b"" if token in self.special_ids else raw for token, raw in enumerate(table)]
+        )
+        self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="text")
+        self._template_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="template")
+        self.template = ChatTemplate(
+            _templates(chat_template or tokenizer.chat_template),
+            _special_tokens(tokenizer),
+            limit_s=template_limit_s,
+        )
+        self.template.check()
+        self.grammars = GrammarChecker(self.model_path)
+
+    # ---- text to tokens ---------------------------------------------------------------
+
+    def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Tokenise in this thread."""
+        if self._backend is not None:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return ids
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Tokenise; long texts in a thread."""
+        if len(text) <= _INLINE_CHARS:
+            return self.encode_now(text, add_special_tokens=add_special_tokens)
+        return await self._in_thread(
+            lambda: self.encode_now(text, add_special_tokens=add_special_tokens)
+        )
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Tokens of a conversation under the model's chat template; raises TemplateError."""
+        text = await self.render_chat(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
+        )
+        return await self.encode(text, add_special_tokens=False)  # the template writes its own
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Prompt text of a conversation; raises TemplateError."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._template_thread,
+            lambda: self.template.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                variables=variables,
+            ),
+        )
+
+    # ---- tokens to text ---------------------------------------------------------------
+
+    def detokenizer(
+        self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> Detokenizer:
+        """A new incremental detokeniser for what follows `prompt`."""
+        table = self._shown_table if skip_special_tokens else self._full_table
+        if table is not None:
+            return TableDetokenizer(table)
+        return PrefixDetokenizer(self._decoder(skip_special_tokens), prompt)
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole token sequence."""
+        return self._decoder(skip_special_tokens)(tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes one token stands for, special tokens by name; may be part of a character."""
+        if self._full_table is not None:
+            return self._full_table[token] if token < len(self._full_table) else b""
+        return self.decode([token], skip_special_tokens=False).encode()
+
+    def close(self) -> None:
+        """End threads and child processes."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._template_thread.shutdown(wait=False, cancel_futures=True)
+        self.template.close()
+        self.grammars.close()
+
+    # ---- helpers ----------------------------------------------------------------------
+
+    def _decoder(self, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
+        source = self._backend if self._backend is not None else self._tokenizer
+
+        def decode(tokens: Sequence[int]) -> str:
+            return str(source.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+
+        return decode
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _templates(found: str | Mapping[str, str] | None) -> dict[str, str]:
+    if not found:
+        return {}
+    return {"default": found} if isinstance(found, str) else dict(found)
+
+
+def _special_tokens(tokenizer: Any) -> dict[str, str]:
+    """Names such as `bos_token`, which templates write out."""
+    return {
+        name: str(token)
+        for name, token in tokenizer.special_tokens_map.items()
+        if isinstance(token, str)
+    }

@@ -1,0 +1,127 @@
+"""Runs work that may never end in a process of its own, which can be killed.
+
+A thread cannot be stopped from outside; a chat template or a grammar that loops would hold one
+for ever, and with it the interpreter lock. The child reads one JSON line per job and answers with
+one; it dies with its parent, at the end of its input or when a job overruns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Final
+
+_STARTUP_LIMIT_S: Final = 60.0
+_MAX_ANSWER_BYTES: Final = 64 << 20
+
+
+class WorkerTimeout(Exception):
+    """The job overran its time limit; the child was killed and the next job gets a new one."""
+
+
+class WorkerDied(Exception):
+    """The child ended during the job (out of memory, or it could not start)."""
+
+
+class KillableWorker:
+    """One child process `python -m module args...`, started when first needed.
+
+    Not for the event loop: `call` blocks for up to the limit. Calls from several threads queue.
+    """
+
+    def __init__(self, module: str, *args: str, nice: int = 0) -> None:
+        self._command = [sys.executable, "-m", module, *args]
+        self._nice = nice
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def call(self, job: Any, limit_s: float) -> Any:
+        """Send one JSON-able job, return its JSON answer.
+
+        Raises WorkerTimeout after limit_s seconds of work (starting the child has its own
+        limit), WorkerDied when the child ended.
+        """
+        with self._lock:
+            child = self._ready_child()
+            try:
+                _write_line(child, json.dumps(job).encode())
+                return json.loads(_read_line(child, limit_s))
+            except (WorkerTimeout, WorkerDied):
+                self._kill()
+                raise
+
+    def start(self) -> None:
+        """Start the child now, so that the first job need not wait for it."""
+        with self._lock:
+            self._ready_child()
+
+    def close(self) -> None:
+        """End the child."""
+        with self._lock:
+            self._kill()
+
+    def _ready_child(self) -> subprocess.Popen[bytes]:
+        if self._child is not None and self._child.poll() is None:
+            return self._child
+        self._kill()
+        child = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # The child must find this package also where only sys.path knows it.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        self._child = child
+        try:
+            _read_line(child, _STARTUP_LIMIT_S)  # the child's first line says that it is ready
+        except (WorkerTimeout, WorkerDied):
+            self._kill()
+            raise
+        return child
+
+    def _kill(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _write_line(child: subprocess.Popen[bytes], line: bytes) -> None:
+    assert child.stdin is not None
+    try:
+        child.stdin.write(line + b"\n")
+        child.stdin.flush()
+    except OSError as error:
+        raise WorkerDied(str(error)) from error
+
+
+def _read_line(child: subprocess.Popen[bytes], limit_s: float) -> bytes:
+    assert child.stdout is not None
+    fd = child.stdout.fileno()
+    deadline = time.monotonic() + limit_s
+    parts: list[bytes] = []
+    num_bytes = 0
+    with selectors.DefaultSelector() as selector:
+        selector.register(fd, selectors.EVENT_READ)
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not selector.select(left_s):
+                raise WorkerTimeout(f"no answer within {limit_s:g} s")
+            part = os.read(fd, 1 << 16)
+            if not part:
+                raise WorkerDied("the worker process ended")
+            parts.append(part)
+            num_bytes += len(part)
+            if part.endswith(b"\n"):
+                return b"".join(parts)
+            if num_bytes > _MAX_ANSWER_BYTES:
+                raise WorkerTimeout("the answer is too long")

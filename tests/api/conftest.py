@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from app.api.application import build_api
+from app.api.events import ApiEvents
+from app.api.options import ApiOptions
+from app.engine import ModelCard
+from app.text.processor import TextProcessor
+from tests.api.hand_engine import HandEngine
+from tests.text.tiny_tokenizer import byte_level_folder
+
+MODEL = "tiny"
+
+
+@dataclass
+class Server:
+    """A running API over the hand-computable engine."""
+
+    engine: HandEngine
+    http: httpx.AsyncClient
+    url: str
+    port: int
+
+    @property
+    def openai(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextProcessor]:
+    processor = TextProcessor(byte_level_folder(Path(tmp_path_factory.mktemp("model"))))
+    yield processor
+    processor.close()
+
+
+StartServer = Callable[..., Awaitable[Server]]
+
+
+@pytest.fixture
+async def start_server(text: TextProcessor) -> AsyncIterator[StartServer]:
+    """Start servers on ephemeral loopback ports; they stop with the test."""
+    running: list[tuple[uvicorn.Server, asyncio.Task[None], httpx.AsyncClient]] = []
+
+    async def start(
+        options: ApiOptions | None = None, events: ApiEvents | None = None, **card: Any
+    ) -> Server:
+        fields: dict[str, Any] = {
+            "name": MODEL,
+            "path": text.model_path,
+            "max_model_len": 4096,
+            "vocab_size": text.vocab_size,
+            "eos_token_ids": text.eos_token_ids,
+            "created_s": 1_700_000_000,
+        }
+        engine = HandEngine(ModelCard(**{**fields, **card}))
+        app = build_api(engine, text, options or ApiOptions(), events=events)
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
+        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
+            await asyncio.sleep(0.001)
+        url = f"http://127.0.0.1:{port}"
+        http = httpx.AsyncClient(base_url=url, timeout=30.0)
+        running.append((server, task, http))
+        return Server(engine, http, url, port)
+
+    yield start
+    for server, task, http in running:
+        await http.aclose()
+        server.should_exit = True
+        server.force_exit = True
+        await task
+
+
+@pytest.fixture
+async def server(start_server: StartServer) -> Server:
+    return await start_server()

@@ -1,0 +1,133 @@
+"""An engine whose answers can be computed by hand.
+
+Token i of continuation c of a prompt is `(sum(prompt) + c + seed_share + i * 7) % modulus + low`,
+unless a script is given; log-probabilities are simple functions of the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any
+
+from actors.scheduling.plan import TokenLogprobs
+from actors.scheduling.request import FinishReason
+from app.engine import EngineClient, GenerationRequest, ModelCard, TokenChunk
+
+
+def logprobs_of(token: int, num_top: int) -> TokenLogprobs:
+    """-(token % 8) / 4 - 0.25 for the token, and the ids below it as alternatives."""
+    top = tuple((max(token - k, 0), -0.25 * (k + 1)) for k in range(num_top))
+    return TokenLogprobs(token, -(token % 8) / 4 - 0.25, 1 + token % 8, top)
+
+
+class HandEngine(EngineClient):
+    """Implements EngineClient. Everything a test may want to steer is a plain attribute."""
+
+    def __init__(self, card: ModelCard) -> None:
+        self._card = card
+        self.ready = True
+        self.script: Callable[[GenerationRequest, int], Sequence[int]] | None = None
+        self.chunk_size = 1  # tokens per chunk
+        self.gate: asyncio.Event | None = None  # every chunk after the first waits for it
+        self.fail_at: int | None = None  # raise `failure` before this token
+        self.failure: Exception = RuntimeError("boom")
+        self.refusal: Exception | None = None
+        self.num_cached_tokens = 0
+        self.seen: list[GenerationRequest] = []
+        self.num_running = 0
+        self.closed: list[str] = []  # request ids whose stream was closed before its end
+        self.ended_early: list[tuple[str, int]] = []
+        self.all_idle = asyncio.Event()
+
+    @property
+    def card(self) -> ModelCard:
+        return self._card
+
+    def tokens(self, request: GenerationRequest, index: int) -> list[int]:
+        """All tokens of one continuation, the end-of-sequence token included."""
+        sampling = request.sampling
+        if self.script is not None:
+            tokens = list(self.script(request, index))
+        else:
+            base = sum(request.prompt) + index
+            tokens = [97 + (base + i * 7) % 26 for i in range(sampling.max_tokens)]
+        for position, token in enumerate(tokens[: sampling.max_tokens]):
+            if token in sampling.stop_token_ids and position >= sampling.min_tokens:
+                return tokens[: position + 1]
+        return tokens[: sampling.max_tokens]
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+        self.seen.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+        self.num_running += 1
+        self.all_idle.clear()
+        done = False
+        try:
+            async for chunk in self._chunks(request):
+                yield chunk
+            done = True
+        finally:
+            self.num_running -= 1
+            if not done:
+                self.closed.append(request.request_id)
+            if not self.num_running:
+                self.all_idle.set()
+
+    async def _chunks(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+        if request.pooling is not None:
+            value = float(sum(request.prompt))
+            yield TokenChunk(0, 0, [], FinishReason.STOP, pooled=(value, 1.0, 2.0, 4.0))
+            return
+        plans = [self.tokens(request, index) for index in range(request.n)]
+        position = 0
+        while any(position < len(plan) for plan in plans):
+            if self.gate is not None and position:
+                await self.gate.wait()
+            else:
+                await asyncio.sleep(0)
+            for index, plan in enumerate(plans):
+                part = plan[position : position + self.chunk_size]
+                if not part:
+                    continue
+                if self.fail_at is not None and position >= self.fail_at:
+                    raise self.failure
+                last = position + len(part) == len(plan)
+                yield self._chunk(request, index, position, part, last)
+            position += self.chunk_size
+
+    def _chunk(
+        self, request: GenerationRequest, index: int, first: int, part: list[int], last: bool
+    ) -> TokenChunk:
+        sampling = request.sampling
+        reason = None
+        if last:
+            by_token = part[-1] in sampling.stop_token_ids
+            reason = FinishReason.STOP if by_token else FinishReason.LENGTH
+        chunk = TokenChunk(index, first, part, reason)
+        if sampling.logprobs is not None:
+            chunk.logprobs = [logprobs_of(token, sampling.logprobs) for token in part]
+        if first == 0:
+            chunk.num_cached_tokens = self.num_cached_tokens
+            if sampling.prompt_logprobs is not None and index == 0:
+                chunk.prompt_logprobs = [
+                    None,
+                    *(logprobs_of(t, sampling.prompt_logprobs) for t in request.prompt[1:]),
+                ]
+        return chunk
+
+    def finish_early(self, request_id: str, index: int) -> None:
+        self.ended_early.append((request_id, index))
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    async def status(self) -> Mapping[str, Any]:
+        return {"num_requests_running": self.num_running}
+
+    async def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
+        yield []
+
+    async def reconfigure(self, changes: Mapping[str, Any]) -> None:
+        return None
