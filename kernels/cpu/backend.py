@@ -1,0 +1,209 @@
+"""Backend "cpu": the C++ library of this folder behind `kernels.interface.Backend`.
+
+Every operation gives a token the same bits whatever shares its batch, however its prompt was cut
+and however many threads computed it. Rounding stands where Hugging Face's Llama rounds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kernels.cpu import kv as paged
+from kernels.cpu import library
+from kernels.cpu.geometry import BatchView, ShapeView, view_batch, view_shape
+from kernels.cpu.kv import CpuKVLayer, as_cpu_layer, dtype_code
+from kernels.cpu.linear import CpuLinear, pack_linear
+from kernels.cpu.stack import CpuStack
+from kernels.interface import AttentionShape, Batch, KVLayer, LayerWeights
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@functools.cache
+def _function(name: str) -> Any:
+    pointer, int64 = library.Pointer, ctypes.c_int64
+    geometry = (ctypes.POINTER(BatchView), ctypes.POINTER(ShapeView))
+    signatures: dict[str, tuple[Any, ...]] = {
+        "norm": (*[pointer] * 4, int64, int64, ctypes.c_float, ctypes.c_int32),
+        "silu_mul": (pointer, pointer, int64, int64, ctypes.c_int32),
+        "rope_and_cache": (*geometry, *[pointer] * 6, ctypes.c_float),
+        "attention": (*geometry, *[pointer] * 3),
+    }
+    return library.function(f"legato_{name}", None, *signatures[name])
+
+
+class CpuBackend:
+    """See the module docstring. Raises RuntimeError where the library cannot be loaded."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        library.require()
+
+    def pack_linear(
+        self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None, quantization: str = "none"
+    ) -> CpuLinear:
+        return pack_linear(weight_OK, bias_O, quantization)
+
+    def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
+        _check("x_TH", x_TH, 2)
+        _check("weight_H", weight_H, 1, x_TH.dtype, x_TH.shape[1:])
+        y_TH = torch.empty_like(x_TH)
+        self._norm(x_TH, None, weight_H, y_TH, eps)
+        return y_TH
+
+    def add_rms_norm(
+        self, x_TH: torch.Tensor, residual_TH: torch.Tensor, weight_H: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        _check("x_TH", x_TH, 2)
+        _check("residual_TH", residual_TH, 2, x_TH.dtype, x_TH.shape)
+        _check("weight_H", weight_H, 1, x_TH.dtype, x_TH.shape[1:])
+        y_TH = torch.empty_like(x_TH)
+        self._norm(x_TH, residual_TH, weight_H, y_TH, eps)
+        return y_TH
+
+    def _norm(
+        self,
+        x_TH: torch.Tensor,
+        residual_TH: torch.Tensor | None,
+        weight_H: torch.Tensor,
+        y_TH: torch.Tensor,
+        eps: float,
+    ) -> None:
+        _function("norm")(
+            x_TH.data_ptr(),
+            library.pointer(residual_TH),
+            weight_H.data_ptr(),
+            y_TH.data_ptr(),
+            *x_TH.shape,
+            eps,
+            dtype_code(x_TH.dtype),
+        )
+
+    def silu_mul(self, gate_up_T2I: torch.Tensor) -> torch.Tensor:
+        _check("gate_up_T2I", gate_up_T2I, 2)
+        num_tokens, width = gate_up_T2I.shape
+        if width % 2:
+            raise ValueError(f"gate_up_T2I has an odd width, {width}")
+        y_TI = torch.empty((num_tokens, width // 2), dtype=gate_up_T2I.dtype)
+        _function("silu_mul")(
+            gate_up_T2I.data_ptr(),
+            y_TI.data_ptr(),
+            num_tokens,
+            width // 2,
+            dtype_code(gate_up_T2I.dtype),
+        )
+        return y_TI
+
+    def allocate_kv(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        shape: AttentionShape,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> list[CpuKVLayer]:
+        """dtype: float32, bfloat16, float16 or int8, whatever the model computes in."""
+        if torch.device(device).type != "cpu":
+            raise ValueError(f"the cpu backend keeps no cache on {device}")
+        return paged.allocate(num_layers, num_blocks, block_size, shape, dtype)
+
+    def kv_block_bytes(self, block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
+        return paged.block_bytes(block_size, shape, dtype)
+
+    def copy_blocks(self, layers: Sequence[KVLayer], pairs: Sequence[tuple[int, int]]) -> None:
+        paged.copy_blocks(layers, pairs)
+
+    def read_block(self, layer: KVLayer, block: int) -> torch.Tensor:
+        return paged.read_block(layer, block)
+
+    def write_block(self, layer: KVLayer, block: int, data: torch.Tensor) -> None:
+        paged.write_block(layer, block, data)
+
+    def rope_and_cache(
+        self,
+        qkv_TX: torch.Tensor,
+        cos_sin_PD: torch.Tensor,
+        batch: Batch,
+        layer: KVLayer,
+        shape: AttentionShape,
+        q_norm_D: torch.Tensor | None = None,
+        k_norm_D: torch.Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> torch.Tensor:
+        cache = as_cpu_layer(layer)
+        batch_view = view_batch(batch, cache.block_size)
+        num_tokens, dim = batch_view.num_tokens, shape.head_dim
+        width = (shape.num_heads + 2 * shape.num_kv_heads) * dim
+        _check("qkv_TX", qkv_TX, 2, shape=(num_tokens, width))
+        _check("cos_sin_PD", cos_sin_PD, 2, torch.float32, (cos_sin_PD.shape[0], dim))
+        for name, norm_D in (("q_norm_D", q_norm_D), ("k_norm_D", k_norm_D)):
+            if norm_D is not None:
+                _check(name, norm_D, 1, qkv_TX.dtype, (dim,))
+        if batch.max_kv_length > cos_sin_PD.shape[0]:
+            raise ValueError(
+                f"position {batch.max_kv_length - 1} lies behind the {cos_sin_PD.shape[0]} of "
+                "cos_sin_PD"
+            )
+        q_TND = torch.empty((num_tokens, shape.num_heads, dim), dtype=qkv_TX.dtype)
+        _function("rope_and_cache")(
+            batch_view,
+            view_shape(shape, cache, qkv_TX.dtype),
+            qkv_TX.data_ptr(),
+            cos_sin_PD.data_ptr(),
+            q_TND.data_ptr(),
+            cache.data.data_ptr(),
+            library.pointer(q_norm_D),
+            library.pointer(k_norm_D),
+            eps,
+        )
+        return q_TND
+
+    def attention(
+        self, q_TND: torch.Tensor, batch: Batch, layer: KVLayer, shape: AttentionShape
+    ) -> torch.Tensor:
+        cache = as_cpu_layer(layer)
+        batch_view = view_batch(batch, cache.block_size)
+        num_tokens, width = batch_view.num_tokens, shape.num_heads * shape.head_dim
+        _check("q_TND", q_TND, 3, shape=(num_tokens, shape.num_heads, shape.head_dim))
+        out_TX = torch.empty((num_tokens, width), dtype=q_TND.dtype)
+        _function("attention")(
+            batch_view,
+            view_shape(shape, cache, q_TND.dtype),
+            q_TND.data_ptr(),
+            cache.data.data_ptr(),
+            out_TX.data_ptr(),
+        )
+        return out_TX
+
+    def decoder_stack(
+        self,
+        layers: Sequence[LayerWeights],
+        kv: Sequence[KVLayer],
+        cos_sin_PD: torch.Tensor,
+        shape: AttentionShape,
+        eps: float,
+    ) -> CpuStack:
+        return CpuStack(layers, kv, cos_sin_PD, shape, eps)
+
+
+def _check(
+    name: str,
+    tensor: torch.Tensor,
+    dims: int,
+    dtype: torch.dtype | None = None,
+    shape: Sequence[int] | None = None,
+) -> None:
+    """ValueError for what the kernels would misread."""
+    if tensor.dim() != dims or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(f"{name} must be a contiguous {dims}-dimensional tensor on the CPU")
+    if tensor.dtype != dtype if dtype is not None else tensor.dtype not in _DTYPES:
+        raise ValueError(f"{name} is {tensor.dtype}, expected {dtype or 'a floating dtype'}")
+    if shape is not None and tensor.shape != tuple(shape):
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")

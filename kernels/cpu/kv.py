@@ -1,0 +1,128 @@
+"""The CPU backend's paged KV cache: one byte tensor per layer, laid out for the kernels.
+
+The inner layout is described in src/attention_layout.h; Python only ever moves whole blocks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.cpu import library
+from kernels.interface import AttentionShape, KVLayer
+
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+_HUGE_PAGE_BYTES = 2 << 20
+
+
+@dataclass(slots=True)
+class CpuKVLayer:
+    """data: (num_blocks, bytes of a block), uint8. dtype int8 keeps a float scale per token,
+    head and K or V beside the values; other types are stored as they are."""
+
+    data: torch.Tensor
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+
+def block_bytes(block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
+    """Bytes of one block of one layer."""
+    check_shape(shape)
+    if block_size < 1:
+        raise ValueError(f"block_size must be at least 1, not {block_size}")
+    measure = library.function("legato_kv_block_bytes", ctypes.c_int64, *[ctypes.c_int32] * 4)
+    return int(measure(dtype_code(dtype), block_size, shape.num_kv_heads, shape.head_dim))
+
+
+def allocate(
+    num_layers: int, num_blocks: int, block_size: int, shape: AttentionShape, dtype: torch.dtype
+) -> list[CpuKVLayer]:
+    """Zeroed layers in one mapping, on huge pages where the system grants them: decode steps read
+    the cache block by block, and small pages would miss the TLB at each."""
+    size = block_bytes(block_size, shape, dtype)
+    total = num_layers * num_blocks * size
+    memory = mmap.mmap(-1, max(total, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if total >= _HUGE_PAGE_BYTES:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    data = torch.frombuffer(memory, dtype=torch.uint8, count=total)
+    return [
+        CpuKVLayer(layer, block_size, shape.num_kv_heads, shape.head_dim, dtype)
+        for layer in data.view(num_layers, num_blocks, size)
+    ]
+
+
+def copy_blocks(layers: Sequence[KVLayer], pairs: Sequence[tuple[int, int]]) -> None:
+    """Copy block `source` to `destination` in every layer, pair by pair in order."""
+    if not pairs:
+        return
+    checked = [as_cpu_layer(layer) for layer in layers]
+    blocks = torch.tensor(pairs, dtype=torch.int64)
+    for layer in checked:
+        if int(blocks.min()) < 0 or int(blocks.max()) >= layer.data.shape[0]:
+            raise IndexError(f"block pairs {pairs} lie outside a cache of {layer.data.shape[0]}")
+    copy = library.function(
+        "legato_copy_blocks",
+        None,
+        library.Pointer,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        library.Pointer,
+        ctypes.c_int64,
+    )
+    addresses = torch.tensor([layer.data.data_ptr() for layer in checked], dtype=torch.int64)
+    size = checked[0].data.shape[1] if checked else 0
+    copy(addresses.data_ptr(), len(checked), size, blocks.data_ptr(), len(pairs))
+
+
+def read_block(layer: KVLayer, block: int) -> torch.Tensor:
+    """The bytes of one block, as a tensor of its own."""
+    return as_cpu_layer(layer).data[block].clone()
+
+
+def write_block(layer: KVLayer, block: int, data: torch.Tensor) -> None:
+    """Put back what `read_block` gave (of a cache of the same shape)."""
+    target = as_cpu_layer(layer).data[block]
+    if data.dtype != torch.uint8 or data.shape != target.shape:
+        raise ValueError(
+            f"a block of this cache is {target.shape[0]} bytes, "
+            f"not {tuple(data.shape)} of {data.dtype}"
+        )
+    target.copy_(data)
+
+
+def as_cpu_layer(layer: KVLayer) -> CpuKVLayer:
+    """The layer itself, if this backend allocated it; TypeError otherwise."""
+    if not isinstance(layer, CpuKVLayer):
+        raise TypeError(f"the cpu backend was given a cache of {type(layer).__name__}")
+    return layer
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    """The number that the C++ side knows a type by."""
+    code = DTYPE_CODES.get(dtype)
+    if code is None:
+        known = ", ".join(str(known) for known in DTYPE_CODES)
+        raise TypeError(f"the cpu backend stores no {dtype}; it knows {known}")
+    return code
+
+
+def check_shape(shape: AttentionShape) -> None:
+    """ValueError, by field, for what the kernels cannot compute."""
+    if shape.head_dim % 8 or not 8 <= shape.head_dim <= 1024:
+        raise ValueError(f"head_dim must be a multiple of 8 up to 1024, not {shape.head_dim}")
+    if shape.num_kv_heads < 1 or shape.num_heads % shape.num_kv_heads:
+        raise ValueError(
+            f"num_heads {shape.num_heads} is no multiple of num_kv_heads {shape.num_kv_heads}"
+        )
+    if not shape.scale > 0:
+        raise ValueError(f"scale must be positive, not {shape.scale}")
+    if shape.sliding_window is not None and shape.sliding_window < 1:
+        raise ValueError(f"sliding_window must be at least 1, not {shape.sliding_window}")
+    if shape.softcap is not None and not shape.softcap > 0:
+        raise ValueError(f"softcap must be positive, not {shape.softcap}")

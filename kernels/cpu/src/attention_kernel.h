@@ -1,0 +1,75 @@
+// One task of attention: some query rows of one slice and one KV head, over some partitions.
+//
+// Query rows of one KV head are numbered token by token, then head by head within the group, so K
+// and V are read once for the whole group. Every row is computed the same way whatever its company:
+// softmax over fixed partitions of 256 positions counted from 0, merged first to last.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_layout.h"
+#include "isa.h"
+
+namespace legato {
+
+constexpr int kRowsPerBlock = 48;
+
+struct AttentionTask {
+  int32_t slice;
+  int32_t kv_head;
+  int32_t first_row;  // within the slice
+  int32_t num_rows;   // at most kRowsPerBlock
+  int32_t first_partition;
+  int32_t end_partition;
+  int32_t split;      // index of the split this is a piece of, or -1 for a whole task
+  float* partials;    // where a piece leaves its partitions, one after another; null if whole
+};
+
+struct AttentionArgs {
+  const void* query;  // (T, N, D)
+  const void* cache;
+  void* output;  // (T, N * D)
+  const BatchView* batch;
+  ShapeView shape;
+};
+
+// Scratch of one thread, in floats, 64-byte aligned.
+struct AttentionScratch {
+  float* scores;       // [kRowsPerBlock][kPartition]
+  float* query;        // [kRowsPerBlock][head_dim]
+  float* accumulated;  // [kRowsPerBlock][value_dim]
+  float* keys;         // [kPartition][head_dim], only where tiles are gathered
+  float* values;       // [kPartition][value_dim]
+  float* raw;          // [kTile][head_dim + value_dim], likewise
+
+  static int64_t num_floats(const KvLayout& layout) {
+    return int64_t{kRowsPerBlock} * (kPartition + layout.head_dim + layout.value_dim) +
+           int64_t{kPartition + kTile} * (layout.head_dim + layout.value_dim);
+  }
+  AttentionScratch(float* base, const KvLayout& layout)
+      : scores(base),
+        query(scores + int64_t{kRowsPerBlock} * kPartition),
+        accumulated(query + int64_t{kRowsPerBlock} * layout.head_dim),
+        keys(accumulated + int64_t{kRowsPerBlock} * layout.value_dim),
+        values(keys + int64_t{kPartition} * layout.head_dim),
+        raw(values + int64_t{kPartition} * layout.value_dim) {}
+};
+
+// Floats of one partition of a piece: maxima, sums, then outputs row by row.
+inline int64_t partial_floats(int num_rows, int value_dim) {
+  return int64_t{2} * kRowsPerBlock + int64_t{num_rows} * value_dim;
+}
+
+// Rows see positions [position - window + 1, position]; partitions that hold none are left out.
+inline int first_visible(int position, int window) {
+  return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+LEGATO_FOR_EACH_ISA(
+    // Computes a whole task to the output, or a piece to its partials.
+    void attend(const AttentionArgs& args, const AttentionTask& task, AttentionScratch scratch);
+    // Merges the partials of all partitions of a split task, in order, to the output.
+    void merge_pieces(const AttentionArgs& args, const AttentionTask& task, const float* partials,
+                      AttentionScratch scratch))
+
+}  // namespace legato

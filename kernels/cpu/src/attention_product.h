@@ -1,0 +1,139 @@
+// Register-blocked products of attention: rows of words times 16 lanes.
+//
+// Only for *_isa.cpp files. Scores (query x K) and outputs (weights x V) are the same product in
+// the layout of attention_layout.h: a 32-bit word of the left row (two bf16 or one float) is
+// broadcast against 64 bytes of the right (16 lanes of the same). One accumulator per row and 16
+// lanes, steps in order: the result of a row does not depend on the blocking.
+#pragma once
+
+#include <cstring>
+
+#include "vec.h"
+
+namespace legato::LEGATO_ISA {
+
+constexpr int kParts = 16 / Vec::kLanes;
+
+// 16 floats in as many registers as that takes.
+struct Lanes {
+  Vec part[kParts];
+
+  static Lanes zero() {
+    Lanes lanes;
+    for (Vec& v : lanes.part) v = Vec::zero();
+    return lanes;
+  }
+  static Lanes load(const float* p) {
+    Lanes lanes;
+    for (int i = 0; i < kParts; ++i) lanes.part[i] = Vec::load(p + i * Vec::kLanes);
+    return lanes;
+  }
+  void store(float* p) const {
+    for (int i = 0; i < kParts; ++i) part[i].store(p + i * Vec::kLanes);
+  }
+};
+
+// Floats: one feature, or one token, a step.
+struct FloatFormat {
+  static constexpr int kPair = 1;
+  struct Left {
+    Vec value;
+  };
+  using Right = Lanes;
+
+  static Left broadcast(const uint32_t* word) {
+    float value;
+    std::memcpy(&value, word, sizeof value);
+    return {Vec::set(value)};
+  }
+  static Right load(const uint8_t* p) { return Lanes::load(reinterpret_cast<const float*>(p)); }
+  static void multiply_add(Lanes& sum, const Left& a, const Right& b) {
+    for (int i = 0; i < kParts; ++i) sum.part[i] = fma(a.value, b.part[i], sum.part[i]);
+  }
+};
+
+// Pairs of bf16: two features, or two tokens, a step.
+struct PairFormat {
+  static constexpr int kPair = 2;
+#if defined(__AVX512BF16__)
+  struct Left {
+    __m512bh pairs;
+  };
+  using Right = Left;
+
+  static Left broadcast(const uint32_t* word) {
+    return {reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(*word)))};
+  }
+  static Right load(const uint8_t* p) {
+    return {reinterpret_cast<__m512bh>(_mm512_loadu_si512(p))};
+  }
+  static void multiply_add(Lanes& sum, const Left& a, const Right& b) {
+    sum.part[0].v = _mm512_dpbf16_ps(sum.part[0].v, a.pairs, b.pairs);
+  }
+#else
+  struct Left {
+    Vec even, odd;
+  };
+  struct Right {
+    Lanes even, odd;
+  };
+
+  static Left broadcast(const uint32_t* word) {
+    const uint32_t bits[2] = {*word << 16, *word & 0xffff0000u};
+    float values[2];
+    std::memcpy(values, bits, sizeof values);
+    return {Vec::set(values[0]), Vec::set(values[1])};
+  }
+  static Right load(const uint8_t* p) {
+    Right right;
+    for (int i = 0; i < kParts; ++i) {
+#if defined(__AVX512F__)
+      const __m512i pairs = _mm512_loadu_si512(p);
+      right.even.part[i].v = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+      right.odd.part[i].v =
+          _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000u))));
+#else
+      const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + i);
+      right.even.part[i].v = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+      right.odd.part[i].v =
+          _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(int(0xffff0000u))));
+#endif
+    }
+    return right;
+  }
+  static void multiply_add(Lanes& sum, const Left& a, const Right& b) {
+    for (int i = 0; i < kParts; ++i) {
+      sum.part[i] = fma(a.odd, b.odd.part[i], fma(a.even, b.even.part[i], sum.part[i]));
+    }
+  }
+#endif
+};
+
+// The largest block whose accumulators, and what they are fed from, fit the registers.
+#if defined(__AVX512F__)
+constexpr int kBlockRows = 6;
+constexpr int kBlockLanes = 4;  // groups of 16 lanes
+#else
+constexpr int kBlockRows = 4;
+constexpr int kBlockLanes = 1;
+#endif
+
+// sum[i][j] += row i of `a` times column group j of `b`, over `steps` words.
+template <class Format, int kRows, int kLanes>
+inline __attribute__((always_inline)) void multiply(const uint32_t* a, int64_t a_stride,
+                                                    const uint8_t* const* b, int64_t b_step,
+                                                    int steps, Lanes (&sum)[kRows][kLanes]) {
+  for (int step = 0; step < steps; ++step) {
+    typename Format::Right right[kLanes];
+#pragma GCC unroll 8
+    for (int j = 0; j < kLanes; ++j) right[j] = Format::load(b[j] + step * b_step);
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+      const typename Format::Left left = Format::broadcast(a + i * a_stride + step);
+#pragma GCC unroll 8
+      for (int j = 0; j < kLanes; ++j) Format::multiply_add(sum[i][j], left, right[j]);
+    }
+  }
+}
+
+}  // namespace legato::LEGATO_ISA

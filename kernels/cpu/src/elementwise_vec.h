@@ -1,0 +1,94 @@
+// Rounding a register of floats to a narrower type and back, and loads of any model type.
+//
+// Only for *_isa.cpp files.
+#pragma once
+
+#include "vec.h"
+
+namespace legato::LEGATO_ISA {
+
+template <class T>
+inline Vec rounded(Vec x);
+
+template <>
+inline Vec rounded<float>(Vec x) {
+  return x;
+}
+
+template <>
+inline Vec rounded<bf16>(Vec x) {
+#if defined(__AVX512F__)
+  const __m512i bits = _mm512_castps_si512(x.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __m512i cut = _mm512_and_si512(up, _mm512_set1_epi32(static_cast<int>(0xffff0000u)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+  return {_mm512_mask_mov_ps(_mm512_castsi512_ps(cut), nan, x.v)};
+#else
+  const __m256i bits = _mm256_castps_si256(x.v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i cut = _mm256_and_si256(up, _mm256_set1_epi32(static_cast<int>(0xffff0000u)));
+  const __m256 nan = _mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q);
+  return {_mm256_blendv_ps(_mm256_castsi256_ps(cut), x.v, nan)};
+#endif
+}
+
+template <>
+inline Vec rounded<fp16>(Vec x) {
+#if defined(__AVX512F__)
+  return {_mm512_cvtph_ps(x.to_fp16())};
+#else
+  return {_mm256_cvtph_ps(x.to_fp16())};
+#endif
+}
+
+// Calls f(i, n) for i = 0, L, 2 L ... with n = min(L, width - i) lanes.
+template <class F>
+inline void for_lanes(int64_t width, F&& f) {
+  int64_t i = 0;
+  for (; i + Vec::kLanes <= width; i += Vec::kLanes) f(i, Vec::kLanes);
+  if (i < width) f(i, static_cast<int>(width - i));
+}
+
+template <class T>
+inline Vec load_lanes(const T* p, int n) {
+  return n == Vec::kLanes ? Vec::load(p) : Vec::load(p, n);
+}
+
+template <class T>
+inline void store_lanes(Vec v, T* p, int n) {
+  n == Vec::kLanes ? v.store(p) : v.store(p, n);
+}
+
+// 1 / sqrt(mean of squares + eps) of a row; a fixed order of summation.
+template <class T>
+inline float inverse_rms(const T* x, int64_t width, float eps) {
+  Vec sums[4] = {Vec::zero(), Vec::zero(), Vec::zero(), Vec::zero()};
+  int64_t i = 0;
+  for (; i + 4 * Vec::kLanes <= width; i += 4 * Vec::kLanes) {
+    for (int k = 0; k < 4; ++k) {
+      const Vec v = Vec::load(x + i + k * Vec::kLanes);
+      sums[k] = fma(v, v, sums[k]);
+    }
+  }
+  for (; i < width; i += Vec::kLanes) {
+    const int64_t left = width - i;
+    const Vec v = load_lanes(x + i, left < Vec::kLanes ? static_cast<int>(left) : Vec::kLanes);
+    sums[0] = fma(v, v, sums[0]);
+  }
+  const float sum = ((sums[0] + sums[1]) + (sums[2] + sums[3])).sum();
+  return 1.0f / __builtin_sqrtf(sum / static_cast<float>(width) + eps);
+}
+
+// y = weight * round(x * scale)
+template <class T>
+inline void scale_row(const T* x, const T* weight, T* y, int64_t width, float scale) {
+  const Vec factor = Vec::set(scale);
+  for_lanes(width, [&](int64_t i, int n) {
+    const Vec normed = rounded<T>(load_lanes(x + i, n) * factor);
+    store_lanes(load_lanes(weight + i, n) * normed, y + i, n);
+  });
+}
+
+}  // namespace legato::LEGATO_ISA

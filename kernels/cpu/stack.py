@@ -1,0 +1,177 @@
+"""All decoder layers of a stage in one C++ call (src/stack.cpp)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from kernels.cpu import library
+from kernels.cpu.geometry import BatchView, ShapeView, view_batch, view_shape
+from kernels.cpu.kv import as_cpu_layer
+from kernels.cpu.linear import CpuLinear
+from kernels.interface import AttentionShape, Batch, KVLayer, LayerWeights, Linear
+
+
+class _LayerView(ctypes.Structure):
+    _fields_ = (
+        ("input_norm", ctypes.c_void_p),
+        ("qkv", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("post_norm", ctypes.c_void_p),
+        ("gate_up", ctypes.c_void_p),
+        ("down", ctypes.c_void_p),
+        ("q_norm", ctypes.c_void_p),
+        ("k_norm", ctypes.c_void_p),
+        ("cache", ctypes.c_void_p),
+        ("sliding_window", ctypes.c_int32),
+    )
+
+
+class _StackView(ctypes.Structure):
+    _fields_ = (
+        ("layers", ctypes.c_void_p),
+        ("cos_sin", ctypes.c_void_p),
+        ("shape", ShapeView),
+        ("num_layers", ctypes.c_int32),
+        ("eps", ctypes.c_float),
+    )
+
+
+class CpuStack:
+    """Callable (x_TH, residual_TH | None, batch) -> (x_TH, residual_TH); see `Backend`.
+
+    The residual (x_TH itself where there is none) is overwritten and returned; the result has the
+    bits that the operations give one by one.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerWeights],
+        kv: Sequence[KVLayer],
+        cos_sin_PD: torch.Tensor,
+        shape: AttentionShape,
+        eps: float,
+    ) -> None:
+        if not layers or len(layers) != len(kv):
+            raise ValueError(f"{len(layers)} layers and {len(kv)} caches make no stack")
+        if cos_sin_PD.dtype != torch.float32 or not cos_sin_PD.is_contiguous():
+            raise ValueError("cos_sin_PD must be contiguous float32")
+        caches = [as_cpu_layer(layer) for layer in kv]
+        linears = [
+            tuple(_packed(linear) for linear in (w.qkv, w.out, w.gate_up, w.down)) for w in layers
+        ]
+        self._dtype = linears[0][0].dtype
+        self._hidden = linears[0][0].in_features
+        for w, four in zip(layers, linears, strict=True):
+            _check_layer(w, four, shape, self._dtype, self._hidden)
+        # Addresses below point into these.
+        self._kept = (list(layers), linears, caches, cos_sin_PD)
+        self._block_size = caches[0].block_size
+        self._positions = cos_sin_PD.shape[0]
+        self._layers = (_LayerView * len(layers))(
+            *(
+                _LayerView(
+                    w.input_norm_H.data_ptr(),
+                    qkv.handle,
+                    out.handle,
+                    w.post_norm_H.data_ptr(),
+                    gate_up.handle,
+                    down.handle,
+                    library.pointer(w.q_norm_D),
+                    library.pointer(w.k_norm_D),
+                    cache.data.data_ptr(),
+                    w.sliding_window or 0,
+                )
+                for w, (qkv, out, gate_up, down), cache in zip(layers, linears, caches, strict=True)
+            )
+        )
+        views = [
+            view_shape(replace(shape, sliding_window=w.sliding_window), cache, self._dtype)
+            for w, cache in zip(layers, caches, strict=True)
+        ]
+        self._view = _StackView(
+            ctypes.addressof(self._layers), cos_sin_PD.data_ptr(), views[0], len(layers), eps
+        )
+        self._run = library.function(
+            "legato_stack_run",
+            None,
+            ctypes.POINTER(_StackView),
+            ctypes.POINTER(BatchView),
+            *[library.Pointer] * 3,
+        )
+
+    def __call__(
+        self, x_TH: torch.Tensor, residual_TH: torch.Tensor | None, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        view = view_batch(batch, self._block_size)
+        if batch.max_kv_length > self._positions:
+            raise ValueError(
+                f"position {batch.max_kv_length - 1} lies behind the {self._positions} of the "
+                "rotation table"
+            )
+        added = None if residual_TH is None else self._checked(x_TH, view.num_tokens)
+        residual_TH = self._checked(x_TH if residual_TH is None else residual_TH, view.num_tokens)
+        out_TH = torch.empty_like(residual_TH)
+        self._run(
+            self._view,
+            view,
+            library.pointer(added),
+            residual_TH.data_ptr(),
+            out_TH.data_ptr(),
+        )
+        return out_TH, residual_TH
+
+    def _checked(self, x_TH: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        if x_TH.shape != (num_tokens, self._hidden) or x_TH.dtype != self._dtype:
+            raise ValueError(
+                f"x is {tuple(x_TH.shape)} {x_TH.dtype}, not ({num_tokens}, {self._hidden}) "
+                f"{self._dtype}"
+            )
+        return x_TH if x_TH.is_contiguous() else x_TH.contiguous()
+
+
+def _packed(linear: Linear) -> CpuLinear:
+    if not isinstance(linear, CpuLinear):
+        raise TypeError(f"the cpu backend was given a layer of {type(linear).__name__}")
+    return linear
+
+
+def _check_layer(
+    weights: LayerWeights,
+    linears: tuple[CpuLinear, ...],
+    shape: AttentionShape,
+    dtype: torch.dtype,
+    hidden: int,
+) -> None:
+    qkv, out, gate_up, down = linears
+    attended = shape.num_heads * shape.head_dim
+    qkv_width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    inner = down.in_features
+    sizes = (
+        ("qkv", qkv, hidden, qkv_width),
+        ("out", out, attended, hidden),
+        ("gate_up", gate_up, hidden, 2 * inner),
+        ("down", down, inner, hidden),
+    )
+    for name, linear, in_features, out_features in sizes:
+        if (linear.in_features, linear.out_features) != (in_features, out_features):
+            raise ValueError(
+                f"{name} is {linear.out_features} x {linear.in_features}, "
+                f"not {out_features} x {in_features}"
+            )
+        if linear.dtype != dtype:
+            raise ValueError(f"{name} computes in {linear.dtype}, not {dtype}")
+    norms = (
+        ("input_norm_H", weights.input_norm_H, hidden),
+        ("post_norm_H", weights.post_norm_H, hidden),
+        ("q_norm_D", weights.q_norm_D, shape.head_dim),
+        ("k_norm_D", weights.k_norm_D, shape.head_dim),
+    )
+    for name, norm, width in norms:
+        if norm is None:
+            continue
+        if norm.shape != (width,) or norm.dtype != dtype or not norm.is_contiguous():
+            raise ValueError(f"{name} must be {width} contiguous values of {dtype}")
