@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,9 +15,18 @@ from numpy.typing import NDArray
 
 from kernels.interface import Backend
 from kernels.plain import PlainBackend
-from kernels.sampling import SamplingRows, sample
+from kernels.sampling import Adjustment, SamplingRows, adjust, sample
 
-Draw = Callable[[torch.Tensor, SamplingRows], NDArray[np.int64]]
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingKernels:
+    """The two halves of `kernels.sampling`: adjust logits in place, draw a token per row."""
+
+    adjust: Callable[[torch.Tensor, Sequence[Adjustment]], None]
+    sample: Callable[[torch.Tensor, SamplingRows], NDArray[np.int64]]
+
 
 _log = logging.getLogger(__name__)
 
@@ -39,10 +50,11 @@ _BACKENDS: dict[str, tuple[tuple[str, ...], Callable[[torch.dtype], Backend]]] =
     "triton": (("cuda",), _make("kernels.triton.backend", "TritonBackend")),
     "flash_attn": (("cuda",), _make("kernels.flash.backend", "FlashBackend")),
 }
-_SAMPLERS = {
-    "cpu": "kernels.cpu.sampling",
-    "triton": "kernels.triton.sampling",
-    "flash_attn": "kernels.triton.sampling",
+_ON_GPU = {"adjust": "kernels.triton.logits:adjust", "sample": "kernels.triton.sampling:sample"}
+_SAMPLING: dict[str, dict[str, str]] = {
+    "cpu": {"sample": "kernels.cpu.sampling:sample"},
+    "triton": _ON_GPU,
+    "flash_attn": _ON_GPU,
 }
 _PREFERENCE = {"cpu": ("cpu", "torch"), "cuda": ("flash_attn", "triton", "torch")}
 
@@ -69,17 +81,26 @@ def resolve_backend(name: str, device: torch.device | str, dtype: torch.dtype) -
     return backend
 
 
-def resolve_sampler(backend: Backend) -> Draw:
-    """The fastest sampler that goes with a backend; all of them draw the same tokens."""
-    module = _SAMPLERS.get(backend.name)
-    if module is None:
-        return sample
+def resolve_sampling(backend: Backend) -> SamplingKernels:
+    """The fastest sampling that goes with a backend; all of them draw the same tokens."""
+    plain = SamplingKernels(adjust, sample)
+    return SamplingKernels(
+        _optional(backend, "adjust", plain.adjust), _optional(backend, "sample", plain.sample)
+    )
+
+
+def _optional(backend: Backend, name: str, plain: _Function) -> _Function:
+    """A backend's own function where it has one."""
+    path = _SAMPLING.get(backend.name, {}).get(name)
+    if path is None:
+        return plain
+    module, _, attribute = path.partition(":")
     try:
-        draw: Draw = importlib.import_module(module).sample
+        function: _Function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as absent:
-        _log.warning("no sampler of backend %s (%s): plain torch samples", backend.name, absent)
-        return sample
-    return draw
+        _log.warning("backend %s has no %s of its own (%s)", backend.name, name, absent)
+        return plain
+    return function
 
 
 def limit_threads(backend: Backend, num_threads: int) -> None:

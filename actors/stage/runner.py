@@ -30,7 +30,7 @@ from actors.stage.weights.load import Loader
 from actors.stage.weights.names import IGNORED_ENDINGS, all_shapes
 from actors.stage.weights.source import DummySource, WeightSource
 from kernels.interface import AttentionShape
-from kernels.registry import limit_threads, resolve_backend, resolve_sampler
+from kernels.registry import limit_threads, resolve_backend, resolve_sampling
 
 _log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class StageRunner:
         if spec.rank == 0:
             self._sampler = Sampler(
                 self._state,
-                resolve_sampler(self._backend),
+                resolve_sampling(self._backend),
                 folder,
                 config.vocab_size,
                 config.eos_token_ids,

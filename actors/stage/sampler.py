@@ -5,7 +5,7 @@ Runs on rank 0 of the last stage only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from actors.scheduling.plan import TokenLogprobs
 from actors.stage.grammar import GrammarMasks
 from actors.stage.state import RequestState
-from kernels.sampling import Adjustment, SamplingRows, adjust, chosen_logprobs
-
-Draw = Callable[[torch.Tensor, SamplingRows], NDArray[np.int64]]
+from kernels.registry import SamplingKernels
+from kernels.sampling import Adjustment, chosen_logprobs
 
 
 class Sampler:
@@ -26,13 +25,13 @@ class Sampler:
     def __init__(
         self,
         state: RequestState,
-        draw: Draw,
+        kernels: SamplingKernels,
         folder: Path,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
     ) -> None:
         self._state = state
-        self._draw = draw
+        self._kernels = kernels
         self._vocab_size = vocab_size
         self.grammars = GrammarMasks(folder, vocab_size, eos_token_ids)
 
@@ -45,14 +44,14 @@ class Sampler:
         held_back_S = num_output_S < columns.min_tokens_R[rows_S]
         adjusted = np.flatnonzero(held_back_S | columns.adjusts_R[rows_S]).tolist()
         if adjusted:
-            adjust(
+            self._kernels.adjust(
                 logits_SV,
                 [
                     self._adjustment(s, int(rows_S[s]), int(positions_S[s]), bool(held_back_S[s]))
                     for s in adjusted
                 ],
             )
-        return self._draw(logits_SV, columns.draws(rows_S, positions_S))
+        return self._kernels.sample(logits_SV, columns.draws(rows_S, positions_S))
 
     def _adjustment(self, s: int, row: int, position: int, held_back: bool) -> Adjustment:
         info, p = self._state.info(row), self._state.info(row).sampling

@@ -122,7 +122,9 @@ class Decoder:
         """(R, vocabulary) float32 on rank 0, None on the others."""
         if self._weights.head is None:
             raise RuntimeError("only the last stage has the language-model head")
-        local_RV = self._weights.head(normed_RH)
+        # A backend that can gives its float32 sums: rounding to the model's dtype would make ties.
+        head = getattr(self._weights.head, "float_output", self._weights.head)
+        local_RV: torch.Tensor = head(normed_RH)
         whole_RV = self._group.gather_columns(local_RV)
         if whole_RV is None:
             return None
