@@ -25,7 +25,7 @@ def attention(
         has_chunks = batch.max_length > 1
     else:
         decode_slots = first_chunk = batch.num_decodes
-        has_chunks = S > batch.num_decodes
+        has_chunks = batch.num_decodes < S
     if decode_slots:
         decode_attention(q_TND, out_TND, batch, layer, shape, decode_slots)
     if has_chunks:

@@ -18,20 +18,23 @@ FLOAT8 = torch.float8_e4m3fn
 
 @dataclass(slots=True)
 class PagedKV:
-    """K and V of one layer. A cached value is its stored number times its scale."""
+    """K and V of one layer, (blocks, block_size, kv heads, head dim) each.
 
-    k_BPGD: torch.Tensor
-    v_BPGD: torch.Tensor
+    A cached value is its stored number times its scale.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
     k_scale: float = 1.0
     v_scale: float = 1.0
 
     @property
     def is_float8(self) -> bool:
-        return self.k_BPGD.dtype == torch.uint8
+        return self.keys.dtype == torch.uint8
 
     @property
     def block_size(self) -> int:
-        return self.k_BPGD.shape[1]
+        return self.keys.shape[1]
 
 
 def storage_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -60,19 +63,17 @@ def block_bytes(block_size: int, shape: AttentionShape, dtype: torch.dtype) -> i
 
 
 def copy_blocks(layers: Sequence[PagedKV], pairs: Sequence[tuple[int, int]]) -> None:
-    if not pairs or not layers:
-        return
-    device = layers[0].k_BPGD.device
-    source, target = torch.tensor(pairs, dtype=torch.long).T.to(device)
+    """In order: a later pair may read what an earlier one wrote."""
     for layer in layers:
-        layer.k_BPGD[target] = layer.k_BPGD[source]
-        layer.v_BPGD[target] = layer.v_BPGD[source]
+        for source, destination in pairs:
+            layer.keys[destination] = layer.keys[source]
+            layer.values[destination] = layer.values[source]
 
 
 def read_block(layer: PagedKV, block: int) -> torch.Tensor:
-    return torch.stack((layer.k_BPGD[block], layer.v_BPGD[block])).cpu()
+    return torch.stack((layer.keys[block], layer.values[block])).cpu()
 
 
 def write_block(layer: PagedKV, block: int, data: torch.Tensor) -> None:
-    layer.k_BPGD[block].copy_(data[0])
-    layer.v_BPGD[block].copy_(data[1])
+    layer.keys[block].copy_(data[0])
+    layer.values[block].copy_(data[1])

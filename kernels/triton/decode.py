@@ -174,8 +174,8 @@ def decode_attention(
     block_d = triton.next_power_of_2(D)
     _decode_kernel[(num_slots, G, splits.count)](
         q_TND,
-        layer.k_BPGD,
-        layer.v_BPGD,
+        layer.keys,
+        layer.values,
         out_TND,
         part_out,
         part_log_total,

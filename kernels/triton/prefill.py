@@ -154,8 +154,8 @@ def prefill_attention(
     num_tiles = (T - first_slice) // tile.tokens + S - first_slice
     _prefill_kernel[(num_tiles, shape.num_kv_heads)](
         q_TND,
-        layer.k_BPGD,
-        layer.v_BPGD,
+        layer.keys,
+        layer.values,
         out_TND,
         batch.query_starts_S1,
         batch.starts_S,

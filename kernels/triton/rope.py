@@ -72,21 +72,22 @@ def _rope_and_cache_kernel(
 
     # A negative slot marks padding of a captured batch: it has no place in the cache.
     slot = tl.load(slots_ptr + token).to(tl.int64)
-    to_k = inside & (head >= N) & (head < N + G) & (slot >= 0)
-    to_v = inside & is_v & (slot >= 0)
-    k_out = k_cache_ptr + (slot * G + head - N) * 2 * HALF + i
-    v_out = v_cache_ptr + (slot * G + head - N - G) * 2 * HALF + i
-    if FLOAT8:
-        tl.store(k_out, to_e4m3(rotated_1 * k_inverse_scale), mask=to_k)
-        tl.store(k_out + HALF, to_e4m3(rotated_2 * k_inverse_scale), mask=to_k)
-        tl.store(v_out, to_e4m3(rotated_1 * v_inverse_scale), mask=to_v)
-        tl.store(v_out + HALF, to_e4m3(rotated_2 * v_inverse_scale), mask=to_v)
-    else:
-        dtype = k_cache_ptr.dtype.element_ty
-        tl.store(k_out, rotated_1.to(dtype), mask=to_k)
-        tl.store(k_out + HALF, rotated_2.to(dtype), mask=to_k)
-        tl.store(v_out, rotated_1.to(dtype), mask=to_v)
-        tl.store(v_out + HALF, rotated_2.to(dtype), mask=to_v)
+    if slot >= 0:
+        to_k = inside & (head >= N) & (head < N + G)
+        to_v = inside & is_v
+        k_out = k_cache_ptr + (slot * G + head - N) * 2 * HALF + i
+        v_out = v_cache_ptr + (slot * G + head - N - G) * 2 * HALF + i
+        if FLOAT8:
+            tl.store(k_out, to_e4m3(rotated_1 * k_inverse_scale), mask=to_k)
+            tl.store(k_out + HALF, to_e4m3(rotated_2 * k_inverse_scale), mask=to_k)
+            tl.store(v_out, to_e4m3(rotated_1 * v_inverse_scale), mask=to_v)
+            tl.store(v_out + HALF, to_e4m3(rotated_2 * v_inverse_scale), mask=to_v)
+        else:
+            dtype = k_cache_ptr.dtype.element_ty
+            tl.store(k_out, rotated_1.to(dtype), mask=to_k)
+            tl.store(k_out + HALF, rotated_2.to(dtype), mask=to_k)
+            tl.store(v_out, rotated_1.to(dtype), mask=to_v)
+            tl.store(v_out + HALF, rotated_2.to(dtype), mask=to_v)
 
 
 def rope_and_cache(
@@ -113,8 +114,8 @@ def rope_and_cache(
             cos_sin_PD if q_norm_D is None else q_norm_D,
             cos_sin_PD if k_norm_D is None else k_norm_D,
             q_TND,
-            layer.k_BPGD,
-            layer.v_BPGD,
+            layer.keys,
+            layer.values,
             eps,
             1.0 / layer.k_scale,
             1.0 / layer.v_scale,

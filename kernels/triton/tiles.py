@@ -102,3 +102,10 @@ def kv_splits(num_programs: int, longest_context: int, block_k: int) -> KVSplits
     wanted = max(to_fill, -(-longest_context // _LONGEST_PART))
     count = max(1, min(wanted, -(-longest_context // granule), _MOST_SPLITS))
     return KVSplits(_power_of_two_at_least(count), granule)
+
+
+def splits_to_fill(num_programs: int, most: int = 16) -> int:
+    """Ways to cut the inner sum of a small product so that its programs fill the GPU."""
+    target = _num_multiprocessors() * _PROGRAMS_PER_MULTIPROCESSOR
+    splits = max(1, min(most, target // max(1, num_programs)))
+    return 1 << (splits.bit_length() - 1)

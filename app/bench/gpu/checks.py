@@ -1,0 +1,223 @@
+"""Every GPU kernel against its float64 reference, on random data with poisoned outputs.
+
+The same list runs in the tests (small, under Triton's interpreter when there is no GPU) and in
+the bench (full size, on the GPU).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from app.bench.gpu.geometry import hybrid_batch, padded
+from kernels.interface import AttentionShape, Backend, Batch
+from kernels.triton import reference
+from kernels.triton.backend import paged
+from kernels.triton.cache import FLOAT8, PagedKV
+from kernels.triton.linear import QuantizedLinear
+from kernels.triton.packing import QUANTIZATIONS, pack_weight, unpack_weight
+
+# Relative errors in the norm that arithmetic of each kind may make.
+BOUNDS = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One kernel on one input.
+
+    error: relative, in the norm; infinite where a number is missing or was overwritten.
+    """
+
+    name: str
+    dtype: str
+    error: float
+    bound: float
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.bound
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """slices: (start, length) each. pad: (tokens, slices) added, as a captured graph does."""
+
+    name: str
+    heads: tuple[int, int, int]  # N, G, D
+    block_size: int
+    slices: tuple[tuple[int, int], ...]
+    window: int | None = None
+    softcap: float | None = None
+    float8: bool = False
+    pad: tuple[int, int] | None = None
+
+    @property
+    def shape(self) -> AttentionShape:
+        N, G, D = self.heads
+        return AttentionShape(N, G, D, D**-0.5, self.window, self.softcap)
+
+
+_MIXED = ((0, 1), (64, 1), (150, 1), (0, 20), (40, 70), (7, 1))
+SMALL_CASES = (
+    AttentionCase("hybrid, group of 2", (4, 2, 64), 16, _MIXED),
+    AttentionCase("hybrid, group of 3", (9, 3, 32), 16, _MIXED),
+    AttentionCase("one kv head, odd head and page", (4, 1, 80), 7, _MIXED),
+    AttentionCase("no grouping, page of 256", (2, 2, 128), 256, _MIXED),
+    AttentionCase("head of 256", (2, 1, 256), 256, ((33, 1), (60, 20))),
+    AttentionCase("sliding window", (4, 2, 64), 16, _MIXED, window=37),
+    AttentionCase("softcap", (4, 2, 64), 16, _MIXED, softcap=20.0),
+    AttentionCase("float8 cache", (4, 2, 64), 16, _MIXED, float8=True),
+    AttentionCase("decodes only, long", (8, 1, 64), 32, ((700, 1), (3, 1), (300, 1))),
+    AttentionCase("decodes only, long, window", (8, 1, 64), 32, ((700, 1), (3, 1)), window=300),
+    AttentionCase("chunk only", (4, 2, 64), 16, ((0, 100),)),
+    AttentionCase("captured decodes", (4, 2, 64), 16, ((5, 1), (90, 1), (31, 1)), pad=(1, 1)),
+    AttentionCase("captured hybrid", (4, 2, 64), 16, _MIXED, pad=(40, 3)),
+    AttentionCase("captured, chunks first", (4, 2, 64), 16, ((9, 30), (70, 1), (0, 3)), pad=(9, 5)),
+)
+_LLAMA = (32, 8, 128)
+_BEHIND = ((2047, 1),) * 16 + ((512, 500),)
+FULL_CASES = (
+    AttentionCase("32 decodes at 1k", _LLAMA, 16, ((1023, 1),) * 32),
+    AttentionCase("decode at 100k", _LLAMA, 16, ((99_999, 1),)),
+    AttentionCase("chunk 2048 behind 6144", _LLAMA, 16, ((6144, 2048),)),
+    AttentionCase("chunk and decodes", _LLAMA, 256, _BEHIND),
+    AttentionCase("chunk and decodes, float8", _LLAMA, 64, _BEHIND, float8=True),
+    AttentionCase("window", _LLAMA, 256, ((8000, 1),) * 4 + ((7000, 512),), window=4096),
+)
+
+
+@contextlib.contextmanager
+def poisoned_outputs() -> Iterator[None]:
+    """Uninitialised tensors are born full of NaN, so that an element nobody wrote shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def attention_inputs(
+    case: AttentionCase, backend: Backend, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, Batch, PagedKV]:
+    """Random q, the case's batch, and a cache full of random numbers."""
+    starts, lengths = zip(*case.slices, strict=True)
+    batch, num_blocks = hybrid_batch(starts, lengths, case.block_size, device)
+    kv_dtype = FLOAT8 if case.float8 else dtype
+    [layer] = backend.allocate_kv(1, num_blocks, case.block_size, case.shape, kv_dtype, device)
+    cache = paged(layer)
+    if case.float8:
+        cache.k_scale, cache.v_scale = 0.5, 0.25
+    for stored in (cache.keys, cache.values):
+        values = torch.randn(stored.shape, device=device)
+        stored.copy_((2 * values).to(FLOAT8).view(torch.uint8) if case.float8 else values)
+    num_tokens = sum(lengths) + (case.pad[0] if case.pad else 0)
+    if case.pad:
+        batch = padded(batch, num_tokens, len(starts) + case.pad[1], 2 * batch.max_kv_length)
+    q_TND = torch.randn(num_tokens, case.heads[0], case.heads[2], device=device).to(dtype)
+    return q_TND, batch, cache
+
+
+def check_attention(
+    case: AttentionCase, backend: Backend, dtype: torch.dtype, device: torch.device
+) -> CheckResult:
+    q_TND, batch, cache = attention_inputs(case, backend, dtype, device)
+    with poisoned_outputs():
+        out = backend.attention(q_TND, batch, cache, case.shape)
+    real = sum(length for _, length in case.slices)
+    expected = reference.attention(q_TND, batch, cache, case.shape)
+    error = reference.relative_error(out[:real], expected[:real])
+    name = f"{backend.name} attention: {case.name}"
+    return _result(name, dtype, error)
+
+
+def check_elementwise(
+    backend: Backend, dtype: torch.dtype, device: torch.device, tokens: int, width: int
+) -> Iterator[CheckResult]:
+    """Norm, norm with residual, and SiLU-multiply."""
+    x, residual = (torch.randn(tokens, width, device=device).to(dtype) for _ in range(2))
+    weight = torch.randn(width, device=device).to(dtype)
+    with poisoned_outputs():
+        normed = backend.rms_norm(x, weight, 1e-5)
+        total = residual.clone()
+        fused = backend.add_rms_norm(x, total, weight, 1e-5)
+        gated = backend.silu_mul(torch.cat((x, residual), 1))
+    pairs = {
+        "rms_norm": (normed, reference.rms_norm(x, weight, 1e-5)),
+        "add_rms_norm, residual": (total, x.double() + residual.double()),
+        "add_rms_norm, norm": (fused, reference.rms_norm(total, weight, 1e-5)),
+        "silu_mul": (gated, reference.silu_mul(torch.cat((x, residual), 1))),
+    }
+    for name, (out, expected) in pairs.items():
+        error = reference.relative_error(out, expected)
+        yield _result(f"{backend.name} {name} {tokens}x{width}", dtype, error)
+
+
+def check_rope(
+    case: AttentionCase,
+    backend: Backend,
+    dtype: torch.dtype,
+    device: torch.device,
+    with_norm: bool,
+) -> Iterator[CheckResult]:
+    """Rotation, q/k norm and what the cache holds afterwards (and that nothing else changed)."""
+    shape = case.shape
+    _, batch, cache = attention_inputs(case, backend, dtype, device)
+    before = cached_pair(cache)
+    width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    qkv = torch.randn(batch.positions_T.shape[0], width, device=device).to(dtype)
+    angles = torch.randn(batch.max_kv_length, shape.head_dim // 2, device=device)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
+    q_norm = torch.randn(shape.head_dim, device=device).to(dtype) if with_norm else None
+    k_norm = torch.randn(shape.head_dim, device=device).to(dtype) if with_norm else None
+    with poisoned_outputs():
+        q = backend.rope_and_cache(qkv, cos_sin, batch, cache, shape, q_norm, k_norm, 1e-6)
+    expected = reference.rope(qkv, cos_sin, batch, shape, q_norm, k_norm, 1e-6)
+    real = batch.slot_mapping_T >= 0
+    slots = batch.slot_mapping_T[real].long()
+    untouched = torch.ones(before[0].shape[0], dtype=torch.bool, device=device)
+    untouched[slots] = False
+    name = f"{backend.name} rope: {case.name}{', q/k norm' if with_norm else ''}"
+    yield _result(f"{name}, q", dtype, reference.relative_error(q[real], expected[0][real]))
+    for part, stored, old, wanted in zip(
+        "kv", cached_pair(cache), before, expected[1:], strict=True
+    ):
+        error = reference.relative_error(stored[slots], wanted[real])
+        if not torch.equal(stored[untouched], old[untouched]):
+            error = math.inf
+        result = _result(f"{name}, {part}", dtype, error)
+        # float8 keeps 3 bits behind the leading one: half a step of 2**-3, root mean square.
+        yield replace(result, bound=0.04) if case.float8 else result
+
+
+def cached_pair(cache: PagedKV) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values as float64 (slots, G, D), copied."""
+    return (
+        reference.cached(cache.keys, cache.k_scale).flatten(0, 1).clone(),
+        reference.cached(cache.values, cache.v_scale).flatten(0, 1).clone(),
+    )
+
+
+def check_quantized(
+    dtype: torch.dtype, device: torch.device, tokens: int, features: tuple[int, int]
+) -> Iterator[CheckResult]:
+    """Weight-only quantised products, against the packed numbers in float64."""
+    K, outputs = features
+    weight = torch.randn(outputs, K, device=device) / math.sqrt(K)
+    bias = torch.randn(outputs, device=device).to(dtype)
+    x = torch.randn(tokens, K, device=device).to(dtype)
+    for kind in QUANTIZATIONS:
+        packed = pack_weight(weight, kind)
+        with poisoned_outputs():
+            out = QuantizedLinear(packed, bias)(x)
+        expected = x.double() @ unpack_weight(packed).double().T + bias.double()
+        error = reference.relative_error(out, expected)
+        yield _result(f"triton linear {kind} {tokens}x{K}x{outputs}", dtype, error)
+
+
+def _result(name: str, dtype: torch.dtype, error: float) -> CheckResult:
+    return CheckResult(name, str(dtype).removeprefix("torch."), error, BOUNDS[dtype])

@@ -1,0 +1,102 @@
+"""Compile kernels for a GPU that is not here.
+
+`compiling_for("cuda", 90)` replaces every Triton launch by a compilation of exactly the variant
+that would have been launched: argument types, divisibility, constants, warps and stages. Driving
+the ordinary launchers with CPU tensors inside it shows that their kernels build for that GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+_POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.bool: "*i1",
+}
+_DIVISIBLE_BY_16 = [["tt.divisibility", 16]]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """One variant. shared_bytes: static shared memory; ptx: its text."""
+
+    name: str
+    constants: tuple[tuple[str, object], ...]
+    shared_bytes: int
+    cubin_bytes: int
+    ptx: str
+
+
+@contextlib.contextmanager
+def compiling_for(arch: int) -> Iterator[list[CompiledKernel]]:
+    """Collects what is compiled for compute capability `arch` (80, 90, 100, ...).
+
+    Raises whatever Triton's compiler raises. Needs kernels that are not interpreted
+    (TRITON_INTERPRET unset when they were imported).
+    """
+    compiled: list[CompiledKernel] = []
+    seen: set[tuple[object, ...]] = set()
+    target = GPUTarget("cuda", arch, 32)
+
+    def compile_launch(
+        kernel: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any
+    ) -> None:
+        source, rest = _source(kernel, args, options)
+        key = (kernel.fn.__name__, repr(source.signature), repr(source.constants), repr(rest))
+        if key in seen:
+            return
+        seen.add(key)
+        result = triton.compile(source, target=target, options=rest)
+        constants = tuple((kernel.arg_names[k[0]], v) for k, v in source.constants.items())
+        compiled.append(
+            CompiledKernel(
+                kernel.fn.__name__,
+                constants,
+                result.metadata.shared,
+                len(result.asm["cubin"]),
+                result.asm["ptx"],
+            )
+        )
+
+    with mock.patch.object(triton.JITFunction, "run", compile_launch):
+        yield compiled
+
+
+def _source(kernel: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    names = set(kernel.arg_names)
+    given = {name: options.pop(name) for name in [*options] if name in names}
+    bound = inspect.signature(kernel.fn).bind(*args, **given).arguments
+    signature: dict[str, str] = {}
+    constants: dict[str, object] = {}
+    attributes: dict[tuple[int, ...], list[list[object]]] = {}
+    for index, parameter in enumerate(kernel.params):
+        value = bound[parameter.name]
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            signature[parameter.name] = "constexpr"
+            constants[parameter.name] = value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = _POINTERS[value.dtype]
+            attributes[(index,)] = _DIVISIBLE_BY_16
+        elif isinstance(value, int):
+            signature[parameter.name] = "i32"
+            if value % 16 == 0:
+                attributes[(index,)] = _DIVISIBLE_BY_16
+        else:
+            signature[parameter.name] = "fp32"
+    return ASTSource(kernel, signature, constants, attributes), options

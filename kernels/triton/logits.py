@@ -1,0 +1,122 @@
+"""Adjusting logits on the GPU: biases, penalties, bans and grammar masks, in two launches.
+
+The host gathers every changed (row, token) of a step into one list of edits, so a step costs one
+transfer and two launches however many requests ask for adjustments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+
+from kernels.sampling import Adjustment
+
+_BLOCK_EDITS = 256
+_BLOCK_V = 1024
+
+
+@triton.jit
+def _edit_kernel(
+    logits_ptr: tl.tensor,
+    edits_ptr: tl.tensor,
+    num_edits: tl.tensor,
+    row_stride: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    edit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = edit < num_edits
+    field_ptr = edits_ptr + edit * 5
+    row = tl.load(field_ptr, mask=inside, other=0).to(tl.int64)
+    token = tl.load(field_ptr + 1, mask=inside, other=0)
+    bias = tl.load(field_ptr + 2, mask=inside, other=0).to(tl.float32, bitcast=True)
+    factor = tl.load(field_ptr + 3, mask=inside, other=0).to(tl.float32, bitcast=True)
+    factor = tl.where(inside, factor, 1.0)
+    penalty = tl.load(field_ptr + 4, mask=inside, other=0).to(tl.float32, bitcast=True)
+    at = logits_ptr + row * row_stride + token
+    x = tl.load(at, mask=inside, other=0.0) + bias
+    x = tl.where(x > 0, x / factor, x * factor) - penalty
+    tl.store(at, x, mask=inside)
+
+
+@triton.jit
+def _mask_kernel(
+    logits_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    masks_ptr: tl.tensor,
+    row_stride: tl.tensor,
+    V: tl.constexpr,
+    W: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+) -> None:
+    entry = tl.program_id(0).to(tl.int64)
+    v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    row = tl.load(rows_ptr + entry).to(tl.int64)
+    word = tl.load(masks_ptr + entry * W + v // 32, mask=v < V, other=0)
+    banned = ((word >> (v % 32)) & 1) == 0
+    tl.store(logits_ptr + row * row_stride + v, -float("inf"), mask=(v < V) & banned)
+
+
+def edits_of(a: Adjustment, forbidden: tuple[int, ...]) -> NDArray[np.int32]:
+    """(edits, 5) of one row: row, token, then float32 bits of bias, factor and penalty.
+
+    A token becomes (x + bias) divided (if positive, else multiplied) by factor, less penalty.
+    """
+    seen = np.union1d(a.prompt, a.output) if a.repetition_penalty != 1.0 else ()
+    counted, counts = np.unique(a.output, return_counts=True)
+    if not (a.presence_penalty or a.frequency_penalty):
+        counted, counts = counted[:0], counts[:0]
+    biased = [token for token, _ in a.bias]
+    tokens = np.unique(np.concatenate((seen, counted, biased, forbidden)).astype(np.int32))
+    edits = np.zeros((len(tokens), 5), dtype=np.int32)
+    numbers = edits.view(np.float32)
+    edits[:, 0], edits[:, 1], numbers[:, 3] = a.row, tokens, 1.0
+    for token, bias in a.bias:
+        numbers[np.searchsorted(tokens, token), 2] += bias
+    numbers[np.searchsorted(tokens, seen), 3] = a.repetition_penalty
+    numbers[np.searchsorted(tokens, counted), 4] = a.frequency_penalty * counts + a.presence_penalty
+    numbers[np.searchsorted(tokens, forbidden), 4] = np.inf
+    return edits
+
+
+def _without(mask_W: torch.Tensor, forbidden: tuple[int, ...]) -> NDArray[np.int32]:
+    """The grammar's mask less forbidden tokens, unless nothing else would be left."""
+    words = mask_W.cpu().numpy().copy()
+    for token in forbidden:
+        words[token // 32] &= ~np.int32(np.uint32(1 << (token % 32)).view(np.int32))
+    return words if words.any() else mask_W.cpu().numpy()
+
+
+def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
+    """In place on float32 logits, as `kernels.sampling.adjust`."""
+    if not adjustments:
+        return
+    masked = [a for a in adjustments if a.allowed_W is not None]
+    # With a grammar, bans go into its mask: it knows whether they would leave nothing.
+    edits = np.concatenate(
+        [edits_of(a, () if a.allowed_W is not None else a.forbidden) for a in adjustments]
+    )
+    device, V = logits_SV.device, logits_SV.shape[1]
+    if len(edits):
+        edits_E5 = torch.from_numpy(edits).to(device, non_blocking=True)
+        _edit_kernel[(triton.cdiv(len(edits), _BLOCK_EDITS),)](
+            logits_SV, edits_E5, len(edits), logits_SV.stride(0), BLOCK=_BLOCK_EDITS
+        )
+    if masked:
+        words = [_without(a.allowed_W, a.forbidden) for a in masked if a.allowed_W is not None]
+        packed = np.concatenate(([a.row for a in masked], *words)).astype(np.int32)
+        on_device = torch.from_numpy(packed).to(device, non_blocking=True)
+        num_words = len(words[0])
+        _mask_kernel[(len(masked), triton.cdiv(V, _BLOCK_V))](
+            logits_SV,
+            on_device[: len(masked)],
+            on_device[len(masked) :],
+            logits_SV.stride(0),
+            V=V,
+            W=num_words,
+            BLOCK_V=_BLOCK_V,
+        )

@@ -1,0 +1,91 @@
+"""What every GPU kernel must compute, in float64 and in the plainest possible torch.
+
+Slow on purpose: one request, one loop, no shortcut. Tests and the GPU bench compare against it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from kernels.interface import AttentionShape, Batch
+from kernels.triton.cache import FLOAT8, PagedKV
+
+
+def rms_norm(x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
+    x = x_TH.double()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight_H.double()
+
+
+def silu_mul(gate_up_T2I: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up_T2I.double().chunk(2, -1)
+    return gate / (1 + torch.exp(-gate)) * up
+
+
+def rotate(x_THD: torch.Tensor, cos_sin_TD: torch.Tensor) -> torch.Tensor:
+    cos, sin = cos_sin_TD.double()[:, None].chunk(2, -1)
+    first, second = x_THD.double().chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def rope(
+    qkv_TX: torch.Tensor,
+    cos_sin_PD: torch.Tensor,
+    batch: Batch,
+    shape: AttentionShape,
+    q_norm_D: torch.Tensor | None,
+    k_norm_D: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(q, k, v), normed and rotated, each (T, heads, D)."""
+    heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+    qkv_THD = qkv_TX.double().view(-1, sum(heads), shape.head_dim)
+    q, k, v = torch.split(qkv_THD, heads, dim=1)
+    if q_norm_D is not None:
+        q = rms_norm(q, q_norm_D, eps)
+    if k_norm_D is not None:
+        k = rms_norm(k, k_norm_D, eps)
+    table = cos_sin_PD[batch.positions_T.long()]
+    return rotate(q, table), rotate(k, table), v
+
+
+def cached(stored: torch.Tensor, scale: float) -> torch.Tensor:
+    """The numbers a cache tensor stands for."""
+    values = stored.view(FLOAT8) if stored.dtype == torch.uint8 else stored
+    return values.to(torch.float64) * scale
+
+
+def attention(
+    q_TND: torch.Tensor, batch: Batch, layer: PagedKV, shape: AttentionShape
+) -> torch.Tensor:
+    """(T, N * D); rows that belong to no slice are 0."""
+    out = torch.zeros(q_TND.shape, dtype=torch.float64, device=q_TND.device)
+    group = shape.num_heads // shape.num_kv_heads
+    keys, values = cached(layer.keys, layer.k_scale), cached(layer.values, layer.v_scale)
+    for s in range(batch.starts_S.shape[0]):
+        start, length = int(batch.starts_S[s]), int(batch.lengths_S[s])
+        first = int(batch.query_starts_S1[s])
+        num_blocks = -(-(start + length) // layer.block_size)
+        blocks = batch.block_tables_SB[s, :num_blocks].long()
+        k = keys[blocks].flatten(0, 1)[: start + length].repeat_interleave(group, 1)
+        v = values[blocks].flatten(0, 1)[: start + length].repeat_interleave(group, 1)
+        q = q_TND[first : first + length].double()
+        score = torch.einsum("tnd,knd->ntk", q, k) * shape.scale
+        if shape.softcap is not None:
+            score = shape.softcap * torch.tanh(score / shape.softcap)
+        q_position = torch.arange(start, start + length, device=q.device)[:, None]
+        k_position = torch.arange(start + length, device=q.device)[None]
+        sees = k_position <= q_position
+        if shape.sliding_window is not None:
+            sees &= k_position > q_position - shape.sliding_window
+        score = score.masked_fill(~sees, -math.inf)
+        out[first : first + length] = torch.einsum("ntk,knd->tnd", score.softmax(-1), v)
+    return out.flatten(1)
+
+
+def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
+    """||out - expected|| / ||expected||; infinite where anything is not a number."""
+    difference = (out.double() - expected.double()).norm()
+    error = float(difference / expected.double().norm().clamp(min=1e-30))
+    return error if math.isfinite(error) else math.inf

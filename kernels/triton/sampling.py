@@ -1,0 +1,243 @@
+"""Drawing tokens on the GPU without sorting the vocabulary: semantics of `kernels.sampling`.
+
+What top_k and top_p keep is everything above a threshold logit plus, among those equal to it,
+the first few ids. The threshold is found by bisection over the row (which stays in the L2
+cache), each pass jumping to the next logit that really occurs, so a dozen passes give the exact
+answer where a sort would move the row many times over.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+
+from kernels.random_stream import uniform
+from kernels.sampling import SamplingRows
+
+_BLOCK_V = 2048
+# exp(-104) is 0 in float32: logits further below the highest have no probability to lose.
+_DEEPEST = tl.constexpr(104.0)
+
+
+@triton.jit
+def _load_logits(
+    row_ptr: tl.tensor, id_V: tl.tensor, V: tl.constexpr, inverse_temperature: tl.tensor
+) -> tl.tensor:
+    x = tl.load(row_ptr + id_V, mask=id_V < V, other=-float("inf")).to(tl.float32)
+    return x * inverse_temperature
+
+
+@triton.jit
+def _highest(
+    row_ptr: tl.tensor, V: tl.constexpr, BLOCK_V: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The highest logit of a row and the lowest id that has it."""
+    column = tl.arange(0, BLOCK_V)
+    best = tl.load(row_ptr).to(tl.float32)
+    best_id = tl.zeros((), tl.int32)
+    for begin in range(0, V, BLOCK_V):
+        x = _load_logits(row_ptr, begin + column, V, 1.0)
+        block_best = tl.max(x, 0)
+        block_id = tl.min(tl.where(x == block_best, begin + column, V), 0)
+        best_id = tl.where(block_best > best, block_id, best_id)
+        best = tl.maximum(best, block_best)
+    return best, best_id
+
+
+@triton.jit
+def _threshold(
+    row_ptr: tl.tensor,
+    inverse_temperature: tl.tensor,
+    highest: tl.tensor,
+    limit: tl.tensor,
+    floor: tl.tensor,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BY_MASS: tl.constexpr,
+) -> tl.tensor:
+    """The lowest logit v >= floor whose strictly higher logits weigh less than `limit`.
+
+    Weight is the number of tokens, or with BY_MASS the sum of exp(logit - highest).
+    """
+    column = tl.arange(0, BLOCK_V)
+    kept = highest  # known to be kept; always a logit that occurs
+    dropped = floor  # everything at or below is dropped, or needs no search
+    searching = kept > dropped
+    while searching:
+        middle = dropped + (kept - dropped) * 0.5
+        weight = 0.0
+        at_most = dropped  # the highest logit <= middle
+        above = kept  # the lowest logit > middle
+        for begin in range(0, V, BLOCK_V):
+            x = _load_logits(row_ptr, begin + column, V, inverse_temperature)
+            is_above = x > middle
+            unit = tl.exp(x - highest) if BY_MASS else 1.0
+            weight += tl.sum(tl.where(is_above, unit, 0.0), 0)
+            at_most = tl.maximum(at_most, tl.max(tl.where(is_above, dropped, x), 0))
+            above = tl.minimum(above, tl.min(tl.where(is_above, x, kept), 0))
+        keeps_more = weight < limit
+        # No logit lies in (at_most, middle] or in (middle, above): jump over the gaps.
+        exhausted = tl.where(keeps_more, at_most <= dropped, above >= kept)
+        stuck = (middle <= dropped) | (middle >= kept)
+        kept = tl.where(
+            keeps_more & (at_most > dropped), at_most, tl.where(keeps_more, above, kept)
+        )
+        dropped = tl.where(keeps_more, dropped, middle)
+        searching = (exhausted == 0) & (stuck == 0)
+    return kept
+
+
+@triton.jit
+def _weigh(
+    row_ptr: tl.tensor,
+    inverse_temperature: tl.tensor,
+    highest: tl.tensor,
+    threshold: tl.tensor,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Number and mass of the tokens strictly above a threshold."""
+    column = tl.arange(0, BLOCK_V)
+    count = 0.0
+    mass = 0.0
+    for begin in range(0, V, BLOCK_V):
+        x = _load_logits(row_ptr, begin + column, V, inverse_temperature)
+        above = x > threshold
+        count += tl.sum(tl.where(above, 1.0, 0.0), 0)
+        mass += tl.sum(tl.where(above, tl.exp(x - highest), 0.0), 0)
+    return count, mass
+
+
+@triton.jit
+def _kept_weights(
+    x: tl.tensor,
+    highest: tl.tensor,
+    threshold: tl.tensor,
+    ties_before: tl.tensor,
+    num_ties: tl.tensor,
+    min_p: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor]:
+    """exp(x - highest) of kept tokens of a block, 0 of others; and how many ties it holds."""
+    tie = (x == threshold).to(tl.int32)
+    tie_rank = ties_before + tl.cumsum(tie, 0)  # 1 for the first
+    kept = (x > threshold) | ((tie == 1) & (tie_rank <= num_ties))
+    weight = tl.exp(x - highest)
+    return tl.where(kept & (weight >= min_p), weight, 0.0), tl.sum(tie, 0)
+
+
+@triton.jit
+def _sample_kernel(
+    logits_ptr: tl.tensor,
+    parameters_ptr: tl.tensor,
+    uniform_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    row_stride: tl.tensor,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+) -> None:
+    row = tl.program_id(0)
+    row_ptr = logits_ptr + row.to(tl.int64) * row_stride
+    raw_highest, token = _highest(row_ptr, V, BLOCK_V)
+    temperature = tl.load(parameters_ptr + row * 6 + 2)
+    if temperature > 0:
+        top_k = tl.load(parameters_ptr + row * 6 + 3)
+        top_p = tl.load(parameters_ptr + row * 6 + 4)
+        min_p = tl.load(parameters_ptr + row * 6 + 5)
+        inverse = 1.0 / temperature
+        highest = raw_highest * inverse
+        floor = highest - _DEEPEST
+        threshold = floor
+        num_ties = V
+        column = tl.arange(0, BLOCK_V)
+        if top_k > 0:
+            threshold = _threshold(row_ptr, inverse, highest, top_k, floor, V, BLOCK_V, False)
+            above, mass_above = _weigh(row_ptr, inverse, highest, threshold, V, BLOCK_V)
+            num_ties = (top_k - above).to(tl.int32)
+        if top_p < 1:
+            total = 0.0
+            ties = 0
+            for begin in range(0, V, BLOCK_V):
+                x = _load_logits(row_ptr, begin + column, V, inverse)
+                weight, block_ties = _kept_weights(x, highest, threshold, ties, num_ties, 0.0)
+                total += tl.sum(weight, 0)
+                ties += block_ties
+            nucleus = total * top_p
+            by_mass = _threshold(row_ptr, inverse, highest, nucleus, floor, V, BLOCK_V, True)
+            by_mass = tl.maximum(by_mass, threshold)
+            above, mass_above = _weigh(row_ptr, inverse, highest, by_mass, V, BLOCK_V)
+            each = tl.exp(by_mass - highest)
+            room = tl.ceil((nucleus - mass_above) / tl.maximum(each, 1e-37))
+            wanted = tl.minimum(tl.maximum(room, 1.0), V * 1.0).to(tl.int32)
+            num_ties = tl.where(by_mass > threshold, wanted, tl.minimum(wanted, num_ties))
+            threshold = by_mass
+        # Sums across blocks run in float64: the draw must not depend on the vocabulary's size.
+        total_64 = tl.zeros((), tl.float64)
+        ties = 0
+        for begin in range(0, V, BLOCK_V):
+            x = _load_logits(row_ptr, begin + column, V, inverse)
+            weight, block_ties = _kept_weights(x, highest, threshold, ties, num_ties, min_p)
+            total_64 += tl.sum(weight, 0).to(tl.float64)
+            ties += block_ties
+        target = tl.load(uniform_ptr + row * 3) * total_64
+        before = tl.zeros((), tl.float64)
+        ties = 0
+        begin = 0
+        last_kept = token
+        found = V
+        while (begin < V) & (found == V):
+            x = _load_logits(row_ptr, begin + column, V, inverse)
+            weight, block_ties = _kept_weights(x, highest, threshold, ties, num_ties, min_p)
+            rest = (target - before).to(tl.float32)
+            passed = (tl.cumsum(weight, 0) > rest) & (weight > 0)
+            found = tl.min(tl.where(passed, begin + column, V), 0)
+            block_last = tl.max(tl.where(weight > 0, begin + column, -1), 0)
+            last_kept = tl.where(block_last >= 0, block_last, last_kept)
+            before += tl.sum(weight, 0).to(tl.float64)
+            ties += block_ties
+            begin += BLOCK_V
+        # Rounding may leave the target just behind the last kept token: then it is the one.
+        token = tl.where(found < V, found, last_kept)
+    tl.store(out_ptr + row, token)
+
+
+def sample_rows(logits_RV: torch.Tensor, packed_R3: torch.Tensor) -> torch.Tensor:
+    """int32 token per row, on the device; no synchronisation. packed_R3: see `pack_rows`."""
+    R, V = logits_RV.shape
+    tokens_R = torch.empty(R, dtype=torch.int32, device=logits_RV.device)
+    if R:
+        _sample_kernel[(R,)](
+            logits_RV,
+            packed_R3.view(torch.float32),
+            packed_R3,
+            tokens_R,
+            logits_RV.stride(0),
+            V=V,
+            BLOCK_V=min(_BLOCK_V, triton.next_power_of_2(V)),
+            num_warps=8,
+        )
+    return tokens_R
+
+
+def pack_rows(rows: SamplingRows) -> NDArray[np.float64]:
+    """(R, 3) for one transfer: the draw, then the four float32 parameters in its place of two."""
+    packed_R3 = np.empty((len(rows.temperature_S), 3), dtype=np.float64)
+    for r, seed in enumerate(rows.seed_S):
+        # A greedy row draws nothing; its number is not read.
+        warm = rows.temperature_S[r] > 0
+        packed_R3[r, 0] = uniform(int(seed), int(rows.position_S[r])) if warm else 0.0
+    parameters_R4 = packed_R3.view(np.float32)[:, 2:]
+    parameters_R4[:, 0] = rows.temperature_S
+    parameters_R4[:, 1] = rows.top_k_S
+    parameters_R4[:, 2] = rows.top_p_S
+    parameters_R4[:, 3] = rows.min_p_S
+    return packed_R3
+
+
+def sample(logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
+    """One token id per row, as `kernels.sampling.sample`; waits for the GPU once."""
+    packed_R3 = torch.from_numpy(pack_rows(rows)).to(logits_SV.device, non_blocking=True)
+    picked: NDArray[np.int64] = sample_rows(logits_SV, packed_R3).cpu().numpy().astype(np.int64)
+    return picked

@@ -1,0 +1,139 @@
+"""Every Triton kernel against float64, on the GPU where there is one, else interpreted on CPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed: its kernels cannot be tested")
+# Set by tests/conftest.py where there is no GPU.
+ON_GPU = os.environ.get("TRITON_INTERPRET") != "1"
+
+from app.bench.gpu import checks  # noqa: E402
+from kernels.plain import PlainBackend  # noqa: E402
+from kernels.triton import cache  # noqa: E402
+from kernels.triton.backend import TritonBackend, paged  # noqa: E402
+from kernels.triton.packing import pack_weight, unpack_weight  # noqa: E402
+from kernels.triton.tiles import kv_splits  # noqa: E402
+
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+# The interpreter's matrix product is wrong in bfloat16.
+HALF = torch.bfloat16 if ON_GPU else torch.float16
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def backend() -> TritonBackend:
+    return TritonBackend()
+
+
+def case_id(case: checks.AttentionCase) -> str:
+    return case.name.replace(" ", "-")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
+@pytest.mark.parametrize("case", checks.SMALL_CASES, ids=case_id)
+def test_attention(backend: TritonBackend, case: checks.AttentionCase, dtype: torch.dtype) -> None:
+    result = checks.check_attention(case, backend, dtype, DEVICE)
+    assert result.passed, result
+
+
+@pytest.mark.parametrize("with_norm", [False, True], ids=["plain", "norm"])
+@pytest.mark.parametrize(
+    "case",
+    [c for c in checks.SMALL_CASES if c.float8 or c.pad or c.heads in ((9, 3, 32), (4, 1, 80))],
+    ids=case_id,
+)
+def test_rope_and_cache(
+    backend: TritonBackend, case: checks.AttentionCase, with_norm: bool
+) -> None:
+    for result in checks.check_rope(case, backend, torch.float32, DEVICE, with_norm):
+        assert result.passed, result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
+@pytest.mark.parametrize("size", [(1, 64), (3, 1000), (5, 4096)])
+def test_elementwise(backend: TritonBackend, dtype: torch.dtype, size: tuple[int, int]) -> None:
+    for result in checks.check_elementwise(backend, dtype, DEVICE, *size):
+        assert result.passed, result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "features"), [(1, (256, 96)), (5, (300, 64)), (17, (128, 130)), (70, (200, 40))]
+)
+def test_quantized_linear(dtype: torch.dtype, tokens: int, features: tuple[int, int]) -> None:
+    for result in checks.check_quantized(dtype, DEVICE, tokens, features):
+        assert result.passed, result
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_packed_numbers_are_those_of_the_plain_backend(kind: str) -> None:
+    weight = torch.randn(48, 300)
+    plain = PlainBackend().pack_linear(weight.clone(), None, kind)
+    torch.testing.assert_close(unpack_weight(pack_weight(weight, kind)), plain.weight_OK)
+
+
+def test_four_bits_quarter_the_bytes() -> None:
+    weight = torch.randn(256, 1024, dtype=torch.float16)
+    assert pack_weight(weight, "int4").num_bytes < 0.27 * weight.nbytes
+
+
+def test_an_unknown_quantization_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"int3.*known: none, int8, int4, fp8"):
+        pack_weight(torch.zeros(4, 4), "int3")
+
+
+def test_blocks_survive_copies_and_a_trip_to_the_host(backend: TritonBackend) -> None:
+    shape = checks.SMALL_CASES[0].shape
+    layers = backend.allocate_kv(2, 5, 16, shape, HALF, DEVICE)
+    first = paged(layers[0])
+    first.keys.normal_()
+    first.values.normal_()
+    kept_k, kept_v = first.keys[1].clone(), first.values[1].clone()
+    host = backend.read_block(layers[0], 1)
+    assert host.device.type == "cpu"
+    assert host.nbytes == backend.kv_block_bytes(16, shape, HALF)
+    backend.copy_blocks(layers, [(1, 2), (2, 3)])  # in order: 3 receives what 2 just got
+    first.keys[1] = 0
+    backend.write_block(layers[0], 4, host)
+    for block in (2, 3, 4):
+        assert torch.equal(first.keys[block], kept_k)
+        assert torch.equal(first.values[block], kept_v)
+    assert not paged(layers[1]).keys.any()
+
+
+def test_a_float8_cache_takes_one_byte_a_number(backend: TritonBackend) -> None:
+    shape = checks.SMALL_CASES[0].shape
+    half = backend.kv_block_bytes(16, shape, HALF)
+    assert backend.kv_block_bytes(16, shape, cache.FLOAT8) * 2 == half
+
+
+def test_a_foreign_cache_is_refused(backend: TritonBackend) -> None:
+    [layer] = PlainBackend().allocate_kv(
+        1, 2, 16, checks.SMALL_CASES[0].shape, HALF, torch.device("cpu")
+    )
+    with pytest.raises(TypeError, match="PlainKVLayer"):
+        backend.read_block(layer, 0)
+
+
+@pytest.mark.parametrize(
+    ("programs", "longest", "count"),
+    [
+        (8, 1024, 16),  # one request: cut down to single tiles until the GPU is full
+        (8, 64, 1),
+        (1024, 1024, 1),  # a full batch fills the GPU by itself
+        (1024, 32_768, 8),  # but no request may hold it up alone
+    ],
+)
+def test_contexts_are_cut_as_finely_as_the_gpu_wants(
+    monkeypatch: pytest.MonkeyPatch, programs: int, longest: int, count: int
+) -> None:
+    monkeypatch.setattr("kernels.triton.tiles._num_multiprocessors", lambda: 132)
+    assert kv_splits(programs, longest, 64).count == count
