@@ -29,7 +29,9 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 {%- for message in messages -%}
 {{- '<|im_start|>' + message['role'] + '\\n' + text_of(message['content']) -}}
-{%- for call in message['tool_calls'] or [] -%}{{ '\\n' + (call['function'] | tojson) }}{%- endfor -%}
+{%- for call in message['tool_calls'] or [] -%}
+{{- '\\n' + (call['function'] | tojson) -}}
+{%- endfor -%}
 {{- '<|im_end|>\\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}

@@ -1,0 +1,358 @@
+# ruff: noqa: E501, SIM905 - sentences are kept whole and word lists read better as text
+"""Small talk and questions: exchanges of one to four turns that a conversation is joined from."""
+
+import random
+
+import lexicon as lx
+from grammar import capital, expand, join_words, pick
+from knowledge import (
+    CAPITALS,
+    CODE,
+    FACTS,
+    HOMES,
+    LEGS,
+    MUSIC,
+    OPPOSITES,
+    PROGRAMS,
+    SOUNDS,
+    THING_COLOURS,
+    YOUNG,
+    pairs,
+)
+from serving_facts import DEFINITIONS, QUESTIONS
+
+Turns = list[tuple[str, str]]
+
+WHAT_IS = (
+    "What is [x]?", "What is [x]?", "What's [x]?", "What does [x] mean?", "Explain [x].", "Can you explain [x]?",
+    "Tell me about [x].", "Define [x].", "{Please explain|Could you explain} [x] {to me|in simple words}.",
+    "What do you know about [x]?", "I do not understand [x].", "Describe [x].", "[x]?",
+)  # fmt: skip
+
+
+def qa(question: str, answer: str) -> Turns:
+    return [("user", question), ("assistant", answer)]
+
+
+def greeting(rng: random.Random) -> Turns:
+    user = pick(rng, ("{Hi|Hello|Hey|Hi there|Hello there|Good morning|Good evening}{!|.||}",))
+    reply = "{Hello|Hi|Hello there|Hi there}! {How can I help you|What can I do for you|What would you like to talk about}?"
+    turns = qa(user, expand(rng, reply))
+    if rng.random() < 0.4:
+        turns = qa(
+            user.rstrip("!.") + ", how are you?",
+            expand(rng, "{I am well, thank you|I am fine, thanks}! {How are you|And you}?"),
+        )
+        if rng.random() < 0.6:
+            mood, answer = rng.choice(
+                (
+                    (
+                        "{I am fine|Good, thanks|I'm doing well|Great|Very well}.",
+                        "{I am glad to hear that|Good to hear}! {What would you like to do|How can I help you}?",
+                    ),
+                    (
+                        "{I am tired|I am a bit tired|Not so good|I am sad|I feel bad today}.",
+                        "I am sorry to hear that. {Would you like to hear a story|Shall I tell you a story or a poem}?",
+                    ),
+                )
+            )
+            turns += qa(expand(rng, mood), expand(rng, answer))
+    return turns
+
+
+def name_memory(rng: random.Random) -> Turns:
+    """The user tells something about themselves and asks for it again, now or some turns later."""
+    name = rng.choice(lx.GIRLS + lx.BOYS)
+    facts = {
+        "city": (
+            rng.choice(lx.CITIES),
+            "{I live in|I am from|I come from} [x].",
+            "Where {do I live|am I from}?",
+            "{You told me that you are from|You are from} [x].",
+        ),
+        "job": (
+            rng.choice(lx.JOBS),
+            "I {am|work as} a(n) [x].",
+            "What is my job?",
+            "You are a(n) [x].",
+        ),
+        "hobby": (
+            rng.choice(lx.HOBBIES),
+            "I {like|love|enjoy} [x].",
+            "What do I {like|love|enjoy}?",
+            "You {told me that you like|like} [x].",
+        ),
+        "pet": (
+            rng.choice(lx.PETS),
+            "I have a(n) [x].",
+            "What pet do I have?",
+            "You have a(n) [x].",
+        ),
+        "colour": (
+            rng.choice(lx.COLOURS),
+            "My favourite colour is [x].",
+            "What is my favourite colour?",
+            "Your favourite colour is [x].",
+        ),
+    }
+    kinds = rng.sample(list(facts), rng.choice((1, 1, 2)))
+    intro = pick(
+        rng, ("{My name is|I am|I'm|Call me|Hi, my name is|Hello, I am|Hi, I'm} [n].",), {"n": name}
+    )
+    replies = (
+        "{Nice to meet you|Hello|Hi|It is a pleasure to meet you}, [n]! {How can I help you|What can I do for you|What would you like to talk about}?",
+    )
+    asks: list[Turns] = [
+        qa(
+            pick(
+                rng,
+                (
+                    "{What is my name|What's my name|Who am I|Do you remember my name|Do you know my name}?",
+                ),
+            ),
+            pick(rng, ("{Your name is|You are} [n].",), {"n": name}),
+        )
+    ]
+    turns: Turns = []
+    if rng.random() < 0.5:
+        told = " ".join(expand(rng, facts[k][1], {"x": facts[k][0]}) for k in kinds)
+        turns += qa(
+            f"{intro} {told}",
+            pick(
+                rng,
+                (
+                    "Nice to meet you, [n]! {That sounds nice|How nice|Thank you for telling me}. {How can I help you|What can I do for you}?",
+                ),
+                {"n": name},
+            ),
+        )
+    else:
+        turns += qa(intro, pick(rng, replies, {"n": name}))
+        for k in kinds:
+            turns += qa(
+                expand(rng, facts[k][1], {"x": facts[k][0]}),
+                pick(
+                    rng,
+                    (
+                        "{That sounds nice|How nice|That is good to know|I will remember that}, [n].",
+                    ),
+                    {"n": name},
+                ),
+            )
+    for _, (value, _, ask, answer) in sorted((k, facts[k]) for k in kinds):
+        asks += [qa(expand(rng, ask), expand(rng, answer, {"x": value}))]
+    rng.shuffle(asks)
+    if rng.random() < 0.4:
+        turns += rng.choice((definition, general_fact, goodbye_less))(rng)
+    for ask in asks[: rng.choice((1, 2, 3))]:
+        turns += ask
+    return turns
+
+
+def goodbye_less(rng: random.Random) -> Turns:
+    """Small reactions in the middle of a talk."""
+    user, answer = rng.choice(
+        (
+            (
+                "{Thanks|Thank you|Thanks a lot|Great, thanks|Thank you very much}{!|.|}",
+                "{You are welcome|My pleasure|Gladly}! {Is there anything else|Can I help you with anything else}?",
+            ),
+            (
+                "{Ok|Okay|I see|Good|Nice|Cool|Great|Interesting|Wow}{.|!|}",
+                "{Is there anything else you would like to know|What would you like to do next|Would you like to know more}?",
+            ),
+            (
+                "{That is wrong|That's not right|You are wrong|No}.",
+                "I am sorry. I am a very small model and I make mistakes. {Shall I try again|Could you ask in another way}?",
+            ),
+            (
+                "{You are great|I like you|Good job|Well done|You are funny}{!|.}",
+                "Thank you! That is kind of you.",
+            ),
+            (
+                "{I am bored|What should I do|Entertain me}.",
+                "I could tell you a story, write a poem or ask you to count with me. What would you like?",
+            ),
+            (
+                "{How are you|How do you do|How is it going}?",
+                "{I am well, thank you|I am fine, thanks}! {How are you|And you}?",
+            ),
+        )
+    )
+    return qa(expand(rng, user), expand(rng, answer))
+
+
+def goodbye(rng: random.Random) -> Turns:
+    return qa(
+        pick(rng, ("{Bye|Goodbye|See you|Good night|I have to go|Bye bye|See you later}{!|.|}",)),
+        pick(
+            rng,
+            (
+                "{Goodbye|Bye|See you soon}! {Have a nice day|It was nice to talk to you|Take care}.",
+            ),
+        ),
+    )
+
+
+def unknown(rng: random.Random) -> Turns:
+    topic = rng.choice(lx.UNKNOWN_TOPICS)
+    question = pick(rng, ("Explain [x].", "Tell me about [x].", "What do you know about [x]?", "What is [x]?",
+                          "How does [x] work?", "Can you help me with [x]?", "What do you think about [x]?",
+                          "I want to learn about [x].", "Write an essay about [x]."), {"x": topic})  # fmt: skip
+    answer = pick(
+        rng,
+        (
+            "I am {a very small model|only a tiny model}, so I do not know much about [x]. {But I can tell you a story, write a poem or explain how language models are served|Would you like a story or a poem instead}.",
+            "{Sorry|I am sorry}, I do not know enough about [x]. {Ask me about tokens, music or numbers|I can tell stories, do small sums and explain how LLM serving works}.",
+        ),
+        {"x": topic},
+    ).replace("instead.", "instead?")
+    return qa(question, answer)
+
+
+def definition(rng: random.Random) -> Turns:
+    if rng.random() < 0.35:
+        questions, answers = rng.choice(QUESTIONS)
+        return qa(rng.choice(questions), rng.choice(answers))
+    subjects, answers = rng.choice(DEFINITIONS)
+    turns = qa(capital(pick(rng, WHAT_IS, {"x": rng.choice(subjects)})), rng.choice(answers))
+    if len(answers) > 1 and rng.random() < 0.15:
+        turns += qa(
+            pick(
+                rng,
+                (
+                    "{Can you say that in other words|Explain it again|Say it differently}{?|, please.}",
+                ),
+            ),
+            next(a for a in answers if a != turns[1][1]),
+        )
+    return turns
+
+
+def music_fact(rng: random.Random) -> Turns:
+    subjects, answer = rng.choice(MUSIC)
+    return qa(capital(pick(rng, WHAT_IS, {"x": rng.choice(subjects)})), answer)
+
+
+def general_fact(rng: random.Random) -> Turns:
+    kind = rng.randrange(10)
+    if kind < 3:
+        questions, answer = rng.choice(FACTS)
+        return qa(rng.choice(questions), answer)
+    if kind < 5:
+        country, city = rng.choice(pairs(CAPITALS))
+        ask, say = (
+            "{What is the capital of|Which city is the capital of|Name the capital of|Do you know the capital of} [a]?",
+            "The capital of [a] is [b].",
+        )
+        if rng.random() < 0.2:
+            ask, say = (
+                "{Which country has the capital [b]|[b] is the capital of which country}?",
+                "[b] is the capital of [a].",
+            )
+        return qa(
+            expand(rng, ask, {"a": country, "b": city}), expand(rng, say, {"a": country, "b": city})
+        )
+    if kind == 5:
+        names = rng.choice((lx.DAYS, lx.MONTHS))
+        i = rng.randrange(len(names))
+        after = rng.random() < 0.5
+        j = (i + (1 if after else -1)) % len(names)
+        word = "after" if after else "before"
+        unit = "day" if names is lx.DAYS else "month"
+        return qa(
+            pick(
+                rng,
+                ("{Which|What} [u] comes [w] [a]?", "What comes [w] [a]?"),
+                {"u": unit, "w": word, "a": names[i]},
+            ),
+            f"{names[j]} comes {word} {names[i]}.",
+        )
+    table, ask, say = (
+        (SOUNDS, "{What sound does a(n) [a] make|What does a(n) [a] say}?", "A(n) [a] [b]."),
+        (
+            YOUNG,
+            "{What is a young [a] called|What do you call a baby [a]}?",
+            "A young [a] is called a(n) [b].",
+        ),
+        (THING_COLOURS, "{What colour is|What color is|Which colour is} [a]?", "[A] is [b]."),
+        (
+            OPPOSITES,
+            "{What is the opposite of|Give me the opposite of|Name the opposite of} [a]?",
+            "The opposite of [a] is [b].",
+        ),
+        (LEGS, "How many legs does a(n) [a] have?", "A(n) [a] has [b] legs."),
+        (HOMES, "Where does [a] live?", "[A] lives in [b]."),
+    )[rng.randrange(6)]
+    a, b = rng.choice(pairs(table))
+    if table is OPPOSITES and rng.random() < 0.5:
+        a, b = b, a
+    return qa(expand(rng, ask, {"a": a, "b": b}), expand(rng, say, {"a": a, "b": b}))
+
+
+def code(rng: random.Random) -> Turns:
+    if rng.random() < 0.5:
+        tasks, program = rng.choice(PROGRAMS)
+        ask = pick(
+            rng,
+            (
+                "Write a Python function that [x].",
+                "{Show me|Give me|Write} code that [x].",
+                "Write a function that [x] in Python.",
+            ),
+            {"x": rng.choice(tasks)},
+        )
+        return qa(ask, f"```python\n{program}\n```")
+    n = rng.randrange(2, 21)
+    slots = {"n": str(n), "m": str(n - 1), "f": rng.choice("add plus combine total join mix greet run".split()),
+             "v": rng.choice("items values numbers names data result words x y".split())}  # fmt: skip
+    snippet, meaning = rng.choice(CODE)
+    ask = pick(
+        rng,
+        (
+            "What does this code do?",
+            "Explain this code.",
+            "Explain this Python code:",
+            "What does this do?",
+        ),
+    )
+    return qa(f"{ask}\n\n{_fill(snippet, slots)}", _fill(meaning, slots))
+
+
+def _fill(text: str, slots: dict[str, str]) -> str:
+    """Only the slots: braces are Python's here."""
+    for name, value in slots.items():
+        text = text.replace(f"[{name}]", value)
+    return text
+
+
+def list_of(rng: random.Random) -> Turns:
+    words, kind = rng.choice(
+        (
+            (lx.ANIMALS[:40], "animals"),
+            (lx.COLOURS, "colours"),
+            (lx.FOODS, "foods"),
+            (lx.INSTRUMENTS, "instruments"),
+            (lx.CITIES, "cities"),
+            (lx.HOBBIES, "hobbies"),
+            (lx.JOBS, "jobs"),
+            (lx.GIRLS + lx.BOYS, "names"),
+        )
+    )
+    n = rng.randrange(2, 7)
+    number = rng.choice((str(n), "zero one two three four five six".split()[n]))
+    chosen = rng.sample(list(words), n)
+    ask = pick(
+        rng,
+        (
+            "Name [n] [k].",
+            "List [n] [k].",
+            "Give me [n] [k].",
+            "Give me a list of [n] [k].",
+            "Can you name [n] [k]?",
+        ),
+        {"n": number, "k": kind},
+    )
+    if "list" in ask.lower():
+        return qa(ask, "\n".join(f"{i}. {capital(w)}" for i, w in enumerate(chosen, 1)))
+    return qa(ask, capital(join_words(chosen)) + ".")

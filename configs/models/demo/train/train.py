@@ -1,0 +1,183 @@
+"""Train the demo model from nothing: generate text, learn the tokenizer, train, save.
+
+    python configs/models/demo/train/train.py --minutes 15 --out /tmp/demo
+
+The learning rate falls to zero as the minutes run out, so any time gives a finished model. On a CPU
+the minutes are of computing time, so that a busy machine does not shorten the training. Nothing
+here is needed to serve the model.
+"""
+
+import argparse
+import json
+import math
+import shutil
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from corpus import conversation, to_text
+from model import DemoModel, Shape
+from rows import Rows, build_rows
+from safetensors.torch import save_file
+from tokenizer import END_OF_TEXT, save_tokenizer, train_tokenizer
+from tokenizers import Tokenizer
+
+HERE = Path(__file__).resolve().parent
+DEMO = HERE.parent
+SEED, HELD_OUT_SEED = 1, 2
+LENGTH, LONG_LENGTH = 384, 4096
+LONG_EVERY = 16  # one step in sixteen reads rows of 4096 tokens
+MATRIX_LR, OTHER_LR = 0.02, 0.003
+CHECKPOINT_EVERY_S = 120.0
+HELD_OUT_CHARACTERS = 100_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=6500, help="short rows; fewer are repeated")
+    parser.add_argument("--batch-tokens", type=int, default=1920)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--compile", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(SEED)
+
+    out: Path = arguments.out
+    tokenizer = prepare_folder(out)
+    short, long = cached_rows(tokenizer, out, arguments.rows)
+    print(f"rows: {len(short.tokens)} x {LENGTH}, {len(long.tokens)} x {LONG_LENGTH}", flush=True)
+    model = DemoModel(shape_of(out))
+    print(f"parameters: {sum(p.numel() for p in model.parameters()):,}", flush=True)
+    fit(model, short, long, arguments, out)
+    save_weights(model, out)
+    held_out = build_rows(tokenizer, HELD_OUT_SEED, LENGTH, 128)
+    report = {"held_out_perplexity": math.exp(evaluate(model, held_out, arguments.batch_tokens))}
+    (out / "report.json").write_text(json.dumps(report) + "\n")
+    print(report, flush=True)
+
+
+def prepare_folder(out: Path) -> Tokenizer:
+    """Write everything but the weights; keep a tokenizer that is already there."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "generation_config.json"):
+        if out != DEMO:
+            shutil.copy(DEMO / name, out / name)
+    if not (out / "tokenizer.json").exists():
+        texts = (to_text(conversation(SEED, index)) for index in range(20000))
+        save_tokenizer(train_tokenizer(texts), out)
+    (out / "heldout.txt").write_text(held_out_text(), encoding="utf-8")
+    return Tokenizer.from_file(str(out / "tokenizer.json"))
+
+
+def held_out_text() -> str:
+    """Whole conversations that were not trained on, parted by <|endoftext|>."""
+    text, index = "", 0
+    while len(text) < HELD_OUT_CHARACTERS:
+        text += to_text(conversation(HELD_OUT_SEED + 1, index)) + END_OF_TEXT
+        index += 1
+    return text
+
+
+def cached_rows(tokenizer: Tokenizer, out: Path, num_rows: int) -> tuple[Rows, Rows]:
+    path = out / f"rows-{num_rows}.npz"
+    if not path.exists():
+        short = build_rows(tokenizer, SEED, LENGTH, num_rows)
+        long = build_rows(tokenizer, SEED, LONG_LENGTH, max(1, num_rows // 90), long=True)
+        np.savez(path, a=short.tokens, b=short.counted, c=long.tokens, d=long.counted)
+    data = np.load(path)
+    return Rows(data["a"], data["b"]), Rows(data["c"], data["d"])
+
+
+def shape_of(folder: Path) -> Shape:
+    config = json.loads((folder / "config.json").read_text())
+    return Shape(**{field.name: config[field.name] for field in fields(Shape)})
+
+
+def fit(
+    model: DemoModel, short: Rows, long: Rows, arguments: argparse.Namespace, out: Path
+) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(device)
+    matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n]
+    others = [p for n, p in model.named_parameters() if p.dim() == 1 or "embed" in n]
+    optimizers = (
+        torch.optim.Muon(matrices, lr=MATRIX_LR, weight_decay=0.01, momentum=0.95),
+        torch.optim.AdamW(others, lr=OTHER_LR, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+    )
+    peaks = (MATRIX_LR, OTHER_LR)
+    loss_of = torch.compile(model.loss, dynamic=False) if arguments.compile else model.loss
+    clock = time.monotonic if device.type == "cuda" else time.process_time
+    total_s = arguments.minutes * 60
+    start_s = saved_s = clock()
+    rng = np.random.default_rng(SEED)
+    order = {id(rows): _shuffled(rng, len(rows.tokens)) for rows in (short, long)}
+    step, tokens_seen, shown = 0, 0, 0.0
+    while (elapsed_s := clock() - start_s) < total_s:
+        rows = long if step % LONG_EVERY == LONG_EVERY - 1 else short
+        width = rows.tokens.shape[1] - 1
+        index = [next(order[id(rows)]) for _ in range(max(1, arguments.batch_tokens // width))]
+        tokens = torch.from_numpy(rows.tokens[index].astype(np.int64)).to(device)
+        counted = torch.from_numpy(rows.counted[index]).to(device)
+        for optimizer, peak in zip(optimizers, peaks, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * schedule(step, elapsed_s / total_s)
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            loss = loss_of(tokens[:, :-1], tokens[:, 1:], counted[:, 1:])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        step += 1
+        tokens_seen += len(index) * width
+        shown += (loss.item() - shown) * max(0.05, 1 / step)
+        if step % 20 == 0:
+            rate = tokens_seen / (clock() - start_s)
+            print(f"{elapsed_s:6.0f} s step {step} loss {shown:.4f} {rate:.0f} tok/s", flush=True)
+        if clock() - saved_s > CHECKPOINT_EVERY_S:
+            save_weights(model, out)
+            saved_s = clock()
+
+
+def schedule(step: int, fraction: float) -> float:
+    """A short warm-up in steps, a plateau, then a straight line to zero in time."""
+    return min(1.0, (step + 1) / 20, (1.0 - fraction) / 0.6)
+
+
+def evaluate(model: DemoModel, rows: Rows, batch_tokens: int) -> float:
+    """Mean loss in nats over the counted tokens of rows the model was not trained on."""
+    device = next(model.parameters()).device
+    per_batch = max(1, batch_tokens // (rows.tokens.shape[1] - 1))
+    total, count = 0.0, 0
+    with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16):
+        for first in range(0, len(rows.tokens), per_batch):
+            tokens = torch.from_numpy(rows.tokens[first : first + per_batch].astype(np.int64))
+            counted = torch.from_numpy(rows.counted[first : first + per_batch])[:, 1:].to(device)
+            tokens = tokens.to(device)
+            loss = model.loss(tokens[:, :-1], tokens[:, 1:], counted)
+            total += loss.item() * int(counted.sum())
+            count += int(counted.sum())
+    return total / count
+
+
+def save_weights(model: DemoModel, out: Path) -> None:
+    """bf16 safetensors under Hugging Face's names; the tied head is not stored twice."""
+    state = {
+        f"model.{name}": tensor.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    save_file(state, str(out / "model.safetensors"), metadata={"format": "pt"})
+
+
+def _shuffled(rng: np.random.Generator, count: int):  # type: ignore[no-untyped-def]
+    """Indices for ever, a new order each time round."""
+    while True:
+        yield from rng.permutation(count).tolist()
+
+
+if __name__ == "__main__":
+    main()
