@@ -17,5 +17,10 @@ app = typer.Typer(
 serve.register(app)
 
 
+@app.callback()
+def root() -> None:
+    """Serve language models whose tokens never stall."""
+
+
 def main() -> None:
     app()

@@ -73,9 +73,9 @@ def test_plan(plan: StepPlan) -> None:
         prompt_logprobs=st.lists(
             st.tuples(ids, ids, st.lists(logprob, max_size=2).map(tuple)), max_size=2
         ).map(tuple),
-        pooled=st.lists(
-            st.tuples(ids, st.lists(floats, max_size=3).map(tuple)), max_size=2
-        ).map(tuple),
+        pooled=st.lists(st.tuples(ids, st.lists(floats, max_size=3).map(tuple)), max_size=2).map(
+            tuple
+        ),
         stage_times_s=st.lists(st.tuples(floats, floats), max_size=3).map(tuple),
     )
 )

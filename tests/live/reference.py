@@ -1,0 +1,79 @@
+"""What plain transformers answers, and how the live engine is asked the same."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from actors.scheduling.request import SamplingParams
+from app.engine import GenerationRequest
+from app.live_engine import LiveEngine
+from tests import tiny_models
+
+MAX_TOKENS = 16
+# Forty prompts, from one token to most of the context, in no order.
+LENGTHS = tuple((i * 37) % 160 + 1 for i in range(36)) + (1, 2, 3, 200)
+
+
+def make_prompts(lengths: Sequence[int] = LENGTHS, seed: int = 3) -> list[tuple[int, ...]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [tuple(torch.randint(0, 256, (n,), generator=generator).tolist()) for n in lengths]
+
+
+@functools.cache
+def expected(
+    variant: str, lengths: tuple[int, ...] = LENGTHS, max_tokens: int = MAX_TOKENS
+) -> list[list[int]]:
+    """Greedy tokens of transformers in float32, one prompt at a time, end-of-sequence ignored."""
+    model = tiny_models.build(variant)
+    answers = []
+    for prompt in make_prompts(lengths):
+        ids = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=max_tokens,
+            min_new_tokens=max_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        answers.append(ids[0, len(prompt) :].tolist())
+    return answers
+
+
+async def ask(
+    engine: LiveEngine, prompt: Sequence[int], max_tokens: int = MAX_TOKENS, **sampling: Any
+) -> list[int]:
+    """One greedy request; checks that tokens are numbered without gap or repetition."""
+    tokens: list[int] = []
+    finished = None
+    request = GenerationRequest(
+        "test", tuple(prompt), SamplingParams(max_tokens=max_tokens, **sampling)
+    )
+    async for chunk in engine.generate(request):
+        assert chunk.first == len(tokens)
+        tokens += chunk.tokens
+        finished = chunk.finish_reason
+    assert finished is not None
+    return tokens
+
+
+async def ask_all(
+    engine: LiveEngine, prompts: Sequence[Sequence[int]], max_tokens: int = MAX_TOKENS
+) -> list[list[int]]:
+    return list(await asyncio.gather(*[ask(engine, p, max_tokens) for p in prompts]))
+
+
+async def settled(engine: LiveEngine) -> dict[str, Any]:
+    """The engine's statistics once nothing is outstanding (aborts take an iteration)."""
+    for _ in range(200):
+        status = dict(await engine.status())
+        idle = ("num_waiting", "num_decoding", "num_prefilling", "num_leaving", "num_in_flight")
+        if not any(status[key] for key in idle):
+            return status
+        await asyncio.sleep(0.02)  # polling for an end, bounded: not a wait for time to pass
+    raise AssertionError(f"the engine never came to rest: {status}")

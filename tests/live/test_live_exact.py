@@ -1,0 +1,58 @@
+"""Tokens equal plain transformers', whatever the pipeline, ranks, budget, transport and KV size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.live_engine import LiveEngine
+from tests.live.reference import ask_all, expected, make_prompts, settled
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.mark.parametrize("transport", ["graph", "call"])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+async def test_forty_prompts_at_once(
+    make_engine: Callable[..., LiveEngine],
+    tiny_model: Callable[..., Path],
+    stages: int,
+    ranks: int,
+    transport: str,
+) -> None:
+    engine = make_engine(
+        tiny_model("llama"),
+        parallel={"pipeline_stages": stages, "tensor_ranks": ranks, "transport": transport},
+        # About 110 blocks of 4 tokens, where the prompts alone want 850: preemption for certain.
+        kv={"memory_gib": 110 * 4 * 3 * 2 * 2 * 16 * 4 / ranks / 2**30},
+        scheduling={"max_requests": 32, "allocation": "chunk"},
+    )
+    await engine.start()
+    try:
+        num_preemptions = 0
+        for budget in (8, 64, 512):
+            await engine.reconfigure({"token_budget": budget})
+            assert await ask_all(engine, make_prompts()) == expected("llama")
+            status = await settled(engine)
+            assert status["num_free_blocks"] == status["num_blocks"], "KV blocks leaked"
+            num_preemptions = int(status["num_preemptions"])
+        assert num_preemptions > 0, "the KV cache was meant to be too small"
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize("variant", ["mistral", "yi", "qwen2", "qwen2-sliding", "qwen3"])
+async def test_every_architecture(
+    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path], variant: str
+) -> None:
+    engine = make_engine(
+        tiny_model(variant), parallel={"pipeline_stages": 2}, scheduling={"token_budget": 48}
+    )
+    await engine.start()
+    try:
+        assert await ask_all(engine, make_prompts()) == expected(variant)
+    finally:
+        await engine.close()
