@@ -59,6 +59,7 @@ class Core:
         self.outcomes = Outcomes(self.residents)
         self.faults = Faults(self.residents, self.outcomes)
         self.in_flight: deque[InFlight] = deque()
+        self.residents.in_flight = self.in_flight
         self.num_steps = 0  # planned so far: the next step's id
         self._num_submitted = 0
         self._last_answer_s = 0.0

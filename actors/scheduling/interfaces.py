@@ -56,6 +56,11 @@ class RequestView(Protocol):
         ...
 
     @property
+    def step_id(self) -> int:
+        """The newest step, in flight or being planned, that holds a slice of it; -1: none yet."""
+        ...
+
+    @property
     def max_length(self) -> int:
         """Length at which the request ends at the latest (max_tokens, max_model_len)."""
         ...
@@ -64,6 +69,15 @@ class RequestView(Protocol):
     def first_token_s(self) -> float | None: ...
     @property
     def last_token_s(self) -> float | None: ...
+
+
+class StepView(Protocol):
+    """A step executed and not yet answered."""
+
+    @property
+    def shape(self) -> StepShape: ...
+    @property
+    def planned_at_s(self) -> float: ...
 
 
 class EngineView(Protocol):
@@ -97,6 +111,11 @@ class EngineView(Protocol):
     @property
     def num_in_flight(self) -> int:
         """Steps executed and not yet answered."""
+        ...
+
+    @property
+    def in_flight(self) -> Sequence[StepView]:
+        """Those steps, oldest first."""
         ...
 
 

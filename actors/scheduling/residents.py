@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from operator import attrgetter
 
 from actors.scheduling.blocks import BlockManager, HostPool
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.groups import Groups
-from actors.scheduling.interfaces import CostModel, StepShape
+from actors.scheduling.interfaces import CostModel, StepShape, StepView
 from actors.scheduling.orders import build_order
 from actors.scheduling.state import NEVER, Fate, RequestState, Status
 
@@ -36,6 +37,7 @@ class Residents:
         self.num_leaving = 0
         self.leaving_blocks = 0  # at most so many come free as steps in flight are answered
         self.num_in_flight = 0
+        self.in_flight: Sequence[StepView] = ()  # the core's own queue of steps, for reading
         self.num_preemptions = 0
         self.num_swaps = 0
 
