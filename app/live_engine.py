@@ -248,6 +248,10 @@ class LiveEngine:
         except (ray.exceptions.RayError, TimeoutError) as error:
             raise EngineUnavailable("the scheduler does not answer") from error
 
+    async def stage_pids(self) -> list[list[int]]:
+        """Process ids of the stage ranks, [stage][rank]."""
+        return await self._actor.stage_pids.remote()
+
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         problem = await self._actor.reconfigure.remote(dict(changes))
         if problem is not None:

@@ -1,4 +1,4 @@
-"""The one composition root: `build_app(args) -> Application` (`import_path: app.main:build_app`)."""
+"""The composition root: `import_path: app.main:build_app`."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class LLMServer:
         await self.engine.start()
         self.text = await text_task
 
-    def __serve_build_asgi_app__(self) -> ASGIApp:  # noqa: N807 (the name is Ray Serve's)
+    def __serve_build_asgi_app__(self) -> ASGIApp:
         options = ApiOptions(**self.settings.api.model_dump())
         return build_api(self.engine, self.text, options)
 
@@ -65,7 +65,7 @@ class LLMServer:
             raise EngineFailed(self.engine.failure)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """`user_config` changes budget, objectives and policy live; keys as in `scheduling`/`slo`."""
+        """`user_config` changes policy, budget, objectives live; keys of `scheduling`, `slo`."""
         if user_config:
             await self.engine.reconfigure(user_config)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from app.bench import load
 from app.cli import serve
 
 app = typer.Typer(
@@ -14,7 +15,12 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
 )
+bench = typer.Typer(
+    help="Measure: the engine, the kernels, a running server.", no_args_is_help=True
+)
+app.add_typer(bench, name="bench")
 serve.register(app)
+load.register(bench, app)
 
 
 @app.callback()

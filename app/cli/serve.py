@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -167,11 +168,11 @@ def _cause(trouble: str) -> str:
 def _banner(config: dict[str, Any], address: str, seconds: float) -> None:
     settings = parse(config["applications"][0]["args"])
     name = settings.model.name or Path(settings.model.path).resolve().name
-    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'
+    message = {"role": "user", "content": "Hello!"}
+    body = json.dumps({"model": name, "messages": [message], "stream": True})
     out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    out.print(
-        f"\n[bold]Legato[/] serves [bold]{name}[/] at [bold]{address}[/]  (ready in {seconds:.0f} s)"
-    )
+    ready = f"(ready in {seconds:.0f} s)"
+    out.print(f"\n[bold]Legato[/] serves [bold]{name}[/] at [bold]{address}[/]  {ready}")
     out.print(f"  console  {address}/")
     out.print(f"  try      curl -N {address}/v1/chat/completions \\")
     out.print("             -H 'Content-Type: application/json' \\")

@@ -16,7 +16,7 @@ from tests import tiny_models
 
 MAX_TOKENS = 16
 # Forty prompts, from one token to most of the context, in no order.
-LENGTHS = tuple((i * 37) % 160 + 1 for i in range(36)) + (1, 2, 3, 200)
+LENGTHS = (*[(i * 37) % 160 + 1 for i in range(36)], 1, 2, 3, 200)
 
 
 def make_prompts(lengths: Sequence[int] = LENGTHS, seed: int = 3) -> list[tuple[int, ...]]:

@@ -1,0 +1,107 @@
+"""Processes are killed for real; streams go on, token for token."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actors.scheduling.request import SamplingParams
+from app.engine import GenerationRequest
+from app.live_engine import EngineFailed, LiveEngine
+from tests.live.reference import ask, expected, make_prompts, settled
+
+pytestmark = pytest.mark.ray
+MAX_TOKENS = 150
+LENGTHS = (3, 17, 40, 60, 5, 81, 22, 9)
+
+
+async def streams_through(engine: LiveEngine, strike: Callable[[], None]) -> list[list[int]]:
+    """Eight streams; `strike` falls when every one of them has had its first tokens."""
+    started: set[int] = set()
+    struck = False
+
+    async def read(number: int, prompt: tuple[int, ...]) -> list[int]:
+        nonlocal struck
+        tokens: list[int] = []
+        request = GenerationRequest(f"r{number}", prompt, SamplingParams(max_tokens=MAX_TOKENS))
+        async for chunk in engine.generate(request):
+            assert chunk.first == len(tokens), "a token was lost or doubled"
+            tokens += chunk.tokens
+            started.add(number)
+            if len(started) == len(LENGTHS) and not struck:
+                struck = True
+                strike()
+        return tokens
+
+    answers = await asyncio.gather(*[read(n, p) for n, p in enumerate(make_prompts(LENGTHS))])
+    assert struck
+    return list(answers)
+
+
+@pytest.mark.parametrize("transport", ["graph", "call"])
+async def test_stage_killed_mid_decode(
+    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path], transport: str
+) -> None:
+    engine = make_engine(
+        tiny_model("llama"), parallel={"pipeline_stages": 2, "transport": transport}
+    )
+    await engine.start()
+    try:
+        pids = await engine.stage_pids()
+        answers = await streams_through(engine, lambda: os.kill(pids[1][0], signal.SIGKILL))
+        assert answers == expected("llama", LENGTHS, MAX_TOKENS)
+        status = await settled(engine)
+        assert status["recoveries"] == 1
+        assert status["num_free_blocks"] == status["num_blocks"]
+    finally:
+        await engine.close()
+
+
+async def test_scheduler_killed_mid_stream(
+    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path]
+) -> None:
+    engine = make_engine(tiny_model("llama"))
+    await engine.start()
+    try:
+        pid = (await engine.status())["pid"]
+        answers = await streams_through(engine, lambda: os.kill(pid, signal.SIGKILL))
+        assert answers == expected("llama", LENGTHS, MAX_TOKENS)
+        assert (await settled(engine))["pid"] != pid
+    finally:
+        await engine.close()
+
+
+async def test_frozen_stage_is_replaced(
+    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path]
+) -> None:
+    engine = make_engine(tiny_model("llama"), engine={"step_deadline_s": 2.0})
+    await engine.start()
+    try:
+        await ask(engine, make_prompts()[0])
+        pids = await engine.stage_pids()
+        answers = await streams_through(engine, lambda: os.kill(pids[0][0], signal.SIGSTOP))
+        assert answers == expected("llama", LENGTHS, MAX_TOKENS)
+        assert (await settled(engine))["recoveries"] == 1
+    finally:
+        await engine.close()
+
+
+async def test_a_model_that_cannot_load_is_named(
+    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in tiny_model("llama").iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    shard = broken / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:5000])
+    with pytest.raises(EngineFailed, match=r"model\.safetensors"):
+        await make_engine(broken).start()
+    shard.unlink()
+    with pytest.raises(EngineFailed, match="safetensors"):
+        await make_engine(broken).start()

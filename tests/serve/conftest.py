@@ -1,0 +1,83 @@
+"""A real server in a process of its own, started by the command a user types."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    url: str
+    model: str
+    process: subprocess.Popen[str]
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextmanager
+def running(folder: Path, args: dict[str, Any], **deployment: Any) -> Iterator[Server]:
+    """`legato serve CONFIG` until the block ends, then Ctrl-C as a user would."""
+    config: dict[str, Any] = yaml.safe_load((ROOT / "configs/serve/demo.yaml").read_text())
+    config["applications"][0]["args"] = args
+    if deployment:
+        config["applications"][0]["deployments"] = [{"name": "LLMServer", **deployment}]
+    path = folder / "serve.yaml"
+    path.write_text(yaml.safe_dump(config))
+    port = free_port()
+    command = [sys.executable, "-m", "app.cli.main", "serve", str(path), "--port", str(port)]
+    log = (folder / "serve.log").open("w")
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": "/tmp"},
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            log.write(line)
+            if "ready in" in line:
+                break
+        else:
+            log.flush()
+            pytest.fail("the server ended:\n" + (folder / "serve.log").read_text()[-3000:])
+        url = f"http://127.0.0.1:{port}"
+        model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+        yield Server(url, model, process)
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        log.close()
+
+
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    def start(args: dict[str, Any], **deployment: Any) -> Any:
+        return running(tmp_path_factory.mktemp("serve"), args, **deployment)
+
+    return start

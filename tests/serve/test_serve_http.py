@@ -1,0 +1,143 @@
+"""The main job over real HTTP: what a stranger does in the first five minutes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.live.reference import MAX_TOKENS, expected, make_prompts
+from tests.serve.conftest import Server
+
+pytestmark = pytest.mark.serve
+
+
+@pytest.fixture(scope="module")
+def server(serve: Callable[..., Any], tiny_model: Callable[..., Path]) -> Iterator[Server]:
+    args = {
+        "model": {"path": str(tiny_model("llama"))},
+        "parallel": {"pipeline_stages": 2},
+        "scheduling": {"token_budget": 64, "max_requests": 32},
+        "kv": {"block_size": 4, "memory_gib": 0.01},
+    }
+    with serve(args) as started:
+        yield started
+
+
+@pytest.fixture
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def test_openai_package_streams_a_chat(client: openai.OpenAI, server: Server) -> None:
+    stream = client.chat.completions.create(
+        model=server.model,
+        messages=[{"role": "user", "content": "hello"}],
+        stream=True,
+        max_tokens=12,
+        temperature=0,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    text, reason, usage = "", None, None
+    for chunk in stream:
+        if chunk.choices:
+            text += chunk.choices[0].delta.content or ""
+            reason = chunk.choices[0].finish_reason or reason
+        usage = chunk.usage or usage
+    assert reason == "length"
+    assert usage is not None
+    assert usage.completion_tokens == 12
+    whole = client.chat.completions.create(
+        model=server.model,
+        messages=[{"role": "user", "content": "hello"}],
+        max_tokens=12,
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+    assert whole.choices[0].message.content == text
+
+
+def test_forty_concurrent_completions_equal_transformers(server: Server) -> None:
+    """Token-id prompts over HTTP, all at once, one server of two stages."""
+    prompts = make_prompts()
+
+    def complete(prompt: tuple[int, ...]) -> list[int]:
+        body = {
+            "model": server.model,
+            "prompt": list(prompt),
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logprobs": 0,
+        }
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).json()
+        assert answer["usage"]["completion_tokens"] == MAX_TOKENS
+        return [len(answer["choices"][0]["logprobs"]["tokens"]), answer["choices"][0]["text"]]
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(complete, prompts))
+    decode = httpx.post(
+        f"{server.url}/detokenize", json={"model": server.model, "tokens": expected("llama")[0]}
+    )
+    assert decode.status_code == 200
+    for (count, text), tokens in zip(answers, expected("llama"), strict=True):
+        body = {"model": server.model, "tokens": tokens}
+        wanted = httpx.post(f"{server.url}/detokenize", json=body).json()
+        assert count == MAX_TOKENS
+        assert text == wanted.get("text", wanted.get("prompt"))
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [7] * 5000}, "prompt"),
+        ({"prompt": "x", "no_such_parameter": 1}, "no_such_parameter"),
+        ({"prompt": "x", "max_tokens": "many"}, "max_tokens"),
+        ({"prompt": "x", "temperature": -1}, "temperature"),
+        ({"prompt": [10**9]}, "prompt"),
+    ],
+)
+def test_bad_input_is_named_at_once(server: Server, body: dict[str, Any], param: str) -> None:
+    answer = httpx.post(
+        f"{server.url}/v1/completions", json={"model": server.model, **body}, timeout=10
+    )
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert param in (error["param"] or "") or param in error["message"]
+
+
+def test_disconnect_frees_the_engine(server: Server) -> None:
+    body = {
+        "model": server.model,
+        "prompt": [5] * 20,
+        "max_tokens": 230,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    for _ in range(5):
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    json.loads(line.removeprefix("data: "))
+                    break
+    ok = httpx.post(
+        f"{server.url}/v1/completions",
+        json={**body, "stream": False, "max_tokens": 4},
+        timeout=20,
+    )
+    assert ok.json()["usage"]["completion_tokens"] == 4
+
+
+def test_probes_and_openapi(server: Server) -> None:
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert httpx.get(f"{server.url}/live").status_code == 200
+    assert "/v1/chat/completions" in httpx.get(f"{server.url}/openapi.json").json()["paths"]
+    assert httpx.get(f"{server.url}/no/such/route").json()["error"]["message"]
