@@ -1,4 +1,4 @@
-"""What the tests of the CPU backend share: hybrid batches, a float64 reference, instruction sets."""
+"""For tests of the CPU backend: hybrid batches, a float64 reference, instruction sets."""
 
 from __future__ import annotations
 

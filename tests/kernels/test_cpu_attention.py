@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -212,8 +213,7 @@ def test_a_token_has_the_same_bits_in_every_company(
             sequences = fresh()
             bounds = [0, *range(first, length, chunk), length]
             pieces = [
-                sequences.run([(0, start, end - start)])[0]
-                for start, end in zip(bounds, bounds[1:], strict=False)
+                sequences.run([(0, start, end - start)])[0] for start, end in pairwise(bounds)
             ]
         assert torch.equal(torch.cat(pieces), whole), chunk
     with threads(2):

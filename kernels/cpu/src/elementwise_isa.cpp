@@ -30,8 +30,7 @@ void silu_in(const SiluArgs& args, int64_t begin, int64_t end) {
     const T* up = gate + args.width;
     T* y = static_cast<T*>(args.y) + row * args.width;
     for_lanes(args.width, [&](int64_t i, int n) {
-      const Vec active = rounded<T>(silu(load_lanes(gate + i, n)));
-      store_lanes(active * load_lanes(up + i, n), y + i, n);
+      store_lanes(silu(load_lanes(gate + i, n)) * load_lanes(up + i, n), y + i, n);
     });
   }
 }

@@ -1,7 +1,8 @@
 // Norms, activation, rotation and cache writes, a range of tokens at a time.
 //
 // Arithmetic is float; values are rounded to the model's type exactly where Hugging Face's Llama
-// rounds when it runs in that type, so that bf16 logits stay close to it.
+// rounds when it runs in that type, so that bf16 logits stay close to it. One exception: silu stays
+// float until it is multiplied, as linear_silu_mul has it.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,7 @@ struct NormArgs {
   Dtype dtype;
 };
 
+// y = round(silu(gate) * up)
 struct SiluArgs {
   const void* gate_up;  // (T, 2 I): gate, then up
   void* y;              // (T, I)
