@@ -20,7 +20,6 @@ from starlette.types import ASGIApp
 
 from actors.scheduling.request import Objective
 from app.api.application import build_api
-from app.api.options import ApiOptions
 from app.engine import EngineUnavailable, GenerationRequest, ModelCard
 from app.handle_params import sampling_from
 from app.live_engine import EngineFailed, LiveEngine
@@ -54,8 +53,7 @@ class LLMServer:
         self.text = await text_task
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        options = ApiOptions(**self.settings.api.model_dump())
-        return build_api(self.engine, self.text, options)
+        return build_api(self.engine, self.text, self.settings.api)
 
     # ---- Serve's hooks -----------------------------------------------------------------------
 

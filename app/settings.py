@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from actors.engine_config import EngineConfig, KVMemory
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.stage.spec import StageSpec
+from app.api.options import ApiOptions
 
 
 class SettingsError(ValueError):
@@ -106,12 +107,6 @@ class EngineSettings(_Section):
     max_rebuilds: int = Field(3, ge=0)
 
 
-class ApiSettings(_Section):
-    """Guard rails of the HTTP API (meanings in app/api/README.md)."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-
 class TelemetrySettings(_Section):
     directory: str | None = Field(
         None, description="Parquet logs go here; none are kept if absent."
@@ -127,7 +122,7 @@ class Settings(_Section):
     slo: SloSettings = SloSettings()
     kv: KVSettings = KVSettings()
     engine: EngineSettings = EngineSettings()
-    api: ApiSettings = ApiSettings()
+    api: ApiOptions = Field(ApiOptions(), description="Guard rails: app/api/README.md.")
     telemetry: TelemetrySettings = TelemetrySettings()
 
 
@@ -140,7 +135,7 @@ def parse(args: Mapping[str, Any]) -> Settings:
         for problem in error.errors():
             key = ".".join(str(part) for part in problem["loc"])
             message = problem["msg"]
-            if problem["type"] == "extra_forbidden":
+            if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
                 message = f"unknown setting{_suggestion(problem['loc'])}"
             lines.append(f"{key}: {message}")
         raise SettingsError("; ".join(lines)) from error
@@ -150,7 +145,8 @@ def _suggestion(location: tuple[int | str, ...]) -> str:
     section: Any = Settings
     for part in location[:-1]:
         section = section.model_fields[str(part)].annotation
-    close = difflib.get_close_matches(str(location[-1]), section.model_fields, n=1)
+    known = getattr(section, "model_fields", None) or section.__dataclass_fields__
+    close = difflib.get_close_matches(str(location[-1]), known, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

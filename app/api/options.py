@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,9 @@ class ApiOptions:
     allowed_origins: browser origins beside the server's own that may send requests; "*" for all.
     allowed_hosts: accepted Host headers (without port); empty accepts all.
     """
+
+    # Read as a part of the YAML's settings, where an unknown key is an error.
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
     api_keys: Mapping[str, KeyLimits] = field(default_factory=dict)
     public_paths: frozenset[str] = frozenset({"/health", "/live", "/"})
