@@ -27,7 +27,7 @@ from actors.stage.spec import StageInfo, StageSpec
 from actors.stage.state import RequestState
 from actors.stage.weights.checkpoint import Checkpoint
 from actors.stage.weights.load import Loader
-from actors.stage.weights.names import IGNORED_ENDINGS, all_shapes
+from actors.stage.weights.names import HEAD, IGNORED_ENDINGS, all_shapes
 from actors.stage.weights.source import DummySource, WeightSource
 from kernels.interface import AttentionShape
 from kernels.registry import limit_threads, resolve_backend, resolve_sampling
@@ -209,5 +209,6 @@ def _source(
     if spec.load_format != "auto":
         raise ModelError(f"load_format {spec.load_format!r} is unknown; known: auto, dummy")
     checkpoint = Checkpoint(folder, dtype)
-    checkpoint.refuse_unexpected(all_shapes(config), IGNORED_ENDINGS)
+    optional = (HEAD,) if config.tied_embeddings else ()
+    checkpoint.check(all_shapes(config), optional, IGNORED_ENDINGS)
     return checkpoint

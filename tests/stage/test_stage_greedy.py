@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import functools
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
-from actors.scheduling.request import SamplingParams
 from tests import tiny_models
-from tests.stage.mini_planner import MiniPlanner, make_chain
-
-MAX_TOKENS = 24
-LENGTHS = (1, 2, 5, 16, 17, 40, 63)
-
-
-def make_prompts(lengths: tuple[int, ...] = LENGTHS, seed: int = 7) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, 256, (n,), generator=generator).tolist() for n in lengths]
-
-
-@functools.cache
-def expected(variant: str, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
-    """What transformers generates, one prompt at a time."""
-    model = tiny_models.build(variant)
-    answers = []
-    for prompt in make_prompts(lengths):
-        ids = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=MAX_TOKENS,
-            do_sample=False,
-        )
-        answers.append(ids[0, len(prompt) :].tolist())
-    return answers
-
-
-GREEDY = SamplingParams(max_tokens=MAX_TOKENS, stop_token_ids=(tiny_models.EOS_TOKEN_ID,))
+from tests.stage.greedy_reference import GREEDY, expected, make_prompts, skip_unless_available
+from tests.stage.mini_planner import MiniPlanner, chain, make_chain, make_runner
 
 
 def test_reference_varies() -> None:
@@ -47,9 +20,11 @@ def test_reference_varies() -> None:
         assert len({token for answer in expected(variant) for token in answer}) > 40
 
 
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize("variant", tiny_models.VARIANTS)
-def test_every_variant(tiny_model: Callable[..., Path], variant: str) -> None:
-    planner = MiniPlanner(make_chain(tiny_model(variant)), chunk=7)
+def test_every_variant(tiny_model: Callable[..., Path], variant: str, backend: str) -> None:
+    skip_unless_available(backend)
+    planner = MiniPlanner(make_chain(tiny_model(variant), backend=backend), chunk=7)
     assert planner.run(make_prompts(), GREEDY) == expected(variant)
     assert planner.num_hybrid_steps > 3
 
@@ -73,8 +48,6 @@ def test_stages(tiny_model: Callable[..., Path], variant: str, num_stages: int) 
 @pytest.mark.parametrize("num_stages", [1, 2])
 def test_preemption(tiny_model: Callable[..., Path], num_stages: int, num_host_blocks: int) -> None:
     """So few blocks that requests are put back, and come back recomputed or swapped in."""
-    from tests.stage.mini_planner import chain, make_runner
-
     runners = [
         make_runner(
             tiny_model("qwen2-sliding"), 26, num_host_blocks, num_stages=num_stages, stage=s
@@ -92,9 +65,6 @@ def test_preemption(tiny_model: Callable[..., Path], num_stages: int, num_host_b
 
 def test_legacy_rope_keys(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     """`rope_theta` and `rope_scaling` beside each other, as checkpoints before 2026 have them."""
-    import json
-    import shutil
-
     folder = shutil.copytree(tiny_model("llama-yarn"), tmp_path / "legacy")
     path = folder / "config.json"
     config = json.loads(path.read_text())

@@ -17,6 +17,9 @@ from actors.stage.models.rope import Rope, read_rope
 JsonObject = dict[str, Any]
 
 
+QUANT_METHODS = ("awq", "gptq")
+
+
 class ModelError(ValueError):
     """A model folder that cannot be served; the message names the file and the cause."""
 
@@ -130,6 +133,12 @@ def _describe(raw: JsonObject, path: Path, eos_token_ids: tuple[int, ...]) -> De
             f"{path}: architecture {names[0]} is not supported; supported: {supported}"
         )
     config = {**family.defaults, **raw}
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if method not in (None, *QUANT_METHODS):
+        raise ModelError(
+            f"{path}: quant_method {method!r} is not supported; "
+            f"supported: {', '.join(QUANT_METHODS)}"
+        )
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ModelError(f"{path}: hidden_act {activation!r} is not supported; supported: silu")

@@ -8,7 +8,7 @@ runs code.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,7 @@ class Checkpoint:
         return shard
 
     def read(self, name: str, shape: tuple[int, ...], part: Part = WHOLE) -> torch.Tensor:
-        shard = self.file_of(name)
-        view = self._handles[shard].get_slice(name)
-        found = tuple(view.get_shape())
-        if found != shape:
-            raise ModelError(f"{shard}: tensor {name} has shape {found}, the config says {shape}")
+        view, shard = self._view(name, shape), self._shard_of[name]
         try:
             tensor = _slice(view, part, len(shape))
         except (SafetensorError, OSError) as bad:
@@ -82,16 +78,32 @@ class Checkpoint:
         except (SafetensorError, OSError) as bad:
             raise ModelError(f"{shard}: tensor {name} cannot be read: {bad}") from bad
 
-    def refuse_unexpected(self, expected: Collection[str], ignored: Collection[str]) -> None:
-        """Raise ModelError for a tensor the model has no place for.
+    def check(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        optional: Collection[str] = (),
+        ignored_endings: tuple[str, ...] = (),
+    ) -> None:
+        """Hold the whole folder against the whole model, before any weight is read.
 
-        ignored: name endings that old checkpoints carry and nobody needs.
+        shapes: every tensor the model has, by name. optional: those that may be absent.
+        ignored_endings: names that old checkpoints carry and nobody needs. Raises ModelError for
+        the first tensor that is missing, unexpected or of another shape.
         """
+        for name, shape in shapes.items():
+            if name not in optional or name in self._shard_of:
+                self._view(name, shape)
         for name, shard in self._shard_of.items():
-            if name not in expected and not name.endswith(tuple(ignored)):
-                raise ModelError(
-                    f"{shard}: unexpected tensor {name}; the architecture has none such"
-                )
+            if name not in shapes and not name.endswith(ignored_endings):
+                raise ModelError(f"{shard}: unexpected tensor {name}; the model has none such")
+
+    def _view(self, name: str, shape: tuple[int, ...]) -> Any:
+        shard = self.file_of(name)
+        view = self._handles[shard].get_slice(name)
+        found = tuple(view.get_shape())
+        if found != shape:
+            raise ModelError(f"{shard}: tensor {name} has shape {found}, the config says {shape}")
+        return view
 
     def close(self) -> None:
         self._handles.clear()

@@ -1,0 +1,100 @@
+"""Processes that hold the ranks of tensor-parallel stages, kept for all tests that need them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+from actors.scheduling.plan import StepPlan, StepResult
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def serve_rank(rank: int, pipe: Connection) -> None:
+    """The life of one process: a chain of stages, all at this rank, driven by messages."""
+    from actors.stage.runner import StageRunner
+    from actors.stage.spec import StageSpec
+
+    runners: list[Any] = []
+    while (message := pipe.recv()) is not None:
+        kind, payload = message
+        try:
+            if kind == "make":
+                specs, num_blocks, num_host_blocks = payload
+                for old in runners:
+                    old.close()
+                runners = [StageRunner(StageSpec(rank=rank, **spec)) for spec in specs]
+                infos = [runner.load() for runner in runners]
+                for runner in runners:
+                    runner.allocate(num_blocks, num_host_blocks)
+                pipe.send(("ok", infos))
+            else:
+                carried = None
+                for runner in runners:
+                    carried = runner.execute(payload, carried)
+                pipe.send(("ok", carried))
+        # The test's process must hear of any failure, or it would wait for an answer for ever.
+        except Exception:
+            pipe.send(("error", traceback.format_exc()))
+    for runner in runners:
+        runner.close()
+
+
+class RankPool:
+    """`make` a model over `size` ranks, then `execute` plans on it."""
+
+    def __init__(self, size: int = 2) -> None:
+        context = multiprocessing.get_context("spawn")  # forked OpenMP threads would hang
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve_rank, args=(rank, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def make(
+        self, folder: object, num_stages: int = 1, num_blocks: int = 256,
+        num_host_blocks: int = 0, **spec: Any,
+    ) -> list[Any]:  # fmt: skip
+        """Load; each rank's StageInfos. Raises RuntimeError with the rank's error."""
+        base = {
+            "model_path": str(folder), "backend": "torch", "num_threads": 1, "block_size": 4,
+            "max_model_len": 256, "num_stages": num_stages, "tensor_ranks": len(self._pipes),
+            **spec,
+        }  # fmt: skip
+        specs = [
+            {**base, "stage": s, "group_address": f"127.0.0.1:{free_port()}"}
+            for s in range(num_stages)
+        ]
+        return self._all(("make", (specs, num_blocks, num_host_blocks)))
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        answers = self._all(("execute", plan))
+        assert answers[1:] == [None] * (len(answers) - 1)
+        assert isinstance(answers[0], StepResult)
+        return answers[0]
+
+    def _all(self, message: object) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send(message)
+        answers = [pipe.recv() for pipe in self._pipes]
+        for status, value in answers:
+            if status == "error":
+                raise RuntimeError(value)
+        return [value for _, value in answers]
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(10)

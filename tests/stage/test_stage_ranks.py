@@ -1,0 +1,76 @@
+"""Tensor parallelism: two processes, gloo between them, the same tokens as transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from actors.scheduling.request import SamplingParams
+from actors.stage.runner import StageRunner
+from actors.stage.spec import StageSpec
+from tests.stage.greedy_reference import GREEDY, expected, make_prompts, skip_unless_available
+from tests.stage.mini_planner import MiniPlanner, make_chain
+from tests.stage.rank_pool import RankPool
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RankPool]:
+    pool = RankPool(2)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize("variant", ["llama", "llama-biased"])
+def test_two_ranks(
+    ranks: RankPool, tiny_model: Callable[..., Path], variant: str, num_stages: int
+) -> None:
+    ranks.make(tiny_model(variant), num_stages)
+    planner = MiniPlanner(ranks.execute, chunk=7, feeds=num_stages > 1)
+    assert planner.run(make_prompts(), GREEDY) == expected(variant)
+    assert planner.num_hybrid_steps > 3
+
+
+# One key/value head for two ranks (yi), a tied odd vocabulary (qwen2, qwen3), sliding windows.
+@pytest.mark.parametrize("variant", ["yi", "qwen2", "qwen3", "mistral"])
+def test_two_ranks_of_other_families(
+    ranks: RankPool, tiny_model: Callable[..., Path], variant: str
+) -> None:
+    ranks.make(tiny_model(variant))
+    assert MiniPlanner(ranks.execute).run(make_prompts(), GREEDY) == expected(variant)
+
+
+def test_two_ranks_on_the_cpu_library(ranks: RankPool, tiny_model: Callable[..., Path]) -> None:
+    skip_unless_available("cpu")
+    ranks.make(tiny_model("qwen3-biased"), 2, backend="cpu")
+    planner = MiniPlanner(ranks.execute, feeds=True)
+    assert planner.run(make_prompts(), GREEDY) == expected("qwen3-biased")
+
+
+def test_sampled_tokens_and_swaps_reach_every_rank(
+    ranks: RankPool, tiny_model: Callable[..., Path]
+) -> None:
+    """With one stage nobody feeds tokens: the other rank has them from rank 0."""
+    warm = [SamplingParams(max_tokens=20, temperature=0.9, top_p=0.9, seed=s) for s in range(7)]
+    alone = MiniPlanner(make_chain(tiny_model("llama"))).run(make_prompts(), warm)
+    ranks.make(tiny_model("llama"), 1, 26, 64)
+    planner = MiniPlanner(ranks.execute, num_blocks=26, num_host_blocks=64)
+    assert planner.run(make_prompts(), warm) == alone
+    assert planner.num_preemptions > 2
+
+
+def test_each_rank_holds_its_part(ranks: RankPool, tiny_model: Callable[..., Path]) -> None:
+    whole = StageRunner(StageSpec(str(tiny_model("llama")), backend="torch", block_size=4)).load()
+    infos = ranks.make(tiny_model("llama"), 2)
+    held = [info.num_parameters for rank in infos for info in rank]
+    norms = 64 * (2 * 3 + 1)  # replicated on both ranks
+    assert sum(held) == whole.num_parameters + norms
+    assert infos[0][0].kv_block_bytes + infos[0][1].kv_block_bytes == (whole.kv_block_bytes // 2)
+
+
+def test_too_many_ranks_for_the_heads(ranks: RankPool, tiny_model: Callable[..., Path]) -> None:
+    folder = tiny_model("qwen3", num_attention_heads=3, num_key_value_heads=3)
+    with pytest.raises(RuntimeError, match="3 attention heads cannot be split over 2 ranks"):
+        ranks.make(folder)
