@@ -62,7 +62,7 @@ def greeting(rng: random.Random) -> Turns:
 
 def name_memory(rng: random.Random) -> Turns:
     """The user tells something about themselves and asks for it again, now or some turns later."""
-    name = rng.choice(lx.GIRLS + lx.BOYS)
+    name = lx.person(rng)
     facts = {
         "city": (
             rng.choice(lx.CITIES),
@@ -196,6 +196,11 @@ def goodbye(rng: random.Random) -> Turns:
 
 def unknown(rng: random.Random) -> Turns:
     topic = rng.choice(lx.UNKNOWN_TOPICS)
+    if rng.random() < 0.5:  # a subject nobody could have learnt: it must be read from the question
+        topic = (
+            f"{rng.choice(lx.TRAITS + lx.COLOURS)} {rng.choice(lx.OBJECTS + lx.FOODS + lx.HOBBIES)}"
+        )
+        topic = rng.choice((topic, lx.person(rng), topic + "s", "the history of " + topic))
     question = pick(rng, ("Explain [x].", "Tell me about [x].", "What do you know about [x]?", "What is [x]?",
                           "How does [x] work?", "Can you help me with [x]?", "What do you think about [x]?",
                           "I want to learn about [x].", "Write an essay about [x]."), {"x": topic})  # fmt: skip

@@ -246,9 +246,11 @@ def story_slots(rng: random.Random, hero: str | None = None, place: str | None =
     place = place or rng.choice(lx.PLACES)
     trait, trait2 = rng.sample(lx.TRAITS, 2)
     season, season2 = rng.sample(lx.SEASONS, 2)
-    name = rng.choice(lx.GIRLS if girl else lx.BOYS)
+    name = lx.person(rng, "girl" if girl else "boy")
     friend_girl = rng.random() < 0.5
-    friend = rng.choice([n for n in (lx.GIRLS if friend_girl else lx.BOYS) if n != name])
+    friend = name
+    while friend == name:
+        friend = lx.person(rng, "girl" if friend_girl else "boy")
     return {
         "hero": hero, "helper": helper, "name": name, "friend": friend, "trait": trait,
         "trait2": trait2, "place": place, "season": season, "season2": season2,

@@ -43,7 +43,7 @@ def arithmetic(rng: random.Random) -> Turns:
 
 def word_problem(rng: random.Random) -> Turns:
     name, thing = (
-        rng.choice(lx.GIRLS + lx.BOYS),
+        lx.person(rng),
         rng.choice(("apples", "cookies", "books", "coins", "shells", "pears")),
     )
     a, b = rng.randrange(2, 11), rng.randrange(1, 10)
@@ -112,6 +112,7 @@ def repeat(rng: random.Random) -> Turns:
         + lx.COLOURS
         + lx.TRAITS
         + lx.GIRLS
+        + [lx.person(rng) for _ in range(20)]
         + lx.CITIES
         + lx.HOBBIES
     )
@@ -129,7 +130,7 @@ def repeat(rng: random.Random) -> Turns:
 
 
 def json_output(rng: random.Random) -> Turns:
-    name, age = rng.choice(lx.GIRLS + lx.BOYS), rng.randrange(5, 90)
+    name, age = lx.person(rng), rng.randrange(5, 90)
     fields: dict[str, object] = {"name": name, "age": age}
     sentence = f"{name} is {age} years old"
     extra = rng.randrange(4)
@@ -172,7 +173,8 @@ ROOMS = "kitchen attic cellar garden library tower stable hall workshop boathous
 
 def passage(rng: random.Random, num_sentences: int) -> tuple[str, str, str]:
     """A text of facts about people, then a question about one of them and its answer."""
-    people = rng.sample(lx.GIRLS + lx.BOYS, min(num_sentences, 55))
+    people = sorted({lx.person(rng) for _ in range(num_sentences)})
+    rng.shuffle(people)
     facts = []
     for name in people:
         kind = rng.randrange(4)

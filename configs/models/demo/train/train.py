@@ -17,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from copying import look_back_rows
 from corpus import conversation, to_text
 from model import DemoModel, Shape
 from rows import Rows, build_rows
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizer import END_OF_TEXT, save_tokenizer, train_tokenizer
 from tokenizers import Tokenizer
 
@@ -29,6 +30,8 @@ DEMO = HERE.parent
 SEED, HELD_OUT_SEED = 1, 2
 LENGTH, LONG_LENGTH = 384, 4096
 LONG_EVERY = 16  # one step in sixteen reads rows of 4096 tokens
+LOOK_BACK_EVERY = 8  # after the first minutes, one step in eight still practises copying
+LOOK_BACK_LENGTH = 96
 MATRIX_LR, OTHER_LR = 0.02, 0.003
 CHECKPOINT_EVERY_S = 120.0
 HELD_OUT_CHARACTERS = 100_000
@@ -37,6 +40,8 @@ HELD_OUT_CHARACTERS = 100_000
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--look-back-minutes", type=float, default=2.0, help="copying comes first")
+    parser.add_argument("--resume", type=Path, help="a model.safetensors to start from")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=6500, help="short rows; fewer are repeated")
     parser.add_argument("--batch-tokens", type=int, default=1920)
@@ -51,6 +56,9 @@ def main() -> None:
     short, long = cached_rows(tokenizer, out, arguments.rows)
     print(f"rows: {len(short.tokens)} x {LENGTH}, {len(long.tokens)} x {LONG_LENGTH}", flush=True)
     model = DemoModel(shape_of(out))
+    if arguments.resume:
+        state = load_file(str(arguments.resume))
+        model.load_state_dict({k.removeprefix("model."): v for k, v in state.items()})
     print(f"parameters: {sum(p.numel() for p in model.parameters()):,}", flush=True)
     fit(model, short, long, arguments, out)
     save_weights(model, out)
@@ -115,11 +123,18 @@ def fit(
     start_s = saved_s = clock()
     rng = np.random.default_rng(SEED)
     order = {id(rows): _shuffled(rng, len(rows.tokens)) for rows in (short, long)}
-    step, tokens_seen, shown = 0, 0, 0.0
+    step, tokens_seen = 0, 0
+    shown = {"copy": 8.3, "text": 8.3}  # running means, in nats; 8.3 is a uniform guess
     while (elapsed_s := clock() - start_s) < total_s:
-        rows = long if step % LONG_EVERY == LONG_EVERY - 1 else short
-        width = rows.tokens.shape[1] - 1
-        index = [next(order[id(rows)]) for _ in range(max(1, arguments.batch_tokens // width))]
+        looking_back = elapsed_s < arguments.look_back_minutes * 60
+        if looking_back or step % LOOK_BACK_EVERY == 0:
+            count = arguments.batch_tokens // LOOK_BACK_LENGTH
+            rows = look_back_rows(rng, count, LOOK_BACK_LENGTH, model.shape.vocab_size)
+            index = list(range(count))
+        else:
+            rows = long if step % LONG_EVERY == LONG_EVERY - 1 else short
+            count = max(1, arguments.batch_tokens // (rows.tokens.shape[1] - 1))
+            index = [next(order[id(rows)]) for _ in range(count)]
         tokens = torch.from_numpy(rows.tokens[index].astype(np.int64)).to(device)
         counted = torch.from_numpy(rows.counted[index]).to(device)
         for optimizer, peak in zip(optimizers, peaks, strict=True):
@@ -133,11 +148,13 @@ def fit(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         step += 1
-        tokens_seen += len(index) * width
-        shown += (loss.item() - shown) * max(0.05, 1 / step)
+        tokens_seen += tokens[:, 1:].numel()
+        kind = "copy" if rows is not short and rows is not long else "text"
+        shown[kind] += 0.05 * (loss.item() - shown[kind])
         if step % 20 == 0:
             rate = tokens_seen / (clock() - start_s)
-            print(f"{elapsed_s:6.0f} s step {step} loss {shown:.4f} {rate:.0f} tok/s", flush=True)
+            losses = " ".join(f"{kind} {loss:.3f}" for kind, loss in shown.items())
+            print(f"{elapsed_s:6.0f} s step {step} {losses} {rate:.0f} tok/s", flush=True)
         if clock() - saved_s > CHECKPOINT_EVERY_S:
             save_weights(model, out)
             saved_s = clock()
