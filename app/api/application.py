@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from importlib import metadata
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,13 +18,17 @@ from app.api.call import Call, Endpoint
 from app.api.chat import Chat
 from app.api.completions import Completions
 from app.api.context import Context
+from app.api.embeddings import Embeddings
 from app.api.errors import ApiError, from_engine
 from app.api.events import ApiEvents
 from app.api.guard import Guard
 from app.api.keys import KeyRing
+from app.api.openapi import document
 from app.api.options import ApiOptions
 from app.api.probes import Probes
+from app.api.responses import Responses
 from app.api.slow_readers import SlowReaders
+from app.api.tokens import Tokens
 from app.engine import EngineClient
 from app.text.processor import TextProcessor
 
@@ -45,6 +51,7 @@ def build_api(
         engine, text, options, events or ApiEvents(), SlowReaders(options.send_timeout_s)
     )
     probes = Probes(context)
+    tokens = Tokens(context)
 
     def route(path: str, handler: Callable[[Call], Awaitable[None]], method: str) -> Route:
         return Route(path, Endpoint(handler, options, _log), methods=[method])
@@ -56,6 +63,11 @@ def build_api(
         route("/v1/models/{model:path}", probes.model, "GET"),
         route("/v1/completions", Completions(context), "POST"),
         route("/v1/chat/completions", Chat(context), "POST"),
+        route("/v1/responses", Responses(context), "POST"),
+        route("/v1/embeddings", Embeddings(context), "POST"),
+        route("/tokenize", tokens.tokenize, "POST"),
+        route("/detokenize", tokens.detokenize, "POST"),
+        route("/openapi.json", _document(options), "GET"),
         *extra_routes,
     ]
     app = Starlette(
@@ -65,6 +77,23 @@ def build_api(
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _document(options: ApiOptions) -> Callable[[Call], Awaitable[None]]:
+    """The handler of /openapi.json; the document is made once."""
+    found = json.dumps(document(_version(), with_keys=bool(options.api_keys))).encode()
+
+    async def handler(call: Call) -> None:
+        await call.reply(200, found)
+
+    return handler
+
+
+def _version() -> str:
+    try:
+        return metadata.version("legato-serve")
+    except metadata.PackageNotFoundError:  # run from a folder that is not installed
+        return "0"
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -15,6 +15,7 @@ from app.api.continuation import Piece, TextRules
 from app.api.errors import invalid
 from app.api.generation import Generation, usage_of
 from app.api.logprobs import completion_logprobs
+from app.api.prompts import as_list, tokenized
 from app.api.sampling import checked_grammar, requested_grammar, sampling_params, stop_strings
 from app.api.schema.completions import CompletionRequest
 from app.api.sse import event, json_string, stream_reply
@@ -33,7 +34,9 @@ class Completions:
         context = self._context
         body = await call.read_json(CompletionRequest)
         context.check_model(body.model)
-        prompts, echoes = await self._prompts(body)
+        given = as_list(body.prompt, "prompt", context.options.max_prompts)
+        prompts = await tokenized(given, context, "prompt")
+        echoes = _echoes(context, given) if body.echo else []
         n, best_of = _counts(body, context, len(prompts))
         stream = bool(body.stream)
         grammar, grammar_param = requested_grammar(body)
@@ -80,30 +83,10 @@ class Completions:
         else:
             await answer.reply(call)
 
-    async def _prompts(self, body: CompletionRequest) -> tuple[list[list[int]], list[str]]:
-        """Token ids of every prompt, and its text when it is to be echoed."""
-        context = self._context
-        given = body.prompt
-        several: Sequence[str | list[int]]
-        if isinstance(given, str):
-            several = [given]
-        elif given and isinstance(given[0], int):
-            several = [[token for token in given if isinstance(token, int)]]
-        else:
-            several = [prompt for prompt in given if not isinstance(prompt, int)]
-        if not several:
-            raise invalid("The prompt is empty.", "prompt", "empty_prompt")
-        if len(several) > context.options.max_prompts:
-            raise invalid(f"At most {context.options.max_prompts} prompts are allowed.", "prompt")
-        prompts: list[list[int]] = []
-        echoes: list[str] = []
-        for prompt in several:
-            tokens = await context.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
-            context.check_prompt(tokens, "prompt")
-            prompts.append(tokens)
-            if body.echo:
-                echoes.append(prompt if isinstance(prompt, str) else context.text.decode(tokens))
-        return prompts, echoes
+
+def _echoes(context: Context, given: Sequence[str | list[int]]) -> list[str]:
+    """The prompts' texts, to stand before the continuations."""
+    return [prompt if isinstance(prompt, str) else context.text.decode(prompt) for prompt in given]
 
 
 def _counts(body: CompletionRequest, context: Context, num_prompts: int) -> tuple[int, int]:

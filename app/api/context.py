@@ -18,7 +18,7 @@ from app.text.processor import TextProcessor
 
 @dataclass(slots=True)
 class Context:
-    """The application's parts. num_running: generations now in flight in this replica."""
+    """The application's parts. num_running: HTTP requests now generating in this replica."""
 
     engine: EngineClient
     text: TextProcessor
@@ -46,13 +46,30 @@ class Context:
                 param,
                 "context_length_exceeded",
             )
-        highest = max(prompt)
-        if highest >= card.vocab_size:
+        self.check_ids(prompt, param)
+
+    def check_ids(self, tokens: Sequence[int], param: str) -> None:
+        """Raises 400 for a token id outside the vocabulary."""
+        vocab_size = self.engine.card.vocab_size
+        highest = max(tokens, default=0)
+        if highest >= vocab_size:
             raise invalid(
-                f"Token id {highest} is outside the vocabulary of {card.vocab_size}.",
+                f"Token id {highest} is outside the vocabulary of {vocab_size}.",
                 param,
                 "invalid_value",
             )
+
+    def begin(self) -> None:
+        """Count an HTTP request in; raises 429 when this replica runs as many as it may."""
+        if self.num_running >= self.options.max_concurrent_requests:
+            raise ApiError(
+                429, "Too many requests are running.", code="overloaded", retry_after_s=1.0
+            )
+        self.num_running += 1
+
+    def end(self) -> None:
+        """Count it out again."""
+        self.num_running -= 1
 
 
 def objective_of(request: ScheduleFields) -> Objective:

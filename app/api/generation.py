@@ -11,7 +11,7 @@ from actors.scheduling.plan import TokenLogprobs
 from app.api.call import Call, ClientGone
 from app.api.context import Context
 from app.api.continuation import Continuation, Piece, TextRules
-from app.api.errors import ApiError, from_engine
+from app.api.errors import from_engine
 from app.api.events import RequestInfo, RequestOutcome
 from app.engine import EngineError, GenerationRequest, TokenChunk
 
@@ -68,11 +68,7 @@ class Generation:
         Raises EngineError. Reports to ApiEvents, whichever way it ends.
         """
         context = self._context
-        if context.num_running >= context.options.max_concurrent_requests:
-            raise ApiError(
-                429, "Too many requests are running.", code="overloaded", retry_after_s=1.0
-            )
-        context.num_running += 1
+        context.begin()
         events, info = context.events, self.info
         clock = asyncio.get_running_loop().time
         events.on_request_start(info, clock())
@@ -103,7 +99,7 @@ class Generation:
                 reason = "disconnect"
             raise
         finally:
-            context.num_running -= 1
+            context.end()
             self._call.charge(self.num_completion_tokens)
             events.on_finish(
                 info,

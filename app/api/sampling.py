@@ -42,7 +42,7 @@ def stop_token_ids(request: SamplingFields, context: Context) -> tuple[int, ...]
             f"At most {context.options.max_stop_token_ids} stop token ids are allowed.",
             "stop_token_ids",
         )
-    _check_ids(own, context, "stop_token_ids")
+    context.check_ids(own, "stop_token_ids")
     if request.ignore_eos:
         return tuple(dict.fromkeys(own))
     return tuple(
@@ -174,14 +174,8 @@ def _logit_bias(request: SamplingFields, context: Context) -> tuple[tuple[int, f
         if not (key.isascii() and key.isdigit() and len(key) <= 9):
             raise invalid(f"'{key[:32]}' is not a token id.", "logit_bias")
         bias.append((int(key), float(value)))
-    _check_ids([token for token, _ in bias], context, "logit_bias")
+    context.check_ids([token for token, _ in bias], "logit_bias")
     return tuple(bias)
-
-
-def _check_ids(tokens: Sequence[int], context: Context, param: str) -> None:
-    vocab_size = context.engine.card.vocab_size
-    if tokens and max(tokens) >= vocab_size:
-        raise invalid(f"Token id {max(tokens)} is outside the vocabulary of {vocab_size}.", param)
 
 
 def _given(value: float | None, default: float) -> float:

@@ -36,7 +36,7 @@ def parse_body(model: type[_Model], body: bytes) -> _Model:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise _complaint(error) from None
+        raise _complaint(error, content) from None
 
 
 def _unreadable(body: bytes, reason: str) -> ApiError:
@@ -62,11 +62,10 @@ def _deep_parameter(body: bytes) -> str | None:
     return None if key is None else key[:64].decode("utf-8", "replace")
 
 
-def _complaint(error: ValidationError) -> ApiError:
+def _complaint(error: ValidationError, content: Any) -> ApiError:
     first = error.errors(include_url=False, include_context=True, include_input=False)[0]
-    location: Sequence[Any] = first["loc"]
-    param = _path(location)
     kind, message = str(first["type"]), str(first["msg"])
+    param = _path(first["loc"], content, is_missing=kind == "missing")
     if kind == "extra_forbidden":
         return invalid(f"Unknown parameter: '{param}'.", param, "unknown_parameter")
     if kind == "none_required":
@@ -84,14 +83,23 @@ def _own_message(context: Mapping[str, Any], message: str) -> str:
     return str(context.get("error", message))
 
 
-def _path(location: Sequence[Any]) -> str:
-    """`messages.2.content` as clients know it: names of union branches are left out."""
-    parts = [
-        _brief(part)
-        for part in location
-        if isinstance(part, int) or re.fullmatch(r"[A-Za-z0-9_.\-]{1,64}", str(part)) is not None
-    ]
-    return ".".join(parts) or _brief(location[0] if location else "body")
+def _path(location: Sequence[Any], content: Any, *, is_missing: bool) -> str:
+    """`messages.2.content` as the client wrote it: names of union branches are left out."""
+    parts: list[str] = []
+    for part in location:
+        if not _holds(content, part):
+            continue
+        content = content[part]
+        parts.append(_brief(part))
+    if is_missing:
+        parts.append(_brief(location[-1]))
+    return ".".join(parts) or "body"
+
+
+def _holds(content: Any, part: Any) -> bool:
+    if isinstance(content, dict):
+        return part in content
+    return isinstance(content, list) and isinstance(part, int) and part < len(content)
 
 
 def _brief(part: Any) -> str:

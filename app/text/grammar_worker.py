@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from typing import Any
@@ -50,10 +51,16 @@ def main(model_path: str) -> None:
         try:
             compile_with(compiler, job["kind"], job["text"])
         except Exception as error:  # the library raises its own and the runtime's kinds
-            return {"error": str(error).strip().splitlines()[-1][:500] if str(error) else "invalid"}
+            return {"error": _readable(str(error))}
         return {"ok": True}
 
     serve_jobs(answer)
+
+
+def _readable(message: str) -> str:
+    """The library's complaint in one line, without its time stamp and source file."""
+    line = message.strip().splitlines()[0] if message.strip() else "it does not compile"
+    return re.sub(r"^\[[^]]*\] \S+:\d+: ", "", line)[:300].rstrip(". ")
 
 
 if __name__ == "__main__":

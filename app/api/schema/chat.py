@@ -28,11 +28,11 @@ class ToolCall(Strict):
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-    name: str | None = Field(None, max_length=256)
+    name: str | None = Field(default=None, max_length=256)
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
-    tool_call_id: str | None = Field(None, max_length=128)
+    tool_call_id: str | None = Field(default=None, max_length=128)
     refusal: str | None = None
-    reasoning_content: str | None = Field(None, description="Given to the chat template.")
+    reasoning_content: str | None = Field(default=None, description="Given to the chat template.")
     audio: None = None
     function_call: None = None
 
@@ -62,10 +62,10 @@ class ChatRequest(SamplingFields):
     model: str | None = None
     messages: Annotated[list[Message], Field(fail_fast=True), Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Older name of max_completion_tokens."
+        default=None, description="Older name of max_completion_tokens."
     )
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Default: whatever the context leaves."
+        default=None, description="Default: whatever the context leaves."
     )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
@@ -73,10 +73,12 @@ class ChatRequest(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="Variables for the chat template (extension)."
+        default=None, description="Variables for the chat template (extension)."
     )
     modalities: list[Literal["text"]] | None = None
-    prediction: dict[str, Any] | None = Field(None, description="Accepted and ignored: a hint.")
+    prediction: dict[str, Any] | None = Field(
+        default=None, description="Accepted and ignored: a hint."
+    )
 
     audio: None = None
     functions: None = None

@@ -19,7 +19,7 @@ class StreamOptions(Strict):
     """What a stream reports beside its tokens."""
 
     include_usage: bool = False
-    include_obfuscation: bool = Field(False, description="Accepted and ignored.")
+    include_obfuscation: bool = Field(default=False, description="Accepted and ignored.")
 
 
 class Slo(Strict):
@@ -30,7 +30,7 @@ class Slo(Strict):
 
 
 class JsonSchemaSpec(Strict):
-    name: str = Field("schema", max_length=64)
+    name: str = Field(default="schema", max_length=64)
     description: str | None = None
     schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
     strict: bool | None = None
@@ -41,17 +41,19 @@ class ResponseFormat(Strict):
 
     type: Literal["text", "json_object", "json_schema", "regex", "grammar", "choice"]
     json_schema: JsonSchemaSpec | None = None
-    pattern: str | None = Field(None, description="For type regex.")
-    grammar: str | None = Field(None, description="For type grammar: GBNF with a rule `root`.")
-    choices: list[str] | None = Field(None, description="For type choice.")
+    pattern: str | None = Field(default=None, description="For type regex.")
+    grammar: str | None = Field(
+        default=None, description="For type grammar: GBNF with a rule `root`."
+    )
+    choices: list[str] | None = Field(default=None, description="For type choice.")
 
 
 class ScheduleFields(Strict):
     """How a request stands among others (extensions, but for `user`)."""
 
-    user: str | None = Field(None, max_length=256, description="Tenant, for fair sharing.")
+    user: str | None = Field(default=None, max_length=256, description="Tenant, for fair sharing.")
     priority: Annotated[int, Field(ge=-1000, le=1000)] | None = Field(
-        None, description="Higher goes first (extension)."
+        default=None, description="Higher goes first (extension)."
     )
     slo: Slo | None = None
 
@@ -62,44 +64,48 @@ class SamplingFields(ScheduleFields):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = Field(
-        None, description="0 and -1: off (extension)."
+        default=None, description="0 and -1: off (extension)."
     )
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="Extension.")
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="Extension."
+    )
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
-        None, description="Extension."
+        default=None, description="Extension."
     )
     seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] | None = (
-        Field(None, description="Extension.")
+        Field(default=None, description="Extension.")
     )
-    ignore_eos: bool | None = Field(None, description="Extension.")
-    min_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="Extension.")
+    ignore_eos: bool | None = Field(default=None, description="Extension.")
+    min_tokens: Annotated[int, Field(ge=0)] | None = Field(default=None, description="Extension.")
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    skip_special_tokens: bool | None = Field(None, description="Extension.")
+    skip_special_tokens: bool | None = Field(default=None, description="Extension.")
 
     response_format: ResponseFormat | None = None
-    guided_json: dict[str, Any] | str | None = Field(None, description="Extension.")
-    guided_regex: str | None = Field(None, description="Extension.")
+    guided_json: dict[str, Any] | str | None = Field(default=None, description="Extension.")
+    guided_regex: str | None = Field(default=None, description="Extension.")
     guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = Field(
-        None, description="Extension."
+        default=None, description="Extension."
     )
-    guided_grammar: str | None = Field(None, description="Extension.")
+    guided_grammar: str | None = Field(default=None, description="Extension.")
 
     # OpenAI's bookkeeping: accepted, without effect on the answer.
-    metadata: dict[str, str] | None = Field(None, description="Accepted and ignored.")
-    store: bool | None = Field(None, description="Accepted and ignored: nothing is stored.")
-    service_tier: str | None = Field(None, description="Accepted and ignored.")
-    safety_identifier: str | None = Field(None, description="Accepted and ignored.")
+    metadata: dict[str, str] | None = Field(default=None, description="Accepted and ignored.")
+    store: bool | None = Field(default=None, description="Accepted and ignored: nothing is stored.")
+    service_tier: str | None = Field(default=None, description="Accepted and ignored.")
+    safety_identifier: str | None = Field(default=None, description="Accepted and ignored.")
     prompt_cache_key: str | None = Field(
-        None, max_length=256, description="Accepted and ignored: prefixes are cached anyway."
+        default=None,
+        max_length=256,
+        description="Accepted and ignored: prefixes are cached anyway.",
     )
-    prompt_cache_retention: str | None = Field(None, description="Accepted and ignored.")
+    prompt_cache_retention: str | None = Field(default=None, description="Accepted and ignored.")
 
 
 class PromptTokensDetails(BaseModel):

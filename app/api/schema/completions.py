@@ -21,12 +21,12 @@ class CompletionRequest(SamplingFields):
         | Annotated[list[TokenIds], Field(fail_fast=True)]
     )
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="Default 16, as in OpenAI."
+        default=None, description="Default 16, as in OpenAI."
     )
     logprobs: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
-    suffix: None = Field(None, description="Refused: no model here fills in the middle.")
+    suffix: None = Field(default=None, description="Refused: no model here fills in the middle.")
 
 
 class CompletionLogprobs(BaseModel):

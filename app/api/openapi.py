@@ -1,0 +1,166 @@
+"""`/openapi.json`, made from the schemas that requests are checked with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+
+from app.api.schema.chat import ChatRequest, ChatResponse
+from app.api.schema.completions import CompletionRequest, CompletionResponse
+from app.api.schema.other import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    Document,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    ErrorResponse,
+    Model,
+    ModelList,
+    Status,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from app.api.schema.responses import ResponseObject, ResponseRequest
+
+_REASONS: Final[Mapping[int, str]] = {
+    400: "The request is wrong; `param` names the parameter.",
+    401: "No valid API key.",
+    403: "The browser origin or host name is not allowed.",
+    404: "No such model or path.",
+    405: "No such method on this path.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is not declared as JSON.",
+    429: "Too much load, or a key's limit is reached: see Retry-After.",
+    431: "The headers are too large.",
+    500: "The generation failed.",
+    503: "The engine is not ready: see Retry-After.",
+}
+_ALWAYS: Final = (401, 403, 404, 405, 429, 431, 500)
+_WITH_BODY: Final = (400, 408, 413, 415)
+
+
+_References = Mapping[tuple[Any, JsonSchemaMode], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One documented route."""
+
+    path: str
+    method: Literal["get", "post"]
+    summary: str
+    answer: type[BaseModel]
+    request: type[BaseModel] | None = None
+    streams: bool = False
+    path_parameter: str | None = None
+    may_be_unavailable: bool = True
+
+
+OPERATIONS: Final = (
+    Operation(
+        "/v1/completions",
+        "post",
+        "Continue a prompt.",
+        CompletionResponse,
+        CompletionRequest,
+        streams=True,
+    ),
+    Operation(
+        "/v1/chat/completions",
+        "post",
+        "Answer a conversation.",
+        ChatResponse,
+        ChatRequest,
+        streams=True,
+    ),
+    Operation(
+        "/v1/responses",
+        "post",
+        "Answer an input (text and function calls).",
+        ResponseObject,
+        ResponseRequest,
+        streams=True,
+    ),
+    Operation("/v1/embeddings", "post", "Vectors of texts.", EmbeddingResponse, EmbeddingRequest),
+    Operation("/tokenize", "post", "Token ids of a text.", TokenizeResponse, TokenizeRequest),
+    Operation("/detokenize", "post", "Text of token ids.", DetokenizeResponse, DetokenizeRequest),
+    Operation("/v1/models", "get", "The models served here.", ModelList),
+    Operation("/v1/models/{model}", "get", "One model.", Model, path_parameter="model"),
+    Operation("/health", "get", "Whether tokens can be generated.", Status),
+    Operation("/live", "get", "Whether the process answers.", Status, may_be_unavailable=False),
+    Operation("/openapi.json", "get", "This document.", Document, may_be_unavailable=False),
+)
+
+
+def document(version: str, *, with_keys: bool) -> dict[str, Any]:
+    """The OpenAPI 3.1 document. with_keys: whether requests need an API key."""
+    requests = [operation.request for operation in OPERATIONS if operation.request is not None]
+    answers: list[type[BaseModel]] = [operation.answer for operation in OPERATIONS]
+    answers.append(ErrorResponse)
+    models: list[tuple[type[BaseModel], JsonSchemaMode]] = []
+    models += [(model, "validation") for model in requests]
+    models += [(model, "serialization") for model in answers]
+    references, schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, references)
+    components: dict[str, Any] = {"schemas": schemas["$defs"]}
+    found: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Legato", "version": version},
+        "paths": paths,
+        "components": components,
+    }
+    if with_keys:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"key": []}]
+    return found
+
+
+def _operation(operation: Operation, references: _References) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "application/json": {"schema": references[operation.answer, "serialization"]}
+    }
+    if operation.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
+    statuses = {*_ALWAYS, *(_WITH_BODY if operation.request else ())}
+    if operation.may_be_unavailable:
+        statuses.add(503)
+    for status in sorted(statuses):
+        responses[str(status)] = _error(status, references[ErrorResponse, "serialization"])
+    found: dict[str, Any] = {
+        "summary": operation.summary,
+        "operationId": operation.method + operation.path.replace("/", "_").strip("_"),
+        "responses": responses,
+    }
+    if operation.request is not None:
+        body = {"application/json": {"schema": references[operation.request, "validation"]}}
+        found["requestBody"] = {"required": True, "content": body}
+    if operation.path_parameter is not None:
+        found["parameters"] = [
+            {
+                "name": operation.path_parameter,
+                "in": "path",
+                "required": True,
+                "schema": {"type": "string", "minLength": 1},
+            }
+        ]
+    return found
+
+
+def _error(status: int, schema: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "description": _REASONS[status],
+        "content": {"application/json": {"schema": schema}},
+    }
+    if status in (429, 503):
+        found["headers"] = {
+            "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}
+        }
+    return found

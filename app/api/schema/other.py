@@ -1,0 +1,114 @@
+"""Embeddings, tokens, models and probes: requests and answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from app.api.schema.chat import Message, Tool
+from app.api.schema.common import ScheduleFields, Strict
+from app.api.schema.completions import TokenIds
+
+
+class EmbeddingRequest(ScheduleFields):
+    model: str | None = None
+    input: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Annotated[list[TokenIds], Field(fail_fast=True)]
+    )
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: None = Field(default=None, description="Refused: vectors are given whole.")
+    pooling: Literal["mean", "last"] | None = Field(
+        default=None, description="How token states become one vector; default mean (extension)."
+    )
+    normalize: bool | None = Field(
+        default=None, description="To length 1; default true (extension)."
+    )
+
+
+class Embedding(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingResponse(BaseModel):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class TokenizeRequest(Strict):
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    add_special_tokens: bool = Field(
+        default=True, description="For prompt; templates write their own."
+    )
+    add_generation_prompt: bool = Field(default=True, description="For messages.")
+    return_token_strs: bool = False
+
+
+class TokenizeResponse(BaseModel):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Strict):
+    model: str | None = None
+    tokens: TokenIds
+    skip_special_tokens: bool = False
+
+
+class DetokenizeResponse(BaseModel):
+    prompt: str
+
+
+class Model(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+    supports_embeddings: bool
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Status(BaseModel):
+    status: Literal["ready", "live"]
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    error: ErrorBody
+
+
+class Document(BaseModel):
+    """An OpenAPI document."""
+
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any]

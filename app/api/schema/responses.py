@@ -1,0 +1,134 @@
+"""`/v1/responses`: request and answer (text and function calls)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from app.api.schema.common import SamplingFields, Strict
+
+
+class InputText(Strict):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[Any] | None = Field(default=None, description="Accepted and ignored.")
+    logprobs: list[Any] | None = Field(default=None, description="Accepted and ignored.")
+
+
+class InputMessage(Strict):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[InputText], Field(fail_fast=True)]
+    id: str | None = None
+    status: str | None = None
+
+
+class InputCall(Strict):
+    type: Literal["function_call"]
+    call_id: str = Field(max_length=128)
+    name: str = Field(max_length=64)
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+
+class InputCallOutput(Strict):
+    type: Literal["function_call_output"]
+    call_id: str = Field(max_length=128)
+    output: str
+    id: str | None = None
+    status: str | None = None
+
+
+InputItem = InputCall | InputCallOutput | InputMessage
+
+
+class TextFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = Field(default=None, max_length=64)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextSettings(Strict):
+    format: TextFormat | None = None
+    verbosity: None = None
+
+
+class FunctionTool(Strict):
+    type: Literal["function"]
+    name: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedFunctionTool(Strict):
+    type: Literal["function"]
+    name: str = Field(max_length=64)
+
+
+class ResponseRequest(SamplingFields):
+    model: str | None = None
+    input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    text: TextSettings | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    include: Annotated[list[str], Field(max_length=0)] | None = None
+
+    n: None = None
+    response_format: None = None
+    previous_response_id: None = Field(default=None, description="Refused: nothing is stored.")
+    conversation: None = Field(default=None, description="Refused: nothing is stored.")
+    prompt: None = None
+    reasoning: None = None
+    top_logprobs: None = None
+    max_tool_calls: None = None
+    context_management: None = None
+
+
+class InputTokensDetails(BaseModel):
+    cached_tokens: int
+
+
+class OutputTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseObject(BaseModel):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete", "failed", "in_progress"]
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    temperature: float
+    top_p: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    truncation: str
+    usage: ResponseUsage | None
+    user: str | None
+    metadata: dict[str, str]

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+
+from app.text.chat_template import (
+    ChatTemplate,
+    ConversationInvalid,
+    TemplateHostile,
+    TemplateMissing,
+)
+from app.text.processor import TextProcessor
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def render(source: str, limit_s: float = 0.5) -> str:
+    template = ChatTemplate({"default": source}, {"bos_token": "<s>"}, limit_s=limit_s)
+    try:
+        return template.render(HELLO)
+    finally:
+        template.close()
+
+
+async def test_conversation_becomes_tokens(byte_level: TextProcessor) -> None:
+    text = await byte_level.render_chat([*HELLO, {"role": "assistant", "content": "Hi"}])
+    assert text == "<|user|>Hello<|end|><|assistant|>Hi<|end|><|assistant|>"
+    tokens = await byte_level.encode_chat(HELLO)
+    assert byte_level.decode(tokens, skip_special_tokens=False) == (
+        "<|user|>Hello<|end|><|assistant|>"
+    )
+
+
+def test_special_tokens_and_helpers() -> None:
+    assert render("{{ bos_token }}{{ messages | tojson }}") == (
+        '<s>[{"role": "user", "content": "Hello"}]'
+    )
+    assert render("{% generation %}x{% endgeneration %}") == "x"
+
+
+def test_a_template_may_refuse_messages() -> None:
+    with pytest.raises(ConversationInvalid, match="only two"):
+        render("{{ raise_exception('only two') }}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'a' * 10**10 }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{% set ns = namespace(x='aaaaaaaa') %}"
+        "{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{{ '%1000000000d' % 1 }}",
+    ],
+)
+def test_hostile_templates_are_stopped(source: str) -> None:
+    with pytest.raises((TemplateHostile, ConversationInvalid)):
+        render(source)
+
+
+def test_a_new_child_serves_after_a_kill() -> None:
+    endless = "{% if messages|length > 1 %}{{ 10 ** (10 ** (messages|length * 5)) }}{% endif %}ok"
+    template = ChatTemplate({"default": endless}, {}, limit_s=0.3)
+    with pytest.raises(TemplateHostile):
+        template.render(HELLO * 2)
+    assert template.render(HELLO) == "ok"
+    template.close()
+
+
+def test_hostile_models_are_refused_at_the_start() -> None:
+    template = ChatTemplate({"default": "{{ ''.__class__.__mro__ }}"}, {})
+    with pytest.raises(TemplateHostile, match="sandbox"):
+        template.check()
+    template.close()
+
+
+def test_without_a_template() -> None:
+    with pytest.raises(TemplateMissing):
+        ChatTemplate({}, {}).render(HELLO)
+
+
+def test_variables_never_shadow_the_messages() -> None:
+    template = ChatTemplate({"default": "{{ messages|length }}{{ deep }}"}, {})
+    assert template.render(HELLO, variables={"messages": [], "deep": 7}) == "17"
+    template.close()
