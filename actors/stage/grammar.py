@@ -8,6 +8,8 @@ a preempted request all end in the same state with no bookkeeping of their own.
 from __future__ import annotations
 
 import json
+import logging
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,84 +21,89 @@ from numpy.typing import NDArray
 
 from actors.scheduling.request import Grammar
 
+_log = logging.getLogger(__name__)
+
 _MAX_COMPILED = 64
 _MAX_COMPILER_BYTES = 256 << 20
 
 
 @dataclass(slots=True)
 class _Matcher:
+    """num_accepted: output tokens the matcher has seen. ended: only end tokens may follow."""
+
     matcher: Any
-    grammar: Grammar
-    accepted: list[int]
+    num_accepted: int = 0
+    ended: bool = False
 
 
 class GrammarMasks:
-    """Compiled grammars (a bounded cache, the least recently used dropped) and their matchers."""
+    """Compiled grammars (a bounded cache, the least recently used dropped) and their matchers.
+
+    `compile` may be called from another thread than the rest.
+    """
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._folder = folder
         self._vocab_size = vocab_size
-        self._eos = eos_token_ids
+        self._eos = tuple(token for token in eos_token_ids if token < vocab_size)
+        self._lock = threading.Lock()  # guards the compiler and the cache, not the matchers
         self._compiler: Any = None
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
         self._matchers: dict[int, _Matcher] = {}
 
-    def compile(self, grammar: Grammar) -> None:
-        """Compile ahead of the first step. Raises ValueError where it is not a grammar."""
-        self._get_compiled(grammar)
+    def compile(self, grammar: Grammar) -> Any:
+        """Compile, or find in the cache. Raises ValueError where it is not a grammar."""
+        with self._lock:
+            compiled = self._compiled.get(grammar)
+            if compiled is None:
+                compiled = self._compiled[grammar] = self._compile(grammar)
+                if len(self._compiled) > _MAX_COMPILED:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            return compiled
 
     def mask(
         self, request_id: int, grammar: Grammar, output: NDArray[np.int32]
     ) -> torch.Tensor | None:
         """int32 bit mask over the vocabulary of what may follow `output`; None allows all.
 
-        After the grammar's end only the end tokens are allowed. Raises ValueError where the
-        output does not follow the grammar.
+        After the grammar's end only the end tokens are allowed.
         """
         import xgrammar
 
-        held = self._level(request_id, grammar, [int(t) for t in output])
-        bits = xgrammar.allocate_token_bitmask(1, self._vocab_size)
-        if held.matcher.is_terminated():
-            bits.zero_()
-            words = bits.numpy().view(np.uint32)
+        held = self._level(request_id, grammar, output)
+        bits_1W = xgrammar.allocate_token_bitmask(1, self._vocab_size)
+        if held.ended:
+            words_W = bits_1W[0].zero_().numpy().view(np.uint32)
             for token in self._eos:
-                words[0, token // 32] |= np.uint32(1 << token % 32)
-            return bits[0]
-        restricted = held.matcher.fill_next_token_bitmask(bits)
-        return bits[0] if restricted else None
+                words_W[token // 32] |= np.uint32(1 << token % 32)
+            return bits_1W[0]
+        return bits_1W[0] if held.matcher.fill_next_token_bitmask(bits_1W) else None
 
     def release(self, request_id: int) -> None:
+        """Forget a request that left, or that starts anew."""
         self._matchers.pop(request_id, None)
 
     def clear(self) -> None:
         self._matchers.clear()
 
-    def _level(self, request_id: int, grammar: Grammar, output: list[int]) -> _Matcher:
-        """The request's matcher, advanced or rewound to exactly this output."""
+    def _level(self, request_id: int, grammar: Grammar, output: NDArray[np.int32]) -> _Matcher:
+        """The request's matcher, having seen exactly this output."""
         import xgrammar
 
         held = self._matchers.get(request_id)
-        agreeing = held.accepted if held is not None else []
-        if held is None or held.grammar != grammar or output[: len(agreeing)] != agreeing:
-            matcher = xgrammar.GrammarMatcher(self._get_compiled(grammar))
-            held = self._matchers[request_id] = _Matcher(matcher, grammar, [])
-        for token in output[len(held.accepted) :]:
-            # Behind the end of the grammar only end tokens come (ignore_eos): nothing to match.
-            if not held.matcher.is_terminated() and not held.matcher.accept_token(token):
-                raise ValueError(f"token {token} of request {request_id} breaks its grammar")
-            held.accepted.append(token)
+        if held is None or held.num_accepted > len(output):
+            held = _Matcher(xgrammar.GrammarMatcher(self.compile(grammar)))
+            self._matchers[request_id] = held
+        for token in output[held.num_accepted :].tolist():
+            if not held.ended and not held.matcher.accept_token(token):
+                # Only an output from elsewhere (a client's, replayed) can disagree with the
+                # masks given here: this one request ends, the others of its batch go on.
+                _log.warning("token %d of request %d breaks its grammar", token, request_id)
+                held.ended = True
+            held.ended = held.ended or held.matcher.is_terminated()
+            held.num_accepted += 1
         return held
-
-    def _get_compiled(self, grammar: Grammar) -> Any:
-        compiled = self._compiled.get(grammar)
-        if compiled is None:
-            compiled = self._compile(grammar)
-            self._compiled[grammar] = compiled
-            if len(self._compiled) > _MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
-        return compiled
 
     def _compile(self, grammar: Grammar) -> Any:
         compiler = self._get_compiler()
@@ -142,4 +149,4 @@ def _choice_rule(text: str) -> str:
     choices = json.loads(text)
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) for c in choices):
         raise ValueError("choices must be a non-empty JSON list of strings")
-    return "root ::= " + " | ".join(json.dumps(c, ensure_ascii=False) for c in choices)
+    return "root ::= " + " | ".join(json.dumps(choice) for choice in choices)

@@ -152,7 +152,7 @@ class StageRunner:
         self._kv.transfer(plan)
         self._state.apply(plan)
         if self._head is not None:
-            for request_id in plan.released:
+            for request_id in (*plan.released, *(s.request_id for s in plan.started)):
                 self._head.release(request_id)
         self._applied_step = plan.step_id
 

@@ -107,6 +107,7 @@ class MiniPlanner:
             plan = self._plan(step_id, tuple(fed) if self.feeds else ())
             result = self.execute(plan)
             assert result.step_id == step_id
+            assert plan.slices or plan.released or step_id < 2, "stuck: too few blocks"
             self.results.append(result)
             fed = self._advance(plan, result)
             step_id += 1
