@@ -1,0 +1,224 @@
+"""A budget per iteration: the largest prefill that the running decodes have time for.
+
+Three bounds, each from what is known at this moment:
+
+1. *Slack.* The step's predicted time, at a learned quantile of the prediction's error, fits the
+   least slack of the decodes it holds, and leaves those in the other micro-batches theirs.
+2. *Tiles.* Among the sizes that fit, the one with the least time per token (`_cheapest_at_most`).
+3. *Pace.* While sequence slots or KV blocks are nearly used up, prefill only makes decodes wait
+   for a place, so it is spread evenly over the steps instead of bunched: a step prefills what
+   its decodes will make room for (prompt tokens per output token, learned), with some advance
+   while places are left. Evenly filled steps are cheap ones and leave no bubbles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from actors.scheduling.budget import stage_share_s
+from actors.scheduling.cost_model import Mix
+from actors.scheduling.interfaces import EngineView, RequestView, StepShape
+from actors.scheduling.online import OnlineCostModel
+from actors.scheduling.pipeline_clock import PipelineClock
+from actors.scheduling.slack import due_after
+
+INFINITY = float("inf")
+LEAST_PACED_TOKENS = 256  # below this a step wastes more than bunching does
+
+
+@dataclass(slots=True)
+class AdaptiveBudget:
+    """Implements `interfaces.TokenBudget`.
+
+    cost: what predicts and learns (the core teaches it).
+    tbt_s: the deployment's objective; a request's own takes precedence; None promises nothing.
+    max_requests: sequence slots; with max_step_tokens the limits of the engine.
+    smoothness: longest gap allowed, in objectives (see `slack`).
+    headroom: share of every limit kept back for what happens outside the stages.
+    growth: context tokens by which running requests may still grow; new prompts are held back
+        while decodes alone would miss the objective after that growth.
+    pace: how far prefill may run ahead of the even rate when places run out; None: no pacing.
+    """
+
+    cost: OnlineCostModel
+    tbt_s: float | None
+    max_step_tokens: int
+    max_requests: int
+    smoothness: float = 1.0
+    headroom: float = 0.01
+    growth: int = 128
+    pace: float | None = 1.1
+    last_limit_s: float = INFINITY  # what the last step was allowed to take, for traces
+    _clock: PipelineClock = field(init=False)
+    _due: dict[int, tuple[float, float]] = field(default_factory=dict)  # id: (last token, due)
+    _cheapest: list[int] = field(default_factory=list)  # by tokens: see `_cheapest_at_most`
+    _prefilled: float = 0.0  # fading sums of tokens in recent steps
+    _decoded: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._clock = PipelineClock(self.cost)
+
+    # ---- interfaces.TokenBudget -------------------------------------------------------
+
+    def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
+        self._clock.sync(engine)
+        limit_s = self._limit_s(shape, engine)
+        self.last_limit_s = limit_s
+        if limit_s == INFINITY:
+            return self.max_step_tokens
+        mix = Mix.of_shape(shape, self.cost.profile.attention_window)
+        tokens = self._fill(mix, limit_s * (1.0 - self.headroom), engine)
+        return min(tokens, self._paced(shape, engine))
+
+    def observe(self, shape: StepShape, duration_s: float) -> None:
+        """Learn how many prompt tokens come with one output token."""
+        fade = 1.0 - 1.0 / 2000.0
+        self._prefilled = self._prefilled * fade + (shape.num_tokens - shape.num_decodes)
+        self._decoded = self._decoded * fade + shape.num_decodes
+
+    # ---- how long may this step take --------------------------------------------------
+
+    def _limit_s(self, shape: StepShape, engine: EngineView) -> float:
+        """Seconds each stage may spend on this step; infinite when nobody would notice."""
+        decoding, clock, smooth = engine.decoding, self._clock, self.smoothness
+        ours = max((v.step_id for v in decoding), default=-1) if shape.num_decodes else -2
+        busy_s = max(clock.ends[-1][0] if clock.ends else 0.0, engine.now_s)
+        default_tbt_s = self.tbt_s
+        seen: dict[int, tuple[float, float]] = {}
+        due_s = others_tbt_s = INFINITY
+        for view in decoding:
+            tbt_s = view.request.objective.tbt_s or default_tbt_s
+            if tbt_s is None:
+                continue
+            if view.step_id != ours:
+                if tbt_s < others_tbt_s:
+                    others_tbt_s = tbt_s
+                continue
+            last_s = view.last_token_s
+            # A token of it may still be in flight (lookahead), and then this one follows that.
+            pending = view.planned > view.length or last_s is None
+            if smooth == 1.0 or last_s is None:
+                base_s = busy_s if pending or last_s is None else last_s
+                next_s = base_s + tbt_s
+            else:
+                next_s = self._banked_s(view, last_s, tbt_s, seen)
+                if pending:
+                    next_s = due_after(next_s, busy_s, tbt_s, smooth)
+            if next_s < due_s:
+                due_s = next_s
+        self._due = seen
+        send_s = self.cost.profile.send_s(self.max_step_tokens // 16)
+        limit_s = INFINITY
+        if due_s < INFINITY:
+            limit_s = clock.room_s(due_s, send_s)
+        if others_tbt_s < INFINITY and clock.ends:
+            limit_s = min(limit_s, clock.room_before_others_s(others_tbt_s * smooth, send_s))
+        return limit_s
+
+    def _banked_s(
+        self,
+        view: RequestView,
+        last_s: float,
+        tbt_s: float,
+        seen: dict[int, tuple[float, float]],
+    ) -> float:
+        """Due time of a stream's next token, from its bank of early tokens."""
+        known: Mapping[int, tuple[float, float]] = self._due
+        entry = known.get(view.request_id)
+        if entry is None:
+            entry = (last_s, last_s + tbt_s)
+        elif entry[0] != last_s:
+            entry = (last_s, due_after(entry[1], last_s, tbt_s, self.smoothness))
+        seen[view.request_id] = entry
+        return entry[1]
+
+    # ---- how much prefill fits --------------------------------------------------------
+
+    def _fill(self, mix: Mix, limit_s: float, engine: EngineView) -> int:
+        """Add chunks to `mix` in the order the policy will take them; returns its tokens."""
+        profile = self.cost.profile
+        most = self.max_step_tokens
+        limit_s /= self._bound_factor(mix, limit_s)
+        in_flight_id = max((v.step_id for v in engine.prefilling), default=-1)
+        alone = len(engine.in_flight) == 0
+        for view in engine.prefilling:
+            # A prompt with a chunk in flight cannot join this step in a pipeline.
+            if not alone and profile.num_stages > 1 and view.step_id == in_flight_id >= 0:
+                continue
+            remaining = min(view.length - view.planned, most - mix.num_tokens)
+            if remaining < 1:
+                continue
+            chunk = profile.largest_chunk(mix, view.planned, remaining, limit_s)
+            if chunk < remaining:
+                return self._snap(mix, view.planned, chunk)
+            mix.add(view.planned, chunk, profile.attention_window)
+        waiting = min(engine.num_waiting_tokens, most - mix.num_tokens)
+        if waiting > 0 and self._may_grow(engine):
+            chunk = profile.largest_chunk(mix, 0, waiting, limit_s)
+            if chunk < waiting:
+                return self._snap(mix, 0, chunk)
+            mix.add(0, chunk, profile.attention_window)
+        return mix.num_tokens
+
+    def _snap(self, mix: Mix, start: int, chunk: int) -> int:
+        """Cut the last chunk back to where tokens are cheapest, and add it; returns the tokens.
+
+        Behind a tile edge time jumps while tokens creep: a step just past one costs more per
+        token than the step that stops at it. Time saved goes to the next step.
+        """
+        tokens = mix.num_tokens
+        if chunk:
+            best = self._cheapest_at_most(tokens + chunk)
+            chunk = best - tokens if best > tokens else chunk
+            mix.add(start, chunk, self.cost.profile.attention_window)
+        return tokens + chunk
+
+    def _cheapest_at_most(self, num_tokens: int) -> int:
+        """The step size up to num_tokens with the least time per token, fixed costs included."""
+        known = self._cheapest
+        if not known:
+            profile = self.cost.profile
+            best, best_rate = 0, 0.0
+            for n in range(self.max_step_tokens + 1):
+                time_s = profile.overhead_s + profile.linear_s(n)
+                if n and n >= best_rate * time_s:
+                    best, best_rate = n, n / time_s
+                known.append(best)
+        return known[min(num_tokens, self.max_step_tokens)]
+
+    def _paced(self, shape: StepShape, engine: EngineView) -> int:
+        """Most tokens of the step while places run out (bound 3 above).
+
+        With all N places taken and each request needing p prompt tokens per output token, a
+        micro-batch of N / stages decodes lets in exactly p * N / stages prompt tokens per step.
+        """
+        if self.pace is None or self._decoded < 1000.0 or not shape.num_decodes:
+            return self.max_step_tokens
+        running = len(engine.decoding) + len(engine.prefilling)
+        used_blocks = engine.num_blocks - engine.num_free_blocks
+        used = max(running / self.max_requests, used_blocks / engine.num_blocks)
+        capacity = running / used / self.cost.profile.num_stages
+        even = capacity * self._prefilled / self._decoded
+        prefill = even * (self.pace + 6.0 * max(0.0, 0.5 - used))
+        return shape.num_decodes + max(int(prefill), LEAST_PACED_TOKENS)
+
+    def _bound_factor(self, mix: Mix, limit_s: float) -> float:
+        """The learned error quantile of steps about as large as this one will be."""
+        guess = self.cost.profile.largest_chunk(mix, 0, self.max_step_tokens, limit_s)
+        return self.cost.bound_factor(
+            Mix(mix.num_decodes, mix.decode_kv_tokens, 1, guess) if guess else mix
+        )
+
+    def _may_grow(self, engine: EngineView) -> bool:
+        """Whether decodes alone would keep the objective with one request more, all grown."""
+        if self.tbt_s is None:
+            return True
+        profile = self.cost.profile
+        running = len(engine.decoding) + len(engine.prefilling) + 1
+        context = sum(v.length for v in engine.decoding) + sum(v.length for v in engine.prefilling)
+        stages = profile.num_stages
+        share = -(-running // stages)
+        mix = Mix(share, (context + running * self.growth) // stages)
+        limit_s = stage_share_s(profile, self.tbt_s, share) * (1.0 - self.headroom)
+        return profile.stage_s(mix) * self.cost.bound_factor(mix) <= limit_s
