@@ -1,0 +1,177 @@
+// Drawing and log-probabilities of one row; see sampling_kernel.h.
+
+#include "sampling_kernel.h"
+#include "sampling_search.h"
+
+namespace legato::LEGATO_ISA {
+namespace {
+
+constexpr float kInfinity = __builtin_inff();
+
+Vec load_or(const float* p, int64_t left, float otherwise) {
+  if (left >= Vec::kLanes) return Vec::load(p);
+  float lanes[Vec::kLanes];
+  for (int i = 0; i < Vec::kLanes; ++i) lanes[i] = i < left ? p[i] : otherwise;
+  return Vec::load(lanes);
+}
+
+float highest(const float* logits, int64_t n) {
+  Vec most[4];
+  for (Vec& m : most) m = Vec::set(-kInfinity);
+  int64_t i = 0;
+  for (; i + 4 * Vec::kLanes <= n; i += 4 * Vec::kLanes) {
+    for (int k = 0; k < 4; ++k) most[k] = max(most[k], Vec::load(logits + i + k * Vec::kLanes));
+  }
+  for (; i < n; i += Vec::kLanes) most[0] = max(most[0], load_or(logits + i, n - i, -kInfinity));
+  return max(max(most[0], most[1]), max(most[2], most[3])).max();
+}
+
+int64_t first_equal(const float* logits, int64_t n, float value) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (logits[i] == value) return i;
+  }
+  return 0;  // a row of NaN
+}
+
+// Of the values from `floor` on, in eight partial sums, so in a fixed order. n: a multiple of 8.
+double sum_from(const float* values, int64_t n, float floor) {
+  double sums[8] = {};
+  for (int64_t i = 0; i < n; i += 8) {
+    for (int k = 0; k < 8; ++k) sums[k] += values[i + k] >= floor ? values[i + k] : 0.0f;
+  }
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+// exp, but 0 where it would be smaller than any normal float (and for -inf).
+Vec weight_of(Vec x) {
+  const Vec e = exp(x);
+#if defined(__AVX512F__)
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-87.0f), _CMP_GT_OQ), e.v)};
+#else
+  return {_mm256_and_ps(e.v, _mm256_cmp_ps(x.v, _mm256_set1_ps(-87.0f), _CMP_GT_OQ))};
+#endif
+}
+
+// out = exp((logit - most) * inverse_temperature), padded with zeros to whole blocks; their sum.
+double weigh(const float* logits, int64_t n, float most, float inverse_temperature, float* out) {
+  const Vec scale = Vec::set(inverse_temperature), top = Vec::set(most);
+  double total = 0.0;
+  for (int64_t begin = 0; begin < n; begin += kSumBlock) {
+    for (int64_t i = begin; i < begin + kSumBlock; i += Vec::kLanes) {
+      const int64_t left = n - i;
+      const Vec x = left >= Vec::kLanes ? Vec::load(logits + i)
+                                        : load_or(logits + i, left < 0 ? 0 : left, -kInfinity);
+      weight_of((x - top) * scale).store(out + i);
+    }
+    total += sum_from(out + begin, kSumBlock, 0.0f);
+  }
+  return total;
+}
+
+// Of the weights equal to the cut, sets all but the first `ties` to 0: lower ids rank higher.
+void drop_ties(float* weights, int64_t n, const Cut& cut) {
+  if (cut.equals <= cut.ties) return;
+  int64_t seen = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (weights[i] == cut.value && ++seen > cut.ties) weights[i] = 0.0f;
+  }
+}
+
+// The first token whose cumulative weight exceeds u times the total; weights below `floor` are out.
+int64_t pick(const float* weights, int64_t n, float floor, double u, double* block_sums) {
+  const int64_t num_blocks = padded_vocabulary(n) / kSumBlock;
+  double total = 0.0;
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    block_sums[b] = sum_from(weights + b * kSumBlock, kSumBlock, floor);
+    total += block_sums[b];
+  }
+  const double target = u * total;
+  double before = 0.0;
+  int64_t last = 0;  // that is kept
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    if (block_sums[b] == 0.0) continue;
+    double sum = before;
+    const bool here = before + block_sums[b] > target;
+    for (int64_t i = b * kSumBlock; i < (b + 1) * kSumBlock && i < n; ++i) {
+      if (!here && b + 1 < num_blocks) break;
+      if (weights[i] == 0.0f || weights[i] < floor) continue;
+      last = i;
+      sum += weights[i];
+      if (sum > target) return i;
+    }
+    if (here) return last;  // the block's sum and this one differ in rounding
+    before += block_sums[b];
+  }
+  return last;
+}
+
+}  // namespace
+
+int64_t draw_token(const DrawArgs& args, float* weights, float* candidates) {
+  const int64_t n = args.vocabulary;
+  const float most = highest(args.logits, n);
+  if (!(args.temperature > 0.0f) || most == kInfinity || most == -kInfinity) {
+    return first_equal(args.logits, n, most);
+  }
+  const float sharpest = 3.0e38f;
+  const float inverse = 1.0f / args.temperature;
+  const double all = weigh(args.logits, n, most, inverse < sharpest ? inverse : sharpest, weights);
+
+  float floor = args.min_p < 1.0f ? args.min_p : 1.0f;  // the highest weight is 1
+  double total = all;
+  if (args.top_k > 0 && args.top_k < n) {
+    const Cut cut = find_cut(weights, n, 0.0f, args.top_k, 0.0, candidates);
+    drop_ties(weights, n, cut);
+    floor = cut.value > floor ? cut.value : floor;
+    total = cut.mass;
+  }
+  if (args.top_p < 1.0f) {
+    const double mass = static_cast<double>(args.top_p) * total;
+    // All tokens below this together weigh less than what the nucleus may leave out.
+    const auto needless = static_cast<float>(0.999 * (total - mass) / static_cast<double>(n));
+    const float lowest = needless > floor ? needless : floor;
+    const Cut cut = find_cut(weights, n, lowest < 1.0f ? lowest : 1.0f, 0, mass, candidates);
+    drop_ties(weights, n, cut);
+    floor = cut.value > floor ? cut.value : floor;
+  }
+  return pick(weights, n, floor, args.u, reinterpret_cast<double*>(candidates));
+}
+
+void token_logprobs(const LogprobArgs& args) {
+  const float* logits = args.logits;
+  const int64_t n = args.vocabulary;
+  const float most = highest(logits, n);
+  double sum = 0.0;
+  float weights[kSumBlock];
+  for (int64_t begin = 0; begin < n; begin += kSumBlock) {
+    const int64_t count = n - begin < kSumBlock ? n - begin : kSumBlock;
+    sum += weigh(logits + begin, count, most, 1.0f, weights);
+  }
+  const double log_sum = __builtin_log(sum) + most;
+  const float chosen = logits[args.token];
+  *args.logprob = static_cast<float>(chosen - log_sum);
+  int64_t rank = 1;
+  for (int64_t i = 0; i < n; ++i) rank += logits[i] > chosen ? 1 : 0;
+  *args.rank = rank;
+
+  int64_t held = 0;  // the best so far, in order; few tokens get past the last of them
+  float worst = -kInfinity;
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = logits[i];
+    if (held == args.num_top && !(x > worst)) continue;
+    if (held == args.num_top && held == 0) break;
+    int64_t at = held < args.num_top ? held++ : held - 1;
+    for (; at > 0 && args.top[at - 1] < x; --at) {
+      args.top[at] = args.top[at - 1];
+      args.top_ids[at] = args.top_ids[at - 1];
+    }
+    args.top[at] = x;
+    args.top_ids[at] = i;
+    worst = held == args.num_top ? args.top[held - 1] : -kInfinity;
+  }
+  for (int64_t i = 0; i < held; ++i) {
+    args.top[i] = static_cast<float>(args.top[i] - log_sum);
+  }
+}
+
+}  // namespace legato::LEGATO_ISA

@@ -1,0 +1,247 @@
+"""The C++ sampler draws the tokens of `kernels.sampling`: ties, masks, penalties and all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kernels import sampling as plain
+from kernels.cpu import library
+
+if library.load() is None:
+    pytest.skip("the CPU library is not built here", allow_module_level=True)
+
+from kernels.cpu import sampling as fast
+from kernels.random_stream import uniform
+from tests.kernels.cpu_batches import SETS, instruction_set, threads
+
+
+@pytest.fixture(params=SETS, ids=lambda isa: isa.name.lower(), autouse=True)
+def _isa(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
+    with instruction_set(request.param):
+        yield
+
+
+def rows_of(rng: np.random.Generator, count: int, vocabulary: int) -> plain.SamplingRows:
+    def pick(choices: list[float], dtype: type) -> np.ndarray:
+        return rng.choice(choices, count).astype(dtype)
+
+    return plain.SamplingRows(
+        temperature_S=pick([0, 0.3, 0.8, 1, 1.7], np.float32),
+        top_k_S=pick([0, 0, 1, 3, 40, 5000, vocabulary, 2 * vocabulary], np.int32),
+        top_p_S=pick([1, 1, 0.999, 0.95, 0.5, 0.01, 0], np.float32),
+        min_p_S=pick([0, 0, 0, 0.02, 0.5, 1], np.float32),
+        seed_S=rng.integers(0, 2**63 - 1, count),
+        position_S=rng.integers(0, 100_000, count),
+    )
+
+
+def uniform_rows(count: int, **columns: float) -> plain.SamplingRows:
+    """Rows that draw alike, but for the position."""
+    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 7, **columns}
+    return plain.SamplingRows(
+        temperature_S=np.full(count, settings["temperature"], np.float32),
+        top_k_S=np.full(count, settings["top_k"], np.int32),
+        top_p_S=np.full(count, settings["top_p"], np.float32),
+        min_p_S=np.full(count, settings["min_p"], np.float32),
+        seed_S=np.full(count, settings["seed"], np.int64),
+        position_S=np.arange(count, dtype=np.int64),
+    )
+
+
+@pytest.mark.parametrize("kind", ["normal", "flat", "peaked", "ties", "constant"])
+@pytest.mark.parametrize("vocabulary", [1, 3, 31, 50, 1024, 5000, 49_152])
+def test_the_same_tokens_as_the_plain_sampler(vocabulary: int, kind: str) -> None:
+    rng = np.random.default_rng(vocabulary)
+    count = 60 if vocabulary < 10_000 else 24
+    scale = {"normal": 3.0, "flat": 0.05, "peaked": 12.0, "ties": 2.0, "constant": 0.0}[kind]
+    values = rng.normal(0, 1, (count, vocabulary)) * scale + 5
+    logits = torch.from_numpy(values.astype(np.float32))
+    if kind == "ties":
+        logits = logits.round()
+    if vocabulary > 2:
+        logits[5, 1:] = -torch.inf
+        logits[6, : vocabulary // 2] = -torch.inf
+    rows = rows_of(rng, count, vocabulary)
+    before = logits.clone()
+    drawn = fast.sample(logits, rows)
+    assert torch.equal(logits, before)
+    expected = plain.sample(logits, rows)
+    assert drawn.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 7, 40])
+def test_top_k_keeps_exactly_k(top_k: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits_V = torch.randn(2000, generator=generator).mul(0.01)
+    logits = logits_V.repeat(1500, 1)
+    drawn = fast.sample(logits, uniform_rows(1500, top_k=top_k))
+    assert set(drawn.tolist()) == set(logits_V.topk(top_k).indices.tolist())
+
+
+def test_top_p_keeps_the_shortest_prefix_that_reaches_p() -> None:
+    probability = torch.tensor([0.05, 0.5, 0.15, 0.3])
+    logits = probability.log().repeat(2000, 1)
+    for top_p, kept in (
+        (0.1, {1}),
+        (0.49, {1}),
+        (0.51, {1, 3}),
+        (0.81, {1, 2, 3}),
+        (1.0, {0, 1, 2, 3}),
+    ):
+        drawn = fast.sample(logits, uniform_rows(2000, top_p=top_p))
+        assert set(drawn.tolist()) == kept, top_p
+
+
+def test_a_draw_follows_the_distribution() -> None:
+    probability = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    count = 20_000
+    logits = (probability.log() / 2).repeat(count, 1)
+    drawn = fast.sample(logits, uniform_rows(count, temperature=0.5))
+    shares = np.bincount(drawn, minlength=4) / count
+    np.testing.assert_allclose(shares, probability.numpy(), atol=0.012)
+
+
+def test_rows_without_a_choice() -> None:
+    logits = torch.zeros(5, 100)
+    logits[0] = -torch.inf
+    logits[1, 60] = torch.inf
+    logits[2, 7] = torch.nan
+    logits[3, :] = -torch.inf
+    logits[3, 99] = -3.0
+    logits[4, 50:] = 1.0
+    for temperature in (0.0, 1e-30, 1.0):
+        drawn = fast.sample(logits, uniform_rows(5, temperature=temperature))
+        assert drawn[0] == 0
+        assert drawn[1] == 60
+        assert 0 <= drawn[2] < 100
+        assert drawn[3] == 99
+        assert drawn[4] == 50 or temperature > 0
+        assert temperature != 1e-30 or drawn[4] >= 50
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    rng = np.random.default_rng(1)
+    logits = torch.from_numpy(rng.normal(0, 2, (20, 3000)).astype(np.float32))
+    rows = rows_of(rng, 20, 3000)
+    with threads(3):
+        together = fast.sample(logits, rows)
+    names = ("temperature_S", "top_k_S", "top_p_S", "min_p_S", "seed_S", "position_S")
+    with threads(1):
+        alone = [
+            fast.sample(
+                logits[s : s + 1],
+                plain.SamplingRows(**{n: getattr(rows, n)[s : s + 1] for n in names}),
+            )[0]
+            for s in range(20)
+        ]
+    assert together.tolist() == alone
+
+
+def test_the_random_stream_has_the_same_bits() -> None:
+    import ctypes
+
+    drawn = library.function("legato_uniform", ctypes.c_double, ctypes.c_int64, ctypes.c_int64)
+    for seed in (0, 1, 12345, 2**63 - 1):
+        for position in (0, 1, 77, 131_072, 2**40):
+            assert drawn(seed, position) == uniform(seed, position)
+
+
+def adjustments_of(rng: np.random.Generator, count: int, vocabulary: int) -> list[plain.Adjustment]:
+    adjustments = []
+    for row in rng.permutation(count)[: count - 2]:
+        ids = rng.integers(0, vocabulary, 6)
+        words = rng.integers(-(2**31), 2**31, -(-vocabulary // 32)).astype(np.int32)
+        words[rng.random(words.size) < 0.3] = -1
+        adjustments.append(
+            plain.Adjustment(
+                row=int(row),
+                prompt=rng.integers(0, vocabulary, 40).astype(np.int32),
+                output=rng.integers(0, min(vocabulary, 30), int(rng.integers(0, 50))).astype(
+                    np.int32
+                ),
+                bias=tuple(
+                    (int(i), float(b)) for i, b in zip(ids, rng.normal(0, 5, 6), strict=True)
+                )
+                if rng.random() < 0.5
+                else (),
+                repetition_penalty=float(rng.choice([1.0, 1.3, 0.8])),
+                presence_penalty=float(rng.choice([0.0, 0.7, -1.1])),
+                frequency_penalty=float(rng.choice([0.0, 0.3])),
+                forbidden=(1, 2, 2) if rng.random() < 0.5 else (),
+                allowed_W=torch.from_numpy(words) if rng.random() < 0.5 else None,
+            )
+        )
+    return adjustments
+
+
+@pytest.mark.parametrize("vocabulary", [33, 1000, 4096])
+def test_adjusting_gives_the_bits_of_the_plain_form(vocabulary: int) -> None:
+    rng = np.random.default_rng(vocabulary)
+    logits = torch.from_numpy(rng.normal(0, 3, (40, vocabulary)).astype(np.float32))
+    expected = logits.clone()
+    adjustments = adjustments_of(rng, 40, vocabulary)
+    fast.adjust(logits, adjustments)
+    plain.adjust(expected, adjustments)
+    assert torch.equal(logits, expected)
+
+
+def test_a_grammar_that_allows_only_the_end_outranks_min_tokens() -> None:
+    logits = torch.zeros(2, 40)
+    only_five = torch.tensor([1 << 5, 0], dtype=torch.int32)
+    nothing = np.empty(0, np.int32)
+    fast.adjust(
+        logits,
+        [
+            plain.Adjustment(0, nothing, nothing, forbidden=(5,), allowed_W=only_five),
+            plain.Adjustment(1, nothing, nothing, forbidden=(5,)),
+        ],
+    )
+    assert logits[0, 5] == 0
+    assert torch.isinf(logits[0]).sum() == 39
+    assert torch.isinf(logits[1]).nonzero().flatten().tolist() == [5]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 5, 100, 49_152])
+@pytest.mark.parametrize("num_top", [0, 1, 5, 20])
+def test_logprobs(num_top: int, vocabulary: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, vocabulary, generator=generator) * 4
+    tokens = torch.randint(vocabulary, (7,), generator=generator)
+    logprob, rank, top, ids = fast.chosen_logprobs(logits, tokens, num_top)
+    exact = torch.log_softmax(logits.double(), dim=-1)
+    np.testing.assert_allclose(logprob, exact.gather(1, tokens[:, None])[:, 0], atol=3e-6)
+    expected = plain.chosen_logprobs(logits, tokens, num_top)
+    assert rank.tolist() == expected[1].tolist()
+    np.testing.assert_allclose(top, expected[2], atol=3e-6)
+    assert ids.tolist() == expected[3].tolist()
+
+
+def test_equal_alternatives_come_lowest_id_first() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0, 1.0, 1.0]])
+    _, rank, _, ids = fast.chosen_logprobs(logits, torch.tensor([4]), 4)
+    assert ids.tolist() == [[1, 3, 2, 4]]
+    assert rank.tolist() == [3]
+
+
+def test_refusals() -> None:
+    logits = torch.zeros(2, 8)
+    rows = uniform_rows(2)
+    with pytest.raises(ValueError, match="float32 matrix"):
+        fast.sample(logits.double(), rows)
+    with pytest.raises(ValueError, match="contiguous rows"):
+        fast.sample(torch.zeros(8, 2).t(), rows)
+    with pytest.raises(ValueError, match="for 3 rows"):
+        fast.sample(torch.zeros(3, 8), rows)
+    nothing = np.empty(0, np.int32)
+    with pytest.raises(IndexError, match="row 2"):
+        fast.adjust(logits, [plain.Adjustment(2, nothing, nothing)])
+    with pytest.raises(ValueError, match="two adjustments"):
+        fast.adjust(logits, [plain.Adjustment(1, nothing, nothing)] * 2)
+    with pytest.raises(ValueError, match="int32 words"):
+        fast.adjust(
+            logits, [plain.Adjustment(1, nothing, nothing, allowed_W=torch.zeros(1).long())]
+        )
+    with pytest.raises(IndexError, match="vocabulary of 8"):
+        fast.chosen_logprobs(logits, torch.tensor([0, 8]), 1)
