@@ -46,22 +46,21 @@ class Faults:
                 residents.released.append(request_id)
         alone = len(members) == 1
         for state in members:
-            if state.status is Status.RUNNING:
-                fault = state.request_id == culprit or (alone and self._is_poison(state))
-                if fault:
-                    outputs.append(_error(state, message))
-                    self.outcomes.end(state)
-                else:
-                    # Later steps in flight were fed by this one: their results are worthless.
-                    state.discard = True
-                    residents.leave(state, Fate.ISOLATE if culprit is None else Fate.QUEUE)
-            elif state.status is Status.LEAVING:
-                if state.request_id == culprit and state.fate is not Fate.END:
-                    outputs.append(_error(state, message))
-                    self.outcomes.end(state)
+            if state.status is Status.LEAVING and state.fate is Fate.END:
+                pass  # nobody waits for its result any more
+            elif state.request_id == culprit or (alone and self._is_poison(state)):
+                outputs.append(_error(state, message))
+                self.outcomes.end(state)
+            else:
+                # Later steps in flight were fed by this one: their results are worthless.
                 state.discard = True
-                if state.in_flight == 0:
-                    residents.drained(state)
+                fate = Fate.ISOLATE if culprit is None else Fate.QUEUE
+                if state.status is Status.RUNNING:
+                    residents.leave(state, fate)
+                    continue
+                state.fate = fate
+            if state.status is Status.LEAVING and state.in_flight == 0:
+                residents.drained(state)
         return outputs
 
     def _distrust_copies(self, step: InFlight) -> None:

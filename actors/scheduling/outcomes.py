@@ -64,7 +64,7 @@ class Outcomes:
         logprobs: dict[int, TokenLogprobs] | None,
     ) -> None:
         """A token that is not routine: the first, a block's last, an end, or one too late."""
-        if state.status is Status.LEAVING and (state.discard or state.fate is Fate.END):
+        if not self._is_news(state):
             self._drain(state)
             return
         residents = self.residents
@@ -90,6 +90,13 @@ class Outcomes:
         if state.status is Status.LEAVING:
             self._drain(state)
 
+    @staticmethod
+    def _is_news(state: RequestState) -> bool:
+        """A preempted request's last results count; an ended or failed one's do not."""
+        return state.status is Status.RUNNING or (
+            not state.discard and state.fate is not Fate.END
+        )
+
     def _finish_reason(self, state: RequestState, token: int) -> FinishReason | None:
         if token in state.stops and state.num_output_tokens > state.request.sampling.min_tokens:
             return FinishReason.STOP
@@ -108,15 +115,14 @@ class Outcomes:
         pooled = dict(result.pooled)
         for state, end in step.partial:
             state.in_flight -= 1
-            if state.status is Status.LEAVING:
-                self._drain(state)
-                continue
-            if self.residents.config.prefix_cache:
+            if state.status is Status.RUNNING and self.residents.config.prefix_cache:
                 self.residents.commit(state, end)
-            if state.request.pooling is not None and end == state.num_prompt_tokens:
+            if self._is_news(state) and state.request.pooling is not None and end == state.length:
                 outputs.append(self._pooled(state, pooled))
                 self.residents.order.finish(state)
                 self.end(state)
+            if state.status is Status.LEAVING:
+                self._drain(state)
 
     def _pooled(self, state: RequestState, pooled: dict[int, tuple[float, ...]]) -> Output:
         if state.request_id not in pooled:

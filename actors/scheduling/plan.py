@@ -3,6 +3,10 @@
 A step is a tuple of slices. There is no phase flag anywhere: a decode is a slice of one token.
 Stages mirror request state, so a plan carries only what changed since the last one.
 
+A stage that raises on a step has failed every request of that step: until one of them is started
+again, its slices in steps already under way may be answered with any token or raise as well, but
+must write no KV.
+
 What is made once per token (`Slice` here, `Output` in events) is a NamedTuple: a frozen dataclass
 costs four times as much to build, and planning must not cost what computing saves.
 """

@@ -36,6 +36,7 @@ class Residents:
         self.num_waiting_tokens = 0
         self.num_leaving = 0
         self.leaving_blocks = 0  # at most so many come free as steps in flight are answered
+        self.claimant: RequestState | None = None  # lacks a block that others will give back
         self.num_in_flight = 0
         self.in_flight: Sequence[StepView] = ()  # the core's own queue of steps, for reading
         self.num_preemptions = 0
@@ -128,6 +129,11 @@ class Residents:
         config, blocks, size = self.config, self.blocks, self.config.block_size
         if self.num_residents + self.num_leaving >= config.max_requests:
             return False
+        claimant = self.claimant
+        if claimant is not None and claimant.rank < state.rank:
+            if claimant.status is Status.RUNNING:
+                return False
+            self.claimant = None
         alone = not (self.decoding or self.prefilling or self.num_leaving)
         if state.refused_version == blocks.version and not alone:
             return False
@@ -206,16 +212,28 @@ class Residents:
         blocks, size = self.blocks, self.config.block_size
         need = -(-num_tokens // size) - len(state.blocks)
         while not blocks.can_allocate(need):
-            if blocks.num_free + self.leaving_blocks >= need:
-                return None  # enough is on its way back
-            victim = self._victim(state, step_id)
+            enough_returns = blocks.num_free + self.leaving_blocks >= need
+            victim = None if enough_returns else self._victim(state, step_id)
             if victim is None:
+                self._claim(state)
                 return None
             self.preempt(victim)
+        if state is self.claimant:
+            self.claimant = None
         fresh = blocks.allocate(need)
         state.blocks += fresh
         state.capacity = len(state.blocks) * size
         return fresh
+
+    def _claim(self, state: RequestState) -> None:
+        """Until the best-ranked who lacks a block has it, no worse rank may start.
+
+        Otherwise a policy that prefers prompts would give the victim its memory back at once,
+        and the two would take turns for ever.
+        """
+        claimant = self.claimant
+        if claimant is None or claimant.status is not Status.RUNNING or state.rank < claimant.rank:
+            self.claimant = state
 
     def _victim(self, state: RequestState, step_id: int) -> RequestState | None:
         """The worst-ranked request behind `state` that the step does not hold yet."""

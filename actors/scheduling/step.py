@@ -143,6 +143,8 @@ class StepBuilder:
         whole: all that is left or nothing, unless the stages' buffers could never hold it.
         May be called again for a request that the step already holds.
         """
+        if state.status is not Status.RUNNING:  # preempted for an earlier one of this step
+            return 0
         remaining = state.length - state.planned
         count = min(remaining, limit, self.room)
         if whole and count < min(remaining, self.config.max_step_tokens):
@@ -215,7 +217,6 @@ class StepBuilder:
                 state.first_planned_s = self.residents.now_s
             if not state.mirrored:
                 self._starting.append(state)
-                state.mirrored = True
                 state.mirrored_length = state.length
         self._prefills[state] = self._prefills.get(state, 0) + count
         state.planned += count
@@ -240,6 +241,8 @@ class StepBuilder:
                 sampled.append(state)
             else:
                 partial.append((state, state.planned))
+        for state in self._starting:
+            state.mirrored = True
         plan = StepPlan(
             step_id=self.step_id,
             slices=tuple(slices),
