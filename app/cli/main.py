@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from app.bench import load
+from app.bench import engine, load
 from app.cli import serve
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ bench = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 serve.register(app)
+engine.register(bench)
 load.register(bench, app)
 
 
@@ -30,3 +31,7 @@ def root() -> None:
 
 def main() -> None:
     app()
+
+
+if __name__ == "__main__":
+    main()
