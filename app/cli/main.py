@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from app.bench import engine, load
-from app.cli import serve
+from app.cli import config, serve, talk
 
 app = typer.Typer(
     name="legato",
@@ -20,6 +20,8 @@ bench = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 serve.register(app)
+talk.register(app)
+config.register(app)
 engine.register(bench)
 load.register(bench, app)
 
