@@ -66,8 +66,10 @@ class SchedulerActor:
 
     # ---- life --------------------------------------------------------------------------------
 
-    async def start(self, socket_path: str) -> StageInfo:
-        """Load the stages, size the KV cache, connect to the replica's socket."""
+    async def start(self, socket_path: str) -> tuple[StageInfo, int]:
+        """Load the stages, size the KV cache, connect to the replica's socket.
+
+        Returns what a rank reports and the number of KV blocks."""
         info, num_blocks, num_host_blocks = await self._stages.build()
         scheduler = replace(
             self._config.scheduler,
@@ -78,7 +80,7 @@ class SchedulerActor:
         self._core = build_core(scheduler)
         self._replica = await connect(Path(socket_path), self._received, self._replica_gone)
         logger.info("ready: %s backend, %d KV blocks", info.backend, num_blocks)
-        return replace(info, max_model_len=scheduler.max_model_len)
+        return replace(info, max_model_len=scheduler.max_model_len), num_blocks
 
     def loading_progress(self) -> float:
         return self._stages.progress

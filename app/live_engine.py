@@ -58,9 +58,11 @@ class LiveEngine:
         self._socket: FrameProtocol | None = None
         self._server: asyncio.AbstractServer | None = None
         self._info: StageInfo | None = None
+        self._num_blocks = 0
         self._created_s = int(time.time())
         self._next_id = itertools.count(1)
         self._open: dict[int, Continuation] = {}
+        self._ids: dict[str, list[int]] = {}  # request id -> its continuations' ids
         self._ready = asyncio.Event()
         self._failure: str | None = None
         self._closing = False
@@ -95,7 +97,7 @@ class LiveEngine:
             **scheduler_options(current_group()), runtime_env={"env_vars": environment}
         ).remote(self._config)
         try:
-            self._info = await self._actor.start.remote(path)
+            self._info, self._num_blocks = await self._actor.start.remote(path)
             self._socket = await connected
         except ray.exceptions.RayTaskError as error:
             raise EngineFailed(str(error.cause)) from error
@@ -186,6 +188,11 @@ class LiveEngine:
         return self._failure
 
     @property
+    def num_blocks(self) -> int:
+        """KV blocks of the running engine."""
+        return self._num_blocks
+
+    @property
     def num_open(self) -> int:
         return len(self._open)
 
@@ -198,13 +205,21 @@ class LiveEngine:
             except TimeoutError:
                 raise EngineUnavailable("the engine is being rebuilt", retry_after_s=5.0) from None
         stream = Stream()
-        ids = self._submit(request, stream)
+        ids = self._ids[request.request_id] = self._submit(request, stream)
         try:
-            while stream.num_open:
+            while stream.num_open > 0:
                 for chunk in await stream.take():
                     yield chunk
         finally:
+            self._ids.pop(request.request_id, None)
             self._abandon(ids)
+
+    def finish_early(self, request_id: str, index: int) -> None:
+        ids = self._ids.get(request_id)
+        continuation = self._open.get(ids[index]) if ids is not None else None
+        if ids is not None and continuation is not None:
+            self._abandon([ids[index]])
+            continuation.stream.leave()
 
     def _submit(self, request: GenerationRequest, stream: Stream) -> list[int]:
         now_s = time.monotonic()

@@ -8,7 +8,9 @@ and removes whole engines. Python callers use the same replica through a Serve h
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
+import os
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -16,14 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from ray import serve
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from actors.engine_config import EngineConfig
+from actors.messages import iteration_dict
 from actors.scheduling.request import Objective
 from app.api.application import build_api
+from app.console.routes import console_routes
 from app.engine import EngineUnavailable, GenerationRequest, ModelCard
 from app.handle_params import sampling_from
 from app.live_engine import EngineFailed, LiveEngine
 from app.settings import Settings, parse, resolve
+from app.telemetry.live import Telemetry
+from app.telemetry.prometheus import CONTENT_TYPE
+from app.telemetry.records import RecordLog
 from app.text.processor import TextProcessor
 
 logger = logging.getLogger("legato.server")
@@ -43,7 +54,7 @@ logger = logging.getLogger("legato.server")
 class LLMServer:
     """args: the YAML's `args` (schema: `app.settings.Settings`)."""
 
-    async def __init__(self, args: Mapping[str, Any]) -> None:
+    async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits
         self.settings: Settings = parse(args)
         config = resolve(self.settings)
         name = self.settings.model.name or Path(config.stage.model_path).name
@@ -51,9 +62,26 @@ class LLMServer:
         self.engine = LiveEngine(config, name)
         await self.engine.start()
         self.text = await text_task
+        self.telemetry = self._observe(config, name)
+
+    def _observe(self, config: EngineConfig, name: str) -> Telemetry:
+        log = None
+        if self.settings.telemetry.directory is not None:
+            folder = Path(self.settings.telemetry.directory) / f"replica-{os.getpid()}"
+            log = RecordLog(folder, dataclasses.asdict(config))
+        telemetry = Telemetry(name, config.scheduler.tbt_s, iteration_dict, log)
+        telemetry.num_blocks = self.engine.num_blocks
+        self.engine.observers.append(telemetry.on_iteration)
+        return telemetry
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return build_api(self.engine, self.text, self.settings.api)
+        routes = [Route("/metrics", self._metrics), *console_routes(self.engine)]
+        return build_api(
+            self.engine, self.text, self.settings.api, events=self.telemetry, extra_routes=routes
+        )
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self.telemetry.metrics.render(), media_type=CONTENT_TYPE)
 
     # ---- Serve's hooks -----------------------------------------------------------------------
 
@@ -74,6 +102,9 @@ class LLMServer:
         engine = getattr(self, "engine", None)
         if engine is not None:
             await engine.close()
+        telemetry = getattr(self, "telemetry", None)
+        if telemetry is not None:
+            telemetry.close()
 
     # ---- Python callers ------------------------------------------------------------------------
 
@@ -103,7 +134,7 @@ class LLMServer:
             async for chunk in chunks:
                 text = detokenizer.push(chunk.tokens)
                 if chunk.finish_reason is not None:
-                    text += detokenizer.finish()
+                    text += detokenizer.flush()
                 yield {
                     "index": chunk.first,
                     "tokens": chunk.tokens,

@@ -42,15 +42,25 @@ class Stream:
         self._error = error
         self._wake()
 
+    def leave(self) -> None:
+        """One continuation is not wanted any more."""
+        self.num_open -= 1
+        self._wake()
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def take(self) -> list[TokenChunk]:
-        """Everything new, at least one chunk. Raises what `fail` was given, after the chunks."""
+        """Everything new: at least one chunk, or none once nothing is open any more.
+
+        Raises what `fail` was given, after the chunks.
+        """
         while not self._pending:
             if self._error is not None:
                 raise self._error
+            if self.num_open <= 0:
+                return []
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         chunks = list(self._pending.values())

@@ -61,7 +61,7 @@ def _lines(section: Any, prefix: str) -> list[str]:
     lines: list[str] = []
     fields: dict[str, FieldInfo] = section.model_fields
     for name, field in fields.items():
-        nested = field.annotation
+        nested: Any = field.annotation
         if hasattr(nested, "model_fields"):
             lines += [
                 "",

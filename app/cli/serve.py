@@ -31,6 +31,13 @@ ENVIRONMENT = {
     # A replica that answers HTTP itself waits this long for a load balancer to look away.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's daemons poll for clusters of thousands of nodes; on one machine that is idle heat.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_gcs_pull_resource_loads_period_milliseconds": "5000",
+    "RAY_event_stats": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_enable_metrics_collection": "0",
     "RAY_DEDUP_LOGS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }

@@ -6,6 +6,7 @@ formula is code, so a number means the same wherever it is printed.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def token_gaps(token_times_s: Iterable[float]) -> list[float]:
     [0.5, 1.0]
     """
     times = list(token_times_s)
-    return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
 def kept_objectives(

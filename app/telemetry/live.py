@@ -1,0 +1,127 @@
+"""What a replica observes of itself: API events and iteration records in, metrics and logs out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.api.events import ApiEvents, RequestInfo, RequestOutcome
+from app.telemetry.prometheus import Metrics
+from app.telemetry.records import RecordLog
+
+
+@dataclass(slots=True)
+class _Open:
+    start_s: float
+    first_s: float | None = None
+    last_s: float = 0.0
+    max_tbt_s: float = 0.0
+
+
+class Telemetry(ApiEvents):
+    """tbt_s: the deployment's objective, for counting violations. log: Parquet, or None.
+
+    name_fields turns a raw iteration record into named fields.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        tbt_s: float | None,
+        name_fields: Callable[[list[Any]], Mapping[str, Any]],
+        log: RecordLog | None = None,
+    ) -> None:
+        self.metrics = Metrics(model)
+        self.num_blocks = 0
+        self.tbt_s = tbt_s
+        self._name_fields = name_fields
+        self._log = log
+        self._open: dict[str, _Open] = {}
+        self._num_preemptions = 0
+        self._stage_end_s: list[float] = []
+
+    # ---- API events ----------------------------------------------------------------------------
+
+    def on_request_start(self, request: RequestInfo, now_s: float) -> None:
+        self._open[request.request_id] = _Open(now_s)
+        self.metrics.prompt_tokens.inc(request.num_prompt_tokens)
+        self.metrics.prompt_length.observe(request.num_prompt_tokens)
+
+    def on_first_token(self, request: RequestInfo, now_s: float) -> None:
+        entry = self._open.get(request.request_id)
+        if entry is not None:
+            entry.first_s = now_s
+            self.metrics.ttft.observe(now_s - entry.start_s)
+
+    def on_tokens(self, request: RequestInfo, num_tokens: int, now_s: float) -> None:
+        self.metrics.generated.inc(num_tokens)
+        entry = self._open.get(request.request_id)
+        if entry is None:
+            return
+        if entry.last_s and request.num_continuations == 1:
+            gap_s = now_s - entry.last_s
+            self.metrics.tbt.observe(gap_s)
+            entry.max_tbt_s = max(entry.max_tbt_s, gap_s)
+            if self.tbt_s is not None and gap_s > self.tbt_s:
+                self.metrics.violations.inc()
+        entry.last_s = now_s
+
+    def on_finish(self, request: RequestInfo, outcome: RequestOutcome, now_s: float) -> None:
+        entry = self._open.pop(request.request_id, None)
+        self.metrics.labelled(self.metrics.finished, finished_reason=outcome.reason).inc()
+        self.metrics.cached_tokens.inc(outcome.num_cached_tokens)
+        self.metrics.output_length.observe(outcome.num_completion_tokens)
+        if entry is None:
+            return
+        self.metrics.e2e.observe(now_s - entry.start_s)
+        if self._log is not None:
+            self._log.request(
+                {
+                    "request_id": request.request_id,
+                    "endpoint": request.endpoint,
+                    "tenant": request.tenant,
+                    "start_s": entry.start_s,
+                    "ttft_s": None if entry.first_s is None else entry.first_s - entry.start_s,
+                    "max_tbt_s": entry.max_tbt_s,
+                    "e2e_s": now_s - entry.start_s,
+                    "num_prompt_tokens": request.num_prompt_tokens,
+                    "num_output_tokens": outcome.num_completion_tokens,
+                    "num_cached_tokens": outcome.num_cached_tokens,
+                    "status": outcome.status,
+                    "reason": outcome.reason,
+                }
+            )
+
+    # ---- the engine ------------------------------------------------------------------------------
+
+    def on_iteration(self, raw: list[Any]) -> None:
+        record = self._name_fields(raw)
+        self.metrics.iteration(record, self.num_blocks)
+        preemptions = record["num_preemptions"]
+        if preemptions > self._num_preemptions:
+            self.metrics.preemptions.inc(preemptions - self._num_preemptions)
+        self._num_preemptions = preemptions  # starts at 0 again with a rebuilt scheduler
+        self._bubbles(record)
+        if self._log is not None:
+            self._log.iteration(record)
+
+    def _bubbles(self, record: Mapping[str, Any]) -> None:
+        """A stage's bubble: it ended its last step before this one had been submitted no later
+        than that, and waited for another stage until this one began."""
+        stages = record["stages_s"]
+        if len(self._stage_end_s) == len(stages):
+            for number, (begin_s, _) in enumerate(stages):
+                free_s = max(self._stage_end_s[number], record["submitted_s"])
+                if number and begin_s > free_s:
+                    counter = self.metrics.labelled(self.metrics.bubble, stage=str(number))
+                    counter.inc(begin_s - free_s)
+        self._stage_end_s = [end_s for _, end_s in stages]
+
+    def on_recovery(self) -> None:
+        self.metrics.recoveries.inc()
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        if self._log is not None:
+            self._log.close()

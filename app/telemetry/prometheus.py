@@ -1,0 +1,103 @@
+"""Prometheus metrics of one replica, under the names people know, at `/metrics`.
+
+Each is one of `definitions.METRICS` or a plain count; docs/metrics in app/telemetry/README.md is
+printed from the objects below, so what is documented is what is exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LATENCY_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
+_TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 3, 5, 10, 20, 40)
+_TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+
+class Metrics:
+    """Every metric of a replica; update methods are called on its event loop."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self._labels = {"model_name": model}
+        self.ttft = self._histogram(
+            "time_to_first_token_seconds", "Arrival to first token", _TTFT_S
+        )
+        self.tbt = self._histogram(
+            "inter_token_latency_seconds", "Time between tokens of a stream (TBT)", _LATENCY_S
+        )
+        self.e2e = self._histogram(
+            "e2e_request_latency_seconds", "Arrival to last token", (*_TTFT_S, 80, 160)
+        )
+        self.prompt_length = self._histogram("request_prompt_tokens", "Prompt length", _TOKENS)
+        self.output_length = self._histogram("request_generation_tokens", "Output length", _TOKENS)
+        self.step_time = self._histogram(
+            "iteration_seconds", "Busy time of an iteration, first stage to last", _LATENCY_S
+        )
+        self.step_error = self._histogram(
+            "iteration_prediction_error_ratio",
+            "Measured over predicted iteration time",
+            (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0),
+        )
+        self.step_tokens = self._histogram(
+            "iteration_tokens", "Tokens of an iteration, prefill and decode", _TOKENS
+        )
+        self.chunk_tokens = self._histogram(
+            "prefill_chunk_tokens", "Prefill tokens of an iteration that has any", _TOKENS
+        )
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens received")
+        self.cached_tokens = self._counter(
+            "prefix_cache_hit_tokens", "Prompt tokens not recomputed"
+        )
+        self.generated = self._counter("generation_tokens", "Tokens streamed")
+        self.finished = self._counter("request_success", "Requests ended", "finished_reason")
+        self.violations = self._counter("tbt_objective_violations", "Gaps above the TBT objective")
+        self.preemptions = self._counter("num_preemptions", "Requests that lost their KV blocks")
+        self.recoveries = self._counter("recoveries", "Pipelines rebuilt after a failure")
+        self.bubble = self._counter("pipeline_bubble_seconds", "Idle time of a stage", "stage")
+        self.running = self._gauge("num_requests_running", "Requests holding KV blocks")
+        self.waiting = self._gauge("num_requests_waiting", "Requests not yet started")
+        self.kv_usage = self._gauge("kv_cache_usage_perc", "KV blocks in use, 0 to 1")
+        self.budget = self._gauge("token_budget", "Most tokens of an iteration")
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        metric = Histogram(
+            f"legato_{name}", text, ["model_name"], registry=self.registry, buckets=buckets
+        )
+        return metric.labels(**self._labels)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Any:
+        metric = Counter(f"legato_{name}", text, ["model_name", *labels], registry=self.registry)
+        return metric if labels else metric.labels(**self._labels)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        metric = Gauge(f"legato_{name}", text, ["model_name"], registry=self.registry)
+        return metric.labels(**self._labels)
+
+    def labelled(self, counter: Any, **labels: str) -> Counter:
+        return counter.labels(**self._labels, **labels)
+
+    def iteration(self, record: Mapping[str, Any], num_blocks: int) -> None:
+        """One iteration record (`actors.messages.ITERATION_FIELDS`, named)."""
+        stages = record["stages_s"]
+        if stages:
+            busy_s = stages[-1][1] - stages[0][0]
+            self.step_time.observe(busy_s)
+            if record["predicted_s"]:
+                slowest_s = max(end - begin for begin, end in stages)
+                self.step_error.observe(slowest_s / record["predicted_s"])
+        self.step_tokens.observe(record["num_decode_tokens"] + record["num_prefill_tokens"])
+        if record["num_prefill_tokens"]:
+            self.chunk_tokens.observe(record["num_prefill_tokens"])
+        self.running.set(record["num_decoding"] + record["num_prefilling"])
+        self.waiting.set(record["num_waiting"])
+        self.budget.set(record["token_budget"])
+        if num_blocks:
+            self.kv_usage.set(1.0 - record["num_free_blocks"] / num_blocks)
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self.registry)
