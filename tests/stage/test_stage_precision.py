@@ -1,0 +1,89 @@
+"""Half precision: as close to the exact model as transformers' own half precision is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.scheduling.request import SamplingParams
+from tests import tiny_models
+from tests.stage.greedy_reference import make_prompts, skip_unless_available
+from tests.stage.mini_planner import MiniPlanner, make_chain
+
+LENGTHS = (17, 40, 63)
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("variant", ["llama", "qwen2-sliding", "qwen3"])
+def test_prompt_logprobs(
+    tiny_model: Callable[..., Path], variant: str, dtype: torch.dtype, backend: str
+) -> None:
+    skip_unless_available(backend)
+    folder = tiny_model(variant, dtype=dtype)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    planner = MiniPlanner(make_chain(folder, backend=backend), chunk=9)
+    prompts = make_prompts(LENGTHS)
+    planner.run(prompts, params)
+    # Weights rounded to half precision, arithmetic in float64: what everyone approximates.
+    half = tiny_models.build(variant).to(dtype)
+    exact = tiny_models.build(variant).to(dtype).double()
+    ours, theirs = [], []
+    for request_id, prompt in enumerate(prompts):
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            want = exact(ids).logits[0].log_softmax(-1)
+            close = half(ids).logits[0].double().log_softmax(-1)
+        for result in planner.results:
+            for owner, first, entries in result.prompt_logprobs:
+                if owner != request_id:
+                    continue
+                for position, entry in enumerate(entries, start=first):
+                    right = want[position - 1, entry.token].item()
+                    ours.append(entry.logprob - right)
+                    theirs.append(close[position - 1, entry.token].item() - right)
+    assert len(ours) == sum(LENGTHS) - len(LENGTHS)
+    our_error = torch.tensor(ours).square().mean().sqrt().item()
+    their_error = torch.tensor(theirs).square().mean().sqrt().item()
+    assert our_error < 1.3 * their_error
+
+
+def test_dtype_may_be_chosen(tiny_model: Callable[..., Path]) -> None:
+    """float32 arithmetic on a folder of bfloat16 weights."""
+    folder = tiny_model("llama", dtype=torch.bfloat16)
+    model = tiny_models.build("llama").to(torch.bfloat16).float()
+    prompt = make_prompts((40,))[0]
+    ids = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)
+    greedy = SamplingParams(max_tokens=24, stop_token_ids=(tiny_models.EOS_TOKEN_ID,))
+    for options in ({"dtype": "float32"}, {"dtype": "float32", "kv_dtype": "float32"}):
+        planner = MiniPlanner(make_chain(folder, **options))
+        assert planner.run([prompt], greedy) == [ids[0, 40:].tolist()]
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_weights_stay_close(
+    tiny_model: Callable[..., Path], quantization: str, backend: str
+) -> None:
+    """Not equal tokens, but a distribution near the exact one's: int8 nearer than int4."""
+    skip_unless_available(backend)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    prompts = make_prompts(LENGTHS)
+
+    def logprobs(**options: object) -> torch.Tensor:
+        planner = MiniPlanner(make_chain(tiny_model("llama"), backend=backend, **options))
+        planner.run(prompts, params)
+        found = {
+            (owner, first + i): entry.logprob
+            for result in planner.results
+            for owner, first, entries in result.prompt_logprobs
+            for i, entry in enumerate(entries)
+        }
+        return torch.tensor([found[key] for key in sorted(found)])
+
+    error = (logprobs(quantization=quantization) - logprobs()).square().mean().sqrt().item()
+    low, high = {"int8": (1e-4, 0.06), "int4": (0.02, 0.8)}[quantization]
+    assert low < error < high

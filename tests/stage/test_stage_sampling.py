@@ -1,0 +1,198 @@
+"""The plain sampler against distributions computed by hand and penalties computed one by one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.random_stream import uniform
+from kernels.sampling import Adjustment, SamplingRows, adjust, chosen_logprobs, sample, unpack_mask
+
+LOGITS = torch.tensor([1.5, -0.5, 0.3, 2.0, -3.0, 1.5, 0.0, 0.9, -1.0, 2.0])
+
+
+def rows(count: int, first_seed: int = 0, **options: float) -> SamplingRows:
+    def full(name: str, default: float, dtype: type) -> Any:
+        return np.full(count, options.get(name, default), dtype=dtype)
+
+    return SamplingRows(
+        temperature_S=full("temperature", 1.0, np.float32),
+        top_k_S=full("top_k", 0, np.int32),
+        top_p_S=full("top_p", 1.0, np.float32),
+        min_p_S=full("min_p", 0.0, np.float32),
+        seed_S=np.arange(first_seed, first_seed + count, dtype=np.int64),
+        position_S=full("position", 17, np.int64),
+    )
+
+
+def kept_by_hand(
+    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The distribution of the definition, token by token in Python."""
+    scaled = [float(x) / temperature for x in LOGITS]
+    highest = max(scaled)
+    weights = [math.exp(x - highest) for x in scaled]
+    order = sorted(range(len(weights)), key=lambda i: (-weights[i], i))
+    if top_k:
+        order = order[:top_k]
+    total, kept, reached = sum(weights[i] for i in order), [], 0.0
+    for i in order:
+        if top_p < 1 and reached >= top_p * total:
+            break
+        kept.append(i)
+        reached += weights[i]
+    kept = [i for i in kept if weights[i] >= min_p]
+    probabilities = np.zeros(len(weights))
+    probabilities[kept] = [weights[i] for i in kept]
+    return probabilities / probabilities.sum()
+
+
+CUTS: list[dict[str, float]] = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 3.0},
+    {"top_k": 3},
+    {"top_k": 1},
+    {"top_p": 0.7},
+    {"top_p": 1e-6},
+    {"min_p": 0.2},
+    {"temperature": 1.7, "top_k": 7, "top_p": 0.9, "min_p": 0.1},
+]
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_distribution(cut: dict[str, Any]) -> None:
+    """Chi-square of 40 000 draws with fixed seeds; what is cut is never drawn."""
+    count = 40_000
+    drawn = sample(LOGITS.expand(count, -1), rows(count, **cut))
+    observed = np.bincount(drawn, minlength=len(LOGITS))
+    expected = kept_by_hand(**cut) * count
+    assert (observed[expected == 0] == 0).all()
+    alive = expected > 0
+    chi_square = ((observed[alive] - expected[alive]) ** 2 / expected[alive]).sum()
+    # 99.9 % of chi-square with 9 degrees of freedom lie below 27.9; fewer degrees, lower still.
+    assert chi_square < 27.9
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_draw_is_the_inverse_of_the_cumulative_distribution(cut: dict[str, Any]) -> None:
+    """Token by token what the definition says: first id whose cumulative exceeds u."""
+    count = 2_000
+    drawn = sample(LOGITS.expand(count, -1), rows(count, 500, **cut))
+    cumulative = kept_by_hand(**cut).cumsum()
+    for s in range(count):
+        u = uniform(500 + s, 17)
+        if np.abs(cumulative - u).min() > 1e-6:  # not on a float32 edge
+            assert drawn[s] == np.searchsorted(cumulative, u, side="right")
+
+
+def test_draws_depend_on_seed_and_position_alone() -> None:
+    """Neither the row nor the neighbours matter."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(64, 1000, generator=generator)
+    together = rows(64, 9, top_p=0.9, temperature=1.3)
+    all_at_once = sample(logits, together)
+    for s in (0, 13, 63):
+        alone = rows(1, 9 + s, top_p=0.9, temperature=1.3)
+        assert sample(logits[s : s + 1], alone)[0] == all_at_once[s]
+    later = sample(logits, rows(64, 9, top_p=0.9, temperature=1.3, position=18))
+    assert (later != all_at_once).sum() > 32
+
+
+def test_greedy_takes_the_lowest_id_among_equals() -> None:
+    assert sample(LOGITS[None], rows(1, temperature=0.0)).tolist() == [3]
+
+
+def test_greedy_and_warm_rows_share_a_batch() -> None:
+    mixed = rows(4, top_k=1)
+    mixed.temperature_S[:] = [0.0, 1.0, 0.0, 0.5]
+    mixed.top_k_S[:] = [0, 1, 5, 1]
+    assert sample(LOGITS.expand(4, -1), mixed).tolist() == [3, 3, 3, 3]
+
+
+def test_tiny_temperature_does_not_overflow() -> None:
+    drawn = sample(LOGITS.expand(200, -1) * 100, rows(200, temperature=1e-5))
+    assert set(drawn.tolist()) == {3, 9}  # the two equal highest
+
+
+def test_masked_logits_are_never_drawn() -> None:
+    logits = LOGITS.clone()
+    logits[[3, 9, 0]] = float("-inf")
+    drawn = sample(logits.expand(5000, -1), rows(5000, temperature=2.0))
+    assert not {0, 3, 9} & set(drawn.tolist())
+    assert {1, 2, 5, 6, 7, 8} <= set(drawn.tolist())
+
+
+def adjusted(**options: Any) -> list[float]:
+    logits = LOGITS.clone()[None].repeat(2, 1)
+    prompt, output = np.array([0, 1, 1], np.int32), np.array([3, 3, 8], np.int32)
+    adjust(logits, [Adjustment(1, prompt, output, **options)])
+    assert torch.equal(logits[0], LOGITS)
+    return logits[1].tolist()
+
+
+def by_hand(changes: dict[int, float]) -> list[float]:
+    values = LOGITS.tolist()
+    for token, value in changes.items():
+        values[token] = value
+    return values
+
+
+def test_repetition_penalty_sees_prompt_and_output_once() -> None:
+    want = by_hand({0: 1.5 / 2, 1: -0.5 * 2, 3: 2.0 / 2, 8: -1.0 * 2})
+    assert adjusted(repetition_penalty=2.0) == pytest.approx(want)
+
+
+def test_presence_penalty_sees_the_output_alone() -> None:
+    assert adjusted(presence_penalty=0.5) == pytest.approx(by_hand({3: 1.5, 8: -1.5}))
+
+
+def test_frequency_penalty_counts() -> None:
+    assert adjusted(frequency_penalty=0.5) == pytest.approx(by_hand({3: 1.0, 8: -1.5}))
+
+
+def test_bias_comes_before_the_penalty() -> None:
+    want = by_hand({0: 1.5 / 2, 1: (-0.5 + 1.5) / 2, 3: 1.0, 8: -2.0, 5: -98.5})
+    assert adjusted(bias=((1, 1.5), (5, -100.0)), repetition_penalty=2.0) == pytest.approx(want)
+
+
+def test_masks() -> None:
+    allowed = torch.tensor([0b1000001010], dtype=torch.int32)  # tokens 1, 3 and 9
+    assert unpack_mask(allowed, 10).nonzero().flatten().tolist() == [1, 3, 9]
+    infinite = float("-inf")
+    want = [infinite, -0.5, infinite, infinite] + [infinite] * 5 + [2.0]
+    assert adjusted(allowed_W=allowed, forbidden=(3,)) == want
+    # A grammar with nothing but the forbidden end left: the end it is.
+    only_end = torch.tensor([0b1000], dtype=torch.int32)
+    assert adjusted(allowed_W=only_end, forbidden=(3,))[3] == 2.0
+
+
+def test_highest_bit_of_a_mask() -> None:
+    words = torch.tensor([-(2**31), 1], dtype=torch.int32)
+    assert unpack_mask(words, 40).nonzero().flatten().tolist() == [31, 32]
+
+
+def test_chosen_logprobs() -> None:
+    logits = LOGITS[None].repeat(2, 1)
+    chosen, rank, top, ids = chosen_logprobs(logits, torch.tensor([9, 4]), 3)
+    total = math.log(sum(math.exp(x) for x in LOGITS.tolist()))
+    assert chosen.tolist() == pytest.approx([2.0 - total, -3.0 - total])
+    assert rank.tolist() == [1, 10]
+    assert set(ids[0, :2].tolist()) == {3, 9}
+    assert top[0].tolist() == pytest.approx([2.0 - total, 2.0 - total, 1.5 - total])
+
+
+def test_uniform_is_uniform_along_positions_and_seeds() -> None:
+    for draws in (
+        [uniform(1, p) for p in range(20_000)],
+        [uniform(s, 5) for s in range(20_000)],
+        [uniform(2**63 - 1, p) for p in range(20_000)],
+    ):
+        counts, _ = np.histogram(draws, bins=20, range=(0, 1))
+        assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # 99.9 % with 19 degrees
+        pairs = np.corrcoef(draws[:-1], draws[1:])[0, 1]
+        assert abs(pairs) < 0.025
