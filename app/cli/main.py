@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from app.bench import engine, load
+from app.bench import engine, load, overhead
 from app.cli import config, serve, talk
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ serve.register(app)
 talk.register(app)
 config.register(app)
 engine.register(bench)
+overhead.register(bench)
 load.register(bench, app)
 
 
