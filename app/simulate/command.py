@@ -1,0 +1,235 @@
+"""`legato simulate`: one deployment, its capacity, the cheapest configuration, or the paper."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from actors.scheduling.config import ConfigError, SchedulerConfig
+from actors.scheduling.cost_model import CostModel
+from app.simulate import paper, published, tables
+from app.simulate.capacity import capacity
+from app.simulate.recorder import write_parquet
+from app.simulate.run import Deployment, scheduler_config, simulate
+from app.simulate.search import candidates, search
+from app.simulate.specs import load_workload, parse_arrivals, parse_lengths
+from app.simulate.workload import Lengths, Workload, generate, read_trace
+
+QUICK_REQUESTS, FULL_REQUESTS = 128, 768
+
+
+def register(app: typer.Typer) -> None:
+    """Add `simulate` to the command line."""
+    app.command("simulate", help=__doc__)(command)
+
+
+def command(
+    model: Annotated[
+        str, typer.Argument(help="Cost model: a name in configs/hardware, or a JSON file.")
+    ] = "yi-34b-a100-tp2",
+    workload: Annotated[
+        str,
+        typer.Option(help="sharegpt4, arxiv, fixed:P,O, uniform:LOW,HIGH,RATIO, zipf; or a file."),
+    ] = "sharegpt4",
+    arrivals: Annotated[
+        str, typer.Option(help="poisson, gamma[:cv], bursty, diurnal, fixed or trace.")
+    ] = "poisson",
+    qps: Annotated[float, typer.Option(help="Requests per second.", min=1e-6)] = 1.0,
+    requests: Annotated[int, typer.Option(help="How many requests.", min=1)] = 512,
+    policy: Annotated[str, typer.Option(help="Scheduling policy.")] = "sarathi",
+    budget: Annotated[str, typer.Option(help="fixed, profiled or adaptive.")] = "adaptive",
+    token_budget: Annotated[int, typer.Option(help="Tokens of a fixed budget.", min=1)] = 512,
+    tbt_ms: Annotated[float, typer.Option(help="TBT objective.", min=0.001)] = 200.0,
+    max_requests: Annotated[int, typer.Option(help="Sequences that run together.", min=1)] = 128,
+    admission: Annotated[str, typer.Option(help="all, predicted_peak or promises.")] = "all",
+    order: Annotated[str, typer.Option(help="Order of the queue.")] = "auto",
+    replicas: Annotated[int, typer.Option(help="Replicas.", min=1)] = 1,
+    routing: Annotated[
+        str, typer.Option(help="round_robin, least_loaded, power_of_two or slack.")
+    ] = "power_of_two",
+    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
+    find_capacity: Annotated[
+        bool, typer.Option("--capacity", help="Search the highest load that meets the objective.")
+    ] = False,
+    find_config: Annotated[
+        str,
+        typer.Option("--search", help="MODEL/DEVICE: the cheapest TP, PP and budget for --qps."),
+    ] = "",
+    reproduce: Annotated[
+        bool, typer.Option("--paper", help="Reproduce the paper's evaluation.")
+    ] = False,
+    quick: Annotated[bool, typer.Option(help="With --paper: a part of it, in a minute.")] = False,
+    workers: Annotated[int, typer.Option(help="Processes for searches.", min=1)] = 1,
+    cache: Annotated[
+        Path | None, typer.Option(help="With --paper: keep finished capacity searches here.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write Parquet, JSON and plots here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+) -> None:
+    console = Console(stderr=as_json)
+    try:
+        if reproduce:
+            result = _paper(console, quick, workers, cache, out)
+        elif find_config:
+            result = _search(console, find_config, workload, tbt_ms, qps, workers, requests)
+        else:
+            truth = load_cost_model(model)
+            config = scheduler_config(
+                truth,
+                policy=policy,
+                budget=budget,
+                token_budget=token_budget,
+                tbt_s=tbt_ms / 1e3,
+                max_requests=max_requests,
+                admission=admission,
+                order=order,
+            )
+            deployment = Deployment(config, truth, num_replicas=replicas, routing=routing)
+            if find_capacity:
+                result = _capacity(
+                    console, deployment, parse_lengths(workload), tbt_ms / 1e3, qps, requests, seed
+                )
+            else:
+                traffic = _traffic(workload, arrivals, qps, requests, seed)
+                result = _run(console, deployment, traffic, seed, out)
+    except (ConfigError, ValueError, KeyError, OSError) as error:
+        raise typer.BadParameter(str(error)) from error
+    if as_json:
+        print(json.dumps(result, allow_nan=True))  # noqa: T201  the command's output
+
+
+def load_cost_model(name: str) -> CostModel:
+    """A JSON file, or a name in `configs/hardware`."""
+    path = Path(name)
+    return CostModel.load(path) if path.suffix == ".json" else paper.load_model(name)
+
+
+def _traffic(workload: str, arrivals: str, qps: float, requests: int, seed: int) -> Workload:
+    if Path(workload).suffix in (".csv", ".parquet"):
+        return read_trace(workload, None if arrivals == "trace" else qps, seed)
+    if Path(workload).suffix in (".yaml", ".yml"):
+        return load_workload(workload, seed)
+    return generate(
+        parse_arrivals(arrivals, qps), parse_lengths(workload), requests, seed, workload
+    )
+
+
+def _run(
+    console: Console, deployment: Deployment, traffic: Workload, seed: int, out: Path | None
+) -> dict[str, Any]:
+    result = simulate(traffic, deployment, seed=seed, keep_steps=out is not None)
+    summary = result.summary()
+    title = f"{deployment.model.name}, {traffic.name}, {_words(deployment.config)}"
+    tables.show(console, tables.summary_table(summary, title))
+    if out is not None:
+        from app.simulate import plots
+
+        out.mkdir(parents=True, exist_ok=True)
+        write_parquet(result.recorder, str(out / "requests.parquet"))
+        (out / "summary.json").write_text(json.dumps(summary.to_dict(), indent=1) + "\n", "utf-8")
+        plots.save_run(result, out)
+        console.print(f"written to {out}")
+    return summary.to_dict()
+
+
+def _words(config: SchedulerConfig) -> str:
+    size = f" {config.token_budget}" if config.budget == "fixed" else ""
+    return f"{config.policy}, {config.budget}{size} budget"
+
+
+def _capacity(
+    console: Console,
+    deployment: Deployment,
+    lengths: Lengths,
+    tbt_s: float,
+    guess_qps: float,
+    requests: int,
+    seed: int,
+) -> dict[str, Any]:
+    found = capacity(
+        deployment,
+        lengths,
+        tbt_s,
+        guess_qps=guess_qps,
+        num_requests=requests,
+        seed=seed,
+        on_probe=lambda p: console.print(
+            f"{p.qps:8.3f} QPS  {'pass' if p.passed else 'fail'}  P99 TBT {p.tbt_p99:.3f} s  "
+            f"median delay {p.scheduling_delay_p50:.2f} s"
+        ),
+    )
+    console.print(f"capacity {found.qps:.3f} QPS, stopped by {found.limit}")
+    return found.to_dict()
+
+
+def _search(
+    console: Console,
+    target: str,
+    workload: str,
+    tbt_ms: float,
+    qps: float,
+    workers: int,
+    requests: int,
+) -> dict[str, Any]:
+    model, _, device = target.partition("/")
+    options = candidates(model, device or "a100")
+    with _progress(console) as progress:
+        task = progress.add_task("configurations", total=len(options))
+        verdicts = search(
+            options,
+            workload,
+            tbt_ms / 1e3,
+            qps,
+            workers=workers,
+            num_requests=min(requests, 256),
+            on_verdict=lambda _: progress.advance(task),
+        )
+    tables.show(console, tables.verdict_table(verdicts, qps))
+    return {"verdicts": [v.to_dict() for v in verdicts]}
+
+
+def _paper(
+    console: Console, quick: bool, workers: int, cache: Path | None, out: Path | None
+) -> dict[str, Any]:
+    requests = QUICK_REQUESTS if quick else FULL_REQUESTS
+    if quick:
+        jobs = [
+            j
+            for j in paper.capacity_jobs(requests, ("mistral-7b-a100", "yi-34b-a100-tp2"))
+            if j.dataset == "sharegpt4"
+            and j.tbt_s == next(d.strict_s for d in published.DEPLOYMENTS if d.model == j.model)
+        ]
+    else:
+        jobs = paper.capacity_jobs(requests) + paper.tp8_jobs(requests)
+        jobs += paper.curve_jobs(requests)
+    with _progress(console) as progress:
+        task = progress.add_task("capacity searches", total=len(jobs))
+        results = paper.run_jobs(jobs, cache, workers, lambda *_: progress.advance(task))
+    rows = paper.validation_rows() + paper.interference_rows() + paper.chunking_rows()
+    rows += paper.ablation_rows(seeds=(0,) if quick else range(5))
+    rows += paper.capacity_rows(results, requests)
+    if not quick:
+        rows += paper.tp8_rows(results, requests) + paper.curve_rows(results, requests)
+    tables.show(console, tables.paper_table(rows))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        data = {"num_requests": requests, "rows": [r.to_dict() for r in rows]}
+        (out / "paper.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        (out / "paper.md").write_text(tables.paper_markdown(rows), encoding="utf-8")
+    return {"rows": [r.to_dict() for r in rows]}
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )

@@ -1,0 +1,58 @@
+"""Learning on the job: the ratio follows, the quantile holds, one outlier does not throw it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from actors.scheduling.cost_model import CostModel, Mix
+from actors.scheduling.interfaces import StepShape
+from actors.scheduling.online import OnlineCostModel
+
+PROFILE = CostModel("p", ((1, 0.010), (1024, 0.100)))
+DECODES = StepShape(16, 1600)
+MIXED = StepShape(16, 1600, ((0, 200),))
+
+
+def test_before_any_step_it_is_the_profile() -> None:
+    online = OnlineCostModel(PROFILE)
+    assert online.step_s(DECODES) == PROFILE.stage_s(Mix.of_shape(DECODES))
+    assert online.bound_factor(Mix.of_shape(DECODES)) == 1.0
+
+
+def test_it_follows_a_machine_that_slowed_down_regime_by_regime() -> None:
+    online = OnlineCostModel(PROFILE)
+    profile_s = PROFILE.stage_s(Mix.of_shape(DECODES))
+    for _ in range(300):
+        online.observe(DECODES, 1.4 * profile_s)
+    assert online.step_s(DECODES) == pytest.approx(1.4 * profile_s, rel=0.01)
+    assert online.step_s(MIXED) == PROFILE.stage_s(Mix.of_shape(MIXED))
+
+
+def test_the_bound_holds_for_the_promised_share_of_steps() -> None:
+    rng = random.Random(5)
+    online = OnlineCostModel(PROFILE, quantile=0.95)
+    mix, profile_s = Mix.of_shape(MIXED), PROFILE.stage_s(Mix.of_shape(MIXED))
+    within = 0
+    for step in range(6000):
+        measured_s = profile_s * 1.2 * rng.lognormvariate(0.0, 0.08)
+        if step >= 2000:
+            within += measured_s <= profile_s * online.bound_factor(mix)
+        online.observe(MIXED, measured_s)
+    assert within / 4000 == pytest.approx(0.95, abs=0.02)
+
+
+def test_one_outlier_moves_the_mean_little() -> None:
+    online = OnlineCostModel(PROFILE)
+    profile_s = PROFILE.stage_s(Mix.of_shape(DECODES))
+    for _ in range(100):
+        online.observe(DECODES, profile_s)
+    online.observe(DECODES, 50 * profile_s)
+    assert online.step_s(DECODES) < 1.02 * profile_s
+
+
+def test_swap_is_never_cheap_when_unmeasured() -> None:
+    assert OnlineCostModel(PROFILE).swap_s(3) == float("inf")
+    measured = CostModel("p", ((1, 0.01),), swap_block_s=0.25)
+    assert OnlineCostModel(measured).swap_s(3) == 0.75
