@@ -105,3 +105,11 @@ def stream_read(tensor: torch.Tensor) -> float:
         raise ValueError("stream_read takes a contiguous float32 tensor")
     read = function("legato_stream_read", ctypes.c_float, Pointer, ctypes.c_int64)
     return float(read(tensor.data_ptr(), tensor.numel()))
+
+
+def multiply_in_registers(count_per_task: int, num_tasks: int) -> int:
+    """Multiply-add from registers with all threads, to time peak arithmetic; returns the FLOPs."""
+    multiply = function(
+        "legato_multiply_in_registers", ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
+    )
+    return int(multiply(count_per_task, num_tasks))

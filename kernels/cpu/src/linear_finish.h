@@ -34,45 +34,51 @@ inline void store_some(Vec x, T* to, int64_t n) {
   }
 }
 
-// sums: [num_rows][kSumsStride], registers of panels [panel, panel + num_panels) side by side.
+// sums: [num_rows][kSumsStride], the registers of one panel.
 template <class T>
-void finish_rows(const Task& task, const float* sums, int64_t panel, int num_panels) {
+void finish_panel(const Task& task, const float* sums, int64_t panel) {
   const PackedLinear& linear = *task.linear;
-  for (int64_t row = 0; row < task.num_rows; ++row) {
+  const int64_t lane = panel * kPanelVecs * kLanes;
+  Vec scales[kPanelVecs];
+  Vec biases[kPanelVecs];
+  int64_t columns[kPanelVecs];
+  int64_t widths[kPanelVecs];
+  for (int vec = 0; vec < kPanelVecs; ++vec) {
+    if (linear.row_scales) scales[vec] = Vec::load(linear.row_scales.get() + lane + vec * kLanes);
+    if (linear.bias) biases[vec] = Vec::load(linear.bias.get() + lane + vec * kLanes);
+    columns[vec] = linear.column(panel, vec);
+    widths[vec] = linear.width(panel, vec);
+  }
+  const bool scaled = linear.row_scales != nullptr;
+  const bool biased = linear.bias != nullptr;
+  const Finish finish = task.finish;
+  for (int64_t row = 0; row < task.num_rows; ++row, sums += kSumsStride) {
     const int64_t out_row = (task.row_begin + row) * task.ldo;
     T* out = static_cast<T*>(task.out) + out_row;
-    for (int i = 0; i < num_panels; ++i, sums += kPanelVecs * kLanes) {
-      const int64_t packed_row = (panel + i) * kPanelVecs * kLanes;
-      Vec values[kPanelVecs];
-      for (int vec = 0; vec < kPanelVecs; ++vec) {
-        const int64_t lane = packed_row + vec * kLanes;
-        values[vec] = Vec::load(sums + vec * kLanes);
-        if (linear.row_scales != nullptr) {
-          values[vec] = values[vec] * Vec::load(linear.row_scales.get() + lane);
-        }
-        if (linear.bias != nullptr) values[vec] = values[vec] + Vec::load(linear.bias.get() + lane);
-      }
-      if (task.finish == Finish::silu_mul) {
-        const Vec gate = rounded(values[0], out);
-        const Vec up = rounded(values[1], out);
-        (silu(gate) * up).store(out + (panel + i) * kLanes);
-        continue;
-      }
-      for (int vec = 0; vec < kPanelVecs; ++vec) {
-        const int64_t column = linear.column(panel + i, vec);
-        const int64_t width = linear.width(panel + i, vec);
-        if (width == 0) continue;
-        if (task.finish == Finish::store_f32) {
-          store_some(values[vec], static_cast<float*>(task.out) + out_row + column, width);
-        } else if (task.finish == Finish::add) {
-          const Vec before = load_some(out + column, width);
-          store_some(before + rounded(values[vec], out), out + column, width);
-        } else {
-          store_some(values[vec], out + column, width);
-        }
+    Vec values[kPanelVecs];
+    for (int vec = 0; vec < kPanelVecs; ++vec) {
+      values[vec] = Vec::load(sums + vec * kLanes);
+      if (scaled) values[vec] = values[vec] * scales[vec];
+      if (biased) values[vec] = values[vec] + biases[vec];
+    }
+    if (finish == Finish::silu_mul) {
+      const Vec gate = rounded(values[0], out);
+      const Vec up = rounded(values[1], out);
+      (silu(gate) * up).store(out + panel * kLanes);
+      continue;
+    }
+    for (int vec = 0; vec < kPanelVecs; ++vec) {
+      if (widths[vec] == 0) continue;
+      T* to = out + columns[vec];
+      if (finish == Finish::store) {
+        store_some(values[vec], to, widths[vec]);
+      } else if (finish == Finish::add) {
+        store_some(load_some(to, widths[vec]) + rounded(values[vec], out), to, widths[vec]);
+      } else {
+        float* floats = static_cast<float*>(task.out) + out_row + columns[vec];
+        store_some(values[vec], floats, widths[vec]);
       }
     }
-    sums += kSumsStride - num_panels * kPanelVecs * kLanes;
   }
 }
 

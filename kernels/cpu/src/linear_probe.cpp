@@ -25,4 +25,17 @@ LEGATO_API float legato_stream_read(const float* data, int64_t num_floats) {
   return total;
 }
 
+// Multiplies in all threads; returns the floating-point operations done.
+LEGATO_API int64_t legato_multiply_in_registers(int64_t count_per_task, int64_t num_tasks) {
+  const auto multiply = LEGATO_PICK(multiply_in_registers);
+  std::vector<int64_t> flops(num_tasks);
+  Pool::get().run(num_tasks, [&](int64_t task, int) {
+    float sink[16] = {};
+    flops[task] = multiply(count_per_task, sink);
+  });
+  int64_t total = 0;
+  for (const int64_t f : flops) total += f;
+  return total;
+}
+
 }  // namespace legato

@@ -1,4 +1,4 @@
-// How fast this machine reads memory: the ceiling a decode step is measured against.
+// What this machine can do at best: the ceilings that benchmarks measure against.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,11 @@
 
 namespace legato {
 
-LEGATO_FOR_EACH_ISA(float stream_read(const float* data, int64_t num_floats))
+LEGATO_FOR_EACH_ISA(
+    // The sum of `data`.
+    float stream_read(const float* data, int64_t num_floats);
+    // The best multiply-add instruction this instruction set has for bf16, `count` times over
+    // independent registers. Returns the floating-point operations done.
+    int64_t multiply_in_registers(int64_t count, float* sink))
 
 }  // namespace legato

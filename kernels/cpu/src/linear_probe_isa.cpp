@@ -20,4 +20,30 @@ float stream_read(const float* data, int64_t num_floats) {
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])).sum() + rest;
 }
 
+int64_t multiply_in_registers(int64_t count, float* sink) {
+  constexpr int kChains = 24;
+  Vec sums[kChains];
+  for (int i = 0; i < kChains; ++i) sums[i] = Vec::set(static_cast<float>(i));
+  const Vec one = Vec::load(sink);  // unknown to the compiler
+  const int64_t rounds = (count + kChains - 1) / kChains;
+  for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 24
+    for (int i = 0; i < kChains; ++i) {
+#ifdef __AVX512BF16__
+      sums[i].v = _mm512_dpbf16_ps(sums[i].v, (__m512bh)one.v, (__m512bh)one.v);
+#else
+      sums[i] = fma(one, one, sums[i]);
+#endif
+    }
+  }
+  for (int i = 1; i < kChains; ++i) sums[0] = sums[0] + sums[i];
+  sums[0].store(sink);
+#ifdef __AVX512BF16__
+  constexpr int64_t kFlops = 4 * Vec::kLanes;
+#else
+  constexpr int64_t kFlops = 2 * Vec::kLanes;
+#endif
+  return rounds * kChains * kFlops;
+}
+
 }  // namespace legato::LEGATO_ISA
