@@ -15,17 +15,19 @@ from numpy.typing import NDArray
 
 from kernels.interface import Backend
 from kernels.plain import PlainBackend
-from kernels.sampling import Adjustment, SamplingRows, adjust, sample
+from kernels.sampling import Adjustment, Judged, SamplingRows, adjust, chosen_logprobs, sample
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingKernels:
-    """The two halves of `kernels.sampling`: adjust logits in place, draw a token per row."""
+    """The operations of `kernels.sampling`: adjust logits in place, draw a token per row, judge
+    tokens by the model's own distribution."""
 
     adjust: Callable[[torch.Tensor, Sequence[Adjustment]], None]
     sample: Callable[[torch.Tensor, SamplingRows], NDArray[np.int64]]
+    chosen_logprobs: Callable[[torch.Tensor, torch.Tensor, int], Judged]
 
 
 _log = logging.getLogger(__name__)
@@ -52,7 +54,11 @@ _BACKENDS: dict[str, tuple[tuple[str, ...], Callable[[torch.dtype], Backend]]] =
 }
 _ON_GPU = {"adjust": "kernels.triton.logits:adjust", "sample": "kernels.triton.sampling:sample"}
 _SAMPLING: dict[str, dict[str, str]] = {
-    "cpu": {"sample": "kernels.cpu.sampling:sample"},
+    "cpu": {
+        "adjust": "kernels.cpu.sampling:adjust",
+        "sample": "kernels.cpu.sampling:sample",
+        "chosen_logprobs": "kernels.cpu.sampling:chosen_logprobs",
+    },
     "triton": _ON_GPU,
     "flash_attn": _ON_GPU,
 }
@@ -83,9 +89,10 @@ def resolve_backend(name: str, device: torch.device | str, dtype: torch.dtype) -
 
 def resolve_sampling(backend: Backend) -> SamplingKernels:
     """The fastest sampling that goes with a backend; all of them draw the same tokens."""
-    plain = SamplingKernels(adjust, sample)
     return SamplingKernels(
-        _optional(backend, "adjust", plain.adjust), _optional(backend, "sample", plain.sample)
+        _optional(backend, "adjust", adjust),
+        _optional(backend, "sample", sample),
+        _optional(backend, "chosen_logprobs", chosen_logprobs),
     )
 
 

@@ -26,6 +26,9 @@ from numpy.typing import NDArray
 
 from kernels.random_stream import uniform
 
+# Log-probability and rank of each row's token; log-probabilities and ids of the likeliest.
+Judged = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
+
 
 @dataclass(slots=True)
 class SamplingRows:
@@ -147,9 +150,7 @@ def kept_probabilities(
     return probability_SV.masked_fill(probability_SV < min_p_S1 * highest_S1, 0.0)
 
 
-def chosen_logprobs(
-    logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+def chosen_logprobs(logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int) -> Judged:
     """Of the model's own distribution (before any adjustment), per row: the token's
     log-probability and rank (1 is the likeliest), and the num_top likeliest with their ids."""
     logprobs_RV = torch.log_softmax(logits_RV, dim=-1)

@@ -18,7 +18,7 @@ from actors.stage.batch import BuiltBatch
 from actors.stage.group import RankGroup
 from actors.stage.models.decoder import Decoder
 from actors.stage.pooling import Pools
-from actors.stage.sampler import Sampler, token_logprobs
+from actors.stage.sampler import Sampler
 from actors.stage.state import RequestState
 
 # Prompt rows go through the head in pieces of this many: logits are vocabulary-wide float32.
@@ -110,7 +110,7 @@ class Head:
                 drawn_S = self._sampler.tokens(rows_S, positions_S, raw_SV)
                 if kept is not None:
                     counts = self._state.columns.logprobs_R[rows_S[wanted]].tolist()
-                    entries = token_logprobs(kept, drawn_S[wanted], counts)
+                    entries = self._sampler.logprobs(kept, drawn_S[wanted], counts)
                     logprobs = tuple(
                         (ids[i], entry) for i, entry in zip(wanted.tolist(), entries, strict=True)
                     )
@@ -149,11 +149,11 @@ class Head:
                 end = min(begin + _HEAD_ROWS, num_rows)
                 at = range(int(hidden.offsets_S1[i]) + begin, int(hidden.offsets_S1[i]) + end)
                 logits_RV = self._decoder.logits(self._normed(hidden, at))
-                if logits_RV is not None:
+                if self._sampler is not None and logits_RV is not None:
                     first = piece.start + 1 + begin
                     targets = self._state.tokens_RP[row, first : first + len(at)]
                     counts = [count] * len(at)
-                    entries += token_logprobs(logits_RV, targets.astype(np.int64), counts)
+                    entries += self._sampler.logprobs(logits_RV, targets.astype(np.int64), counts)
             if num_rows > 0:
                 found.append((piece.request_id, piece.start + 1, tuple(entries)))
         return tuple(found)

@@ -16,7 +16,7 @@ from actors.scheduling.plan import TokenLogprobs
 from actors.stage.grammar import GrammarMasks
 from actors.stage.state import RequestState
 from kernels.registry import SamplingKernels
-from kernels.sampling import Adjustment, chosen_logprobs
+from kernels.sampling import Adjustment
 
 
 class Sampler:
@@ -72,19 +72,20 @@ class Sampler:
             else None,
         )
 
-
-def token_logprobs(
-    logits_RV: torch.Tensor, tokens_R: NDArray[np.int64], counts: Sequence[int]
-) -> list[TokenLogprobs]:
-    """One entry per row of unadjusted logits, with counts[row] alternatives."""
-    tokens = torch.from_numpy(np.ascontiguousarray(tokens_R)).to(logits_RV.device)
-    chosen_R, rank_R, top_RK, ids_RK = chosen_logprobs(logits_RV, tokens, max(counts))
-    return [
-        TokenLogprobs(
-            token=int(tokens_R[r]),
-            logprob=float(chosen_R[r]),
-            rank=int(rank_R[r]),
-            top=tuple(zip(ids_RK[r, :count].tolist(), top_RK[r, :count].tolist(), strict=True)),
+    def logprobs(
+        self, logits_RV: torch.Tensor, tokens_R: NDArray[np.int64], counts: Sequence[int]
+    ) -> list[TokenLogprobs]:
+        """One entry per row of unadjusted logits, with counts[row] alternatives."""
+        tokens = torch.from_numpy(np.ascontiguousarray(tokens_R)).to(logits_RV.device)
+        chosen_R, rank_R, top_RK, ids_RK = self._kernels.chosen_logprobs(
+            logits_RV, tokens, max(counts)
         )
-        for r, count in enumerate(counts)
-    ]
+        return [
+            TokenLogprobs(
+                token=int(tokens_R[r]),
+                logprob=float(chosen_R[r]),
+                rank=int(rank_R[r]),
+                top=tuple(zip(ids_RK[r, :count].tolist(), top_RK[r, :count].tolist(), strict=True)),
+            )
+            for r, count in enumerate(counts)
+        ]
