@@ -8,6 +8,7 @@ the time at which the same request would be accepted, what would break either.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -77,57 +78,72 @@ class Promises:
     """Refuses a request whose acceptance would break a promise, and says when to come again.
 
     tbt_s, ttft_s: the deployment's objectives; a request's own take precedence.
+    max_requests: sequence slots of the engine.
     max_wait_s: the queue's bound where nobody states a TTFT objective.
     action: "refuse", or "queue": admit it anyway (a `deadline` order then relegates what is
         lost), and only hold back starts that would stall running decodes.
+    confidence: share of accepted requests whose first token shall come as predicted. What came
+        of earlier predictions corrects later ones.
     """
 
     cost: OnlineCostModel
     tbt_s: float | None
     ttft_s: float | None
     max_step_tokens: int
+    max_requests: int
     max_wait_s: float = 10.0
     action: str = "refuse"
+    confidence: float = 0.95
     peak: PredictedPeak = field(default_factory=PredictedPeak)
-    _promised: float = 0.0  # work (seconds) that refused clients were told to bring later
-    _promised_at_s: float = 0.0  # when `_promised` was last brought up to date
+    _promised_s: float = 0.0  # work that refused clients were told to bring later
+    _promised_at_s: float = 0.0  # when `_promised_s` was last brought up to date
+    _predicted: dict[int, float] = field(default_factory=dict)  # accepted, first token to come
+    _correction: float = 0.0  # log of the factor on predictions that `confidence` asks for
+    _num_corrections: int = 0
 
     # ---- interfaces.Admission ---------------------------------------------------------
 
     def on_submit(self, request: Request, engine: EngineView) -> Refusal | None:
         if self.action != "refuse":
             return None
-        now_s = engine.now_s
-        rate = self.prefill_rate(engine)
+        self._learn(engine)
         own = len(request.prompt) + len(request.output)
-        ahead = engine.num_waiting_tokens + sum(v.length - v.planned for v in engine.prefilling)
-        ttft_s = (ahead + own) / rate
+        rate = self.prefill_rate(engine)
+        raw_s = self.first_token_s(own, rate, engine)
+        ttft_s = raw_s * math.exp(self._correction)
         limit_s = request.objective.ttft_s or self.ttft_s or self.max_wait_s
         wait_s = ttft_s - limit_s
-        if self._stalls(engine, extra=1, context=own):
-            wait_s = max(wait_s, self._first_finish_s(engine))
-        if wait_s <= 0.0:
+        idle = not engine.num_waiting and not engine.prefilling
+        if wait_s <= 0.0 or (idle and own / rate > limit_s):
+            # It will be in time; or nothing is in its way, and waiting would never help.
+            self._predicted[request.request_id] = raw_s
             return None
-        if own / rate > limit_s and not ahead:
-            # Nothing is in its way: waiting longer will never help this prompt.
-            return None
-        # Everyone told to wait will bring work: the next one must wait behind it.
-        self._promised = max(0.0, self._promised - (now_s - self._promised_at_s))
-        self._promised_at_s = now_s
-        retry_after_s = min(wait_s + self._promised, MAX_RETRY_AFTER_S)
-        self._promised = min(self._promised + own / rate, MAX_RETRY_AFTER_S)
         return Refusal(
             f"overloaded: the first token would take {ttft_s:.1f} s, "
             f"the objective allows {limit_s:.1f} s",
-            retry_after_s=retry_after_s,
+            retry_after_s=self._retry_after_s(wait_s, own / rate, engine.now_s),
         )
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:
-        if self._stalls(engine, extra=1, context=request.length):
+        if self._stalls(engine, request.length):
             return False
         return self.peak.may_start(request, engine)
 
     # ---- predictions ------------------------------------------------------------------
+
+    def first_token_s(self, num_tokens: int, rate: float, engine: EngineView) -> float:
+        """Seconds until a prompt of num_tokens submitted now gives its first token, uncorrected.
+
+        Two queues must let it through: prefill work ahead at `rate` tokens a second, and slots,
+        which come free as running requests end.
+        """
+        ahead = engine.num_waiting_tokens + sum(v.length - v.planned for v in engine.prefilling)
+        compute_s = (ahead + num_tokens) / rate
+        running = len(engine.decoding) + len(engine.prefilling)
+        lacking = engine.num_waiting + 1 - (self.max_requests - running)
+        if lacking <= 0 or not engine.decoding:
+            return compute_s
+        return max(compute_s, lacking / self._finish_rate(engine) + num_tokens / rate)
 
     def prefill_rate(self, engine: EngineView) -> float:
         """Prompt tokens per second while everyone who runs keeps decoding to the objective."""
@@ -146,24 +162,57 @@ class Promises:
         # Even a saturated engine frees time as its decodes finish: never predict "never".
         return max(chunk, 16) / max(step_s, 1e-6)
 
-    def _stalls(self, engine: EngineView, extra: int, context: int) -> bool:
-        """Whether decodes alone would miss the TBT objective with `extra` requests more."""
-        if self.tbt_s is None:
+    def _finish_rate(self, engine: EngineView) -> float:
+        """Running requests that end per second, at the pace of a full step.
+
+        Someone met at random is half done, so whole outputs are twice what is left: n requests
+        with L left each on average end at a rate of n / (2 L) a step.
+        """
+        decoding = engine.decoding
+        share = self.peak.expected_share
+        left = sum(v.max_length - v.length for v in decoding) * share
+        step_s = self.tbt_s or self.cost.profile.stage_s(Mix(len(decoding)))
+        return len(decoding) ** 2 / max(2.0 * left * step_s, 1e-6)
+
+    def _stalls(self, engine: EngineView, context: int) -> bool:
+        """Whether decodes alone would miss the TBT objective with one request more."""
+        running = len(engine.decoding) + len(engine.prefilling)
+        if self.tbt_s is None or not running:
             return False
         profile = self.cost.profile
         stages = profile.num_stages
-        running = len(engine.decoding) + len(engine.prefilling)
-        if not running:
-            return False
         held = sum(v.length for v in engine.decoding) + sum(v.length for v in engine.prefilling)
-        mix = Mix(-(-(running + extra) // stages), (held + context) // stages)
+        mix = Mix(-(-(running + 1) // stages), (held + context) // stages)
         limit_s = stage_share_s(profile, self.tbt_s, mix.num_decodes)
         return profile.stage_s(mix) * self.cost.bound_factor(mix) > limit_s
 
-    def _first_finish_s(self, engine: EngineView) -> float:
-        """When the first running request will have ended, at the objective's pace at the latest."""
-        left = min((v.max_length - v.length for v in engine.decoding), default=0)
-        return max(left, 1) * (self.tbt_s or 0.0)
+    # ---- learning and promising -------------------------------------------------------
+
+    def _learn(self, engine: EngineView) -> None:
+        """Compare first tokens that have come with what was predicted (a running quantile)."""
+        for view in engine.decoding:
+            if view.first_token_s is None:
+                continue
+            predicted_s = self._predicted.pop(view.request_id, None)
+            if predicted_s is None:
+                continue
+            actual_s = view.first_token_s - view.request.arrival_s
+            if max(actual_s, predicted_s) < 0.25 * self.max_wait_s:
+                continue  # an empty engine teaches nothing about a full one
+            self._num_corrections += 1
+            step = max(0.4 / math.sqrt(self._num_corrections), 0.04)
+            late = math.log(max(actual_s, 1e-3) / max(predicted_s, 1e-3)) > self._correction
+            self._correction += step * (self.confidence if late else self.confidence - 1.0)
+        if len(self._predicted) > 4 * self.max_requests + 1024:  # aborted ones never come
+            self._predicted.clear()
+
+    def _retry_after_s(self, wait_s: float, own_s: float, now_s: float) -> float:
+        """When it would be accepted, behind everyone who was told to come earlier."""
+        self._promised_s = max(0.0, self._promised_s - (now_s - self._promised_at_s))
+        self._promised_at_s = now_s
+        retry_after_s = min(wait_s + self._promised_s, MAX_RETRY_AFTER_S)
+        self._promised_s = min(self._promised_s + own_s, MAX_RETRY_AFTER_S)
+        return retry_after_s
 
 
 ADMISSIONS = ("all", "predicted_peak", "promises")
@@ -195,6 +244,7 @@ def build_admission(config: SchedulerConfig, cost_model: interfaces.CostModel | 
                 config.tbt_s,
                 config.ttft_s,
                 config.max_step_tokens,
+                config.max_requests,
                 peak=peak,
                 **options,
             )

@@ -7,6 +7,7 @@ freely. Everything is drawn from one seeded generator: equal arguments give equa
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -203,6 +204,7 @@ def from_statistics(prompt: LengthStatistics, output: LengthStatistics, max_tota
     return draw
 
 
+@functools.lru_cache(maxsize=64)
 def _quantiles(statistics: LengthStatistics, cap: int) -> Callable[[Floats], Ints]:
     """A quantile function through (1/2, median) and (0.9, P90) with the wanted deviation.
 
