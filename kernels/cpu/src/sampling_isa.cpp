@@ -26,20 +26,25 @@ float highest(const float* logits, int64_t n) {
   return max(max(most[0], most[1]), max(most[2], most[3])).max();
 }
 
+// Bit i: whether lane i of x is `value`.
+uint32_t equal_lanes(Vec x, float value) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(value), _CMP_EQ_OQ);
+#else
+  return _mm256_movemask_ps(_mm256_cmp_ps(x.v, _mm256_set1_ps(value), _CMP_EQ_OQ));
+#endif
+}
+
 int64_t first_equal(const float* logits, int64_t n, float value) {
-  for (int64_t i = 0; i < n; ++i) {
+  int64_t i = 0;
+  for (; i + Vec::kLanes <= n; i += Vec::kLanes) {
+    const uint32_t lanes = equal_lanes(Vec::load(logits + i), value);
+    if (lanes != 0) return i + __builtin_ctz(lanes);
+  }
+  for (; i < n; ++i) {
     if (logits[i] == value) return i;
   }
   return 0;  // a row of NaN
-}
-
-// Of the values from `floor` on, in eight partial sums, so in a fixed order. n: a multiple of 8.
-double sum_from(const float* values, int64_t n, float floor) {
-  double sums[8] = {};
-  for (int64_t i = 0; i < n; i += 8) {
-    for (int k = 0; k < 8; ++k) sums[k] += values[i + k] >= floor ? values[i + k] : 0.0f;
-  }
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
 // exp, but 0 where it would be smaller than any normal float (and for -inf).
@@ -57,11 +62,15 @@ double weigh(const float* logits, int64_t n, float most, float inverse_temperatu
   const Vec scale = Vec::set(inverse_temperature), top = Vec::set(most);
   double total = 0.0;
   for (int64_t begin = 0; begin < n; begin += kSumBlock) {
-    for (int64_t i = begin; i < begin + kSumBlock; i += Vec::kLanes) {
-      const int64_t left = n - i;
-      const Vec x = left >= Vec::kLanes ? Vec::load(logits + i)
-                                        : load_or(logits + i, left < 0 ? 0 : left, -kInfinity);
-      weight_of((x - top) * scale).store(out + i);
+    const float* from = logits + begin;
+    float padded[kSumBlock];
+    if (n - begin < kSumBlock) {
+      for (int64_t i = 0; i < kSumBlock; ++i) padded[i] = begin + i < n ? from[i] : -kInfinity;
+      from = padded;
+    }
+#pragma GCC unroll 2
+    for (int64_t i = 0; i < kSumBlock; i += Vec::kLanes) {
+      weight_of((Vec::load(from + i) - top) * scale).store(out + begin + i);
     }
     total += sum_from(out + begin, kSumBlock, 0.0f);
   }
@@ -120,17 +129,18 @@ int64_t draw_token(const DrawArgs& args, float* weights, float* candidates) {
   float floor = args.min_p < 1.0f ? args.min_p : 1.0f;  // the highest weight is 1
   double total = all;
   if (args.top_k > 0 && args.top_k < n) {
-    const Cut cut = find_cut(weights, n, 0.0f, args.top_k, 0.0, candidates);
+    const Cut cut = find_cut<Measure::count>(weights, n, 0.0f, args.top_k, candidates);
     drop_ties(weights, n, cut);
     floor = cut.value > floor ? cut.value : floor;
-    total = cut.mass;
+    if (args.top_p < 1.0f) total = sum_from(weights, padded_vocabulary(n), cut.value);
   }
   if (args.top_p < 1.0f) {
     const double mass = static_cast<double>(args.top_p) * total;
     // All tokens below this together weigh less than what the nucleus may leave out.
     const auto needless = static_cast<float>(0.999 * (total - mass) / static_cast<double>(n));
     const float lowest = needless > floor ? needless : floor;
-    const Cut cut = find_cut(weights, n, lowest < 1.0f ? lowest : 1.0f, 0, mass, candidates);
+    const Cut cut =
+        find_cut<Measure::mass>(weights, n, lowest < 1.0f ? lowest : 1.0f, mass, candidates);
     drop_ties(weights, n, cut);
     floor = cut.value > floor ? cut.value : floor;
   }

@@ -31,20 +31,19 @@ struct Cut {
   float value = 0.0f;
   int64_t ties = 0;
   int64_t equals = 0;
-  double mass = 0.0;  // of what is kept
 };
 
-struct Tally {
-  int64_t count[kSplits];
-  double mass[kSplits];
-};
+// What lies at or above each split: how many weights, or their sum.
+enum class Measure { count, mass };
 
 #if defined(__AVX512F__)
 
 // n is a multiple of 16.
-inline void tally(const float* values, int64_t n, const float* splits, Tally& out) {
+template <Measure kMeasure>
+inline void tally(const float* values, int64_t n, const float* splits, double* found) {
   __m512d mass[kSplits];
   __m512i count[kSplits];
+#pragma GCC unroll 7
   for (int s = 0; s < kSplits; ++s) {
     mass[s] = _mm512_setzero_pd();
     count[s] = _mm512_setzero_si512();
@@ -60,20 +59,26 @@ inline void tally(const float* values, int64_t n, const float* splits, Tally& ou
 #pragma GCC unroll 7
       for (int s = 0; s < kSplits; ++s) {
         const __mmask16 in = _mm512_cmp_ps_mask(v, _mm512_set1_ps(splits[s]), _CMP_GE_OQ);
-        sums[s] = _mm512_mask_add_ps(sums[s], in, sums[s], v);
-        count[s] = _mm512_mask_sub_epi32(count[s], in, count[s], _mm512_set1_epi32(-1));
+        if constexpr (kMeasure == Measure::mass) {
+          sums[s] = _mm512_mask_add_ps(sums[s], in, sums[s], v);
+        } else {
+          count[s] = _mm512_mask_sub_epi32(count[s], in, count[s], _mm512_set1_epi32(-1));
+        }
       }
     }
+    if constexpr (kMeasure == Measure::mass) {
 #pragma GCC unroll 7
-    for (int s = 0; s < kSplits; ++s) {
-      const __m256 high = _mm512_extractf32x8_ps(sums[s], 1);
-      mass[s] = _mm512_add_pd(mass[s], _mm512_cvtps_pd(_mm512_castps512_ps256(sums[s])));
-      mass[s] = _mm512_add_pd(mass[s], _mm512_cvtps_pd(high));
+      for (int s = 0; s < kSplits; ++s) {
+        const __m256 high = _mm512_extractf32x8_ps(sums[s], 1);
+        mass[s] = _mm512_add_pd(mass[s], _mm512_cvtps_pd(_mm512_castps512_ps256(sums[s])));
+        mass[s] = _mm512_add_pd(mass[s], _mm512_cvtps_pd(high));
+      }
     }
   }
+#pragma GCC unroll 7
   for (int s = 0; s < kSplits; ++s) {
-    out.mass[s] = _mm512_reduce_add_pd(mass[s]);
-    out.count[s] = _mm512_reduce_add_epi32(count[s]);
+    found[s] = kMeasure == Measure::mass ? _mm512_reduce_add_pd(mass[s])
+                                         : static_cast<double>(_mm512_reduce_add_epi32(count[s]));
   }
 }
 
@@ -94,7 +99,8 @@ inline int64_t select(const float* values, int64_t n, float low, float high, flo
 
 #else
 
-inline void tally(const float* values, int64_t n, const float* splits, Tally& out) {
+template <Measure kMeasure>
+inline void tally(const float* values, int64_t n, const float* splits, double* found) {
   for (int s = 0; s < kSplits; ++s) {
     __m256d mass = _mm256_setzero_pd();
     __m256i count = _mm256_setzero_si256();
@@ -111,9 +117,12 @@ inline void tally(const float* values, int64_t n, const float* splits, Tally& ou
     alignas(32) int32_t counts[8];
     _mm256_store_pd(masses, mass);
     _mm256_store_si256(reinterpret_cast<__m256i*>(counts), count);
-    out.mass[s] = (masses[0] + masses[1]) + (masses[2] + masses[3]);
-    out.count[s] = 0;
-    for (int32_t c : counts) out.count[s] += c;
+    found[s] = 0.0;
+    if constexpr (kMeasure == Measure::mass) {
+      for (double m : masses) found[s] += m;
+    } else {
+      for (int32_t c : counts) found[s] += c;
+    }
   }
 }
 
@@ -138,15 +147,14 @@ inline void sort_falling(float* values, int64_t n) {
   }
 }
 
-// The shortest prefix, in falling order, that holds `count` weights or else (count 0) has `mass`.
+// The shortest prefix, in falling order, that measures at least `goal` (and is not empty).
 // `weights` has n values, is padded with zeros to a multiple of 16 and has no value above 1; values
 // below `lowest` are left out of account. `candidates` is scratch of n + 16 floats.
-inline Cut find_cut(const float* weights, int64_t n, float lowest, int64_t count, double mass,
+template <Measure kMeasure>
+inline Cut find_cut(const float* weights, int64_t n, float lowest, double goal,
                     float* candidates) {
-  const auto reaches = [&](int64_t c, double m) { return count > 0 ? c >= count : m >= mass; };
   uint32_t low = bits_of(lowest), high = bits_of(1.0f) + 1;  // the cut lies in [low, high)
-  int64_t above_count = 0;  // of weights from `high` on
-  double above_mass = 0.0;
+  double above = 0.0;  // measure of the weights from `high` on
   const float* values = weights;
   while (n > kFewCandidates) {
     float splits[kSplits];
@@ -154,18 +162,18 @@ inline Cut find_cut(const float* weights, int64_t n, float lowest, int64_t count
     bounds[0] = low;
     bounds[kSplits + 1] = high;
     for (int s = 0; s < kSplits; ++s) {
-      bounds[s + 1] = low + static_cast<uint32_t>(uint64_t{high - low} * (s + 1) / (kSplits + 1));
+      // Even steps of the exponent; closer to the top where the bracket goes down to 0.
+      constexpr float kFromZero[kSplits] = {1e-8f, 1e-6f, 1e-4f, 2e-3f, 2e-2f, 0.1f, 0.3f};
+      const auto even = static_cast<uint32_t>(uint64_t{high - low} * (s + 1) / (kSplits + 1));
+      bounds[s + 1] = low == 0 && high > bits_of(1.0f) ? bits_of(kFromZero[s]) : low + even;
       splits[s] = float_of(bounds[s + 1]);
     }
     const int64_t padded = (n + 15) / 16 * 16;
-    Tally found;
-    tally(values, padded, splits, found);
+    double found[kSplits];
+    tally<kMeasure>(values, padded, splits, found);
     int s = kSplits;  // the highest bound from which on there is enough
-    while (s > 0 && !reaches(above_count + found.count[s - 1], above_mass + found.mass[s - 1])) --s;
-    if (s < kSplits) {
-      above_count += found.count[s];
-      above_mass += found.mass[s];
-    }
+    while (s > 0 && above + found[s - 1] < goal) --s;
+    if (s < kSplits) above += found[s];
     low = bounds[s];
     high = bounds[s + 1];
     n = select(values, padded, float_of(low), float_of(high), candidates);
@@ -176,11 +184,11 @@ inline Cut find_cut(const float* weights, int64_t n, float lowest, int64_t count
   if (values != candidates) std::memcpy(candidates, values, sizeof(float) * n);
   if (n <= kFewCandidates) sort_falling(candidates, n);
   int64_t kept = 0;
-  while (kept < n && (above_count + kept == 0 || !reaches(above_count + kept, above_mass))) {
-    above_mass += candidates[kept++];
+  while (kept < n && (above == 0.0 || above < goal)) {
+    above += kMeasure == Measure::mass ? candidates[kept] : 1.0f;
+    ++kept;
   }
   Cut cut;
-  cut.mass = above_mass;
   if (kept == 0) {  // what lies above is enough after all
     cut.value = float_of(high);
     return cut;
@@ -192,6 +200,45 @@ inline Cut find_cut(const float* weights, int64_t n, float lowest, int64_t count
     if (i < kept) ++cut.ties;
   }
   return cut;
+}
+
+// Sum of n (a multiple of 64) values, those below `floor` left out, in doubles and a fixed order.
+inline double sum_from(const float* values, int64_t n, float floor) {
+#if defined(__AVX512F__)
+  const __m512 least = _mm512_set1_ps(floor);
+  __m512d sums[8];
+#pragma GCC unroll 8
+  for (auto& sum : sums) sum = _mm512_setzero_pd();
+  for (int64_t i = 0; i < n; i += 64) {
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) {
+      __m512 v = _mm512_loadu_ps(values + i + 16 * k);
+      v = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(v, least, _CMP_GE_OQ), v);
+      const __m256 high = _mm512_extractf32x8_ps(v, 1);
+      sums[2 * k] = _mm512_add_pd(sums[2 * k], _mm512_cvtps_pd(_mm512_castps512_ps256(v)));
+      sums[2 * k + 1] = _mm512_add_pd(sums[2 * k + 1], _mm512_cvtps_pd(high));
+    }
+  }
+#pragma GCC unroll 8
+  for (int k = 1; k < 8; ++k) sums[0] = _mm512_add_pd(sums[0], sums[k]);
+  return _mm512_reduce_add_pd(sums[0]);
+#else
+  const __m256 least = _mm256_set1_ps(floor);
+  __m256d sums[4];
+  for (auto& sum : sums) sum = _mm256_setzero_pd();
+  for (int64_t i = 0; i < n; i += 16) {
+    for (int k = 0; k < 2; ++k) {
+      __m256 v = _mm256_loadu_ps(values + i + 8 * k);
+      v = _mm256_and_ps(_mm256_cmp_ps(v, least, _CMP_GE_OQ), v);
+      const __m128 high = _mm256_extractf128_ps(v, 1);
+      sums[2 * k] = _mm256_add_pd(sums[2 * k], _mm256_cvtps_pd(_mm256_castps256_ps128(v)));
+      sums[2 * k + 1] = _mm256_add_pd(sums[2 * k + 1], _mm256_cvtps_pd(high));
+    }
+  }
+  alignas(32) double lanes[4];
+  _mm256_store_pd(lanes, (sums[0] + sums[1]) + (sums[2] + sums[3]));
+  return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+#endif
 }
 
 }  // namespace legato::LEGATO_ISA
