@@ -37,6 +37,8 @@ class SchedulerConfig:
     Shape: `token_budget` is the fixed budget; `max_step_tokens` what the stages' buffers hold;
     `tile` rounds the tokens of a step that a chunk had to be cut for; `max_chunk` caps one
     prompt's share of a step while others wait for prefill.
+    With several stages a request is in one outstanding step at most, as its token must come back;
+    `overlap_chunks` lets the chunks of a prompt, whose tokens are known, follow one another.
     Names (`policy`, `order`, `budget`, `admission`) come with an options mapping each. Order
     "auto" is the policy's own.
     """
@@ -56,7 +58,8 @@ class SchedulerConfig:
     num_stages: int = 1
     pipeline_depth: int | None = None
     lookahead: bool = True
-    micro_batches: str = "greedy"  # "greedy", or "uniform": decodes spread over the pipeline
+    micro_batches: str = "greedy"  # "greedy", or "uniform": work spread over the pipeline
+    overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
 
     policy: str = "sarathi"
     policy_options: Mapping[str, Any] = field(default_factory=dict)
@@ -91,6 +94,13 @@ class SchedulerConfig:
     def steps_per_request(self) -> int:
         """In how many outstanding steps one request may be: two with lookahead, else one."""
         return 2 if self.num_stages == 1 and self.lookahead else 1
+
+    @property
+    def chunks_per_request(self) -> int:
+        """In how many outstanding steps one unfinished prompt may be."""
+        if self.num_stages > 1 and self.overlap_chunks:
+            return self.depth
+        return self.steps_per_request
 
     def with_changes(self, changes: Mapping[str, Any]) -> SchedulerConfig:
         """A copy with live changes applied; keys as in the YAML (`slo.tbt_ms` and so on).

@@ -12,6 +12,7 @@ from typing import Any
 
 from actors.scheduling import config as building
 from actors.scheduling import validation
+from actors.scheduling.bubbles import BubbleMeter
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import (
     Abort,
@@ -60,6 +61,7 @@ class Core:
         self.faults = Faults(self.residents, self.outcomes)
         self.in_flight: deque[InFlight] = deque()
         self.residents.in_flight = self.in_flight
+        self.bubbles = BubbleMeter()
         self.num_steps = 0  # planned so far: the next step's id
         self._num_submitted = 0
         self._last_answer_s = 0.0
@@ -158,6 +160,7 @@ class Core:
         times = event.result.stage_times_s
         if times:
             duration_s = max(end - start for start, end in times)
+            self.bubbles.observe(times)
         else:
             duration_s = now_s - max(step.planned_at_s, self._last_answer_s)
         self._last_answer_s = now_s
@@ -267,7 +270,7 @@ class Core:
 
     def _plan_anything(self, builder: StepBuilder) -> None:
         """Progress comes before policy: nothing is in flight, so nothing else would wake us."""
-        builder.decode_all()
+        builder.decode(self.residents.decoding)
         for state in builder.runnable_prefills():
             builder.chunk(state, builder.room)
         if builder.empty:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from actors.scheduling.interfaces import Admission, StepShape, TokenBudget
+from actors.scheduling.microbatch import decode_share, prefill_share, spread
 from actors.scheduling.plan import RequestStart, Slice, StepPlan
 from actors.scheduling.residents import Residents
 from actors.scheduling.state import RequestState, Status
@@ -45,6 +46,7 @@ class StepBuilder:
         self.budget = budget
         self.admission = admission
         self.reserve = reserve
+        self._uniform = self.config.micro_batches == "uniform" and self.config.num_stages > 1
         self.clear(0)
 
     def clear(self, step_id: int) -> None:
@@ -82,11 +84,14 @@ class StepBuilder:
     def tokens_left(self) -> int:
         """Prefill tokens that the budget allows on top of what is in the step. Never negative."""
         budget = self.budget.num_tokens(self.shape, self.residents)
+        if self._uniform:
+            share = prefill_share(self.residents, self.config.depth, self.num_tokens)
+            budget = min(budget, share)
         return max(0, min(budget - self.num_tokens, self.room))
 
     def runnable_prefills(self) -> list[RequestState]:
         """Admitted requests with known tokens left, best rank first."""
-        limit = self.config.steps_per_request
+        limit = self.config.chunks_per_request
         return [s for s in self.residents.prefilling if s.in_flight < limit]
 
     def runnable_decodes(self) -> list[RequestState]:
@@ -100,8 +105,17 @@ class StepBuilder:
     # ---- what a policy does -----------------------------------------------------------
 
     def decode_all(self) -> None:
-        """One token for every request that can decode."""
-        self.decode(self.residents.decoding)
+        """One token for every request that can decode (this micro-batch's share of them)."""
+        if not self._uniform:
+            self.decode(self.residents.decoding)
+            return
+        ready = self.runnable_decodes()
+        share = decode_share(self.residents, self.config.depth)
+        self.decode(spread(ready, share))
+        for state in ready:  # in place of those that had to wait for memory
+            if self.num_decodes >= share:
+                return
+            self.decode((state,))
 
     def decode(self, states: Iterable[RequestState]) -> None:
         """One token for each of these `decoding` requests that can decode now, best rank first.
@@ -152,7 +166,7 @@ class StepBuilder:
         if 0 < count < remaining:
             count = self._round_to_tile(count)
         again = state in self._prefills
-        if count <= 0 or (state.in_flight >= self.config.steps_per_request and not again):
+        if count <= 0 or (state.in_flight >= self.config.chunks_per_request and not again):
             return 0
         if state.planned + count > state.capacity:
             count = self._make_room(state, count, whole)

@@ -46,7 +46,7 @@ def _validate_progress(core: Core, by_status: dict[Status, list[RequestState]]) 
     residents, size = core.residents, core.config.block_size
     in_flight = Counter(id(s) for step in core.in_flight for s in step.members())
     for state in residents.states.values():
-        assert state.in_flight == in_flight[id(state)] <= core.config.steps_per_request, state
+        assert state.in_flight == in_flight[id(state)] <= core.config.chunks_per_request, state
         assert state.length == state.num_prompt_tokens + len(state.outputs), state
         assert state.length < max(state.max_length, state.num_prompt_tokens + 1), state
         assert state.capacity == len(state.blocks) * size

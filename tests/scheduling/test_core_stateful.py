@@ -38,6 +38,7 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
         num_stages=st.sampled_from([1, 1, 2, 3]),
         lookahead=st.booleans(),
         micro_batches=st.sampled_from(["greedy", "uniform"]),
+        overlap_chunks=st.booleans(),
         prefix_cache=st.booleans(),
         allocation=st.sampled_from(["prompt", "chunk"]),
         swap=st.sampled_from(["always", "auto", "never"]),
@@ -93,9 +94,7 @@ class AnythingGoes(RuleBasedStateMachine):
 
         self.num_submitted += 1
         self.driver.submit(
-            replace(
-                request, request_id=self.num_submitted, arrival_s=self.driver.now_s, **changes
-            )
+            replace(request, request_id=self.num_submitted, arrival_s=self.driver.now_s, **changes)
         )
 
     @rule(request=requests())
@@ -115,9 +114,7 @@ class AnythingGoes(RuleBasedStateMachine):
         self.num_groups += 1
         for k in range(n):
             sampling = replace(request.sampling, seed=k)
-            self._submit(
-                request, group=f"g{self.num_groups}", sampling=sampling, pooling=None
-            )
+            self._submit(request, group=f"g{self.num_groups}", sampling=sampling, pooling=None)
 
     @rule(which=st.integers(0, 10))
     def abort(self, which: int) -> None:

@@ -1,0 +1,47 @@
+"""Uniform micro-batches: what keeps the stages of a pipeline equally busy.
+
+A stage idles when the next micro-batch takes another time than the last (Sarathi-Serve, section
+3.3): PB1 prompts of other lengths, PB2 a prompt beside decodes, PB3 decodes over other context
+lengths. So decodes and prefill tokens are shared out over the micro-batches in flight (as gLLM
+throttles tokens) instead of all going into the first.
+"""
+
+from __future__ import annotations
+
+from actors.scheduling.residents import Residents
+from actors.scheduling.state import RequestState
+
+_LEAST_PREFILL = 32  # below this a chunk is not worth a step
+
+
+def decode_share(residents: Residents, depth: int) -> int:
+    """Decodes that one of `depth` micro-batches should hold."""
+    return -(-len(residents.decoding) // depth)
+
+
+def prefill_share(residents: Residents, depth: int, num_tokens: int) -> int:
+    """Tokens (with the `num_tokens` decodes already in it) that this micro-batch should hold.
+
+    Everything computable now, spread over the pipeline.
+    """
+    pending = residents.num_waiting_tokens + sum(s.remaining for s in residents.prefilling)
+    total = pending + len(residents.decoding)
+    return max(-(-total // depth), num_tokens + _LEAST_PREFILL)
+
+
+def spread(ready: list[RequestState], count: int) -> list[RequestState]:
+    """Choose `count` decodes: whoever waited longest, and of equals a mix of context lengths.
+
+    Going round by age means nobody is passed over twice; evenly spaced context lengths give this
+    micro-batch the average attention work. Returned in the order of `ready`.
+    """
+    if count >= len(ready):
+        return ready
+    by_age = sorted(ready, key=lambda state: (state.step_id, state.length))
+    newest = by_age[count - 1].step_id  # of those who are in
+    older = [state for state in by_age if state.step_id < newest]
+    equals = [state for state in by_age if state.step_id == newest]
+    places = count - len(older)
+    chosen = {id(state) for state in older}
+    chosen.update(id(equals[k * len(equals) // places]) for k in range(places))
+    return [state for state in ready if id(state) in chosen]
