@@ -20,6 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 _POINTERS = {
+    torch.float64: "*fp64",
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
@@ -29,6 +30,7 @@ _POINTERS = {
     torch.uint8: "*u8",
     torch.bool: "*i1",
 }
+_OPTIONS = {"num_warps", "num_stages"}
 _DIVISIBLE_BY_16 = [["tt.divisibility", 16]]
 
 
@@ -41,6 +43,12 @@ class CompiledKernel:
     shared_bytes: int
     cubin_bytes: int
     ptx: str
+
+    @property
+    def tensor_cores(self) -> str | None:
+        """The matrix instruction used: tcgen05 (Blackwell), wgmma (Hopper), mma.sync, or none."""
+        known = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
+        return next((name for name in known if name in self.ptx), None)
 
 
 @contextlib.contextmanager
@@ -74,13 +82,18 @@ def compiling_for(arch: int) -> Iterator[list[CompiledKernel]]:
             )
         )
 
-    with mock.patch.object(triton.JITFunction, "run", compile_launch):
+    with (
+        mock.patch.object(triton.JITFunction, "run", compile_launch),
+        mock.patch("kernels.triton.prefill.target_arch", return_value=arch),
+    ):
         yield compiled
 
 
 def _source(kernel: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     names = set(kernel.arg_names)
     given = {name: options.pop(name) for name in [*options] if name in names}
+    if unknown := options.keys() - _OPTIONS:
+        raise TypeError(f"{kernel.fn.__name__} has no parameter {', '.join(sorted(unknown))}")
     bound = inspect.signature(kernel.fn).bind(*args, **given).arguments
     signature: dict[str, str] = {}
     constants: dict[str, object] = {}

@@ -209,7 +209,6 @@ def decode_attention(
             N=N,
             D=D,
             BLOCK_D=block_d,
-            BLOCK_K=tile.block_k,
             SPLITS=splits.count,
             GRANULE=splits.granule,
             BLOCK_SPLITS=triton.next_power_of_2(splits.count),

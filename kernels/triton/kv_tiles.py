@@ -39,10 +39,10 @@ def load_tile(
     """(BLOCK_K, BLOCK_D) of K or V in the dtype of `like`; zeros outside."""
     d = tl.arange(0, BLOCK_D)
     mask = inside_K[:, None] & (d < D)[None, :]
+    tile = tl.load(cache_ptr + row_K[:, None] + d[None, :], mask=mask, other=0)
     if FLOAT8:
-        tile = tl.load(cache_ptr + row_K[:, None] + d[None, :], mask=mask, other=0)
-        return from_e4m3(tile).to(like.dtype)
-    return tl.load(cache_ptr + row_K[:, None] + d[None, :], mask=mask, other=0.0)
+        tile = from_e4m3(tile).to(like.dtype)
+    return tile
 
 
 @triton.jit
@@ -58,8 +58,10 @@ def scores(
     if SOFTCAP > 0:
         # tanh(x) = 2 sigmoid(2x) - 1, which every Triton target and the interpreter have.
         capped = 2.0 * tl.sigmoid(product * (scale * 2.0 / SOFTCAP)) - 1.0
-        return capped * (SOFTCAP * LOG2_E)
-    return product * (scale * LOG2_E)
+        score = capped * (SOFTCAP * LOG2_E)
+    else:
+        score = product * (scale * LOG2_E)
+    return score
 
 
 @triton.jit

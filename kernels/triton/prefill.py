@@ -13,7 +13,7 @@ import triton.language as tl
 from kernels.interface import AttentionShape, Batch
 from kernels.triton.cache import PagedKV
 from kernels.triton.kv_tiles import MASKED, accumulate, kv_rows, load_tile, scores
-from kernels.triton.tiles import prefill_tile
+from kernels.triton.tiles import prefill_tile, target_arch
 
 
 @triton.jit
@@ -149,7 +149,7 @@ def prefill_attention(
     S = batch.starts_S.shape[0]
     T = q_TND.shape[0]
     group = shape.num_heads // shape.num_kv_heads
-    tile = prefill_tile(shape.head_dim, group, q_TND.dtype)
+    tile = prefill_tile(shape.head_dim, group, q_TND.dtype, target_arch())
     # Tokens before first_slice are decodes, one each.
     num_tiles = (T - first_slice) // tile.tokens + S - first_slice
     _prefill_kernel[(num_tiles, shape.num_kv_heads)](

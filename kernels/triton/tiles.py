@@ -43,23 +43,32 @@ def _power_of_two_at_least(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-@functools.cache
-def prefill_tile(head_dim: int, group: int, dtype: torch.dtype) -> PrefillTile:
-    """128 rows fill the tensor cores' tile on Hopper and Ampere alike.
+def target_arch() -> int:
+    """Compute capability the kernels are built for, 90 for Hopper (and where there is no GPU)."""
+    if not torch.cuda.is_available():
+        return 90
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
 
-    Wider heads and float32 get smaller tiles: q, the accumulator and two stages of K and V
-    must fit registers and shared memory (228 KB on Hopper, 164 KB on A100, 100 KB elsewhere).
+
+@functools.cache
+def prefill_tile(head_dim: int, group: int, dtype: torch.dtype, arch: int) -> PrefillTile:
+    """128 rows keep two warpgroups of Hopper's tensor cores busy.
+
+    Ampere's products take both operands from registers: with 128 features only a tile of 32
+    positions fits without spilling (by the compiler's report). Wider heads and float32 get
+    fewer rows for the same reason.
     """
     row_bytes = _power_of_two_at_least(head_dim) * dtype.itemsize
     rows = 128 if row_bytes <= 256 else 64 if row_bytes <= 512 else 32
     rows = max(rows, _power_of_two_at_least(group))
-    block_k = 64 if row_bytes <= 256 else 32
+    roomy = row_bytes <= (256 if arch >= 90 else 128)
     return PrefillTile(
         tokens=rows // group,
         rows=rows,
-        block_k=block_k,
+        block_k=64 if roomy else 32,
         num_warps=8 if rows >= 128 else 4,
-        num_stages=3 if row_bytes <= 256 else 2,
+        num_stages=3 if roomy else 2,
     )
 
 

@@ -1,0 +1,1 @@
+"""Attention by the flash-attn library; everything else by our Triton kernels."""

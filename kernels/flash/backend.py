@@ -1,0 +1,91 @@
+"""Backend "flash_attn": attention by flash-attn over pages of 256, the rest as backend "triton"."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Callable
+
+import torch
+
+from kernels.flash import library
+from kernels.flash.forms import Lengths, decodes, measure_crossover, one_call, two_calls
+from kernels.flash.library import FlashLibrary
+from kernels.interface import AttentionShape, Batch, KVLayer
+from kernels.triton.backend import TritonBackend, paged
+
+_log = logging.getLogger(__name__)
+
+
+class FlashBackend(TritonBackend):
+    """Raises ImportError at construction where flash-attn is missing.
+
+    one_call_up_to: hybrid batches whose longest context is at most this go through one call,
+    others through two; None measures when the cache is allocated on a GPU.
+    """
+
+    name = "flash_attn"
+    # A varlen launch is sized by the longest chunk a capture allows, for every slice and head:
+    # mostly empty programs. Hybrid batches therefore run uncaptured.
+    captures_hybrid = False
+
+    def __init__(
+        self, flash: FlashLibrary | None = None, one_call_up_to: int | None = None
+    ) -> None:
+        self._flash = library.load() if flash is None else flash
+        self.one_call_up_to = one_call_up_to
+        self._lengths: tuple[Batch, Lengths] | None = None
+
+    def allocate_kv(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        shape: AttentionShape,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> list[KVLayer]:
+        """Raises ValueError for a cache flash-attn cannot read."""
+        if problem := library.unsupported(shape.head_dim, dtype, block_size):
+            raise ValueError(problem)
+        if self.one_call_up_to is None:
+            self.one_call_up_to = 0
+            if device.type == "cuda":
+                self.one_call_up_to = measure_crossover(
+                    self._flash, shape, dtype, device, _device_time_s
+                )
+            _log.info("flash-attn: one call up to %d tokens of context", self.one_call_up_to)
+        return super().allocate_kv(num_layers, num_blocks, block_size, shape, dtype, device)
+
+    def attention(
+        self, q_TND: torch.Tensor, batch: Batch, layer: KVLayer, shape: AttentionShape
+    ) -> torch.Tensor:
+        arguments = (self._flash, q_TND, batch, self._lengths_of(batch), paged(layer), shape)
+        if batch.max_length == 1:
+            out_TND = decodes(*arguments)
+        elif batch.num_decodes == 0 or batch.max_kv_length <= (self.one_call_up_to or 0):
+            out_TND = one_call(*arguments)
+        else:
+            out_TND = two_calls(*arguments)
+        return out_TND.flatten(1)
+
+    def _lengths_of(self, batch: Batch) -> Lengths:
+        """Once per batch, not per layer. A batch to be captured must be an object of its own,
+        so that its lengths are computed inside the graph."""
+        if self._lengths is None or self._lengths[0] is not batch:
+            self._lengths = (batch, Lengths.of(batch))
+        return self._lengths[1]
+
+
+def _device_time_s(work: Callable[[], object], repeats: int = 7) -> float:
+    """Median seconds of GPU time, after one run to warm up."""
+    work()
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1000)
+    return statistics.median(times)

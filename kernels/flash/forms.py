@@ -1,0 +1,172 @@
+"""Two ways to put a hybrid batch through flash-attn, and which is faster when.
+
+One call: every slice is a sequence of one varlen call, a decode being a sequence of one query.
+It never splits a context and does not pack query heads, so a long decode is one slow program
+that the prefill tiles must hide. Two calls: chunks by varlen, decodes by the split-KV kernel,
+which streams contexts at full bandwidth but starts only when it is its turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kernels.flash.library import PAGE_MULTIPLE, FlashLibrary
+from kernels.interface import AttentionShape, Batch
+from kernels.triton.cache import PagedKV, allocate
+
+_log = logging.getLogger(__name__)
+
+# Measured batches: one chunk and some decodes, the paper's typical hybrid iteration.
+_CHUNK = 512
+_DECODES = 32
+_CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """KV lengths on the device: per slice, and their running sum from 0."""
+
+    kv_lengths: torch.Tensor
+    kv_starts: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: Batch) -> Lengths:
+        lengths_S = batch.starts_S + batch.lengths_S
+        starts_S1 = torch.zeros_like(batch.query_starts_S1)
+        torch.cumsum(lengths_S, 0, dtype=torch.int32, out=starts_S1[1:])
+        return cls(lengths_S, starts_S1)
+
+
+def one_call(
+    flash: FlashLibrary,
+    q_TND: torch.Tensor,
+    batch: Batch,
+    lengths: Lengths,
+    layer: PagedKV,
+    shape: AttentionShape,
+    first: int = 0,
+) -> torch.Tensor:
+    """Slices [first, S) by varlen; q_TND holds their tokens only -> (T, N, D)."""
+    query_starts = batch.query_starts_S1[first:]
+    kv_starts = lengths.kv_starts[first:]
+    if first:
+        # Each of the slices before is a decode, one token.
+        query_starts = query_starts - first
+        kv_starts = kv_starts - kv_starts[0]
+    return flash.varlen(
+        q_TND,
+        layer.keys,
+        layer.values,
+        cu_seqlens_q=query_starts,
+        cu_seqlens_k=kv_starts,
+        max_seqlen_q=batch.max_length,
+        max_seqlen_k=batch.max_kv_length,
+        softmax_scale=shape.scale,
+        causal=True,
+        window_size=_window(shape),
+        softcap=shape.softcap or 0.0,
+        block_table=batch.block_tables_SB[first:],
+    )
+
+
+def decodes(
+    flash: FlashLibrary,
+    q_SND: torch.Tensor,
+    batch: Batch,
+    lengths: Lengths,
+    layer: PagedKV,
+    shape: AttentionShape,
+) -> torch.Tensor:
+    """The leading one-token slices by split-KV -> (S, N, D)."""
+    count = q_SND.shape[0]
+    out_S1ND = flash.with_kvcache(
+        q_SND.unsqueeze(1),
+        layer.keys,
+        layer.values,
+        cache_seqlens=lengths.kv_lengths[:count],
+        block_table=batch.block_tables_SB[:count],
+        softmax_scale=shape.scale,
+        causal=True,
+        window_size=_window(shape),
+        softcap=shape.softcap or 0.0,
+    )
+    return out_S1ND.squeeze(1)
+
+
+def two_calls(
+    flash: FlashLibrary,
+    q_TND: torch.Tensor,
+    batch: Batch,
+    lengths: Lengths,
+    layer: PagedKV,
+    shape: AttentionShape,
+) -> torch.Tensor:
+    """Decodes by split-KV, the rest by varlen -> (T, N, D)."""
+    count = batch.num_decodes
+    out_TND = torch.empty_like(q_TND)
+    out_TND[:count] = decodes(flash, q_TND[:count], batch, lengths, layer, shape)
+    out_TND[count:] = one_call(flash, q_TND[count:], batch, lengths, layer, shape, count)
+    return out_TND
+
+
+def _window(shape: AttentionShape) -> tuple[int, int]:
+    """(left, right) beside the token itself; -1 is without limit."""
+    if shape.sliding_window is None:
+        return (-1, -1)
+    return (shape.sliding_window - 1, 0)
+
+
+def measure_crossover(
+    flash: FlashLibrary,
+    shape: AttentionShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    time_s: Callable[[Callable[[], object]], float],
+) -> int:
+    """The longest decode context for which one call is at least as fast as two.
+
+    time_s: seconds a device function takes. Decided once, before serving, so that equal batches
+    always take equal paths.
+    """
+    crossover = 0
+    for context in _CONTEXTS:
+        width = -(-max(context + 1, _CHUNK) // PAGE_MULTIPLE)
+        num_slices = _DECODES + 1
+        [layer] = allocate(1, num_slices * width, PAGE_MULTIPLE, shape, dtype, device)
+        layer.keys.normal_()
+        layer.values.normal_()
+        batch = _hybrid(context, width, device)
+        lengths = Lengths.of(batch)
+        size = (_DECODES + _CHUNK, shape.num_heads, shape.head_dim)
+        q_TND = torch.randn(size, dtype=dtype, device=device)
+        arguments = (flash, q_TND, batch, lengths, layer, shape)
+        once = time_s(lambda arguments=arguments: one_call(*arguments))  # type: ignore[misc]
+        twice = time_s(lambda arguments=arguments: two_calls(*arguments))  # type: ignore[misc]
+        _log.debug("flash-attn, context %d: one call %.6f s, two %.6f s", context, once, twice)
+        if once > twice:
+            break
+        crossover = context
+    return crossover
+
+
+def _hybrid(context: int, width: int, device: torch.device) -> Batch:
+    def ints(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    num_tokens = _DECODES + _CHUNK
+    tables = torch.randperm((_DECODES + 1) * width).view(_DECODES + 1, width)
+    return Batch(
+        positions_T=ints([0] * num_tokens),
+        query_starts_S1=ints([*range(_DECODES + 1), num_tokens]),
+        starts_S=ints([context] * _DECODES + [0]),
+        lengths_S=ints([1] * _DECODES + [_CHUNK]),
+        block_tables_SB=tables.to(device=device, dtype=torch.int32),
+        slot_mapping_T=ints([0] * num_tokens),
+        num_decodes=_DECODES,
+        max_length=_CHUNK,
+        max_kv_length=max(context + 1, _CHUNK),
+    )

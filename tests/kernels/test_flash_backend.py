@@ -1,0 +1,140 @@
+"""How we call flash-attn, against a fake that enforces its documented constraints."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytest.importorskip(
+    "triton", reason="Triton is not installed: flash-attn's partner kernels need it"
+)
+
+from app.bench.gpu import checks
+from app.bench.gpu.checks import AttentionCase
+from app.bench.gpu.geometry import hybrid_batch
+from kernels.flash.backend import FlashBackend
+from kernels.flash.forms import Lengths, measure_crossover
+from kernels.triton.cache import FLOAT8, allocate
+from tests.kernels.fake_flash_attn import FakeFlash
+
+DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
+HEADS = (4, 2, 64)
+MIXED = ((299, 1), (0, 1), (700, 1), (0, 30), (256, 300), (9, 1))
+CASES = [
+    AttentionCase("hybrid", HEADS, 256, MIXED),
+    AttentionCase("window", HEADS, 256, MIXED, window=100),
+    AttentionCase("softcap", HEADS, 512, MIXED, softcap=15.0),
+    AttentionCase("decodes", HEADS, 256, ((299, 1), (0, 1), (700, 1))),
+    AttentionCase("chunks", HEADS, 256, ((0, 30), (256, 300))),
+]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("one_call_up_to", [0, 10_000])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_attention(case: AttentionCase, dtype: torch.dtype, one_call_up_to: int) -> None:
+    backend = FlashBackend(FakeFlash().library, one_call_up_to)
+    result = checks.check_attention(case, backend, dtype, DEVICE)
+    assert result.passed, result
+
+
+def calls_of(case: AttentionCase, one_call_up_to: int) -> list[tuple[str, int, int]]:
+    fake = FakeFlash()
+    checks.check_attention(case, FlashBackend(fake.library, one_call_up_to), torch.float16, DEVICE)
+    return fake.calls
+
+
+def test_a_hybrid_batch_is_one_call_while_contexts_are_short() -> None:
+    hybrid = CASES[0]
+    assert calls_of(hybrid, 10_000) == [("varlen", 6, 300)]
+    assert calls_of(hybrid, 700) == [("with_kvcache", 3, 1), ("varlen", 3, 300)]
+
+
+def test_batches_of_one_kind_are_one_call_whatever_the_crossover() -> None:
+    assert calls_of(CASES[3], 0) == calls_of(CASES[3], 10_000) == [("with_kvcache", 3, 1)]
+    assert calls_of(CASES[4], 0) == calls_of(CASES[4], 10_000) == [("varlen", 2, 300)]
+
+
+def test_captured_decodes_take_padding_slices() -> None:
+    case = AttentionCase("captured", HEADS, 256, ((299, 1), (700, 1)), pad=(2, 2))
+    result = checks.check_attention(
+        case, FlashBackend(FakeFlash().library, 0), torch.float16, DEVICE
+    )
+    assert result.passed, result
+
+
+def test_kv_lengths_are_the_context_behind_each_slices_last_token() -> None:
+    batch, _ = hybrid_batch([299, 0, 256], [1, 30, 300], 256, "cpu")
+    lengths = Lengths.of(batch)
+    assert lengths.kv_lengths.tolist() == [300, 30, 556]
+    assert lengths.kv_starts.tolist() == [0, 300, 330, 886]
+    assert lengths.kv_starts.dtype == torch.int32
+
+
+@pytest.mark.parametrize(
+    ("block_size", "dtype", "head_dim", "message"),
+    [
+        (16, torch.float16, 64, "multiple of 256, not 16"),
+        (256, torch.float32, 64, "not float32"),
+        (256, FLOAT8, 64, "not float8_e4m3fn"),
+        (256, torch.float16, 100, "multiple of 8, not 100"),
+        (256, torch.float16, 512, "at most 256"),
+    ],
+)
+def test_a_cache_flash_attn_cannot_read_is_refused(
+    block_size: int, dtype: torch.dtype, head_dim: int, message: str
+) -> None:
+    backend = FlashBackend(FakeFlash().library, 0)
+    shape = AttentionCase("", (2, 2, head_dim), block_size, ()).shape
+    with pytest.raises(ValueError, match=message):
+        backend.allocate_kv(1, 2, block_size, shape, dtype, DEVICE)
+
+
+def test_the_fake_refuses_what_the_library_would() -> None:
+    shape = CASES[0].shape
+    [layer] = allocate(1, 4, 16, shape, torch.float16, torch.device("cpu"))
+    batch, _ = hybrid_batch([0], [4], 16, "cpu")
+    q = torch.zeros(4, 4, 64, dtype=torch.float16)
+    backend = FlashBackend(FakeFlash().library, 0)
+    with pytest.raises(RuntimeError, match="divisible by 256"):
+        backend.attention(q, batch, layer, shape)
+
+
+@pytest.mark.parametrize(
+    ("times", "crossover"),
+    [
+        ([1, 2, 1, 2, 3, 2], 512),  # one call wins at 256 and 512, loses at 1024
+        ([3, 2], 0),
+        ([1, 2] * 6, 8192),
+    ],
+)
+def test_the_crossover_is_where_one_call_stops_winning(times: list[float], crossover: int) -> None:
+    clock = itertools.chain(times)
+
+    def time_s(work: Callable[[], object]) -> float:
+        return next(clock)
+
+    fake = FakeFlash()
+    shape = AttentionCase("", (2, 1, 32), 256, ()).shape
+    measured = measure_crossover(fake.library, shape, torch.float16, torch.device("cpu"), time_s)
+    assert measured == crossover
+
+
+def test_what_is_measured_are_the_two_forms() -> None:
+    def time_s(work: Callable[[], object]) -> float:
+        work()
+        return float(len(fake.calls))
+
+    fake = FakeFlash()
+    shape = AttentionCase("", (2, 1, 32), 256, ()).shape
+    measure_crossover(fake.library, shape, torch.float16, torch.device("cpu"), time_s)
+    assert fake.calls[:3] == [("varlen", 33, 512), ("with_kvcache", 32, 1), ("varlen", 1, 512)]

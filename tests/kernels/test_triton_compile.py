@@ -1,0 +1,53 @@
+"""Every kernel builds to machine code for Ampere, Hopper and Blackwell, with no GPU here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed: its kernels cannot be compiled")
+
+ROOT = Path(__file__).parents[2]
+# The most static shared memory one program may take, per compute capability.
+SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+MATRIX_INSTRUCTION = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
+KERNELS = {
+    "_decode_kernel",
+    "_edit_kernel",
+    "_expand_kernel",
+    "_mask_kernel",
+    "_merge_kernel",
+    "_prefill_kernel",
+    "_quantized_linear_kernel",
+    "_rms_norm_kernel",
+    "_rope_and_cache_kernel",
+    "_sample_kernel",
+    "_silu_mul_kernel",
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_every_kernel_compiles(arch: int) -> None:
+    # A process of its own: interpreted kernels, as the other tests import them, do not compile.
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "app.bench.gpu.compile_check", str(arch)],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["kernel"] for row in rows} == KERNELS
+    assert all(row["cubin_bytes"] > 0 for row in rows)
+    assert max(row["shared_bytes"] for row in rows) <= SHARED_BYTES[arch]
+    prefill = {row["tensor_cores"] for row in rows if row["kernel"] == "_prefill_kernel"}
+    assert prefill == {MATRIX_INSTRUCTION[arch]}
