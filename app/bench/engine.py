@@ -13,22 +13,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from actors.scheduling.plan import RequestStart, Slice, StepPlan
-from actors.scheduling.request import SamplingParams
-from actors.stage.runner import StageRunner
-from actors.stage.spec import StageSpec
+from actors.scheduling.interfaces import StepShape
 from app.bench.machine import describe
+from app.bench.stage import LoadedStage
 from kernels.cpu import library
 
 DEFAULT_SHAPE = Path("configs/models/shapes/llama-135m")
-_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +37,11 @@ class Case:
     context: int = 256
     chunk: int = 0
     prefix: int = 0
+
+    @property
+    def shape(self) -> StepShape:
+        prefills = ((self.prefix, self.chunk),) if self.chunk else ()
+        return StepShape(self.num_decodes, self.num_decodes * self.context, prefills)
 
 
 CASES = (
@@ -82,94 +84,31 @@ def measure_ceilings(floats: torch.Tensor) -> Ceilings:
     return Ceilings(floats.numel() * 4 / min(read_s) / 1e9, max(rate) / 1e9)
 
 
-class Bench:
-    """A loaded stage, and the means to time a step of any make-up on it."""
-
-    def __init__(self, model: Path, quantization: str, backend: str, threads: int) -> None:
-        config = json.loads((model / "config.json").read_text())
-        self.spec = StageSpec(
-            model_path=str(model),
-            load_format="dummy",
-            dtype="bfloat16",
-            quantization=quantization,
-            backend=backend,
-            block_size=_BLOCK_SIZE,
-            max_requests=64,
-            max_model_len=int(config["max_position_embeddings"]),
-            max_step_tokens=4096,
-            num_threads=threads,
-        )
-        self._config = config
-        self.runner = StageRunner(self.spec)
-        self.info = self.runner.load()
-        self.runner.allocate(64 * 4096 // _BLOCK_SIZE)
-        self._next_request = 0
-        self._next_step = 0
-
-    def prepare(self, case: Case) -> list[int]:
-        """Enter the case's requests; their KV is whatever memory holds (dummy weights anyway)."""
-        started, ids, block = [], [], 0
-        lengths = [case.context] * case.num_decodes
-        if case.chunk:
-            lengths.append(case.prefix + case.chunk)
-        for length in lengths:
-            count = -(-(length + 64) // _BLOCK_SIZE)
-            self._next_request += 1
-            ids.append(self._next_request)
-            started.append(
-                RequestStart(
-                    self._next_request,
-                    tuple((7 * i + self._next_request) % 4000 for i in range(length)),
-                    length,
-                    tuple(range(block, block + count)),
-                    SamplingParams(max_tokens=10_000),
-                )
-            )
-            block += count
-        self._execute((), started=tuple(started))
-        return ids
-
-    def step(self, case: Case, ids: Sequence[int]) -> float:
-        """Seconds of one step; repeated at the same positions (steps are idempotent)."""
-        slices = [Slice(i, case.context - 1, 1, True) for i in ids[: case.num_decodes]]
-        if case.chunk:
-            slices.append(Slice(ids[-1], case.prefix, case.chunk, True))
-        begin = time.perf_counter()
-        self._execute(tuple(slices))
-        return time.perf_counter() - begin
-
-    def release(self, ids: Sequence[int]) -> None:
-        self._execute((), released=tuple(ids))
-
-    def _execute(self, slices: tuple[Slice, ...], **changes: Any) -> None:
-        self.runner.execute(StepPlan(self._next_step, slices, **changes), None)
-        self._next_step += 1
-
-    def limit(self, case: Case, ceilings: Ceilings) -> tuple[float, str]:
-        """(seconds, what binds): weights and KV read once, every multiply-add at the peak."""
-        c = self._config
-        hidden, layers = c["hidden_size"], c["num_hidden_layers"]
-        heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
-        head_dim = c.get("head_dim") or hidden // heads
-        per_layer = (
-            hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * (c["intermediate_size"])
-        )
-        head = hidden * c["vocab_size"]
-        weight_bytes = {"none": 2.0, "int8": 1.0, "int4": 0.5}[self.spec.quantization]
-        tokens = case.num_decodes + case.chunk
-        rows = case.num_decodes + (1 if case.chunk else 0)
-        kv_tokens = case.num_decodes * case.context + case.prefix + case.chunk
-        pairs = case.num_decodes * case.context + case.chunk * (case.prefix + case.chunk / 2)
-        num_bytes = weight_bytes * (layers * per_layer + head)
-        num_bytes += kv_tokens * layers * 2 * kv_heads * head_dim * 2
-        flops = 2.0 * tokens * layers * per_layer + 2.0 * rows * head
-        flops += 4.0 * pairs * layers * heads * head_dim
-        memory_s = num_bytes / (ceilings.bandwidth_gb_s * 1e9)
-        compute_s = flops / (ceilings.peak_gflop_s * 1e9)
-        return max(memory_s, compute_s), "memory" if memory_s > compute_s else "compute"
+def limit(stage: LoadedStage, case: Case, ceilings: Ceilings) -> tuple[float, str]:
+    """(seconds, what binds): weights and KV read once, every multiply-add at the peak."""
+    c = stage.config
+    hidden, layers = c["hidden_size"], c["num_hidden_layers"]
+    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
+    head_dim = c.get("head_dim") or hidden // heads
+    per_layer = (
+        hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * (c["intermediate_size"])
+    )
+    head = hidden * c["vocab_size"]
+    weight_bytes = {"none": 2.0, "int8": 1.0, "int4": 0.5}[stage.spec.quantization]
+    tokens = case.num_decodes + case.chunk
+    rows = case.num_decodes + (1 if case.chunk else 0)
+    kv_tokens = case.num_decodes * case.context + case.prefix + case.chunk
+    pairs = case.num_decodes * case.context + case.chunk * (case.prefix + case.chunk / 2)
+    num_bytes = weight_bytes * (layers * per_layer + head)
+    num_bytes += kv_tokens * layers * 2 * kv_heads * head_dim * 2
+    flops = 2.0 * tokens * layers * per_layer + 2.0 * rows * head
+    flops += 4.0 * pairs * layers * heads * head_dim
+    memory_s = num_bytes / (ceilings.bandwidth_gb_s * 1e9)
+    compute_s = flops / (ceilings.peak_gflop_s * 1e9)
+    return max(memory_s, compute_s), "memory" if memory_s > compute_s else "compute"
 
 
-def run(bench: Bench, cases: Sequence[Case], repeats: int) -> tuple[Ceilings, list[Measured]]:
+def run(stage: LoadedStage, cases: Sequence[Case], repeats: int) -> tuple[Ceilings, list[Measured]]:
     """Rounds over all cases, ceilings measured in every round; medians of the rounds."""
     floats = torch.zeros(64 << 20)
     floats += 1.0  # touched: untouched pages are all the same zero page
@@ -178,10 +117,10 @@ def run(bench: Bench, cases: Sequence[Case], repeats: int) -> tuple[Ceilings, li
     for round_number in range(repeats):
         ceilings.append(measure_ceilings(floats))
         for case in cases:
-            ids = bench.prepare(case)
-            bench.step(case, ids)
-            steps = [bench.step(case, ids) for _ in range(5 if case.chunk else 15)]
-            bench.release(ids)
+            ids = stage.enter(case.shape)
+            stage.step(case.shape, ids)
+            steps = [stage.step(case.shape, ids) for _ in range(5 if case.chunk else 15)]
+            stage.leave(ids)
             if round_number or repeats == 1:  # the first round warms caches and pages
                 times[case.name].append(statistics.median(steps))
     ceiling = Ceilings(
@@ -190,7 +129,7 @@ def run(bench: Bench, cases: Sequence[Case], repeats: int) -> tuple[Ceilings, li
     results = []
     for case in cases:
         step_s = statistics.median(times[case.name])
-        limit_s, bound = bench.limit(case, ceiling)
+        limit_s, bound = limit(stage, case, ceiling)
         results.append(Measured(case.name, 1e3 * step_s, 1e3 * limit_s, step_s / limit_s, bound))
     return ceiling, results
 
@@ -205,13 +144,15 @@ def bench_engine(
     out: Annotated[Path | None, typer.Option(help="Write the JSON report here too.")] = None,
 ) -> None:
     """Step time over batch, context and chunk, against the arithmetic limit of this machine."""
-    bench = Bench(model, quantization, backend, threads or library.num_threads())
-    ceilings, results = run(bench, CASES, repeats)
+    stage = LoadedStage(
+        model, quantization=quantization, backend=backend, threads=threads or library.num_threads()
+    )
+    ceilings, results = run(stage, CASES, repeats)
     report = {
         "machine": describe(),
         "model": model.name,
         "quantization": quantization,
-        "backend": bench.info.backend,
+        "backend": stage.info.backend,
         "ceilings": asdict(ceilings),
         "results": [asdict(r) for r in results],
     }

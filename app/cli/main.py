@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from app.bench import engine, load, overhead
+from app.bench import engine, load, overhead, profile
 from app.cli import config, serve, talk
+from app.simulate import command as simulate
 
 app = typer.Typer(
     name="legato",
@@ -22,6 +23,8 @@ app.add_typer(bench, name="bench")
 serve.register(app)
 talk.register(app)
 config.register(app)
+profile.register(app)
+simulate.register(app)
 engine.register(bench)
 overhead.register(bench)
 load.register(bench, app)

@@ -1,0 +1,98 @@
+"""One loaded stage in this process, and the means to time a step of any make-up on it. No Ray."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from actors.scheduling.interfaces import StepShape
+from actors.scheduling.plan import RequestStart, Slice, StepPlan
+from actors.scheduling.request import SamplingParams
+from actors.stage.runner import StageRunner
+from actors.stage.spec import StageSpec
+
+BLOCK_SIZE = 16
+
+
+class LoadedStage:
+    """The whole model as one stage; random weights unless `load_format` is "auto"."""
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        load_format: str = "dummy",
+        dtype: str = "bfloat16",
+        quantization: str = "none",
+        backend: str = "cpu",
+        threads: int = 0,
+        max_requests: int = 64,
+        max_step_tokens: int = 4096,
+        kv_tokens: int = 64 * 4096,
+    ) -> None:
+        self.config: dict[str, Any] = json.loads((model / "config.json").read_text())
+        self.spec = StageSpec(
+            model_path=str(model),
+            load_format=load_format,
+            dtype=dtype,
+            quantization=quantization,
+            backend=backend,
+            block_size=BLOCK_SIZE,
+            max_requests=max_requests,
+            max_model_len=int(self.config["max_position_embeddings"]),
+            max_step_tokens=max_step_tokens,
+            num_threads=threads,
+        )
+        self.kv_tokens = kv_tokens
+        self.runner = StageRunner(self.spec)
+        self.info = self.runner.load()
+        self.runner.allocate(kv_tokens // BLOCK_SIZE + max_requests)
+        self._next_request = 0
+        self._next_step = 0
+
+    def enter(self, shape: StepShape) -> list[int]:
+        """Enter the requests of a step; their KV is whatever memory holds, which costs the same."""
+        started, ids, block = [], [], 0
+        context = shape.decode_context_tokens // max(1, shape.num_decodes)
+        lengths = [context] * shape.num_decodes + [s + n for s, n in shape.prefills]
+        for length in lengths:
+            count = -(-(length + 1) // BLOCK_SIZE)
+            self._next_request += 1
+            ids.append(self._next_request)
+            tokens = tuple((7 * i + self._next_request) % 4000 for i in range(length))
+            blocks = tuple(range(block, block + count))
+            sampling = SamplingParams(max_tokens=10_000)
+            started.append(RequestStart(self._next_request, tokens, length, blocks, sampling))
+            block += count
+        self._execute((), started=tuple(started))
+        return ids
+
+    def step(self, shape: StepShape, ids: Sequence[int]) -> float:
+        """Seconds of one step; repeated at the same positions (steps are idempotent)."""
+        context = shape.decode_context_tokens // max(1, shape.num_decodes)
+        slices = [Slice(i, context - 1, 1, True) for i in ids[: shape.num_decodes]]
+        for request_id, (start, count) in zip(
+            ids[shape.num_decodes :], shape.prefills, strict=True
+        ):
+            slices.append(Slice(request_id, start, count, True))
+        begin = time.perf_counter()
+        self._execute(tuple(slices))
+        return time.perf_counter() - begin
+
+    def leave(self, ids: Sequence[int]) -> None:
+        self._execute((), released=tuple(ids))
+
+    def time_once(self, shape: StepShape) -> float:
+        """Enter, run once to touch the memory, time once, leave."""
+        ids = self.enter(shape)
+        self.step(shape, ids)
+        seconds = self.step(shape, ids)
+        self.leave(ids)
+        return seconds
+
+    def _execute(self, slices: tuple[Slice, ...], **changes: Any) -> None:
+        self.runner.execute(StepPlan(self._next_step, slices, **changes), None)
+        self._next_step += 1
