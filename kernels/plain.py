@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from kernels.cpu.quantize import quantize
 from kernels.interface import AttentionShape, Batch, KVLayer, LayerWeights, Linear
 
 # Scores are materialised, so long slices and wide decode groups are taken in pieces: this many
@@ -53,11 +52,7 @@ class PlainBackend:
         self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None, quantization: str = "none"
     ) -> Linear:
         if quantization != "none":
-            weight_OK = (
-                quantize(weight_OK.cpu(), quantization)
-                .dequantize(weight_OK.dtype)
-                .to(weight_OK.device)
-            )
+            weight_OK = round_to_groups(weight_OK, quantization)
         out_features, in_features = weight_OK.shape
         return PlainLinear(weight_OK.contiguous(), bias_O, in_features, out_features)
 
@@ -168,6 +163,19 @@ class PlainBackend:
         eps: float,
     ) -> None:
         return None
+
+
+def round_to_groups(weight_OK: torch.Tensor, quantization: str, group: int = 128) -> torch.Tensor:
+    """Round each group of input features to a symmetric int8 or int4 grid of its own scale."""
+    if quantization not in ("int8", "int4"):
+        raise ValueError(f"quantization {quantization!r} is unknown; known: none, int8, int4")
+    highest = 127 if quantization == "int8" else 7
+    rows, columns = weight_OK.shape
+    padded_OK = functional.pad(weight_OK.float(), (0, -columns % group))
+    grouped_OGK = padded_OK.view(rows, -1, group)
+    scale_OG1 = grouped_OGK.abs().amax(-1, keepdim=True).clamp(min=1e-12) / highest
+    rounded_OGK = (grouped_OGK / scale_OG1).round().clamp(-highest - 1, highest) * scale_OG1
+    return rounded_OGK.view(rows, -1)[:, :columns].to(weight_OK.dtype)
 
 
 def _plain(layer: KVLayer) -> PlainKVLayer:

@@ -85,5 +85,5 @@ def test_quantised_weights_stay_close(
         return torch.tensor([found[key] for key in sorted(found)])
 
     error = (logprobs(quantization=quantization) - logprobs()).square().mean().sqrt().item()
-    low, high = {"int8": (1e-4, 0.06), "int4": (0.02, 0.8)}[quantization]
+    low, high = {"int8": (1e-4, 0.1), "int4": (0.1, 1.2)}[quantization]
     assert low < error < high
