@@ -15,9 +15,8 @@ import torch
 
 from kernels.cpu import library
 from kernels.cpu.library import Pointer, pointer
-from kernels.cpu.quantize import QuantizedWeight, quantize
+from kernels.cpu.quantize import TYPES, QuantizedWeight, quantize
 
-_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _INT64 = ctypes.c_int64
 
 
@@ -40,8 +39,8 @@ def _function(name: str) -> Any:
 class CpuLinear:
     """A packed weight; implements `kernels.interface.Linear`.
 
-    `handle` is the address of the C++ `PackedLinear`, for code that fuses layers; it is valid for as
-    long as this object lives.
+    `handle` is the address of the C++ `PackedLinear`, for code that fuses layers; it is valid for
+    as long as this object lives.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ def pack_linear(
     inputs of a row, N in 32, 64, 128), "int4" (the same as "int4-g32"). The activations keep the
     weight's dtype. ValueError for another dtype or name, MemoryError without memory.
     """
-    if weight_OK.dtype not in _TYPES:
+    if weight_OK.dtype not in TYPES:
         raise ValueError(f"no CPU kernel for {weight_OK.dtype} weights")
     if quantization != "none":
         return pack_quantized(quantize(weight_OK, quantization), bias_O, weight_OK.dtype)
@@ -135,7 +134,7 @@ def pack_linear(
     bias = _float(bias_O)
     out_features, in_features = weight_OK.shape
     handle = _function("pack")(
-        _TYPES[weight_OK.dtype],
+        TYPES[weight_OK.dtype],
         out_features,
         in_features,
         weight_OK.data_ptr(),
@@ -149,7 +148,7 @@ def pack_quantized(
     weight: QuantizedWeight, bias_O: torch.Tensor | None, dtype: torch.dtype
 ) -> CpuLinear:
     """Pack whole numbers with their scales; `dtype` is that of the activations."""
-    if dtype not in _TYPES:
+    if dtype not in TYPES:
         raise ValueError(f"no CPU kernel for {dtype} activations")
     out_features, in_features = weight.values_OK.shape
     values = weight.values_OK.contiguous()
@@ -164,7 +163,7 @@ def pack_quantized(
         permutation = weight.permutation_K.to(torch.int32).contiguous()
     bias = _float(bias_O)
     handle = _function("pack_quantized")(
-        _TYPES[dtype],
+        TYPES[dtype],
         weight.bits,
         out_features,
         in_features,

@@ -1,0 +1,133 @@
+"""The integer tensors of GPTQ and AWQ checkpoints, as a `QuantizedWeight`.
+
+Both pack values into int32 words, low bits first, and mean scale * (value - zero):
+
+- GPTQ: qweight (K * bits / 32, O) packs along K; qzeros (G, O * bits / 32) along O; scales (G, O);
+  g_idx (K,) names each input's group, in any order where "act order" was on. The first format
+  stores zero points less one, subtracted from whole words; "gptq_v2" stores them as they are.
+- AWQ ("gemm" version): qweight (K, O / 8) and qzeros (G, O / 8) pack eight outputs to a word in the
+  order 0 2 4 6 1 3 5 7; scales (G, O); 4 bits only.
+
+Sources: the GPTQ and AWQ papers (arXiv 2210.17323, 2306.00978) for the arithmetic, published
+checkpoints for the layout.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.cpu.quantize import QuantizedWeight
+
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_WORD = 0xFFFFFFFF
+# Groups wider than the kernels take are cut into pieces of this width with equal scales.
+_WIDEST_GROUP = 256
+_PIECE = 128
+
+
+def unpack_gptq(
+    qweight: torch.Tensor,
+    qzeros: torch.Tensor,
+    scales_GO: torch.Tensor,
+    g_idx: torch.Tensor | None,
+    bits: int,
+    checkpoint_format: str = "gptq",
+) -> QuantizedWeight:
+    """One GPTQ layer. checkpoint_format as in its config: "gptq" (the default) or "gptq_v2".
+
+    ValueError where the tensors do not fit together, groups are of unequal size, or bits is not 4
+    or 8.
+    """
+    if bits not in (4, 8):
+        raise ValueError(f"{bits}-bit GPTQ weights are not supported, only 4 and 8")
+    if checkpoint_format not in ("gptq", "gptq_v2"):
+        raise ValueError(f"GPTQ checkpoint format {checkpoint_format!r} is unknown")
+    values_KO = _unpack(qweight.T.contiguous(), bits).T
+    words = qzeros.long() & _WORD
+    if checkpoint_format == "gptq":
+        ones = 0x11111111 if bits == 4 else 0x01010101
+        words = (words + ones) & _WORD
+    zeros_GO = _unpack(words, bits)
+    in_features, num_groups = values_KO.shape[0], scales_GO.shape[0]
+    permutation_K = None
+    if g_idx is not None and g_idx.numel() > 0:
+        permutation_K = _by_group(g_idx.long(), in_features, num_groups)
+        if permutation_K is not None:
+            values_KO = values_KO[permutation_K]
+    return _assemble(values_KO, zeros_GO, scales_GO, bits, permutation_K)
+
+
+def unpack_awq(
+    qweight: torch.Tensor, qzeros: torch.Tensor, scales_GO: torch.Tensor
+) -> QuantizedWeight:
+    """One AWQ layer (4 bits). ValueError where the tensors do not fit together."""
+    order = torch.tensor(_AWQ_ORDER)
+    values_KO, zeros_GO = (
+        torch.empty_like(packed).index_copy_(1, _places(packed.shape[1], order), packed)
+        for packed in (_unpack(qweight, 4), _unpack(qzeros, 4))
+    )
+    return _assemble(values_KO, zeros_GO, scales_GO, 4, None)
+
+
+def _places(width: int, order: torch.Tensor) -> torch.Tensor:
+    """Where each packed value belongs, the order repeating every eight."""
+    words = torch.arange(0, width, 8)
+    return (words[:, None] + order).flatten()
+
+
+def _unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """(N, W) words to (N, W * 32 / bits) values from 0, as int16."""
+    shifts = torch.arange(0, 32, bits)
+    mask = (1 << bits) - 1
+    values = ((words.long() & _WORD)[:, :, None] >> shifts) & mask
+    return values.flatten(1).to(torch.int16)
+
+
+def _by_group(group_of_K: torch.Tensor, in_features: int, num_groups: int) -> torch.Tensor | None:
+    """The order of inputs that brings groups together; None where they already are."""
+    if group_of_K.shape != (in_features,):
+        raise ValueError(f"g_idx is {tuple(group_of_K.shape)}, not ({in_features},)")
+    sizes = torch.bincount(group_of_K, minlength=num_groups)
+    if len(sizes) != num_groups or not bool((sizes == sizes[0]).all()):
+        raise ValueError("GPTQ groups are of unequal size")
+    if bool((group_of_K.diff() >= 0).all()):
+        return None
+    return torch.argsort(group_of_K, stable=True)
+
+
+def _assemble(
+    values_KO: torch.Tensor,
+    zeros_GO: torch.Tensor,
+    scales_GO: torch.Tensor,
+    bits: int,
+    permutation_K: torch.Tensor | None,
+) -> QuantizedWeight:
+    in_features, out_features = values_KO.shape
+    num_groups = scales_GO.shape[0]
+    if scales_GO.shape != (num_groups, out_features) or zeros_GO.shape != scales_GO.shape:
+        raise ValueError(
+            f"scales {tuple(scales_GO.shape)} and zeros {tuple(zeros_GO.shape)} do not fit "
+            f"{out_features} outputs"
+        )
+    if in_features % num_groups:
+        raise ValueError(f"{in_features} inputs do not divide into {num_groups} groups")
+    middle = 1 << (bits - 1)
+    values_OK = (values_KO.T - middle).to(torch.int8).contiguous()
+    zeros_OG = (zeros_GO.T - middle).float()
+    scales_OG = scales_GO.T.float()
+    group = in_features // num_groups
+    symmetric = not bool(zeros_OG.any())
+    if num_groups == 1 and symmetric:
+        group = 0
+    elif group > _WIDEST_GROUP:
+        if group % _PIECE:
+            raise ValueError(
+                f"group size {group} is neither up to {_WIDEST_GROUP} nor whole {_PIECE}s"
+            )
+        pieces = group // _PIECE
+        scales_OG = scales_OG.repeat_interleave(pieces, dim=1)
+        zeros_OG = zeros_OG.repeat_interleave(pieces, dim=1)
+        group = _PIECE
+    return QuantizedWeight(
+        values_OK, scales_OG, bits, group, None if symmetric else zeros_OG, permutation_K
+    )
