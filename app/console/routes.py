@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from actors.scheduling.policies import POLICIES
 from app.engine import EngineClient, EngineUnavailable, RequestRefused
 
 _PAGE = Path(__file__).parent / "page"
@@ -50,7 +51,7 @@ def console_routes(engine: EngineClient) -> Sequence[BaseRoute]:
         except EngineUnavailable as error:
             return JSONResponse({"ready": False, "reason": str(error)}, 503)
         card = engine.card
-        snapshot |= {"ready": engine.is_ready(), "model": card.name}
+        snapshot |= {"ready": engine.is_ready(), "model": card.name, "policies": sorted(POLICIES)}
         snapshot["max_model_len"] = card.max_model_len
         return JSONResponse(snapshot)
 

@@ -1,0 +1,95 @@
+// Three small charts on canvas; colours come from the page's custom properties.
+const PAD = { left: 34, right: 6, top: 8, bottom: 4 };
+
+function begin(canvas, top) {
+  const ratio = devicePixelRatio || 1;
+  const width = canvas.clientWidth;
+  // Setting the size also clears the canvas. The attribute stays the height in CSS pixels.
+  canvas.dataset.height ??= canvas.getAttribute("height");
+  const rows = Number(canvas.dataset.height);
+  canvas.style.height = `${rows}px`;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(rows * ratio);
+  const g = canvas.getContext("2d");
+  g.setTransform(ratio, 0, 0, ratio, 0, 0);
+  const style = getComputedStyle(document.documentElement);
+  const color = (name) => style.getPropertyValue(name);
+  const area = { x: PAD.left, y: PAD.top, w: width - PAD.left - PAD.right, h: rows - PAD.top - PAD.bottom };
+  g.font = "11px system-ui, sans-serif";
+  g.fillStyle = color("--dim");
+  g.textAlign = "right";
+  g.fillText(label(top), PAD.left - 5, PAD.top + 8);
+  g.fillText("0", PAD.left - 5, rows - PAD.bottom);
+  return { g, color, area, y: (v) => area.y + area.h * (1 - Math.min(1, v / top)) };
+}
+
+const label = (v) => (v >= 1000 ? `${(v / 1000).toFixed(1)}k` : v >= 10 ? v.toFixed(0) : v.toFixed(1));
+
+function rule(g, area, y, color) {
+  g.strokeStyle = color;
+  g.setLineDash([4, 3]);
+  g.beginPath();
+  g.moveTo(area.x, y);
+  g.lineTo(area.x + area.w, y);
+  g.stroke();
+  g.setLineDash([]);
+}
+
+export function bars(canvas, rows, { colors, slots, line, lineColor }) {
+  const top = Math.max(8, (line ?? 0) * 1.1, ...rows.map((r) => r.reduce((a, b) => a + b, 0)));
+  const { g, color, area, y } = begin(canvas, top);
+  const w = area.w / slots;
+  rows.forEach((row, n) => {
+    let sum = 0;
+    row.forEach((value, k) => {
+      g.fillStyle = color(colors[k]);
+      g.fillRect(area.x + (slots - rows.length + n) * w, y(sum + value), Math.max(1, w - 0.4), y(sum) - y(sum + value));
+      sum += value;
+    });
+  });
+  if (line) rule(g, area, y(line), color(lineColor));
+}
+
+export function lines(canvas, series, { slots, line, lineColor }) {
+  const all = series.flatMap((s) => s.points.filter((p) => p !== null));
+  const top = Math.max(1, (line ?? 0) * 1.15, ...all);
+  const { g, color, area, y } = begin(canvas, top);
+  for (const { color: name, points } of series) {
+    g.strokeStyle = color(name);
+    g.beginPath();
+    let down = false;
+    points.forEach((point, n) => {
+      const x = area.x + ((slots - points.length + n) / slots) * area.w;
+      if (point === null) down = false;
+      else if (down) g.lineTo(x, y(point));
+      else { g.moveTo(x, y(point)); down = true; }
+    });
+    g.stroke();
+  }
+  if (line) rule(g, area, y(line), color(lineColor));
+}
+
+export function histogram(canvas, values, { line, lineColor, color: name }) {
+  // Logarithmic bins: a stall is ten or a hundred times a token's usual gap.
+  const low = 1, high = 20000, bins = 48;
+  const counts = new Array(bins).fill(0);
+  const at = (v) => Math.min(bins - 1, Math.max(0, Math.floor((bins * Math.log(v / low)) / Math.log(high / low))));
+  for (const v of values) counts[at(Math.max(low, v))] += 1;
+  const top = Math.max(1, ...counts);
+  const { g, color, area, y } = begin(canvas, top);
+  const w = area.w / bins;
+  counts.forEach((count, n) => {
+    g.fillStyle = color(name);
+    if (count) g.fillRect(area.x + n * w, Math.min(y(count), area.y + area.h - 2), w - 1, Math.max(2, area.y + area.h - y(count)));
+  });
+  g.fillStyle = color("--dim");
+  g.textAlign = "center";
+  for (const ms of [10, 100, 1000, 10000]) {
+    const x = area.x + (at(ms) + 0.5) * w;
+    g.fillText(ms >= 1000 ? `${ms / 1000} s` : `${ms} ms`, x, area.y + 8);
+  }
+  if (line) {
+    g.fillStyle = color(lineColor);
+    g.fillRect(area.x + (at(line) + 1) * w, area.y, 1.5, area.h);
+  }
+}

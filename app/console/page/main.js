@@ -1,0 +1,136 @@
+// The console: wires the page's controls to the server's own public API and feed.
+import { Chat } from "./chat.js";
+import { bars, histogram, lines } from "./charts.js";
+import { Streams } from "./streams.js";
+
+const $ = (id) => document.getElementById(id);
+const WINDOW = 240; // iterations shown
+const iterations = [];
+const tbt = [];
+const ttft = [];
+let status = {};
+
+const record = {
+  first(ms) { ttft.push(ms); if (ttft.length > 2000) ttft.shift(); },
+  gap(ms) { tbt.push(ms); if (tbt.length > 8000) tbt.shift(); },
+};
+const notice = (text) => { $("notice").textContent = text; };
+const model = () => status.model;
+const chat = new Chat({ $, model, record });
+const streams = new Streams({ $, model, record, notice, maxLength: () => status.max_model_len || 2048 });
+
+function tile(label, value) {
+  const box = document.createElement("div");
+  box.className = "tile";
+  const b = document.createElement("b");
+  b.textContent = value;
+  const span = document.createElement("span");
+  span.textContent = label;
+  box.append(b, span);
+  return box;
+}
+
+function showTiles() {
+  const used = status.num_blocks ? 1 - status.num_free_blocks / status.num_blocks : 0;
+  $("tiles").replaceChildren(
+    tile("decoding", status.num_decoding ?? "–"),
+    tile("prefilling", status.num_prefilling ?? "–"),
+    tile("waiting", status.num_waiting ?? "–"),
+    tile("KV in use", `${(100 * used).toFixed(0)} %`),
+    tile("cached blocks", status.num_cached_blocks ?? "–"),
+    tile("preemptions", status.num_preemptions ?? "–"),
+    tile("recoveries", status.recoveries ?? "–"),
+  );
+}
+
+async function poll() {
+  try {
+    const answer = await fetch("console/status");
+    status = await answer.json();
+    $("state").textContent = status.ready ? "ready" : "not ready";
+    $("state").className = `pill ${status.ready ? "good" : "bad"}`;
+    if (!status.ready) return;
+    $("model").textContent = status.model;
+    showTiles();
+    if (!$("policy").options.length)
+      for (const name of status.policies) $("policy").add(new Option(name, name));
+    if (document.activeElement !== $("policy")) $("policy").value = status.policy;
+    if (document.activeElement !== $("budget")) $("budget").value = status.token_budget;
+  } catch {
+    $("state").textContent = "offline";
+    $("state").className = "pill bad";
+  }
+}
+
+async function settings(changes) {
+  const answer = await fetch("console/settings", {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify(changes),
+  });
+  notice(answer.ok ? "" : (await answer.json()).error.message);
+  poll();
+}
+
+function feed() {
+  const source = new EventSource("console/feed");
+  source.onmessage = (event) => {
+    iterations.push(...JSON.parse(event.data));
+    iterations.splice(0, Math.max(0, iterations.length - WINDOW));
+    const last = iterations.at(-1);
+    Object.assign(status, {
+      num_decoding: last.num_decoding, num_prefilling: last.num_prefilling,
+      num_waiting: last.num_waiting, num_free_blocks: last.num_free_blocks,
+      num_preemptions: last.num_preemptions,
+    });
+    showTiles();
+  };
+}
+
+function draw() {
+  const objective = status.tbt_s ? 1000 * status.tbt_s : null;
+  bars($("tokens"), iterations.map((i) => [i.num_decode_tokens, i.num_prefill_tokens]), {
+    colors: ["--decode", "--prefill"], slots: WINDOW, line: status.token_budget, lineColor: "--budget",
+  });
+  const ms = (i) => (i.stages_s.length ? 1000 * (i.stages_s.at(-1)[1] - i.stages_s[0][0]) : 0);
+  lines($("times"), [
+    { color: "--decode", points: iterations.map(ms) },
+    { color: "--budget", points: iterations.map((i) => (i.predicted_s ? 1000 * i.predicted_s : null)) },
+  ], { slots: WINDOW, line: objective, lineColor: "--slo" });
+  histogram($("tbt"), tbt, { line: objective, lineColor: "--slo", color: "--decode" });
+  histogram($("ttft"), ttft, {
+    line: status.ttft_s ? 1000 * status.ttft_s : null, lineColor: "--slo", color: "--prefill",
+  });
+  $("tbt-note").textContent = quantiles(tbt);
+  $("ttft-note").textContent = quantiles(ttft);
+  const span = iterations.length > 1 ? iterations.at(-1).done_s - iterations[0].done_s : 0;
+  const tokens = iterations.reduce((sum, i) => sum + i.num_decode_tokens, 0);
+  $("rate").textContent = span ? `${(tokens / span).toFixed(0)} tokens/s` : "";
+  streams.draw(objective);
+  requestAnimationFrame(() => setTimeout(draw, 100));
+}
+
+function quantiles(values) {
+  if (!values.length) return "";
+  const sorted = [...values].sort((a, b) => a - b);
+  const at = (q) => sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))].toFixed(0);
+  return `P50 ${at(0.5)} ms, P99 ${at(0.99)} ms`;
+}
+
+$("theme").onclick = () => {
+  const root = document.documentElement;
+  const dark = root.classList.contains("dark") ||
+    (!root.classList.contains("light") && matchMedia("(prefers-color-scheme: dark)").matches);
+  root.classList.toggle("dark", !dark);
+  root.classList.toggle("light", dark);
+};
+$("policy").onchange = () => settings({ policy: $("policy").value });
+$("budget").onchange = () => settings({ token_budget: Number($("budget").value) });
+$("streams").onclick = () => streams.toggle();
+$("long").onclick = () => streams.sendLong();
+
+await poll();
+setInterval(poll, 2000);
+feed();
+draw();
+chat.focus();

@@ -1,0 +1,104 @@
+// Background streams whose pace one can see, and the long prompt that tests it.
+import { stream } from "./sse.js";
+
+const NUM_STREAMS = 8;
+const SHOWN_MS = 8000; // of each lane
+const TOKENS = 400; // per stream before it starts over
+
+export class Streams {
+  constructor({ $, model, record, notice, maxLength }) {
+    Object.assign(this, { $, model, record, notice, maxLength, lanes: [], abort: null, worst: 0, marks: [] });
+  }
+
+  toggle() {
+    if (this.abort) {
+      this.abort.abort();
+      this.abort = null;
+      this.$("streams").textContent = `Start ${NUM_STREAMS} streams`;
+      return;
+    }
+    this.abort = new AbortController();
+    this.worst = 0;
+    this.$("streams").textContent = "Stop the streams";
+    this.lanes = Array.from({ length: NUM_STREAMS }, (_, n) => this.lane(n));
+    this.$("lanes").replaceChildren(...this.lanes.map((lane) => lane.row));
+    for (const lane of this.lanes) this.run(lane, this.abort.signal);
+  }
+
+  lane(number) {
+    const row = document.createElement("div");
+    row.className = "lane";
+    const name = document.createElement("span");
+    name.textContent = `stream ${number + 1}`;
+    const canvas = document.createElement("canvas");
+    canvas.height = 12;
+    const gap = document.createElement("span");
+    row.append(name, canvas, gap);
+    return { row, canvas, gap, times: [] };
+  }
+
+  async run(lane, signal) {
+    while (!signal.aborted) {
+      let last = null;
+      try {
+        const body = {
+          model: this.model(), prompt: Array.from({ length: 24 }, () => 300 + Math.floor(Math.random() * 3000)),
+          max_tokens: Math.min(TOKENS, this.maxLength() - 32), ignore_eos: true, temperature: 0.8,
+        };
+        for await (const { at } of stream("v1/completions", body, signal)) {
+          if (last !== null) {
+            this.record.gap(at - last);
+            this.worst = Math.max(this.worst, at - last);
+          }
+          last = at;
+          lane.times.push(at);
+        }
+      } catch (problem) {
+        if (problem.name === "AbortError") return;
+        this.notice(problem.message);
+        return;
+      }
+    }
+  }
+
+  async sendLong() {
+    const length = Math.min(3000, Math.floor(0.75 * this.maxLength()));
+    this.worst = 0;
+    const begin = performance.now();
+    const mark = { begin, end: null };
+    this.marks.push(mark);
+    this.notice("");
+    try {
+      const body = {
+        model: this.model(), max_tokens: 4, ignore_eos: true,
+        prompt: Array.from({ length }, () => 300 + Math.floor(Math.random() * 3000)),
+      };
+      for await (const { at } of stream("v1/completions", body))
+        if (mark.end === null) { mark.end = at; this.record.first(at - begin); }
+    } catch (problem) {
+      this.notice(problem.message);
+    }
+    mark.end ??= performance.now();
+  }
+
+  draw(objective) {
+    const now = performance.now();
+    const style = getComputedStyle(document.documentElement);
+    for (const lane of this.lanes) {
+      const { canvas, times } = lane;
+      while (times.length && times[0] < now - SHOWN_MS) times.shift();
+      const width = (canvas.width = canvas.clientWidth);
+      const g = canvas.getContext("2d");
+      const x = (t) => width * (1 - (now - t) / SHOWN_MS);
+      g.fillStyle = style.getPropertyValue("--line");
+      for (const { begin, end } of this.marks) g.fillRect(x(begin), 0, x(end ?? now) - x(begin), 12);
+      g.fillStyle = style.getPropertyValue("--decode");
+      for (const t of times) g.fillRect(x(t), 2, 1.5, 8);
+      const gap = times.length ? now - times.at(-1) : 0;
+      lane.gap.textContent = this.abort ? `${gap.toFixed(0)} ms ago` : "";
+    }
+    const pill = this.$("worst");
+    pill.textContent = this.worst ? `longest gap ${this.worst.toFixed(0)} ms` : "longest gap –";
+    pill.className = `pill ${!this.worst || !objective ? "" : this.worst > objective ? "bad" : "good"}`;
+  }
+}
