@@ -72,13 +72,12 @@ class Call:
         content_type = (self.header(b"content-type") or b"").split(b";")[0].strip().lower()
         if content_type != b"application/json":
             raise ApiError(415, "The body must be JSON: send 'Content-Type: application/json'.")
-        return parse_body(model, await self._read_body())
+        return parse_body(model, await self._read_body(), self.options.max_json_nodes)
 
     async def _read_body(self) -> bytes:
         limit = self.options.max_body_bytes
-        too_large = ApiError(
-            413, f"The body is larger than {limit} bytes.", headers={"connection": "close"}
-        )
+        # The connection stays open: servers discard the rest, and the client gets to read this.
+        too_large = ApiError(413, f"The body is larger than {limit} bytes.")
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared[:20]) > limit:
             raise too_large
@@ -107,6 +106,12 @@ class Call:
     def watch_client(self) -> ClientWatch:
         """A context that ends with ClientGone as soon as the client disconnects."""
         return ClientWatch(self._receive)
+
+    def abort(self) -> None:
+        """Drop the connection at once, unsent bytes included."""
+        transport = self.scope["state"].get("transport")
+        if transport is not None:
+            transport.abort()
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         """Send the response's head."""

@@ -34,6 +34,16 @@ class Context:
                 404, f"The model '{name[:128]}' does not exist here.", "model", "model_not_found"
             )
 
+    def check_length(self, text: str, param: str) -> None:
+        """Raises 400 for a text that is too long whatever its tokens, before they are computed."""
+        if self.text.surely_exceeds(text, self.engine.card.max_model_len):
+            raise invalid(
+                f"The prompt has {len(text)} characters; this model's context holds "
+                f"{self.engine.card.max_model_len} tokens.",
+                param,
+                "context_length_exceeded",
+            )
+
     def check_prompt(self, prompt: Sequence[int], param: str) -> None:
         """Raises 400 unless these token ids are a prompt that this model can continue."""
         card = self.engine.card

@@ -77,7 +77,7 @@ async def prompt_tokens(
 ) -> list[int]:
     """Token ids of a conversation; raises 400, or 500 where the template itself is at fault."""
     try:
-        return await context.text.encode_chat(
+        text = await context.text.render_chat(
             messages,
             tools=tools,
             variables=variables,
@@ -89,3 +89,5 @@ async def prompt_tokens(
         raise ApiError(500, f"{error}.", "messages", "chat_template_failed") from None
     except TemplateError as error:
         raise invalid(f"{error}.", "messages", "invalid_messages") from None
+    context.check_length(text, "messages")
+    return await context.text.encode(text, add_special_tokens=False)  # the template writes its own

@@ -13,14 +13,11 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import ApiError
+from app.api.ingress import INTERNAL_HEADERS, TRANSPORT, transport_of
 from app.api.keys import KeyRing
 from app.api.options import ApiOptions
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
-# Clients could use these to steer Ray Serve's own handling of a request.
-_INTERNAL_HEADERS: Final = frozenset(
-    {b"x-request-disconnect-disabled", b"x-request-timeout-seconds"}
-)
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -59,7 +56,8 @@ class Guard:
 
         state: dict[str, Any] = dict(scope.get("state") or {})
         state["request_id"] = request_id
-        clean = [pair for pair in scope["headers"] if pair[0] not in _INTERNAL_HEADERS]
+        state["transport"] = scope.get(TRANSPORT) or transport_of(send)
+        clean = [pair for pair in scope["headers"] if pair[0] not in INTERNAL_HEADERS]
         inner = {**scope, "state": state, "headers": clean}
         try:
             self._check_headers(scope)

@@ -33,7 +33,8 @@ class ApiOptions:
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
 
-    max_body_bytes: int = 2 << 20
+    max_body_bytes: int = 1 << 20
+    max_json_nodes: int = 20_000  # objects, lists and members in one body
     max_header_bytes: int = 32 << 10
     max_header_count: int = 100
     body_timeout_s: float = 20.0  # for the whole body to arrive

@@ -32,7 +32,11 @@ async def tokenized(
     """Token ids of every prompt, checked against the model's vocabulary and context."""
     found: list[list[int]] = []
     for prompt in prompts:
-        tokens = await context.text.encode(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            context.check_length(prompt, param)
+            tokens = await context.text.encode(prompt)
+        else:
+            tokens = prompt
         context.check_prompt(tokens, param)
         found.append(tokens)
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from contextlib import aclosing
 from json.encoder import encode_basestring_ascii
@@ -19,6 +20,8 @@ from app.api.continuation import Piece
 from app.api.errors import ApiError, from_engine
 from app.api.generation import Generation
 from app.engine import EngineError
+
+_log = logging.getLogger("legato.api")
 
 HEADERS: Final = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -70,10 +73,14 @@ async def stream_reply(
                             await send(data)
                             reader.sending_since_s = 0.0
                 last = closing()
-            except (ApiError, EngineError) as error:
+            except ClientGone:
+                raise
+            except Exception as error:  # whatever it is, the stream must say that it ended
                 if not call.started:
                     raise
                 failure = error if isinstance(error, ApiError) else from_engine(error)
+                if not isinstance(error, ApiError | EngineError):
+                    _log.exception("request %s failed", call.request_id)
                 body = failure.body()
                 last = b"data: " + body + b"\n\n" if failing is None else failing(failure)
             watch.stop()
@@ -83,6 +90,7 @@ async def stream_reply(
         if not reader.dropped:
             raise
         reader.task.uncancel()
+        call.abort()
         raise ClientGone from None
     finally:
         context.slow_readers.remove(reader)

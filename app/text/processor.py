@@ -6,17 +6,16 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from app.text.chat_template import TEMPLATE_LIMIT_S, ChatTemplate
 from app.text.detokenizer import Detokenizer, PrefixDetokenizer, TableDetokenizer
 from app.text.grammars import GrammarChecker
 from app.text.vocabulary import token_bytes_table
 
-_T = TypeVar("_T")
-
 # Tokenising runs at some 1-3 MB/s: up to this length it is quicker than a thread's round trip.
 _INLINE_CHARS: Final = 512
+_LONG_CHARS: Final = 1 << 16
 
 
 class TextProcessor:
@@ -55,12 +54,14 @@ class TextProcessor:
             None if self._backend is None else token_bytes_table(self._backend, self.special_ids)
         )
         self._full_table = table  # special tokens by name
+        self._longest_token = max(map(len, table), default=1) if table else 0
         self._shown_table = (
             None
             if table is None
             else [b"" if token in self.special_ids else raw for token, raw in enumerate(table)]
         )
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="text")
+        self._long_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="long-text")
         self._template_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="template")
         self.template = ChatTemplate(
             _templates(chat_template or tokenizer.chat_template),
@@ -74,18 +75,27 @@ class TextProcessor:
 
     def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Tokenise in this thread."""
-        if self._backend is not None:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if self._backend is not None:  # of its two forms only the batch lets other threads run
+            found = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+            ids: list[int] = found[0].ids
             return ids
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Tokenise; long texts in a thread."""
+        """Tokenise; long texts in a thread, very long ones queueing in one of their own."""
         if len(text) <= _INLINE_CHARS:
             return self.encode_now(text, add_special_tokens=add_special_tokens)
-        return await self._in_thread(
-            lambda: self.encode_now(text, add_special_tokens=add_special_tokens)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads if len(text) <= _LONG_CHARS else self._long_thread,
+            lambda: self.encode_now(text, add_special_tokens=add_special_tokens),
         )
+
+    def surely_exceeds(self, text: str, num_tokens: int) -> bool:
+        """Whether a text must have more tokens than this, told by its length alone.
+
+        Normalising may shorten a text before it is tokenised, hence the margin.
+        """
+        return self._longest_token > 0 and len(text) > 4 * self._longest_token * num_tokens
 
     async def encode_chat(
         self,
@@ -146,8 +156,8 @@ class TextProcessor:
 
     def close(self) -> None:
         """End threads and child processes."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._template_thread.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._threads, self._long_thread, self._template_thread):
+            pool.shutdown(wait=False, cancel_futures=True)
         self.template.close()
         self.grammars.close()
 
@@ -160,9 +170,6 @@ class TextProcessor:
             return str(source.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
         return decode
-
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def _templates(found: str | Mapping[str, str] | None) -> dict[str, str]:

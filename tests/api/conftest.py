@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ StartServer = Callable[..., Awaitable[Server]]
 @pytest.fixture
 async def start_server(text: TextProcessor) -> AsyncIterator[StartServer]:
     """Start servers on ephemeral loopback ports; they stop with the test."""
-    running: list[tuple[uvicorn.Server, asyncio.Task[None], httpx.AsyncClient]] = []
+    running: list[tuple[uvicorn.Server, httpx.AsyncClient]] = []
 
     async def start(
         options: ApiOptions | None = None, events: ApiEvents | None = None, **card: Any
@@ -67,22 +66,20 @@ async def start_server(text: TextProcessor) -> AsyncIterator[StartServer]:
         app = build_api(engine, text, options or ApiOptions(), events=events)
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
-        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
-            await asyncio.sleep(0.001)
+        config = uvicorn.Config(app, log_level="warning")
+        config.load()
+        server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        await server.startup(sockets=[listener])
         url = f"http://127.0.0.1:{port}"
         http = httpx.AsyncClient(base_url=url, timeout=30.0)
-        running.append((server, task, http))
+        running.append((server, http))
         return Server(engine, http, url, port)
 
     yield start
-    for server, task, http in running:
+    for server, http in running:
         await http.aclose()
-        server.should_exit = True
-        server.force_exit = True
-        await task
+        await server.shutdown()
 
 
 @pytest.fixture

@@ -1,0 +1,140 @@
+"""Clients that leave or stop reading cost nothing more; every request is reported once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from app.api.events import ApiEvents, RequestInfo, RequestOutcome
+from app.api.options import ApiOptions
+from tests.api.conftest import Server, StartServer
+
+
+class Recorder(ApiEvents):
+    """Keeps what the API reports."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, Any]] = []
+        self.finished = asyncio.Event()
+
+    def on_request_start(self, request: RequestInfo, now_s: float) -> None:
+        self.log.append(("start", request))
+
+    def on_first_token(self, request: RequestInfo, now_s: float) -> None:
+        self.log.append(("first", request.request_id))
+
+    def on_tokens(self, request: RequestInfo, num_tokens: int, now_s: float) -> None:
+        self.log.append(("tokens", num_tokens))
+
+    def on_finish(self, request: RequestInfo, outcome: RequestOutcome, now_s: float) -> None:
+        self.log.append(("finish", outcome))
+        self.finished.set()
+
+
+async def post(server: Server, body: dict[str, Any]) -> tuple[Any, asyncio.StreamWriter]:
+    """Send a completion request over a bare connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    content = json.dumps(body).encode()
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"x-request-disconnect-disabled: 1\r\n"
+        b"content-length: " + str(len(content)).encode() + b"\r\n\r\n" + content
+    )
+    await writer.drain()
+    return reader, writer
+
+
+async def test_events_of_a_whole_request(start_server: StartServer) -> None:
+    recorder = Recorder()
+    server = await start_server(events=recorder)
+    server.engine.chunk_size = 2
+    server.engine.num_cached_tokens = 1
+    await server.http.post(
+        "/v1/completions",
+        json={"prompt": "abc", "max_tokens": 3, "user": "ann"},
+        headers={"x-request-id": "r1"},
+    )
+    info = RequestInfo("r1", "/v1/completions", "ann", False, 3, 1)
+    assert recorder.log == [
+        ("start", info),
+        ("first", "r1"),
+        ("tokens", 2),
+        ("tokens", 1),
+        ("finish", RequestOutcome(200, "length", 3, 1)),
+    ]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_frees_its_request(
+    start_server: StartServer, stream: bool
+) -> None:
+    recorder = Recorder()
+    server = await start_server(events=recorder)
+    server.engine.gate = asyncio.Event()
+    reader, writer = await post(server, {"prompt": "abc", "max_tokens": 9, "stream": stream})
+    if stream:
+        await reader.readuntil(b"\r\n\r\n")
+    else:
+        while not server.engine.num_running:  # noqa: ASYNC110 (the engine tells nobody)
+            await asyncio.sleep(0.001)
+    writer.close()
+    await recorder.finished.wait()
+    await server.engine.all_idle.wait()
+    assert len(server.engine.closed) == 1
+    assert recorder.log[-1][1].reason == "disconnect"
+    after = await server.http.get("/health")
+    assert after.status_code == 200
+
+
+async def test_a_hundred_leave_at_random_tokens(start_server: StartServer) -> None:
+    server = await start_server()
+
+    async def leave(number: int) -> None:
+        reader, writer = await post(
+            server, {"prompt": "abc", "max_tokens": 2000, "stream": True, "n": 1 + number % 3}
+        )
+        for _ in range(1 + number % 17):
+            await reader.readuntil(b"\n\n")
+        writer.close()
+
+    await asyncio.gather(*(leave(number) for number in range(100)))
+    await server.engine.all_idle.wait()
+    assert server.engine.num_running == 0
+    answer = await server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
+    assert answer.status_code == 200
+
+
+async def test_a_client_that_stops_reading_is_dropped(start_server: StartServer) -> None:
+    recorder = Recorder()
+    server = await start_server(
+        ApiOptions(send_timeout_s=0.05), events=recorder, max_model_len=10**7
+    )
+    server.engine.chunk_size = 5000
+    stuck = socket.create_connection(("127.0.0.1", server.port))
+    stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    content = json.dumps({"prompt": "abc", "max_tokens": 9_000_000, "stream": True}).encode()
+    stuck.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: " + str(len(content)).encode() + b"\r\n\r\n" + content
+    )
+    await recorder.finished.wait()  # although the socket stays open
+    await server.engine.all_idle.wait()
+    assert recorder.log[-1][1].reason == "disconnect"
+    assert recorder.log[-1][1].num_completion_tokens < 9_000_000
+    stuck.close()
+
+
+async def test_a_batch_ends_all_its_prompts(start_server: StartServer) -> None:
+    server = await start_server()
+    server.engine.gate = asyncio.Event()
+    reader, writer = await post(
+        server, {"prompt": ["ab", "cd", "ef"], "max_tokens": 9, "stream": True}
+    )
+    await reader.readuntil(b"\n\n")
+    writer.close()
+    await server.engine.all_idle.wait()
+    assert len(server.engine.closed) == 3

@@ -1,0 +1,172 @@
+"""Keys, origins, limits and ids: what every request meets first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from app.api.errors import ApiError
+from app.api.keys import KeyRing, TokenBucket
+from app.api.options import ApiOptions, KeyLimits
+from tests.api.conftest import Server, StartServer
+
+KEY = {"authorization": "Bearer sesame"}
+BODY = {"prompt": "a", "max_tokens": 2}
+
+
+async def test_keys_guard_every_route(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits()}))
+    document = (await server.http.get("/openapi.json", headers=KEY)).json()
+    for path, operations in document["paths"].items():
+        for method in operations:
+            for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "sesame"}):
+                answer = await server.http.request(method, path, headers=headers)
+                public = path in ("/health", "/live")
+                assert answer.status_code == (200 if public else 401), path
+    assert (await server.http.get("/nowhere")).status_code == 401
+    assert (await server.http.post("/v1/completions", json=BODY, headers=KEY)).status_code == 200
+    assert server.engine.seen[-1].tenant.startswith("key-")
+    assert "sesame" not in server.engine.seen[-1].tenant
+
+
+async def test_request_limit_of_a_key(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits(requests_per_minute=2)}))
+    statuses = []
+    for _ in range(3):
+        answer = await server.http.post("/v1/completions", json=BODY, headers=KEY)
+        statuses.append(answer.status_code)
+    assert statuses == [200, 200, 429]
+    assert int(answer.headers["retry-after"]) >= 1
+    assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+
+
+async def test_token_limit_of_a_key_counts_prompt_and_answer(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits(tokens_per_minute=20)}))
+    body = {"prompt": "a" * 10, "max_tokens": 9}
+    first = await server.http.post("/v1/completions", json=body, headers=KEY)
+    second = await server.http.post("/v1/completions", json=body, headers=KEY)
+    assert (first.status_code, second.status_code) == (200, 429)
+
+
+def test_bucket_fills_with_time_and_remembers_debt() -> None:
+    now = [0.0]
+    bucket = TokenBucket(60.0, lambda: now[0])
+    bucket.charge(90.0)
+    assert bucket.wait_s(1.0) == pytest.approx(31.0)
+    now[0] = 31.0
+    assert bucket.wait_s(1.0) == 0.0
+    now[0] = 1000.0
+    assert bucket.wait_s(10_000.0) == 0.0  # more than the bucket holds: a full one will do
+
+
+def test_key_ring_compares_whole_keys() -> None:
+    ring = KeyRing({"sesame": KeyLimits(), "open": KeyLimits()})
+    first, second = ring.admit(b"Bearer sesame"), ring.admit(b"bearer open")
+    assert first is not None
+    assert second is not None
+    assert first.name != second.name
+    for wrong in (None, b"", b"Bearer", b"Bearer ses", b"Basic sesame", b"Bearer sesame2"):
+        with pytest.raises(ApiError) as caught:
+            ring.admit(wrong)
+        assert caught.value.status == 401
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://evil.example", 403),
+        ("null", 403),
+        ("http://localhost:1", 403),
+        ("OWN", 200),
+        ("http://friend.example", 200),
+    ],
+)
+async def test_foreign_origins(start_server: StartServer, origin: str, status: int) -> None:
+    server = await start_server(ApiOptions(allowed_origins=("http://friend.example",)))
+    headers = {"origin": server.url if origin == "OWN" else origin}
+    answer = await server.http.post("/v1/completions", json=BODY, headers=headers)
+    assert answer.status_code == status
+    allowed = answer.headers.get("access-control-allow-origin")
+    assert allowed == (origin if "friend" in origin else None)
+
+
+async def test_preflight_only_for_allowed_origins(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(allowed_origins=("http://friend.example",)))
+    for origin, status in (("http://friend.example", 204), ("http://evil.example", 403)):
+        answer = await server.http.options(
+            "/v1/completions",
+            headers={"origin": origin, "access-control-request-method": "POST"},
+        )
+        assert answer.status_code == status
+
+
+async def test_cors_is_off_by_default(server: Server) -> None:
+    answer = await server.http.get("/v1/models", headers={"origin": "http://evil.example"})
+    assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_allowed_hosts(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(allowed_hosts=("127.0.0.1",)))
+    assert (await server.http.get("/live")).status_code == 200
+    rebound = await server.http.get("/live", headers={"host": "evil.example"})
+    assert rebound.status_code == 403
+
+
+async def test_request_ids_come_back(server: Server) -> None:
+    given = await server.http.get("/live", headers={"x-request-id": "my-id.7"})
+    assert given.headers["x-request-id"] == "my-id.7"
+    odd = await server.http.get("/live", headers={"x-request-id": "a b"})
+    assert odd.headers["x-request-id"] != "a b"
+    assert (await server.http.get("/nowhere")).headers["x-request-id"]
+
+
+async def test_headers_are_limited(server: Server) -> None:
+    many = {f"x-{i}": "1" for i in range(120)}
+    assert (await server.http.get("/live", headers=many)).status_code == 431
+    assert (await server.http.get("/live", headers={"x": "y" * 33_000})).status_code == 431
+
+
+async def test_bodies_are_limited_with_and_without_length(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(max_body_bytes=1000))
+    body = b'{"prompt": "' + b"a" * 2000 + b'"}'
+    headers = {"content-type": "application/json"}
+    declared = await server.http.post("/v1/completions", content=body, headers=headers)
+    assert declared.status_code == 413
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 100):
+            yield body[start : start + 100]
+
+    streamed = await server.http.post("/v1/completions", content=chunks(), headers=headers)
+    assert streamed.status_code == 413
+    assert streamed.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_body_that_never_comes_is_given_up(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(body_timeout_s=0.05))
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: 100\r\n\r\n{"
+    )
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert b" 408 " in head
+    writer.close()
+
+
+async def test_too_many_at_once_are_refused(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(max_concurrent_requests=1))
+    server.engine.gate = asyncio.Event()
+    async with server.http.stream(
+        "POST", "/v1/completions", json={**BODY, "stream": True}
+    ) as first:
+        assert first.status_code == 200
+        second = await server.http.post("/v1/completions", json=BODY)
+        assert second.status_code == 429
+        assert second.headers["retry-after"]
+        server.engine.gate.set()
+        await first.aread()
+    third = await server.http.post("/v1/completions", json=BODY)
+    assert third.status_code == 200
