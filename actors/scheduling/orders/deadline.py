@@ -55,6 +55,9 @@ class EarliestDeadline:
         state.rank = (latest_start_s, state.sequence_number)
 
     def restore(self, state: RequestState, now_s: float) -> None:
+        if state.outputs:  # its next token is due before anybody's first
+            last_s = now_s if state.last_token_s is None else state.last_token_s
+            state.rank = (min(state.rank[0], last_s), state.sequence_number)
         heapq.heappush(self._promised, (state.rank, state))
 
     def peek(self, now_s: float) -> RequestState | None:
