@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -28,6 +29,17 @@ class SamplingKernels:
     adjust: Callable[[torch.Tensor, Sequence[Adjustment]], None]
     sample: Callable[[torch.Tensor, SamplingRows], NDArray[np.int64]]
     chosen_logprobs: Callable[[torch.Tensor, torch.Tensor, int], Judged]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturableDraw:
+    """Sampling inside a CUDA graph: parameters packed on the host, tokens drawn on the GPU.
+
+    pack: (S, 3) float64 for SamplingRows; draw: (logits_SV, packed_S3 on the device) -> tokens_S.
+    """
+
+    pack: Callable[[SamplingRows], NDArray[np.float64]]
+    draw: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 _log = logging.getLogger(__name__)
@@ -65,9 +77,12 @@ _SAMPLING: dict[str, dict[str, str]] = {
 _PREFERENCE = {"cpu": ("cpu", "torch"), "cuda": ("flash_attn", "triton", "torch")}
 
 
-def resolve_backend(name: str, device: torch.device | str, dtype: torch.dtype) -> Backend:
+def resolve_backend(
+    name: str, device: torch.device | str, dtype: torch.dtype, block_size: int | None = None
+) -> Backend:
     """The backend called `name`, or the fastest that loads when it is "auto".
 
+    block_size: of the KV cache, where it is known: not every backend pages as finely.
     Raises BackendError for an unknown name, a device it does not run on, or a library that does
     not load; "auto" falls through to plain torch and logs what it passed over.
     """
@@ -75,14 +90,14 @@ def resolve_backend(name: str, device: torch.device | str, dtype: torch.dtype) -
     if name == "auto":
         for candidate in _PREFERENCE.get(kind, ("torch",)):
             try:
-                backend = _load(candidate, kind, dtype)
+                backend = _load(candidate, kind, dtype, block_size)
             except BackendError as unavailable:
                 _log.info("%s", unavailable)
             else:
                 _log.info("backend %s computes on %s in %s", backend.name, kind, dtype)
                 return backend
         raise BackendError(f"no backend computes on {kind}")
-    backend = _load(name, kind, dtype)
+    backend = _load(name, kind, dtype, block_size)
     _log.info("backend %s computes on %s in %s, as asked", backend.name, kind, dtype)
     return backend
 
@@ -94,6 +109,18 @@ def resolve_sampling(backend: Backend) -> SamplingKernels:
         _optional(backend, "sample", sample),
         _optional(backend, "chosen_logprobs", chosen_logprobs),
     )
+
+
+def captures_hybrid_of(backend: Backend) -> bool | None:
+    """Whether a backend's passes can be captured in CUDA graphs with chunks in them (True), only
+    with decodes (False), or not at all (None)."""
+    return getattr(backend, "captures_hybrid", None)
+
+
+def resolve_draw() -> CapturableDraw:
+    """The sampler that can be captured; raises ImportError without Triton."""
+    sampling = importlib.import_module("kernels.triton.sampling")
+    return CapturableDraw(sampling.pack_rows, sampling.sample_rows)
 
 
 def _optional(backend: Backend, name: str, plain: _Function) -> _Function:
@@ -117,14 +144,14 @@ def limit_threads(backend: Backend, num_threads: int) -> None:
         importlib.import_module("kernels.cpu.library").set_num_threads(num_threads)
 
 
-def _load(name: str, kind: str, dtype: torch.dtype) -> Backend:
+def _load(name: str, kind: str, dtype: torch.dtype, block_size: int | None) -> Backend:
     known = _BACKENDS.get(name)
     if known is None:
         raise BackendError(f"backend {name!r} is unknown; known: auto, {', '.join(_BACKENDS)}")
     kinds, build = known
-    if kind not in kinds:
+    if kind not in kinds and not (kinds == ("cuda",) and _triton_is_interpreted()):
         raise BackendError(f"backend {name!r} runs on {' or '.join(kinds)}, not on {kind}")
-    if name == "flash_attn" and (missing := _why_no_flash(dtype)):
+    if name == "flash_attn" and (missing := _why_no_flash(dtype, block_size)):
         raise BackendError(f"backend 'flash_attn' is not available: {missing}")
     try:
         return build(dtype)
@@ -133,9 +160,16 @@ def _load(name: str, kind: str, dtype: torch.dtype) -> Backend:
         raise BackendError(f"backend {name!r} is not available: {bad}") from bad
 
 
-def _why_no_flash(dtype: torch.dtype) -> str:
+def _triton_is_interpreted() -> bool:
+    """Then GPU kernels run on CPU tensors: slowly, for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _why_no_flash(dtype: torch.dtype, block_size: int | None) -> str:
     if find_spec("flash_attn") is None:
         return "the flash_attn package is not installed"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"it computes in bfloat16 or float16, not {dtype}"
+    if block_size is not None and block_size % 256:
+        return f"it needs kv.block_size to be a multiple of 256, not {block_size}"
     return ""

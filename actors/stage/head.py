@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from actors.scheduling.plan import Slice, StepPlan, StepResult, TokenLogprobs
-from actors.stage.batch import BuiltBatch
+from actors.stage.batch import HostBatch
+from actors.stage.cuda_graphs import StepOutput
 from actors.stage.group import RankGroup
 from actors.stage.models.decoder import Decoder
 from actors.stage.pooling import Pools
@@ -56,12 +57,13 @@ class Head:
         self._share_tokens = share_tokens and group.size > 1
         self._pools = Pools()
 
-    def finish(
-        self, plan: StepPlan, built: BuiltBatch, x_TH: torch.Tensor, residual_TH: torch.Tensor
-    ) -> StepResult | None:
-        """The step's answer on rank 0, None on the others. Overwrites residual_TH."""
+    def finish(self, plan: StepPlan, built: HostBatch, output: StepOutput) -> StepResult | None:
+        """The step's answer on rank 0, None on the others. Overwrites the output's residual.
+
+        A captured step brings logits and tokens of every slice along.
+        """
         slices, columns = plan.slices, self._state.columns
-        hidden = _Hidden(x_TH, residual_TH, built.offsets_S1)
+        hidden = _Hidden(output.x_TH, output.residual_TH, built.offsets_S1)
         rows_S = built.rows_S
         asking = np.flatnonzero(columns.prompt_logprobs_R[rows_S] >= 0).tolist()
         prompts = self._prompt_logprobs([(i, slices[i]) for i in asking], rows_S, hidden)
@@ -77,8 +79,13 @@ class Head:
             last_rows = built.offsets_S1[1:][sampling] - 1
             positions = built.ends_S[sampling].astype(np.int64)
             ids = [slices[i].request_id for i in sampling.tolist()]
-            raw_SV = self._decoder.logits(self._normed(hidden, last_rows, final=True))
-            tokens, logprobs = self._sample(ids, rows_S[sampling], positions, raw_SV)
+            drawn_S = None
+            if output.logits_SV is None:
+                raw_SV = self._decoder.logits(self._normed(hidden, last_rows, final=True))
+            else:
+                raw_SV = _rows(output.logits_SV, sampling)
+                drawn_S = None if output.tokens_S is None else _rows(output.tokens_S, sampling)
+            tokens, logprobs = self._sample(ids, rows_S[sampling], positions, raw_SV, drawn_S)
         if self._group.rank != 0:
             return None
         return StepResult(plan.step_id, tokens, logprobs, prompts, pooled)
@@ -99,6 +106,7 @@ class Head:
         rows_S: NDArray[np.intp],
         positions_S: NDArray[np.int64],
         raw_SV: torch.Tensor | None,
+        ready_S: torch.Tensor | None,
     ) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, TokenLogprobs], ...]]:
         """Draw, share with the other ranks, and note the tokens in the mirrored state."""
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
@@ -107,7 +115,7 @@ class Head:
             if self._sampler is not None and raw_SV is not None:
                 wanted = np.flatnonzero(self._state.columns.logprobs_R[rows_S] >= 0)
                 kept = raw_SV[torch.from_numpy(wanted)] if wanted.size else None
-                drawn_S = self._sampler.tokens(rows_S, positions_S, raw_SV)
+                drawn_S = self._sampler.tokens(rows_S, positions_S, raw_SV, ready_S)
                 if kept is not None:
                     counts = self._state.columns.logprobs_R[rows_S[wanted]].tolist()
                     entries = self._sampler.logprobs(kept, drawn_S[wanted], counts)
@@ -173,3 +181,10 @@ class Head:
             if piece.start + piece.num_tokens >= self._state.columns.num_prompt_R[row]:
                 done.append((piece.request_id, tuple(vector_H.tolist())))
         return tuple(done)
+
+
+def _rows(values: torch.Tensor, rows: NDArray[np.intp]) -> torch.Tensor:
+    """Some rows of a device tensor; the leading ones, the usual case, without a copy."""
+    if rows[-1] == len(rows) - 1:
+        return values[: len(rows)]
+    return values[torch.from_numpy(rows).to(values.device)]

@@ -14,7 +14,8 @@ import torch
 
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
-from actors.stage.batch import BuiltBatch, build_batch
+from actors.stage.batch import HostBatch, gather_batch, place_batch
+from actors.stage.cuda_graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
 from actors.stage.group import RankGroup
 from actors.stage.head import Head
 from actors.stage.kv import KVCache
@@ -30,11 +31,20 @@ from actors.stage.weights.load import Loader
 from actors.stage.weights.names import HEAD, IGNORED_ENDINGS, all_shapes
 from actors.stage.weights.source import DummySource, WeightSource
 from kernels.interface import AttentionShape
-from kernels.registry import limit_threads, resolve_backend, resolve_sampling
+from kernels.registry import (
+    captures_hybrid_of,
+    limit_threads,
+    resolve_backend,
+    resolve_draw,
+    resolve_sampling,
+)
 
 _log = logging.getLogger(__name__)
 
+# Larger hybrid batches run launch by launch: their kernels outlast their launches.
+_GRAPH_TOKENS = 2048
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_KV_DTYPES = {**_DTYPES, "fp8": torch.float8_e4m3fn}
 
 
 class StageRunner:
@@ -50,6 +60,7 @@ class StageRunner:
         self._head: Head | None = None
         self._sampler: Sampler | None = None
         self._kv: KVCache | None = None
+        self._graphs: StepGraphs | None = None
         self._applied_step: int | None = None
 
     def load(self, progress: Callable[[float], None] | None = None) -> StageInfo:
@@ -63,8 +74,10 @@ class StageRunner:
         self._config = config = load_config(folder)
         part = split(config, spec)
         dtype = _dtype(config.dtype if spec.dtype == "auto" else spec.dtype)
-        self._kv_dtype = dtype if spec.kv_dtype == "auto" else _dtype(spec.kv_dtype)
-        self._backend = resolve_backend(spec.backend, self._device, dtype)
+        self._kv_dtype = dtype if spec.kv_dtype == "auto" else _dtype(spec.kv_dtype, _KV_DTYPES)
+        self._backend = resolve_backend(spec.backend, self._device, dtype, spec.block_size)
+        if self._kv_dtype == torch.float8_e4m3fn and self._backend.name != "triton":
+            raise ModelError(f"fp8 KV caches need backend 'triton', not {self._backend.name!r}")
         if spec.num_threads and self._device.type == "cpu":
             limit_threads(self._backend, spec.num_threads)
         self._shape = _attention_shape(config, part)
@@ -102,6 +115,34 @@ class StageRunner:
             self._shape, self._kv_dtype, self._device,
         )  # fmt: skip
         self._decoder.attach(self._kv.layers)
+        if self._device.type == "cuda" and self.spec.options.get("cuda_graphs") != "off":
+            self.capture(capture_on_gpu())
+
+    @torch.inference_mode()
+    def capture(self, capture: Capture) -> None:
+        """Capture the forward pass at its usual sizes; `allocate` does so on a GPU.
+
+        options: "cuda_graphs": "off" runs every step launch by launch; "graph_tokens" is the
+        largest captured hybrid batch, 0 for decodes only.
+        """
+        captures_hybrid = captures_hybrid_of(self._backend)
+        if captures_hybrid is None:
+            _log.info("backend %s cannot be captured: no CUDA graphs", self._backend.name)
+            return
+        spec = self.spec
+        wanted = int(spec.options.get("graph_tokens", str(_GRAPH_TOKENS)))
+        graphs = StepGraphs(
+            self._decoder,
+            self._state,
+            self._state.max_model_len,
+            spec.max_requests,
+            min(wanted, spec.max_step_tokens) if captures_hybrid else 0,
+            spec.is_first,
+            spec.is_last,
+            resolve_draw() if self._sampler is not None else None,
+        )
+        graphs.capture(capture)
+        self._graphs = graphs
 
     @torch.inference_mode()
     def execute(
@@ -116,11 +157,26 @@ class StageRunner:
         self._apply(plan)
         if not plan.slices:
             return self._empty(plan)
-        built = build_batch(self._state, plan.slices, self.spec.block_size, self._device)
-        x_TH, residual_TH = self._decoder.layers(self._input(built, hidden_TH), built.geometry)
+        host = gather_batch(self._state, plan.slices, self.spec.block_size)
+        if not self.spec.is_first and (hidden_TH is None or len(hidden_TH) != host.num_tokens):
+            given = "none" if hidden_TH is None else str(len(hidden_TH))
+            raise ValueError(f"{host.num_tokens} rows of hidden states expected, {given} given")
+        output = self._forward(host, hidden_TH)
         if self._head is not None:
-            return self._head.finish(plan, built, x_TH, residual_TH)
-        return residual_TH.add_(x_TH)
+            return self._head.finish(plan, host, output)
+        return (output.residual_TH + output.x_TH)[: host.num_tokens]
+
+    def _forward(self, host: HostBatch, hidden_TH: torch.Tensor | None) -> StepOutput:
+        if self._graphs is not None:
+            output = self._graphs.run(host, hidden_TH)
+            if output is not None:
+                return output
+        batch, tokens_T = place_batch(host, self._state, self.spec.block_size, self._device)
+        if hidden_TH is None:
+            x_TH = self._decoder.embed(tokens_T)
+        else:
+            x_TH = hidden_TH.to(self._device, copy=True)
+        return StepOutput(*self._decoder.layers(x_TH, batch))
 
     def reset(self) -> None:
         """Forget all requests; weights and cache stay."""
@@ -141,6 +197,7 @@ class StageRunner:
         """Leave the rank group and drop the cache."""
         self._group.close()
         self._kv = None
+        self._graphs = None
 
     def _apply(self, plan: StepPlan) -> None:
         """Bring state and cache to the plan's step, once: a repeated step finds it done (its
@@ -155,14 +212,6 @@ class StageRunner:
             for request_id in (*plan.released, *(s.request_id for s in plan.started)):
                 self._head.release(request_id)
         self._applied_step = plan.step_id
-
-    def _input(self, built: BuiltBatch, hidden_TH: torch.Tensor | None) -> torch.Tensor:
-        if self.spec.is_first:
-            return self._decoder.embed(built.tokens_T)
-        if hidden_TH is None or len(hidden_TH) != len(built.tokens_T):
-            given = "none" if hidden_TH is None else str(len(hidden_TH))
-            raise ValueError(f"{len(built.tokens_T)} rows of hidden states expected, {given} given")
-        return hidden_TH.to(self._device, copy=True)
 
     def _empty(self, plan: StepPlan) -> torch.Tensor | StepResult | None:
         if self._head is None:
@@ -189,10 +238,10 @@ class StageRunner:
         return 2 * tokens * widest * dtype.itemsize // self.spec.tensor_ranks + logits
 
 
-def _dtype(name: str) -> torch.dtype:
-    dtype = _DTYPES.get(name.removeprefix("torch."))
+def _dtype(name: str, known: dict[str, torch.dtype] = _DTYPES) -> torch.dtype:
+    dtype = known.get(name.removeprefix("torch."))
     if dtype is None:
-        raise ModelError(f"dtype {name!r} is not supported; supported: {', '.join(_DTYPES)}")
+        raise ModelError(f"dtype {name!r} is not supported; supported: {', '.join(known)}")
     return dtype
 
 

@@ -36,9 +36,16 @@ class Sampler:
         self.grammars = GrammarMasks(folder, vocab_size, eos_token_ids)
 
     def tokens(
-        self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64], logits_SV: torch.Tensor
+        self,
+        rows_S: NDArray[np.intp],
+        positions_S: NDArray[np.int64],
+        logits_SV: torch.Tensor,
+        ready_S: torch.Tensor | None = None,
     ) -> NDArray[np.int64]:
-        """One token per row for its position; float32 logits are adjusted in place."""
+        """One token per row for its position; float32 logits are adjusted in place.
+
+        ready_S: tokens already drawn on the device from the logits as they are.
+        """
         columns = self._state.columns
         num_output_S = positions_S - columns.num_prompt_R[rows_S]
         held_back_S = num_output_S < columns.min_tokens_R[rows_S]
@@ -51,6 +58,9 @@ class Sampler:
                     for s in adjusted
                 ],
             )
+        elif ready_S is not None:
+            ready: NDArray[np.int64] = ready_S.cpu().numpy().astype(np.int64)
+            return ready
         return self._kernels.sample(logits_SV, columns.draws(rows_S, positions_S))
 
     def _adjustment(self, s: int, row: int, position: int, held_back: bool) -> Adjustment:

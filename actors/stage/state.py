@@ -108,6 +108,10 @@ class RequestState:
         self._free: list[int] = []
         self._grow(max(1, max_requests))
 
+    @property
+    def max_model_len(self) -> int:
+        return self._max_model_len
+
     def __len__(self) -> int:
         return len(self._rows)
 

@@ -70,10 +70,10 @@ class Decoder:
                 w.layers, kv, w.cos_sin_PD, self._shape, self._eps
             )
 
-    def empty_hidden(self) -> torch.Tensor:
-        """Hidden states of no tokens: what a step without slices hands on."""
+    def empty_hidden(self, num_tokens: int = 0) -> torch.Tensor:
+        """Hidden states yet to be filled; of no tokens, what a step without slices hands on."""
         w = self._weights
-        return torch.empty((0, w.hidden_size), dtype=w.dtype, device=self.device)
+        return torch.empty((num_tokens, w.hidden_size), dtype=w.dtype, device=self.device)
 
     def embed(self, tokens_T: torch.Tensor) -> torch.Tensor:
         """Token ids -> (T, H). Each rank looks up its part of the vocabulary; the sum is whole."""

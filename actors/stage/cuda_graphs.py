@@ -1,0 +1,200 @@
+"""CUDA graphs of a stage's forward pass: one launch and one transfer per step.
+
+A decode step of a 7B model runs some three hundred kernels in a few milliseconds; launched one
+by one, the host would be the bottleneck. So the pass is captured once per size with all inputs
+in static buffers, and a step fills the smallest size it fits, padded: by slices without tokens
+and by tokens without a KV slot, which no kernel reads or writes through.
+
+Sizes follow the tiles of matrix products: a product computes whole tiles of 128 rows, so padding
+a hybrid batch to a multiple of 128 tokens costs next to nothing, and 257 tokens cost as much as
+384 whether padded or not.
+
+On the last stage the graph goes on through final norm, language-model head and draw; the drawn
+tokens are the one thing copied back, and that copy is the step's only synchronisation.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from actors.stage.batch import HostBatch
+from actors.stage.models.decoder import Decoder
+from actors.stage.state import RequestState
+from actors.stage.step_inputs import StepInputs
+from kernels.registry import CapturableDraw
+
+TILE = 128  # rows of a tile in the library's large matrix products
+
+# Takes a function, returns how to run it again and what it returned: tensors that every run
+# overwrites.
+Capture = Callable[[Callable[[], "StepOutput"]], tuple[Callable[[], None], "StepOutput"]]
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What a pass leaves behind, for padded tokens and slices too.
+
+    logits_SV and tokens_S: of each slice's last token, on rank 0 of the last stage.
+    """
+
+    x_TH: torch.Tensor
+    residual_TH: torch.Tensor
+    logits_SV: torch.Tensor | None = None
+    tokens_S: torch.Tensor | None = None
+
+
+class GraphSize(NamedTuple):
+    """decodes: every slice holds at most one token, so num_tokens == num_slices."""
+
+    num_tokens: int
+    num_slices: int
+    decodes: bool
+
+
+def decode_sizes(max_requests: int) -> list[int]:
+    """Fine where steps are short and padding is dear, coarser above."""
+    steps = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_requests, 32)]
+    return [size for size in steps if size < max_requests] + [max_requests]
+
+
+def hybrid_sizes(max_tokens: int) -> list[int]:
+    """Whole tiles; below one tile, halves of it."""
+    small = [size for size in (16, 32, 64) if size <= max_tokens]
+    return small + list(range(TILE, max_tokens + 1, TILE))
+
+
+class StepGraphs:
+    """All captured sizes of one stage. Capture when the cache is there, before the first step."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        state: RequestState,
+        max_model_len: int,
+        max_requests: int,
+        max_hybrid_tokens: int,
+        is_first: bool,
+        is_last: bool,
+        draw: CapturableDraw | None,
+    ) -> None:
+        """max_hybrid_tokens: largest captured hybrid batch, 0 for decodes only.
+        draw: on rank 0 of the last stage."""
+        self._decoder = decoder
+        self._state = state
+        self._max_model_len = max_model_len
+        self._is_last = is_last
+        self._draw = draw
+        self._max_requests = max_requests
+        self._decode_sizes = decode_sizes(max_requests)
+        self._hybrid_sizes = hybrid_sizes(max_hybrid_tokens)
+        max_tokens = max([max_requests, *self._hybrid_sizes])
+        self._inputs = StepInputs(
+            max_tokens, max_requests, state.tables_RB.shape[1], decoder.device
+        )
+        self._hidden_TH: torch.Tensor | None = None
+        if not is_first:
+            self._hidden_TH = decoder.empty_hidden(max_tokens)
+        self._graphs: dict[GraphSize, tuple[Callable[[], None], StepOutput]] = {}
+
+    def capture(self, capture: Capture) -> None:
+        """Capture every size, the largest first: later ones reuse its memory.
+
+        Nothing is written to the cache: until the first step all inputs are padding.
+        """
+        sizes = [GraphSize(size, size, decodes=True) for size in self._decode_sizes]
+        sizes += [self._hybrid(size) for size in self._hybrid_sizes]
+        self._inputs.clear()
+        for size in sorted(sizes, reverse=True):
+            self._graphs[size] = capture(self._forward_of(size))
+
+    def run(self, host: HostBatch, hidden_TH: torch.Tensor | None) -> StepOutput | None:
+        """The step's pass by its graph, or None where no captured size holds it.
+
+        What is returned is overwritten by the next step.
+        """
+        size = self._size_of(host)
+        if size is None:
+            return None
+        draws = None
+        if self._draw is not None:
+            rows = self._state.columns.draws(host.rows_S, host.ends_S.astype(np.int64))
+            draws = self._draw.pack(rows)
+        self._inputs.fill(host, self._state.tables_RB[host.rows_S], draws, *size[:2])
+        if self._hidden_TH is not None and hidden_TH is not None:
+            self._hidden_TH[: host.num_tokens].copy_(hidden_TH, non_blocking=True)
+        replay, output = self._graphs[size]
+        replay()
+        return output
+
+    def _size_of(self, host: HostBatch) -> GraphSize | None:
+        num_slices = len(host.rows_S)
+        if num_slices > self._max_requests:
+            return None
+        if host.max_length == 1:
+            decodes = _at_least(self._decode_sizes, num_slices)
+            return None if decodes is None else GraphSize(decodes, decodes, decodes=True)
+        num_tokens = _at_least(self._hybrid_sizes, host.num_tokens)
+        return None if num_tokens is None else self._hybrid(num_tokens)
+
+    def _hybrid(self, num_tokens: int) -> GraphSize:
+        return GraphSize(num_tokens, min(num_tokens, self._max_requests), decodes=False)
+
+    def _forward_of(self, size: GraphSize) -> Callable[[], StepOutput]:
+        num_tokens, num_slices, decodes = size
+        batch = self._inputs.batch(num_tokens, num_slices, decodes, self._max_model_len)
+
+        def forward() -> StepOutput:
+            if self._hidden_TH is None:
+                x_TH = self._decoder.embed(self._inputs.tokens_T[:num_tokens])
+            else:
+                x_TH = self._hidden_TH[:num_tokens].clone()
+            # A batch object of its own for each run: whatever a backend derives from it and
+            # keeps (flash-attn's lengths) must be derived inside the graph.
+            x_TH, residual_TH = self._decoder.layers(x_TH, replace(batch))
+            output = StepOutput(x_TH, residual_TH)
+            if self._is_last:
+                self._finish(output, num_slices)
+            return output
+
+        return forward
+
+    def _finish(self, output: StepOutput, num_slices: int) -> None:
+        rows_S = self._inputs.last_rows_S[:num_slices]
+        normed_SH = self._decoder.final_norm(
+            output.x_TH.index_select(0, rows_S), output.residual_TH.index_select(0, rows_S)
+        )
+        output.logits_SV = self._decoder.logits(normed_SH)
+        if self._draw is not None and output.logits_SV is not None:
+            packed_S3 = self._inputs.draws_S3[:num_slices]
+            output.tokens_S = self._draw.draw(output.logits_SV, packed_S3)
+
+
+def _at_least(sizes: Sequence[int], wanted: int) -> int | None:
+    index = bisect.bisect_left(sizes, wanted)
+    return sizes[index] if index < len(sizes) else None
+
+
+def capture_on_gpu() -> Capture:
+    """Captures with torch.cuda.CUDAGraph; graphs of one call share a memory pool."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture(work: Callable[[], StepOutput]) -> tuple[Callable[[], None], StepOutput]:
+        # Once outside: kernels compile and libraries set themselves up, which capture forbids.
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            work()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads (NCCL's watchdog, Ray) may talk to the driver meanwhile.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            output = work()
+        return graph.replay, output
+
+    return capture
