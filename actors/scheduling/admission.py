@@ -121,7 +121,7 @@ class Promises:
         return Refusal(
             f"overloaded: the first token would take {ttft_s:.1f} s, "
             f"the objective allows {limit_s:.1f} s",
-            retry_after_s=self._retry_after_s(wait_s, own / rate, engine.now_s),
+            retry_after_s=self._retry_after_s(wait_s, self._service_s(own, rate, engine), engine),
         )
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:
@@ -197,7 +197,7 @@ class Promises:
             if predicted_s is None:
                 continue
             actual_s = view.first_token_s - view.request.arrival_s
-            if max(actual_s, predicted_s) < 0.25 * self.max_wait_s:
+            if max(actual_s, predicted_s) < 0.25 * (self.ttft_s or self.max_wait_s):
                 continue  # an empty engine teaches nothing about a full one
             self._num_corrections += 1
             step = max(0.4 / math.sqrt(self._num_corrections), 0.04)
@@ -206,8 +206,15 @@ class Promises:
         if len(self._predicted) > 4 * self.max_requests + 1024:  # aborted ones never come
             self._predicted.clear()
 
-    def _retry_after_s(self, wait_s: float, own_s: float, now_s: float) -> float:
+    def _service_s(self, num_tokens: int, rate: float, engine: EngineView) -> float:
+        """Time that the engine must set aside for one such request, of compute or of slots."""
+        slot_s = 1.0 / self._finish_rate(engine) if engine.decoding else 0.0
+        busy = len(engine.decoding) + len(engine.prefilling) >= 0.9 * self.max_requests
+        return 1.1 * max(num_tokens / rate, slot_s if busy else 0.0)
+
+    def _retry_after_s(self, wait_s: float, own_s: float, engine: EngineView) -> float:
         """When it would be accepted, behind everyone who was told to come earlier."""
+        now_s = engine.now_s
         self._promised_s = max(0.0, self._promised_s - (now_s - self._promised_at_s))
         self._promised_at_s = now_s
         retry_after_s = min(wait_s + self._promised_s, MAX_RETRY_AFTER_S)

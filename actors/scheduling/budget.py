@@ -85,6 +85,10 @@ def build_budget(config: SchedulerConfig, cost_model: interfaces.CostModel | Non
         if config.budget == "profiled":
             if config.tbt_s is None:
                 raise ConfigError("slo.tbt_ms", "a profiled budget needs an objective")
+            # The fullest engine there can be: every slot taken, the KV cache shared evenly.
+            kv_tokens = config.num_blocks * config.block_size
+            options.setdefault("num_decodes", config.max_requests)
+            options.setdefault("context_tokens", min(4096, kv_tokens // config.max_requests))
             options.setdefault("max_tokens", config.max_step_tokens)
             return ProfiledBudget(largest_budget(cost_model.profile, config.tbt_s, **options))
         from actors.scheduling.adaptive import AdaptiveBudget

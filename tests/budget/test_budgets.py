@@ -1,0 +1,208 @@
+"""Budgets from objectives: the profiled one is the largest that fits, the adaptive one keeps it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from actors.scheduling.adaptive import AdaptiveBudget
+from actors.scheduling.budget import ProfiledBudget, build_budget, largest_budget, stage_share_s
+from actors.scheduling.config import ConfigError, SchedulerConfig, build_core
+from actors.scheduling.cost_model import CostModel, Mix
+from actors.scheduling.events import Execute, Submit
+from actors.scheduling.interfaces import StepShape
+from actors.scheduling.online import OnlineCostModel
+from actors.scheduling.request import Objective, Request, SamplingParams
+from app.simulate.recorder import Recorder
+from app.simulate.replica import Replica
+from app.simulate.run import Deployment, Result, scheduler_config, simulate
+from app.simulate.workload import Workload, fixed_lengths, generate, poisson
+
+# A memory floor of 10 ms, then 6.5 ms a tile of 64 tokens: flat inside, a jump at each edge.
+_TILES = [(edge, 0.0070 + 0.0065 * edge / 64) for edge in range(64, 2049, 64)]
+TILED = CostModel(
+    "tiled",
+    (
+        (1, 0.010),
+        *(
+            knot
+            for edge, seconds in _TILES
+            for knot in ((edge, seconds), (edge + 1, seconds + 0.0060))
+        ),
+    ),
+    per_request_s=2e-5,
+    decode_kv_s=2e-8,
+    prefill_pair_s=4e-9,
+    kv_tokens=64_000,
+    max_model_len=4096,
+)
+
+
+def run(workload: Workload, model: CostModel = TILED, **settings: object) -> Result:
+    """Simulate with an objective of 50 ms unless told otherwise."""
+    jitter = float(str(settings.pop("jitter", 0.0)))
+    settings.setdefault("tbt_s", 0.05)
+    config = scheduler_config(model, max_requests=32, **settings)  # type: ignore[arg-type]
+    return simulate(workload, Deployment(config, model, jitter=jitter))
+
+
+def chat(qps: float, num_requests: int = 150, prompt: int = 900, output: int = 60) -> Workload:
+    return generate(poisson(qps), fixed_lengths(prompt, output), num_requests)
+
+
+def test_the_profiled_budget_is_the_largest_that_fits() -> None:
+    budget = largest_budget(TILED, 0.05, num_decodes=8, context_tokens=500)
+
+    def step_s(tokens: int) -> float:
+        mix = Mix(8, 8 * 500)
+        mix.add(500, tokens - 8)
+        return TILED.stage_s(mix)
+
+    assert step_s(budget) <= 0.05 < step_s(budget + 1)
+
+
+def test_pipelines_and_error_shrink_it() -> None:
+    plain = largest_budget(TILED, 0.1)
+    data = TILED.to_dict()
+    erring = CostModel.from_dict({**data, "ratio_quantiles": ((0.5, 1.0), (0.99, 1.3))})
+    staged = CostModel.from_dict({**data, "num_stages": 2, "transfer_s": ((1, 0.004),)})
+    assert largest_budget(erring, 0.1) < plain
+    assert largest_budget(staged, 0.1) < plain
+    assert stage_share_s(staged, 0.1, 256) == pytest.approx((0.1 - 0.004) / 2)
+    # Even where decodes alone miss the objective a budget must let decodes run.
+    assert largest_budget(TILED, 0.001, num_decodes=8) == 8
+
+
+@pytest.mark.parametrize("qps", [1.0, 3.0, 6.0, 9.0])
+def test_adaptive_keeps_every_gap_at_every_load(qps: float) -> None:
+    result = run(chat(qps), budget="adaptive")
+    assert np.array(result.recorder.gaps_s).max() <= 0.05
+
+
+@pytest.mark.parametrize("tbt_s", [0.02, 0.1, 0.3])
+def test_and_for_every_objective_without_tuning(tbt_s: float) -> None:
+    result = run(chat(6.0), budget="adaptive", tbt_s=tbt_s)
+    assert np.array(result.recorder.gaps_s).max() <= tbt_s
+
+
+def test_a_fixed_budget_breaks_where_the_adaptive_one_holds() -> None:
+    """Long documents behind chat: the same budget costs more at long contexts."""
+    steep = CostModel.from_dict({**TILED.to_dict(), "prefill_pair_s": 4e-8})
+    documents = generate(poisson(1.0), fixed_lengths(3500, 60), 40)
+    fixed = run(documents, steep, budget="fixed", token_budget=320)
+    adaptive = run(documents, steep, budget="adaptive")
+    assert np.quantile(fixed.recorder.gaps_s, 0.99) > 0.05
+    assert max(adaptive.recorder.gaps_s) <= 0.05
+
+
+def test_noise_is_learned_so_that_p99_holds() -> None:
+    result = run(chat(5.0, 400), budget="adaptive", jitter=0.08)
+    assert np.quantile(result.recorder.gaps_s, 0.99) <= 0.05 * 1.02
+
+
+def test_a_slower_machine_than_profiled_is_learned() -> None:
+    slow = CostModel.from_dict(
+        {
+            **TILED.to_dict(),
+            "tokens_s": [[n, 1.3 * s] for n, s in TILED.tokens_s],
+        }
+    )
+    config = scheduler_config(TILED, budget="adaptive", max_requests=32, tbt_s=0.05)
+    result = simulate(chat(4.0, 300), Deployment(config, slow, believed=TILED))
+    gaps = np.array(result.recorder.gaps_s)
+    assert np.quantile(gaps[len(gaps) // 2 :], 0.99) <= 0.05
+
+
+def test_two_stages_keep_it_too() -> None:
+    staged = CostModel.from_dict(
+        {**TILED.to_dict(), "num_stages": 2, "transfer_s": ((1, 0.001), (2048, 0.004))}
+    )
+    for qps in (2.0, 6.0):
+        result = run(chat(qps), staged, budget="adaptive", tbt_s=0.12)
+        assert max(result.recorder.gaps_s) <= 0.12
+
+
+def test_objectives_of_requests_mix_in_one_batch() -> None:
+    """The strictest decode of a batch sets its pace, and only while it runs."""
+    config = scheduler_config(TILED, budget="adaptive", max_requests=32, tbt_s=0.4)
+    recorder = Recorder(3)
+    core = build_core(config, cost_model=OnlineCostModel(TILED))
+    replica = Replica(core, TILED, recorder)
+    objectives = (Objective(), Objective(tbt_s=0.03), Objective())
+    for index, (arrival_s, prompt, output) in enumerate(
+        ((0.0, 10, 60), (0.001, 10, 30), (0.2, 4000, 4))
+    ):
+        request = Request(
+            index, (0,) * prompt, SamplingParams(output, min_tokens=output), arrival_s,
+            objective=objectives[index],
+        )  # fmt: skip
+        while replica.next_s <= arrival_s:
+            replica.advance()
+        replica.num_live += 1
+        replica.submit(Submit(request), arrival_s)
+    while replica.next_s < float("inf"):
+        replica.advance()
+    assert recorder.max_gap_s[1] <= 0.03
+    assert 0.03 < recorder.max_gap_s[0] <= 0.4
+
+
+def test_without_decodes_or_objective_nothing_is_held_back() -> None:
+    for tbt_s in (0.05, None):
+        config = scheduler_config(TILED, budget="adaptive", max_requests=32, tbt_s=tbt_s)
+        core = build_core(config, cost_model=OnlineCostModel(TILED))
+        request = Request(0, (0,) * 3000, SamplingParams(5), 0.0)
+        out = core.handle(Submit(request), 0.0)
+        plan = next(i.plan for i in out if isinstance(i, Execute))
+        assert plan.num_tokens == 3000
+
+
+def test_smoothness_spends_what_early_tokens_banked() -> None:
+    longest = {}
+    for smoothness in (1.0, 3.0):
+        config = scheduler_config(
+            TILED, budget="adaptive", max_requests=32, tbt_s=0.05,
+            budget_options={"smoothness": smoothness},
+        )  # fmt: skip
+        result = simulate(chat(4.0), Deployment(config, TILED))
+        longest[smoothness] = max(result.recorder.gaps_s)
+    assert longest[1.0] <= 0.05 < longest[3.0] <= 0.15
+
+
+def test_steps_end_at_tile_edges_while_work_waits() -> None:
+    core = build_core(
+        scheduler_config(TILED, budget="adaptive", max_requests=32, tbt_s=0.05),
+        cost_model=OnlineCostModel(TILED),
+    )
+    budget = core.step.budget
+    assert isinstance(budget, AdaptiveBudget)
+    cheapest = budget._cheapest_at_most(200)
+    rates = [n / (TILED.overhead_s + TILED.linear_s(n)) for n in range(1, 201)]
+    assert cheapest == 192 == 1 + max(range(200), key=lambda i: (rates[i], i))
+
+
+def test_bad_settings_are_named() -> None:
+    plain = SchedulerConfig(num_blocks=64, tbt_s=0.1)
+    data = TILED.to_dict()
+    for changes, message in (
+        ({"budget": "psychic"}, "budget: unknown"),
+        ({"budget": "adaptive"}, "needs a cost model"),
+        ({"budget": "profiled", "cost_model": data, "tbt_s": None}, "needs an objective"),
+        ({"budget": "adaptive", "cost_model": data, "budget_options": {"x": 1}}, "x"),
+    ):
+        config = SchedulerConfig(
+            **{  # type: ignore[arg-type]
+                "num_blocks": plain.num_blocks,
+                "tbt_s": plain.tbt_s,
+                **changes,
+            }
+        )
+        with pytest.raises(ConfigError, match=message):
+            build_core(config)
+
+
+def test_profiled_is_built_from_the_config() -> None:
+    config = scheduler_config(TILED, budget="profiled", tbt_s=0.05, max_requests=16)
+    built = build_budget(config, OnlineCostModel(TILED))
+    assert isinstance(built, ProfiledBudget)
+    assert 16 < built.tokens < 600
+    assert built.observe(StepShape(1, 1), 1.0) is None
