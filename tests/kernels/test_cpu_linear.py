@@ -1,0 +1,217 @@
+"""Packed linear layers: against float64, and bit for bit alone and in any batch."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn import functional
+
+from kernels.cpu import library
+from kernels.cpu.library import Isa
+from kernels.cpu.linear import CpuLinear, pack_linear
+
+pytestmark = pytest.mark.skipif(library.load() is None, reason="the CPU library is not built")
+
+# Outputs and inputs: whole panels, odd sizes, single ones, several k blocks, paired halves or not.
+SHAPES = ((64, 64), (33, 40), (17, 19), (1, 7), (50, 1), (96, 200), (160, 400), (31, 8))
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Of the sum of |x w| over k: float32 sums of up to 400 products, in one chain.
+SUM_ERROR = 400 * 2.0**-24
+MAX_ROWS = 70
+
+
+@pytest.fixture(params=list(Isa), ids=lambda isa: isa.name.lower(), autouse=True)
+def isa(request: pytest.FixtureRequest) -> Iterator[Isa]:
+    """Every instruction set this machine runs."""
+    before = library.isa()
+    if library.set_isa(request.param) != request.param:
+        library.set_isa(before)
+        pytest.skip("this machine does not run it")
+    yield request.param
+    library.set_isa(before)
+
+
+def make(
+    out_features: int, in_features: int, dtype: torch.dtype, bias: bool = True
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Weight, bias and MAX_ROWS rows of input."""
+    generator = torch.Generator().manual_seed(out_features * 1000 + in_features)
+    weight_OK = torch.randn(out_features, in_features, generator=generator).to(dtype)
+    bias_O = torch.randn(out_features, generator=generator).to(dtype) if bias else None
+    x_TK = torch.randn(MAX_ROWS, in_features, generator=generator).to(dtype)
+    return weight_OK, bias_O, x_TK
+
+
+def assert_close_to_float64(
+    out_TO: torch.Tensor, x_TK: torch.Tensor, weight_OK: torch.Tensor, bias_O: torch.Tensor | None
+) -> None:
+    """Within the rounding of a float32 sum over k."""
+    x_TK, weight_OK = x_TK.double(), weight_OK.double()
+    expected_TO = x_TK @ weight_OK.T
+    bound_TO = x_TK.abs() @ weight_OK.abs().T
+    if bias_O is not None:
+        expected_TO = expected_TO + bias_O.double()
+        bound_TO = bound_TO + bias_O.double().abs()
+    error_TO = (out_TO.double() - expected_TO).abs()
+    assert bool((error_TO <= SUM_ERROR * bound_TO).all()), (error_TO / bound_TO).max()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_matches_float64(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    weight_OK, bias_O, x_TK = make(*shape, dtype)
+    linear = pack_linear(weight_OK, bias_O)
+    out_TO = linear.float_output(x_TK)
+    assert_close_to_float64(out_TO, x_TK, weight_OK, bias_O)
+    assert torch.equal(linear(x_TK), out_TO.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    weight_OK, bias_O, x_TK = make(*shape, dtype)
+    linear = pack_linear(weight_OK, bias_O)
+    whole_TO = linear.float_output(x_TK)
+    for num_rows in range(1, MAX_ROWS + 1):
+        first = (num_rows * 7) % (MAX_ROWS - num_rows + 1)
+        rows = slice(first, first + num_rows)
+        assert torch.equal(linear.float_output(x_TK[rows]), whole_TO[rows]), num_rows
+
+
+def test_batches_of_several_row_blocks_keep_the_bits() -> None:
+    weight_OK, bias_O, x_TK = make(160, 400, torch.bfloat16)
+    linear = pack_linear(weight_OK, bias_O)
+    many_TK = x_TK.repeat(5, 1)
+    assert torch.equal(linear(many_TK), linear(x_TK).repeat(5, 1))
+
+
+def test_number_of_threads_changes_no_bit() -> None:
+    weight_OK, bias_O, x_TK = make(160, 400, torch.bfloat16)
+    linear = pack_linear(weight_OK, bias_O)
+    before = library.num_threads()
+    expected = linear(x_TK)
+    try:
+        for count in (1, 2, 3, 5):
+            library.set_num_threads(count)
+            assert library.num_threads() == count
+            assert torch.equal(linear(x_TK), expected)
+    finally:
+        library.set_num_threads(before)
+
+
+def test_infinities_and_nan_stay_in_their_row() -> None:
+    weight_OK, _, x_TK = make(33, 40, torch.bfloat16, bias=False)
+    linear = pack_linear(weight_OK)
+    expected_TO = linear(x_TK)
+    x_TK[3, 5] = float("nan")
+    x_TK[4, 39] = float("inf")
+    out_TO = linear(x_TK)
+    assert bool(out_TO[3].isnan().all())
+    assert not bool(out_TO[4].isfinite().any())
+    others = [row for row in range(MAX_ROWS) if row not in (3, 4)]
+    assert torch.equal(out_TO[others], expected_TO[others])
+
+
+def test_what_lies_behind_an_odd_row_is_not_read() -> None:
+    weight_OK, _, x_TK = make(17, 19, torch.bfloat16, bias=False)
+    padded_TK = torch.full((MAX_ROWS, 32), float("nan"), dtype=torch.bfloat16)
+    padded_TK[:, :19] = x_TK
+    linear = pack_linear(weight_OK)
+    assert torch.equal(linear(padded_TK[:, :19]), linear(x_TK))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_add_is_the_sum_of_the_two_operations(dtype: torch.dtype) -> None:
+    for shape in ((64, 64), (33, 40)):
+        weight_OK, bias_O, x_TK = make(*shape, dtype)
+        linear = pack_linear(weight_OK, bias_O)
+        residual_TO = torch.randn(MAX_ROWS, shape[0]).to(dtype)
+        expected_TO = residual_TO + linear(x_TK)
+        linear.add_to(x_TK, residual_TO)
+        assert torch.equal(residual_TO, expected_TO)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_silu_mul_is_the_gate_times_up(dtype: torch.dtype) -> None:
+    weight_OK, bias_O, x_TK = make(192, 40, dtype)
+    linear = pack_linear(weight_OK, bias_O)
+    assert linear.can_gate
+    gate_TI, up_TI = linear(x_TK).double().chunk(2, dim=1)
+    expected_TI = functional.silu(gate_TI) * up_TI
+    out_TI = linear.silu_mul(x_TK).double()
+    precision = torch.finfo(dtype).eps
+    error_TI = (out_TI - expected_TI).abs()
+    smallest = torch.finfo(dtype).tiny
+    assert bool((error_TI <= max(precision, 4e-7) * expected_TI.abs() + smallest).all())
+
+
+def test_silu_mul_needs_two_whole_halves() -> None:
+    linear = pack_linear(torch.ones(34, 8))
+    assert not linear.can_gate
+    with pytest.raises(ValueError, match="halves"):
+        linear.silu_mul(torch.ones(1, 8))
+
+
+def test_strided_input_and_output_rows() -> None:
+    weight_OK, bias_O, x_TK = make(64, 64, torch.bfloat16)
+    linear = pack_linear(weight_OK, bias_O)
+    wide_TK = torch.zeros(MAX_ROWS, 100, dtype=torch.bfloat16)
+    wide_TK[:, 10:74] = x_TK
+    assert torch.equal(linear(wide_TK[:, 10:74]), linear(x_TK))
+    assert torch.equal(linear(x_TK.T.contiguous().T), linear(x_TK))
+
+
+def test_no_rows_and_wrong_input() -> None:
+    linear = pack_linear(torch.ones(4, 8))
+    assert linear(torch.empty(0, 8)).shape == (0, 4)
+    with pytest.raises(ValueError, match="not \\(T, 8\\)"):
+        linear(torch.ones(1, 9))
+    with pytest.raises(ValueError, match="float32"):
+        linear(torch.ones(1, 8, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="no CPU kernel"):
+        pack_linear(torch.ones(4, 8, dtype=torch.float64))
+    with pytest.raises(ValueError, match="residual"):
+        linear.add_to(torch.ones(2, 8), torch.ones(3, 4))
+
+
+def test_the_weight_is_freed_with_its_object() -> None:
+    linear = pack_linear(torch.ones(64, 64))
+    finalizer = linear._finalizer
+    gone = weakref.ref(linear)
+    del linear
+    gc.collect()
+    assert gone() is None
+    assert not finalizer.alive
+
+
+def test_the_packed_copy_does_not_need_the_original() -> None:
+    weight_OK, bias_O, x_TK = make(64, 64, torch.float32)
+    linear = pack_linear(weight_OK, bias_O)
+    expected_TO = linear(x_TK)
+    weight_OK.zero_()
+    assert torch.equal(linear(x_TK), expected_TO)
+
+
+def test_a_forked_child_computes_with_threads_of_its_own() -> None:
+    weight_OK, bias_O, x_TK = make(160, 400, torch.bfloat16)
+    linear: CpuLinear = pack_linear(weight_OK, bias_O)
+    expected_TO = linear(x_TK)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(linear(x_TK), expected_TO) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(linear(x_TK), expected_TO)
+
+
+def test_streaming_read_adds_up() -> None:
+    values = torch.arange(300_000, dtype=torch.float32) % 7
+    assert library.stream_read(values) == values.double().sum().item()
+    with pytest.raises(ValueError, match="contiguous float32"):
+        library.stream_read(values.double())
