@@ -63,7 +63,10 @@ def jobs_of(workload: Workload) -> list[Job]:
 
 
 class LoadClient:
-    """url: the server's root. vocab: prompts draw their ids from [first_token, vocab)."""
+    """url: the server's root. vocab: prompts draw their ids from [first_token, vocab).
+
+    seed None: other prompts in every process, so that no server has seen them.
+    """
 
     def __init__(
         self,
@@ -73,16 +76,17 @@ class LoadClient:
         vocab: int = 4000,
         first_token: int = 300,
         timeout_s: float = 600.0,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         self._endpoint = url.rstrip("/") + "/v1/completions"
         self._model = model
         self._tokens = range(first_token, vocab)
         self._timeout_s = timeout_s
-        self._seed = seed
+        self._chance = random.Random(seed)
 
-    def _body(self, number: int, job: Job) -> bytes:
-        chance = random.Random(self._seed * 1_000_003 + number)
+    def _body(self, job: Job) -> bytes:
+        # Every prompt is new, or a second run would be served from the prefix cache.
+        chance = self._chance
         return json.dumps(
             {
                 "model": self._model,
@@ -99,7 +103,7 @@ class LoadClient:
         self, jobs: Sequence[Job], on_done: Callable[[Trace], None] | None = None
     ) -> list[Trace]:
         """Send every job at its time, whatever the earlier ones do; wait for all answers."""
-        bodies = [self._body(number, job) for number, job in enumerate(jobs)]
+        bodies = [self._body(job) for job in jobs]
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
@@ -149,5 +153,5 @@ async def _read_events(response: aiohttp.ClientResponse, trace: Trace, begin_s: 
             if event.startswith(b"data: {"):
                 if b'"error"' in event[:20]:
                     trace.error = event.decode(errors="replace")[:300]
-                elif b'"text":""' not in event and b'"text": ""' not in event:
+                else:  # an event without text counts: its token may be half a character
                     trace.event_times_s.append(now_s)

@@ -71,7 +71,7 @@ def bench_serve(
     out: Out = None,
 ) -> None:
     """Open-loop Poisson load: TTFT, TBT, stalls, goodput."""
-    client = LoadClient(url, model or first_model(url), seed=seed)
+    client = LoadClient(url, model or first_model(url))
     result = run_load(client, lengths_of(lengths), qps, seconds, tbt_ms=tbt_ms, seed=seed)
     publish(result.to_dict(), as_json, out)
     if not as_json:
@@ -152,7 +152,7 @@ def capacity(
     out: Out = None,
 ) -> None:
     """The highest Poisson QPS a running server sustains under a P99 TBT objective."""
-    client = LoadClient(url, model or first_model(url), seed=seed)
+    client = LoadClient(url, model or first_model(url))
     run_load(client, lengths_of(lengths), min(guess_qps, 1.0), 5.0, seed=seed)  # warm up
     qps, probes = search(
         client,
