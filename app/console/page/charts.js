@@ -12,15 +12,22 @@ function begin(canvas, top) {
   canvas.height = Math.round(rows * ratio);
   const g = canvas.getContext("2d");
   g.setTransform(ratio, 0, 0, ratio, 0, 0);
-  const style = getComputedStyle(document.documentElement);
-  const color = (name) => style.getPropertyValue(name);
   const area = { x: PAD.left, y: PAD.top, w: width - PAD.left - PAD.right, h: rows - PAD.top - PAD.bottom };
   g.font = "11px system-ui, sans-serif";
   g.fillStyle = color("--dim");
   g.textAlign = "right";
   g.fillText(label(top), PAD.left - 5, PAD.top + 8);
   g.fillText("0", PAD.left - 5, rows - PAD.bottom);
-  return { g, color, area, y: (v) => area.y + area.h * (1 - Math.min(1, v / top)) };
+  return { g, area, y: (v) => area.y + area.h * (1 - Math.min(1, v / top)) };
+}
+
+// Colours are light-dark() functions: only a real element knows which side is in force.
+const probe = document.createElement("i");
+probe.hidden = true;
+document.body.append(probe);
+export function color(name) {
+  probe.style.color = `var(${name})`;
+  return getComputedStyle(probe).color;
 }
 
 const label = (v) => (v >= 1000 ? `${(v / 1000).toFixed(1)}k` : v >= 10 ? v.toFixed(0) : v.toFixed(1));
@@ -37,7 +44,7 @@ function rule(g, area, y, color) {
 
 export function bars(canvas, rows, { colors, slots, line, lineColor }) {
   const top = Math.max(8, (line ?? 0) * 1.1, ...rows.map((r) => r.reduce((a, b) => a + b, 0)));
-  const { g, color, area, y } = begin(canvas, top);
+  const { g, area, y } = begin(canvas, top);
   const w = area.w / slots;
   rows.forEach((row, n) => {
     let sum = 0;
@@ -53,7 +60,7 @@ export function bars(canvas, rows, { colors, slots, line, lineColor }) {
 export function lines(canvas, series, { slots, line, lineColor }) {
   const all = series.flatMap((s) => s.points.filter((p) => p !== null));
   const top = Math.max(1, (line ?? 0) * 1.15, ...all);
-  const { g, color, area, y } = begin(canvas, top);
+  const { g, area, y } = begin(canvas, top);
   for (const { color: name, points } of series) {
     g.strokeStyle = color(name);
     g.beginPath();
@@ -76,7 +83,7 @@ export function histogram(canvas, values, { line, lineColor, color: name }) {
   const at = (v) => Math.min(bins - 1, Math.max(0, Math.floor((bins * Math.log(v / low)) / Math.log(high / low))));
   for (const v of values) counts[at(Math.max(low, v))] += 1;
   const top = Math.max(1, ...counts);
-  const { g, color, area, y } = begin(canvas, top);
+  const { g, area, y } = begin(canvas, top);
   const w = area.w / bins;
   counts.forEach((count, n) => {
     g.fillStyle = color(name);

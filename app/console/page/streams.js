@@ -1,4 +1,5 @@
 // Background streams whose pace one can see, and the long prompt that tests it.
+import { color } from "./charts.js";
 import { stream } from "./sse.js";
 
 const NUM_STREAMS = 8;
@@ -22,7 +23,7 @@ export class Streams {
     this.$("streams").textContent = "Stop the streams";
     this.lanes = Array.from({ length: NUM_STREAMS }, (_, n) => this.lane(n));
     this.$("lanes").replaceChildren(...this.lanes.map((lane) => lane.row));
-    for (const lane of this.lanes) this.run(lane, this.abort.signal);
+    this.run(this.abort.signal);
   }
 
   lane(number) {
@@ -37,25 +38,27 @@ export class Streams {
     return { row, canvas, gap, times: [] };
   }
 
-  async run(lane, signal) {
+  // One request of eight continuations: browsers allow six connections to a server.
+  async run(signal) {
     while (!signal.aborted) {
-      let last = null;
+      const last = new Array(NUM_STREAMS).fill(null);
       try {
         const body = {
           model: this.model(), prompt: Array.from({ length: 24 }, () => 300 + Math.floor(Math.random() * 3000)),
-          max_tokens: Math.min(TOKENS, this.maxLength() - 32), ignore_eos: true, temperature: 0.8,
+          n: NUM_STREAMS, max_tokens: Math.min(TOKENS, this.maxLength() - 32), ignore_eos: true, temperature: 0.8,
         };
-        for await (const { at } of stream("v1/completions", body, signal)) {
-          if (last !== null) {
-            this.record.gap(at - last);
-            this.worst = Math.max(this.worst, at - last);
+        for await (const { data, at } of stream("v1/completions", body, signal)) {
+          for (const { index } of data.choices) {
+            if (last[index] !== null) {
+              this.record.gap(at - last[index]);
+              this.worst = Math.max(this.worst, at - last[index]);
+            }
+            last[index] = at;
+            this.lanes[index].times.push(at);
           }
-          last = at;
-          lane.times.push(at);
         }
       } catch (problem) {
-        if (problem.name === "AbortError") return;
-        this.notice(problem.message);
+        if (problem.name !== "AbortError") this.notice(problem.message);
         return;
       }
     }
@@ -83,16 +86,15 @@ export class Streams {
 
   draw(objective) {
     const now = performance.now();
-    const style = getComputedStyle(document.documentElement);
     for (const lane of this.lanes) {
       const { canvas, times } = lane;
       while (times.length && times[0] < now - SHOWN_MS) times.shift();
       const width = (canvas.width = canvas.clientWidth);
       const g = canvas.getContext("2d");
       const x = (t) => width * (1 - (now - t) / SHOWN_MS);
-      g.fillStyle = style.getPropertyValue("--line");
+      g.fillStyle = color("--line");
       for (const { begin, end } of this.marks) g.fillRect(x(begin), 0, x(end ?? now) - x(begin), 12);
-      g.fillStyle = style.getPropertyValue("--decode");
+      g.fillStyle = color("--decode");
       for (const t of times) g.fillRect(x(t), 2, 1.5, 8);
       const gap = times.length ? now - times.at(-1) : 0;
       lane.gap.textContent = this.abort ? `${gap.toFixed(0)} ms ago` : "";
