@@ -1,0 +1,199 @@
+"""Whole stages on the GPU backends: tokens equal to transformers, captured or not.
+
+Without a GPU the kernels run interpreted and graphs as in `tests.gpu.captures`; with one, the
+tests marked `gpu` capture real graphs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed: the GPU backends need it")
+
+from actors.scheduling.request import SamplingParams
+from actors.stage.cuda_graphs import TILE, decode_sizes, hybrid_sizes
+from actors.stage.models.config import ModelError
+from actors.stage.runner import StageRunner
+from kernels import registry
+from kernels.flash import library
+from tests.gpu.captures import EagerCapture
+from tests.kernels.fake_flash_attn import FakeFlash
+from tests.stage.greedy_reference import expected, make_prompts
+from tests.stage.mini_planner import MiniPlanner, chain, make_runner
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+LENGTHS = (1, 3, 13)
+TOKENS = 4
+SMALL = {"max_requests": 4, "options": {"graph_tokens": "32"}, "max_model_len": 64}
+GREEDY = SamplingParams(max_tokens=TOKENS)
+
+
+def greedy(variant: str) -> list[list[int]]:
+    return [answer[:TOKENS] for answer in expected(variant, LENGTHS)]
+
+
+def captured(runner: StageRunner) -> tuple[StageRunner, EagerCapture]:
+    capture = EagerCapture()
+    runner.capture(capture)
+    return runner, capture
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="on a GPU the tests marked gpu do this for real")
+@pytest.mark.parametrize("variant", ["mistral", "qwen3", "llama-head-dim"])
+def test_tokens_of_transformers(tiny_model: Callable[..., Path], variant: str) -> None:
+    runner = make_runner(tiny_model(variant), backend="triton", **SMALL)
+    planner = MiniPlanner(chain([runner]), chunk=8, budget=24)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == greedy(variant)
+    assert planner.num_hybrid_steps > 1
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="on a GPU the tests marked gpu do this for real")
+@pytest.mark.parametrize("variant", ["mistral"])
+def test_captured_steps_give_the_same_tokens(tiny_model: Callable[..., Path], variant: str) -> None:
+    runner, capture = captured(make_runner(tiny_model(variant), backend="triton", **SMALL))
+    planner = MiniPlanner(chain([runner]), chunk=8, budget=24)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == greedy(variant)
+    assert planner.num_hybrid_steps > 1
+    work = [result for result in planner.results if result.tokens]
+    assert capture.num_replays >= len(work)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="on a GPU the tests marked gpu do this for real")
+def test_captured_stages_hand_hidden_states_on(tiny_model: Callable[..., Path]) -> None:
+    runners = [
+        captured(make_runner(tiny_model("llama"), backend="triton", num_stages=2, stage=s, **SMALL))
+        for s in range(2)
+    ]
+    planner = MiniPlanner(chain([r for r, _ in runners]), chunk=8, budget=24, feeds=True)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == greedy("llama")
+    assert runners[0][1].num_replays == runners[1][1].num_replays > 0
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="on a GPU the tests marked gpu do this for real")
+def test_captured_draws_are_those_of_the_plain_sampler(tiny_model: Callable[..., Path]) -> None:
+    """Drawn in the graph where the logits are used as they are, behind it where not."""
+    each = [
+        SamplingParams(TOKENS, temperature=0.9, top_p=0.8, seed=3),
+        SamplingParams(TOKENS, temperature=1.1, top_k=9, seed=5, presence_penalty=1.5),
+        SamplingParams(TOKENS, temperature=0.7, min_p=0.1, seed=9, logprobs=2),
+    ]
+    plain = MiniPlanner(chain([make_runner(tiny_model("llama"), **SMALL)]), chunk=8, budget=24)
+    runner, _ = captured(make_runner(tiny_model("llama"), backend="triton", **SMALL))
+    planner = MiniPlanner(chain([runner]), chunk=8, budget=24)
+    assert planner.run(make_prompts(LENGTHS), each) == plain.run(make_prompts(LENGTHS), each)
+    logprobs = [e for result in planner.results for _, e in result.logprobs]
+    reference = [e for result in plain.results for _, e in result.logprobs]
+    assert len(logprobs) == len(reference) == TOKENS
+    for ours, theirs in zip(logprobs, reference, strict=True):
+        assert ours.token == theirs.token
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="on a GPU the tests marked gpu do this for real")
+def test_steps_beyond_the_captured_sizes_run_uncaptured(tiny_model: Callable[..., Path]) -> None:
+    runner, capture = captured(
+        make_runner(
+            tiny_model("llama"), backend="triton", max_requests=2, max_model_len=64,
+            options={"graph_tokens": "0"},
+        )
+    )  # fmt: skip
+    planner = MiniPlanner(chain([runner]), chunk=64, budget=64)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == greedy("llama")
+    decodes_only = planner.results[planner.num_hybrid_steps :]
+    assert 0 < capture.num_replays < len(planner.results)
+    assert len(decodes_only) > capture.num_replays  # batches of 3 exceed max_requests
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="flash-attn itself is tested on the GPU")
+@pytest.mark.parametrize("capture", [False, True])
+def test_flash_attention_stage(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capture: bool
+) -> None:
+    """Tokens of the plain backend in half precision; hybrid batches are never captured."""
+    fake = FakeFlash()
+    monkeypatch.setattr(library, "load", lambda: fake.library)
+    monkeypatch.setattr(registry, "_why_no_flash", lambda dtype, block_size: "")
+    spec = {**SMALL, "dtype": "float16", "block_size": 256, "max_model_len": 256}
+    runner = make_runner(tiny_model("llama"), 8, backend="flash_attn", **spec)
+    replays = captured(runner)[1] if capture else None
+    planner = MiniPlanner(chain([runner]), 8, 256, chunk=8, budget=24)
+    plain = MiniPlanner(
+        chain([make_runner(tiny_model("llama"), 8, **spec)]), 8, 256, chunk=8, budget=24
+    )
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == plain.run(make_prompts(LENGTHS), GREEDY)
+    assert {name for name, _, _ in fake.calls} == {"varlen", "with_kvcache"}
+    if replays is not None:
+        assert 0 < replays.num_replays <= len(planner.results) - planner.num_hybrid_steps
+
+
+def test_a_float8_cache_needs_the_triton_backend(tiny_model: Callable[..., Path]) -> None:
+    with pytest.raises(ModelError, match="fp8 KV caches need backend 'triton', not 'torch'"):
+        make_runner(tiny_model("llama"), kv_dtype="fp8")
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="on a GPU the tests marked gpu do this for real")
+def test_a_float8_cache_halves_the_blocks_and_keeps_most_tokens(
+    tiny_model: Callable[..., Path],
+) -> None:
+    runner = make_runner(tiny_model("llama"), backend="triton", kv_dtype="fp8", **SMALL)
+    planner = MiniPlanner(chain([runner]), chunk=32, budget=64)
+    answers = planner.run(make_prompts(LENGTHS), SamplingParams(max_tokens=1))
+    same = [a[0] == b[0] for a, b in zip(answers, greedy("llama"), strict=True)]
+    assert sum(same) >= 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("graphs", ["on", "off"])
+@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen3", "llama-head-dim"])
+def test_tokens_of_transformers_on_the_gpu(
+    tiny_model: Callable[..., Path], variant: str, graphs: str
+) -> None:
+    options = {"graph_tokens": "64", "cuda_graphs": graphs}
+    runner = make_runner(
+        tiny_model(variant), backend="triton", device="cuda", max_requests=4, options=options
+    )
+    planner = MiniPlanner(chain([runner]), chunk=8, budget=24)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == greedy(variant)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("backend", ["triton", "flash_attn"])
+def test_half_precision_on_the_gpu(
+    tiny_model: Callable[..., Path], backend: str, num_stages: int
+) -> None:
+    """Both GPU backends against the plain one, two stages handing hidden states on."""
+    if backend == "flash_attn":
+        pytest.importorskip("flash_attn", reason="flash-attn is not installed")
+    spec = {"dtype": "float16", "block_size": 256, "max_requests": 4, "device": "cuda"}
+
+    def answers(name: str) -> list[list[int]]:
+        runners = [
+            make_runner(
+                tiny_model("llama"), 8, backend=name, num_stages=num_stages, stage=s, **spec
+            )
+            for s in range(num_stages)
+        ]
+        planner = MiniPlanner(chain(runners), 8, 256, chunk=8, budget=24, feeds=num_stages > 1)
+        return planner.run(make_prompts(LENGTHS), GREEDY)
+
+    assert answers(backend) == answers("torch")
+
+
+def test_sizes_are_fine_where_padding_is_dear_and_whole_tiles_above() -> None:
+    assert decode_sizes(1) == [1]
+    assert decode_sizes(30) == [1, 2, 4, 8, 16, 24, 30]
+    assert decode_sizes(128)[-5:] == [64, 80, 96, 112, 128]
+    assert hybrid_sizes(0) == []
+    assert hybrid_sizes(300) == [16, 32, 64, TILE, 2 * TILE]
+    assert hybrid_sizes(2048)[-1] == 2048
+    for wanted in range(64, 129):  # no decode step is padded by more than a quarter
+        size = min(s for s in decode_sizes(128) if s >= wanted)
+        assert size <= 1.25 * wanted
