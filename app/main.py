@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from ray import serve
 
@@ -20,7 +20,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
         config.cpus_per_rank,
         config.gpus_per_rank,
     )
-    deployment = LLMServer.options(
+    deployment = cast(serve.Deployment, LLMServer).options(
         placement_group_bundles=groups,
         placement_group_strategy="PACK",
         ray_actor_options={"num_cpus": groups[0]["CPU"]},

@@ -117,9 +117,7 @@ class Backend(Protocol):
         """Bytes of one block of one layer."""
         ...
 
-    def copy_blocks(
-        self, layers: Sequence[KVLayer], pairs: Sequence[tuple[int, int]]
-    ) -> None:
+    def copy_blocks(self, layers: Sequence[KVLayer], pairs: Sequence[tuple[int, int]]) -> None:
         """Copy block `source` to `destination` in every layer (copy-on-write)."""
         ...
 
@@ -160,7 +158,10 @@ class Backend(Protocol):
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
         eps: float,
-    ) -> Callable[[torch.Tensor, torch.Tensor | None, Batch], tuple[torch.Tensor, torch.Tensor]] | None:
+    ) -> (
+        Callable[[torch.Tensor, torch.Tensor | None, Batch], tuple[torch.Tensor, torch.Tensor]]
+        | None
+    ):
         """All layers in one call, (x_TH, residual_TH | None, batch) -> (x_TH, residual_TH).
 
         None where the backend has no fused form; the model then calls operation by operation.
