@@ -89,7 +89,7 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
         hints = get_type_hints(kind)
         decoders = [_decoder(hints[name]) for name in kind._fields]  # type: ignore[attr-defined]
         return lambda data: kind(*[d(item) for d, item in zip(decoders, data, strict=True)])
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
         by_name = {field.name: _decoder(hints[field.name]) for field in dataclasses.fields(kind)}
         return lambda data: kind(**{name: by_name[name](item) for name, item in data.items()})

@@ -90,9 +90,11 @@ class StepBuilder:
         return max(0, min(budget - self.num_tokens, self.room))
 
     def runnable_prefills(self) -> list[RequestState]:
-        """Admitted requests with known tokens left, best rank first."""
-        limit = self.config.chunks_per_request
-        return [s for s in self.residents.prefilling if s.in_flight < limit]
+        """Admitted requests with known tokens left, best rank first (who is in the step too)."""
+        limit, step_id = self.config.chunks_per_request, self.step_id
+        return [
+            s for s in self.residents.prefilling if s.in_flight < limit or s.step_id == step_id
+        ]
 
     def runnable_decodes(self) -> list[RequestState]:
         limit = self.config.steps_per_request

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 _quiet = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
-settings.register_profile("quick", max_examples=60, stateful_step_count=40, **_quiet)
+settings.register_profile("quick", max_examples=150, stateful_step_count=50, **_quiet)
 settings.register_profile("thorough", max_examples=3000, stateful_step_count=80, **_quiet)
 settings.register_profile(
     "explore", max_examples=3000, stateful_step_count=60, phases=[Phase.generate], **_quiet

@@ -225,8 +225,7 @@ def test_backlogged_tenants_are_served_within_the_bound(
     service: dict[str, float] = defaultdict(float)
     differences: list[float] = []  # while both wait without a break
     while driver.outstanding:
-        for tenant, counter in driver.core.residents.order.counters.items():  # type: ignore[attr-defined]
-            service[tenant] = counter
+        service.update(driver.core.residents.order.counters)  # type: ignore[attr-defined]
         waiting = driver.core.residents.waiting_of
         if waiting.get("a", 0) and waiting.get("b", 0):
             differences.append(service["a"] - service["b"])
