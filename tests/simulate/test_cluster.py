@@ -1,0 +1,120 @@
+"""Replicas: routing spreads, autoscaling follows the load, sessions find their prefix."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from actors.scheduling.cost_model import CostModel
+from app.simulate.autoscale import AutoscalePolicy
+from app.simulate.capacity import capacity
+from app.simulate.run import Deployment, scheduler_config, simulate
+from app.simulate.workload import (
+    concatenate,
+    fixed_lengths,
+    generate,
+    multi_turn,
+    poisson,
+    uniform_lengths,
+)
+
+MODEL = CostModel(
+    "m", ((1, 0.010), (32, 0.010), (2048, 0.200)), decode_kv_s=1e-8, kv_tokens=60_000,
+    max_model_len=4096,
+)  # fmt: skip
+CONFIG = scheduler_config(MODEL, token_budget=256, tbt_s=0.1)
+
+
+@pytest.mark.parametrize("routing", ["round_robin", "least_loaded", "power_of_two", "slack"])
+def test_everyone_is_served_once_whatever_the_routing(routing: str) -> None:
+    workload = generate(poisson(20.0), uniform_lengths(50, 1500, 8.0), 300)
+    result = simulate(workload, Deployment(CONFIG, MODEL, num_replicas=4, routing=routing))
+    assert result.summary().num_completed == 300
+    assert result.recorder.num_output_tokens == workload.output_tokens.tolist()
+    served = np.bincount(result.recorder.replica, minlength=4)
+    assert (served > 30).all()
+    for replica in result.replicas:
+        replica.core.validate()
+        assert replica.core.is_idle
+
+
+def test_looking_before_routing_beats_taking_turns() -> None:
+    workload = generate(poisson(26.0), uniform_lengths(50, 3000, 8.0), 600)
+    delay = {
+        routing: simulate(
+            workload, Deployment(CONFIG, MODEL, num_replicas=4, routing=routing)
+        ).summary().ttft_p99
+        for routing in ("round_robin", "slack")
+    }  # fmt: skip
+    assert delay["slack"] < delay["round_robin"]
+
+
+def test_replicas_multiply_capacity() -> None:
+    lengths = fixed_lengths(400, 40)
+    found = [
+        capacity(
+            Deployment(CONFIG, MODEL, num_replicas=n, routing="least_loaded"),
+            lengths, 0.1, guess_qps=8.0, num_requests=1000 * n, tolerance=0.05,
+        ).qps
+        for n in (1, 2)
+    ]  # fmt: skip
+    assert found[1] == pytest.approx(2 * found[0], rel=0.15)
+
+
+def test_autoscaling_follows_the_load_up_and_down() -> None:
+    lengths = fixed_lengths(400, 40)
+    quiet, busy = (generate(poisson(q), lengths, n) for q, n in ((1.0, 60), (25.0, 1500)))
+    policy = AutoscalePolicy(
+        max_replicas=8, target=12, interval_s=5, start_s=10, downscale_delay_s=20
+    )
+    result = simulate(
+        concatenate([quiet, busy, quiet]), Deployment(CONFIG, MODEL, autoscale=policy)
+    )
+    wanted = [n for _, n in result.scaling]
+    assert wanted[0] == 1
+    assert max(wanted) >= 3
+    assert wanted[-1] == 1
+    assert result.summary().num_completed == 60 + 1500 + 60
+    span_s = result.recorder.end_s
+    assert span_s < result.replica_seconds < 0.8 * max(wanted) * span_s
+
+
+def test_conversations_find_their_prefix_in_the_cache() -> None:
+    chats = multi_turn(1.0, 5.0, fixed_lengths(120, 40), 40, think_s=5.0)
+    roomy = CostModel.from_dict({**MODEL.to_dict(), "kv_tokens": 400_000})
+    config = scheduler_config(roomy, token_budget=256, prefix_cache=True)
+    result = simulate(chats, Deployment(config, roomy))
+    cached = np.array(result.recorder.num_cached_tokens)
+    later = chats.shared_tokens > 0
+    assert later.any()
+    # Everything said before is found, but for the last partial block; unless an impatient user
+    # speaks before the answer is complete.
+    found = cached[later] > chats.shared_tokens[later] - 2 * config.block_size
+    assert found.mean() > 0.8
+    assert (cached[~later] == 0).all()
+
+
+def test_capacity_is_bracketed_and_says_what_broke() -> None:
+    found = capacity(
+        Deployment(CONFIG, MODEL), fixed_lengths(400, 40), 0.1, guess_qps=1.0, num_requests=200
+    )
+    passed = [p.qps for p in found.probes if p.passed]
+    failed = [p.qps for p in found.probes if not p.passed]
+    assert found.qps == max(passed) < min(failed) <= found.qps / 0.97
+    assert found.limit == "scheduling delay"
+    strict = capacity(
+        Deployment(scheduler_config(MODEL, policy="orca"), MODEL),
+        fixed_lengths(1500, 40), 0.05, guess_qps=1.0, num_requests=200,
+    )  # fmt: skip
+    assert strict.limit == "P99 TBT"
+
+
+def test_wrong_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="known: least_loaded"):
+        simulate(
+            generate(poisson(1.0), fixed_lengths(5, 5), 2), Deployment(CONFIG, MODEL, routing="x")
+        )
+    with pytest.raises(ValueError, match="backlog"):
+        AutoscalePolicy(signal="mood")
+    with pytest.raises(ValueError, match="min_replicas"):
+        AutoscalePolicy(min_replicas=3, max_replicas=2)

@@ -1,0 +1,128 @@
+"""Fitting: a known machine is found again, from noisy steps, with an honest held-out error."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.scheduling.cost_model import CostModel
+from actors.scheduling.interfaces import StepShape
+from app.simulate.fit import Measurement, describe, fit, nnls, predict
+from app.simulate.profile import Limits, grid, measure, profile, read_parquet, write_parquet
+
+TRUTH = CostModel(
+    "machine",
+    ((1, 0.006), (32, 0.0065), (512, 0.11), (2048, 0.45)),
+    overhead_s=0.0005,
+    per_request_s=2e-5,
+    decode_kv_s=5e-8,
+    prefill_pair_s=3e-8,
+)
+LIMITS = Limits(max_step_tokens=2048, max_requests=64, max_model_len=4096, kv_tokens=60_000)
+BLANK = CostModel("fitted", ((1, 1.0),), kv_tokens=60_000)
+
+
+@given(st.lists(st.floats(0.0, 5.0), min_size=3, max_size=3), st.integers(0, 1000))
+def test_nnls_recovers_non_negative_solutions(solution: list[float], seed: int) -> None:
+    matrix = np.random.default_rng(seed).uniform(0.1, 1.0, (12, 3)) * (1.0, 1e3, 1e-6)
+    found = nnls(matrix, matrix @ (np.array(solution) / (1.0, 1e3, 1e-6)))
+    assert found * (1.0, 1e3, 1e-6) == pytest.approx(solution, abs=1e-5)
+
+
+@given(st.integers(0, 1000))
+def test_nnls_is_optimal(seed: int) -> None:
+    """At the optimum no allowed direction improves (Karush-Kuhn-Tucker)."""
+    rng = np.random.default_rng(seed)
+    matrix, target = rng.normal(size=(15, 5)), rng.normal(size=15)
+    x = nnls(matrix, target)
+    gradient = matrix.T @ (matrix @ x - target)
+    assert (x >= 0).all()
+    assert (gradient >= -1e-7).all()
+    assert np.abs(gradient[x > 1e-9]).max(initial=0.0) < 1e-7
+
+
+def test_a_known_machine_is_found_from_noisy_steps() -> None:
+    rng = random.Random(7)
+    model, report, _ = profile(
+        lambda shape: predict(TRUTH, shape) * rng.lognormvariate(0.0, 0.03), LIMITS, BLANK
+    )
+    assert report.median_error <= 0.05
+    assert report.p95_error <= 0.15
+    assert model.name == "fitted"
+    assert model.kv_tokens == 60_000
+    assert model.decode_kv_s == pytest.approx(5e-8, rel=0.15)
+    assert model.prefill_pair_s == pytest.approx(3e-8, rel=0.15)
+    assert 0.9 < model.ratio_at(0.05) < model.ratio_at(0.5) < model.ratio_at(0.95) < 1.1
+
+
+def test_the_fit_never_sees_what_it_is_judged_by() -> None:
+    """Steps of two machines cannot be explained at once, and the report must say so."""
+    shapes = grid(LIMITS)
+    mixed = [
+        Measurement(s, predict(TRUTH, s) * (1.0 if i % 2 else 2.0)) for i, s in enumerate(shapes)
+    ]
+    _, report = fit(mixed, BLANK)
+    assert report.median_error > 0.2
+    assert report.num_fitted + report.num_held_out == len(shapes)
+
+
+def test_tile_jumps_are_fitted_where_they_are() -> None:
+    tiled = CostModel("t", ((1, 0.01), (256, 0.012), (257, 0.02), (512, 0.022), (513, 0.03)))
+    rng = random.Random(1)
+    shapes = [StepShape(prefills=((0, rng.randint(2, 600)),)) for _ in range(400)]
+    model, _ = fit([Measurement(s, predict(tiled, s)) for s in shapes], BLANK, tile=256)
+    for tokens in (255, 256, 257, 258, 511, 513):
+        shape = StepShape(prefills=((0, tokens),))
+        assert predict(model, shape) == pytest.approx(predict(tiled, shape), rel=0.08)
+
+
+def test_the_grid_respects_what_the_engine_holds() -> None:
+    shapes = grid(LIMITS, num_mixed=60)
+    assert len(shapes) == len(grid(LIMITS, num_mixed=60))
+    for shape in shapes:
+        assert 0 < shape.num_tokens <= LIMITS.max_step_tokens
+        assert shape.num_decodes + len(shape.prefills) <= LIMITS.max_requests
+        held = shape.decode_context_tokens + sum(s + n for s, n in shape.prefills)
+        assert held <= LIMITS.kv_tokens
+        assert all(s + n <= LIMITS.max_model_len for s, n in shape.prefills)
+    assert any(s.num_decodes and s.prefills for s in shapes)
+
+
+def test_medians_ignore_a_hiccup_and_progress_is_told() -> None:
+    calls: list[int] = []
+
+    def step(shape: StepShape) -> float:
+        calls.append(1)
+        return 9.0 if len(calls) == 3 else 1.0
+
+    told: list[tuple[int, int]] = []
+    measured = measure(
+        step, [StepShape(1, 4), StepShape(2, 8)], warm_up=1, on_progress=lambda *p: told.append(p)
+    )
+    assert [m.seconds for m in measured] == [1.0, 1.0]
+    assert told[-1] == (6, 6)
+
+
+def test_measurements_survive_parquet(tmp_path: Path) -> None:
+    measured = [
+        Measurement(StepShape(3, 30, ((5, 7), (0, 2))), 0.5),
+        Measurement(StepShape(0, 0, ((0, 9),)), 0.25),
+        Measurement(StepShape(2, 9), 0.125),
+    ]
+    write_parquet(measured, tmp_path / "m.parquet")
+    assert read_parquet(tmp_path / "m.parquet") == measured
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 20"):
+        fit([Measurement(StepShape(1, 1), 1.0)] * 5, BLANK)
+
+
+def test_steps_in_words() -> None:
+    assert describe(StepShape(2, 20, ((5, 7),))) == "2 decodes at 10 + 7@5"
+    assert describe(StepShape()) == "nothing"
