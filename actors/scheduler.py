@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,18 @@ from typing import Any
 import msgpack
 
 from actors.engine_config import EngineConfig
+from actors.event_recorder import EventFile
 from actors.messages import StepError, pack_outputs, unpack_requests
 from actors.recovery import StageSet, StagesFailed
 from actors.scheduling.config import build_core
 from actors.scheduling.core import Core
+from actors.scheduling.event_log import Recorder
 from actors.scheduling.events import (
     Abort,
     Emit,
     Event,
     Execute,
+    Instruction,
     PipelineLost,
     Reconfigure,
     Refuse,
@@ -47,6 +50,10 @@ from actors.wire import FrameProtocol, connect
 logger = logging.getLogger("legato.scheduler")
 
 
+def _not_started(event: Event, now_s: float) -> list[Instruction]:
+    raise RuntimeError("scheduler used before start()")
+
+
 class SchedulerActor:
     """One per replica. All state belongs to the actor's event loop."""
 
@@ -54,6 +61,8 @@ class SchedulerActor:
         self._config = config
         self._stages = StageSet(config, self._answered, self._lost)
         self._core: Core | None = None
+        self._call: Callable[[Event, float], list[Instruction]] = _not_started
+        self._events: EventFile | None = None
         self._replica: FrameProtocol | None = None
         self._outstanding: deque[tuple[StepPlan, float, float | None]] = deque()
         self._deadline: asyncio.TimerHandle | None = None
@@ -78,6 +87,10 @@ class SchedulerActor:
             max_model_len=min(self._config.scheduler.max_model_len, info.max_model_len),
         )
         self._core = build_core(scheduler)
+        self._call = self._core.handle
+        if self._config.event_log is not None:
+            self._events = EventFile(Path(self._config.event_log))
+            self._call = Recorder(self._core, self._events.write).handle
         self._replica = await connect(Path(socket_path), self._received, self._replica_gone)
         logger.info("ready: %s backend, %d KV blocks", info.backend, num_blocks)
         return replace(info, max_model_len=scheduler.max_model_len), num_blocks
@@ -112,6 +125,8 @@ class SchedulerActor:
 
     def stop(self) -> None:
         self._stages.close()
+        if self._events is not None:
+            self._events.close()
         if self._replica is not None:
             self._replica.close()
 
@@ -252,10 +267,9 @@ class SchedulerActor:
     # ---- the core ------------------------------------------------------------------------------
 
     def _handle(self, event: Event, record: list[Any] | None = None) -> None:
-        core = self._running()
         now_s = time.monotonic()
         news: list[Any] = []
-        for instruction in core.handle(event, now_s):
+        for instruction in self._call(event, now_s):
             if isinstance(instruction, Execute):
                 self._execute(instruction, now_s)
             elif isinstance(instruction, Emit):

@@ -108,9 +108,8 @@ class EngineSettings(_Section):
 
 
 class TelemetrySettings(_Section):
-    directory: str | None = Field(
-        None, description="Parquet logs go here; none are kept if absent."
-    )
+    directory: str | None = Field(None, description="Parquet logs go here; none if absent.")
+    events: bool = Field(False, description="Also record every scheduling event, for replay.")
 
 
 class Settings(_Section):
@@ -222,6 +221,7 @@ def resolve(settings: Settings) -> EngineConfig:
         gpus_per_rank=gpus,
         step_deadline_s=settings.engine.step_deadline_s,
         load_timeout_s=settings.engine.load_timeout_s,
+        event_log=settings.telemetry.directory if settings.telemetry.events else None,
         max_rebuilds=settings.engine.max_rebuilds,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from app.bench import engine, load, overhead, profile
-from app.cli import config, serve, talk
+from app.cli import config, records, serve, talk
 from app.simulate import command as simulate
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ talk.register(app)
 config.register(app)
 profile.register(app)
 simulate.register(app)
+records.register(app)
 engine.register(bench)
 overhead.register(bench)
 load.register(bench, app)

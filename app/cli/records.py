@@ -1,0 +1,87 @@
+"""`legato trace`, `legato plot`, `legato replay`: what the logs of a run have to say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow.parquet as pq
+import typer
+from rich.console import Console
+
+from actors.event_recorder import read_events
+from actors.scheduling.event_log import ReplayMismatch, check_replay
+from app.telemetry.trace import perfetto
+
+_err = Console(stderr=True, highlight=False)
+Folder = Annotated[Path, typer.Argument(help="A `telemetry.directory`, or a replica's part of it.")]
+
+
+def _rows(folder: Path, kind: str) -> list[dict[str, Any]]:
+    files = sorted(folder.rglob(f"{kind}-*.parquet"))
+    if not files:
+        _err.print(f"[red]error:[/] no {kind}-*.parquet below {folder}")
+        _err.print("set telemetry.directory in the config to keep logs")
+        raise typer.Exit(1)
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+def trace(
+    folder: Folder, out: Annotated[Path, typer.Option(help="File to write.")] = Path("trace.json")
+) -> None:
+    """Turn iteration logs into a trace for ui.perfetto.dev: one track per stage."""
+    document = perfetto(_rows(folder, "iterations"))
+    out.write_text(json.dumps(document))
+    typer.echo(f"{out}: {len(document['traceEvents'])} events; open it at ui.perfetto.dev")
+
+
+def replay(file: Annotated[Path, typer.Argument(help="An events-*.parquet file.")]) -> None:
+    """Run a recorded event log through a fresh core; exit 1 unless every plan is the same."""
+    try:
+        count = check_replay(read_events(file))
+    except (ReplayMismatch, OSError, ValueError) as error:
+        _err.print(f"[red]error:[/] {error}")
+        raise typer.Exit(1) from None
+    typer.echo(f"{file}: {count} events replayed, every instruction identical")
+
+
+def plot(
+    folder: Folder,
+    out: Annotated[Path, typer.Option(help="Folder for the pictures (SVG).")] = Path("plots"),
+    tbt_ms: Annotated[float, typer.Option(help="Objective to draw.")] = 100.0,
+) -> None:
+    """Draw batch composition, step times against the objective, and the worst TBT of requests."""
+    from app.simulate import plots
+    from app.simulate.recorder import Steps
+
+    rows = _rows(folder, "iterations")
+    steps = Steps()
+    origin_s = rows[0]["submitted_s"]
+    for row in rows:
+        if not row["stages_s"]:
+            continue
+        begin_s, end_s = row["stages_s"][0][0] - origin_s, row["stages_s"][-1][1] - origin_s
+        steps.replica.append(0)
+        steps.start_s.append(begin_s)
+        steps.end_s.append(end_s)
+        steps.stage_s.append(max(b - a for a, b in row["stages_s"]))
+        steps.bubble_s.append(0.0)
+        steps.prefill_tokens.append(row["num_prefill_tokens"])
+        steps.decode_tokens.append(row["num_decode_tokens"])
+    worst = [r["max_tbt_s"] for r in _rows(folder, "requests") if r["max_tbt_s"]]
+    figures = {
+        "batch_composition": plots.batch_composition(steps),
+        "budget_trace": plots.budget_trace(steps, tbt_ms / 1000),
+        "max_tbt": plots.tbt_cdf({"requests": worst}, tbt_ms / 1000, "Longest TBT of each request"),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        figure.savefig(out / f"{name}.svg")
+        typer.echo(str(out / f"{name}.svg"))
+
+
+def register(app: typer.Typer) -> None:
+    app.command("trace")(trace)
+    app.command("plot")(plot)
+    app.command("replay")(replay)
