@@ -26,10 +26,8 @@ from actors.stage.models.split import Split, split
 from actors.stage.sampler import Sampler
 from actors.stage.spec import StageInfo, StageSpec
 from actors.stage.state import RequestState
-from actors.stage.weights.checkpoint import Checkpoint
+from actors.stage.weights.folder import open_folder
 from actors.stage.weights.load import Loader
-from actors.stage.weights.names import HEAD, IGNORED_ENDINGS, all_shapes
-from actors.stage.weights.source import DummySource, WeightSource
 from kernels.interface import AttentionShape
 from kernels.registry import (
     captures_hybrid_of,
@@ -44,7 +42,8 @@ _log = logging.getLogger(__name__)
 # Larger hybrid batches run launch by launch: their kernels outlast their launches.
 _GRAPH_TOKENS = 2048
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_KV_DTYPES = {**_DTYPES, "fp8": torch.float8_e4m3fn}
+# Caches narrower than the model, and the backend whose kernels read them.
+_NARROW_KV = {"fp8": (torch.float8_e4m3fn, "triton"), "int8": (torch.int8, "cpu")}
 
 
 class StageRunner:
@@ -74,19 +73,15 @@ class StageRunner:
         self._config = config = load_config(folder)
         part = split(config, spec)
         dtype = _dtype(config.dtype if spec.dtype == "auto" else spec.dtype)
-        self._kv_dtype = dtype if spec.kv_dtype == "auto" else _dtype(spec.kv_dtype, _KV_DTYPES)
         self._backend = resolve_backend(spec.backend, self._device, dtype, spec.block_size)
-        if self._kv_dtype == torch.float8_e4m3fn and self._backend.name != "triton":
-            raise ModelError(f"fp8 KV caches need backend 'triton', not {self._backend.name!r}")
+        self._kv_dtype = _kv_dtype(spec.kv_dtype, dtype, self._backend.name)
         if spec.num_threads and self._device.type == "cpu":
             limit_threads(self._backend, spec.num_threads)
         self._shape = _attention_shape(config, part)
         max_model_len = min(spec.max_model_len, config.max_model_len)
-        source = _source(folder, config, spec, dtype)
-        loader = Loader(source, config, part, spec, self._backend, self._device, dtype)
-        weights = loader.stage(max_model_len, progress or (lambda fraction: None))
-        if isinstance(source, Checkpoint):
-            source.close()
+        with open_folder(folder, config, spec, dtype) as (source, packed):
+            loader = Loader(source, config, part, spec, self._backend, self._device, dtype, packed)
+            weights = loader.stage(max_model_len, progress or (lambda fraction: None))
         self._group = RankGroup(spec.rank, spec.tensor_ranks, spec.group_address, self._device)
         self._decoder = Decoder(
             weights, self._backend, self._shape, config.norm_eps, config.vocab_size, self._group
@@ -238,26 +233,23 @@ class StageRunner:
         return 2 * tokens * widest * dtype.itemsize // self.spec.tensor_ranks + logits
 
 
-def _dtype(name: str, known: dict[str, torch.dtype] = _DTYPES) -> torch.dtype:
-    dtype = known.get(name.removeprefix("torch."))
+def _dtype(name: str) -> torch.dtype:
+    dtype = _DTYPES.get(name.removeprefix("torch."))
     if dtype is None:
-        raise ModelError(f"dtype {name!r} is not supported; supported: {', '.join(known)}")
+        raise ModelError(f"dtype {name!r} is not supported; supported: {', '.join(_DTYPES)}")
+    return dtype
+
+
+def _kv_dtype(name: str, model_dtype: torch.dtype, backend: str) -> torch.dtype:
+    if name == "auto":
+        return model_dtype
+    if name not in _NARROW_KV:
+        return _dtype(name)
+    dtype, needed = _NARROW_KV[name]
+    if backend != needed:
+        raise ModelError(f"{name} KV caches need backend {needed!r}, not {backend!r}")
     return dtype
 
 
 def _attention_shape(config: DecoderConfig, part: Split) -> AttentionShape:
     return AttentionShape(part.num_heads, part.num_kv_heads, config.head_dim, config.head_dim**-0.5)
-
-
-def _source(
-    folder: Path, config: DecoderConfig, spec: StageSpec, dtype: torch.dtype
-) -> WeightSource:
-    if spec.load_format == "dummy":
-        _log.warning("weights of %s are random (load_format dummy)", folder)
-        return DummySource(spec.seed, dtype)
-    if spec.load_format != "auto":
-        raise ModelError(f"load_format {spec.load_format!r} is unknown; known: auto, dummy")
-    checkpoint = Checkpoint(folder, dtype)
-    optional = (HEAD,) if config.tied_embeddings else ()
-    checkpoint.check(all_shapes(config), optional, IGNORED_ENDINGS)
-    return checkpoint

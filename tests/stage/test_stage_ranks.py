@@ -10,6 +10,7 @@ import pytest
 from actors.scheduling.request import SamplingParams
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
+from tests.stage import packed_folders
 from tests.stage.greedy_reference import GREEDY, expected, make_prompts, skip_unless_available
 from tests.stage.mini_planner import MiniPlanner, make_chain
 from tests.stage.rank_pool import RankPool
@@ -47,6 +48,15 @@ def test_two_ranks_on_the_cpu_library(ranks: RankPool, tiny_model: Callable[...,
     ranks.make(tiny_model("qwen3-biased"), 2, backend="cpu")
     planner = MiniPlanner(ranks.execute, feeds=True)
     assert planner.run(make_prompts(), GREEDY) == expected("qwen3-biased")
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+def test_two_ranks_of_packed_weights(ranks: RankPool, tmp_path: Path, backend: str) -> None:
+    skip_unless_available(backend)
+    packed_folders.write(tmp_path, "awq", "yi", group=16)  # 96 inner features, 48 a rank
+    alone = MiniPlanner(make_chain(tmp_path, backend=backend)).run(make_prompts(), GREEDY)
+    ranks.make(tmp_path, backend=backend)
+    assert MiniPlanner(ranks.execute).run(make_prompts(), GREEDY) == alone
 
 
 def test_sampled_tokens_and_swaps_reach_every_rank(

@@ -14,6 +14,7 @@ from actors.stage.models.rope import cos_sin_table
 from actors.stage.models.split import Range, Split
 from actors.stage.spec import StageSpec
 from actors.stage.weights.names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix, layer_shapes
+from actors.stage.weights.quantized import PackedLayers, pack
 from actors.stage.weights.source import WHOLE, Part, WeightSource
 from kernels.interface import Backend, LayerWeights, Linear
 
@@ -31,6 +32,7 @@ class Loader:
     backend: Backend
     device: torch.device
     dtype: torch.dtype
+    packed: PackedLayers | None = None
     num_parameters: int = 0
 
     def stage(self, max_model_len: int, progress: Progress) -> StageWeights:
@@ -100,23 +102,54 @@ class Loader:
 
     def _column_parallel(self, layer: int, named: list[tuple[str, Range]], biased: bool) -> Linear:
         """Projections whose output features are split over ranks, one matrix for all of them."""
-        weights = [self._read(layer, f"{name}.weight", Part(rows=rows)) for name, rows in named]
-        biases = [self._read(layer, f"{n}.bias", Part(rows=rows)) for n, rows in named if biased]
-        bias_O = torch.cat(biases) if biased else None
-        return self.backend.pack_linear(torch.cat(weights), bias_O, self.spec.quantization)
+        parts = [(name, Part(rows=rows)) for name, rows in named]
+        biases = [self._bias(layer, name, part, biased) for name, part in parts]
+        bias_O = None
+        if any(bias is not None for bias in biases):
+            sizes = [rows[1] - rows[0] for _, rows in named]
+            bias_O = torch.cat(
+                [
+                    torch.zeros(size, dtype=self.dtype, device=self.device) if b is None else b
+                    for b, size in zip(biases, sizes, strict=True)
+                ]
+            )
+        return self._pack(layer, parts, bias_O)
 
     def _row_parallel(self, layer: int, name: str, columns: Range, biased: bool) -> Linear:
         """A projection whose input features are split; ranks' results are summed, so one of
         them alone adds the bias."""
-        weight_OK = self._read(layer, f"{name}.weight", Part(columns=columns))
-        bias_O = (
-            self._read(layer, f"{name}.bias", WHOLE) if biased and self.spec.rank == 0 else None
-        )
+        bias_O = self._bias(layer, name, WHOLE, biased) if self.spec.rank == 0 else None
+        return self._pack(layer, [(name, Part(columns=columns))], bias_O)
+
+    def _pack(
+        self, layer: int, parts: list[tuple[str, Part]], bias_O: torch.Tensor | None
+    ) -> Linear:
+        """Some layers' parts, one above the other. Quantised folders stay as they are."""
+        shapes = {name: self._shape(layer, f"{name}.weight") for name, _ in parts}
+        if self.packed is not None and all(name in self.packed for name, _ in parts):
+            whole = [self.packed.read(name, shapes[name], part) for name, part in parts]
+            self.num_parameters += sum(weight.values_OK.numel() for weight in whole)
+            return pack(whole, bias_O, self.backend, self.dtype, self.device)
+        weights = [self._dense(name, shapes[name], part) for name, part in parts]
+        weight_OK = torch.cat(weights) if len(weights) > 1 else weights[0]
         return self.backend.pack_linear(weight_OK, bias_O, self.spec.quantization)
 
-    def _read(self, layer: int, name: str, part: Part) -> torch.Tensor:
-        shape = layer_shapes(self.config)[name.removeprefix(layer_prefix(layer))]
-        return self._fetch(name, shape, part)
+    def _dense(self, name: str, shape: tuple[int, ...], part: Part) -> torch.Tensor:
+        if self.packed is not None and name in self.packed:
+            weight_OK = self.packed.read(name, shape, part).dequantize(self.dtype)
+            self.num_parameters += weight_OK.numel()
+            return weight_OK.to(self.device)
+        return self._fetch(f"{name}.weight", shape, part)
+
+    def _bias(self, layer: int, name: str, part: Part, biased: bool) -> torch.Tensor | None:
+        """GPTQ tools store a bias with every layer, whether or not the architecture has one."""
+        if not biased and not (self.packed is not None and self.packed.has_bias(name)):
+            return None
+        out_features = self._shape(layer, f"{name}.weight")[0]
+        return self._fetch(f"{name}.bias", (out_features,), part)
+
+    def _shape(self, layer: int, name: str) -> tuple[int, ...]:
+        return layer_shapes(self.config)[name.removeprefix(layer_prefix(layer))]
 
     def _vector(self, name: str, size: int) -> torch.Tensor:
         return self._fetch(name, (size,), WHOLE)
@@ -128,7 +161,8 @@ class Loader:
         """This rank's rows of an embedding or head, padded with zeros to the common length."""
         size, (start, end) = self.config.vocab_size, self.split.vocab
         rows = (min(start, size), min(end, size))
-        part_VH = self._fetch(name, (size, self.config.hidden_size), Part(rows=rows))
+        shape = (size, self.config.hidden_size)
+        part_VH = self._dense(name.removesuffix(".weight"), shape, Part(rows=rows))
         missing = (end - start) - part_VH.shape[0]
         return functional.pad(part_VH, (0, 0, 0, missing)) if missing else part_VH
 

@@ -1,0 +1,58 @@
+"""Opening a model folder: which source its weights come from, checked before one is read."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from actors.stage.models.config import DecoderConfig, ModelError
+from actors.stage.spec import StageSpec
+from actors.stage.weights.checkpoint import Checkpoint
+from actors.stage.weights.names import HEAD, IGNORED_ENDINGS, all_shapes
+from actors.stage.weights.quantized import PACKED_ENDINGS, PackedLayers
+from actors.stage.weights.source import DummySource, WeightSource
+
+_log = logging.getLogger(__name__)
+
+LOAD_FORMATS = ("auto", "dummy")
+
+
+@contextlib.contextmanager
+def open_folder(
+    folder: Path, config: DecoderConfig, spec: StageSpec, dtype: torch.dtype
+) -> Iterator[tuple[WeightSource, PackedLayers | None]]:
+    """The folder's tensors, and its quantised layers where it has some; closed on leaving.
+
+    Raises ModelError naming the file for weights that are missing, broken or of another model.
+    """
+    if spec.load_format not in LOAD_FORMATS:
+        known = ", ".join(LOAD_FORMATS)
+        raise ModelError(f"load_format {spec.load_format!r} is unknown; known: {known}")
+    if spec.load_format == "dummy":
+        _log.warning("weights of %s are random (load_format dummy)", folder)
+        yield DummySource(spec.seed, dtype), None
+        return
+    checkpoint = Checkpoint(folder, dtype)
+    try:
+        shapes, ignored = all_shapes(config), IGNORED_ENDINGS
+        optional = {HEAD} if config.tied_embeddings else set()
+        packed = None
+        if config.quantization_config is not None:
+            packed = PackedLayers(checkpoint, config.quantization_config)
+            layers = packed.among(name.removesuffix(".weight") for name in shapes)
+            if not layers:
+                method = config.quantization_config["quant_method"]
+                raise ModelError(
+                    f"{folder / 'config.json'} says {method}, but no layer is quantised"
+                )
+            shapes = {n: s for n, s in shapes.items() if n.removesuffix(".weight") not in layers}
+            # Their tools store biases of zeros with every layer.
+            ignored = (*ignored, *PACKED_ENDINGS, "_proj.bias")
+        checkpoint.check(shapes, optional, ignored)
+        yield checkpoint, packed
+    finally:
+        checkpoint.close()

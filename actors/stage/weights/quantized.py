@@ -1,0 +1,104 @@
+"""GPTQ and AWQ folders: whole-number weights read as stored, cut for a rank and packed.
+
+Ranks read a layer's integers whole and keep their part: groups and input order make slices of
+the file awkward, and four bits a weight make them small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from actors.stage.models.config import ModelError
+from actors.stage.weights.checkpoint import Checkpoint
+from actors.stage.weights.source import Part
+from kernels.cpu.gptq_awq import unpack_awq, unpack_gptq
+from kernels.cpu.quantize import QuantizedWeight, concatenate
+from kernels.interface import Backend, Linear
+
+PACKED_ENDINGS = (".qweight", ".qzeros", ".scales", ".g_idx")
+
+
+class PackedLayers:
+    """The quantised linear layers of a folder, by name (without the ending)."""
+
+    def __init__(self, checkpoint: Checkpoint, config: dict[str, Any]) -> None:
+        """config: `quantization_config` of config.json. Raises ModelError for a format that
+        is not supported, naming what is."""
+        self._checkpoint = checkpoint
+        self._method = config["quant_method"]
+        self._bits = int(config.get("bits", 4))
+        self._format = str(config.get("checkpoint_format", "gptq"))
+        where = f"{checkpoint.folder / 'config.json'}: quantization_config"
+        if self._method == "gptq":
+            if self._bits not in (4, 8):
+                raise ModelError(f"{where}: {self._bits}-bit GPTQ; supported: 4 and 8")
+            if self._format not in ("gptq", "gptq_v2") or config.get("is_marlin_format"):
+                raise ModelError(f"{where}: GPTQ format {self._format!r}; supported: gptq, gptq_v2")
+        elif self._bits != 4 or str(config.get("version", "gemm")).lower() != "gemm":
+            raise ModelError(f"{where}: AWQ other than 4 bits, version gemm")
+
+    def __contains__(self, name: str) -> bool:
+        return f"{name}.qweight" in self._checkpoint.names
+
+    def has_bias(self, name: str) -> bool:
+        return f"{name}.bias" in self._checkpoint.names
+
+    def among(self, names: Iterable[str]) -> set[str]:
+        """Those of the named layers that are stored quantised."""
+        return {name for name in names if name in self}
+
+    def read(self, name: str, shape: tuple[int, ...], part: Part) -> QuantizedWeight:
+        """The part of layer `name`, whose whole weight must be `shape` (out, in features).
+
+        Raises ModelError where its tensors do not fit, or a rank's part would cut a group.
+        """
+        shard = self._checkpoint.file_of(f"{name}.qweight")
+        try:
+            weight = self._unpack(name)
+            found = tuple(weight.values_OK.shape)
+            if found != shape:
+                raise ModelError(f"{shard}: layer {name} is {found}, the config says {shape}")
+            if part.rows is not None:
+                weight = weight.rows(*part.rows)
+            if part.columns is not None and part.columns != (0, shape[1]):
+                weight = weight.columns(*part.columns)
+        except ValueError as bad:
+            if isinstance(bad, ModelError):
+                raise
+            raise ModelError(f"{shard}: layer {name}: {bad}") from bad
+        return weight
+
+    def _unpack(self, name: str) -> QuantizedWeight:
+        raw = self._checkpoint.read_raw
+        words, zeros = raw(f"{name}.qweight"), raw(f"{name}.qzeros")
+        scales_GO = raw(f"{name}.scales")
+        if self._method == "awq":
+            return unpack_awq(words, zeros, scales_GO)
+        order = f"{name}.g_idx"
+        index_K = raw(order) if order in self._checkpoint.names else None
+        return unpack_gptq(words, zeros, scales_GO, index_K, self._bits, self._format)
+
+
+def pack(
+    weights: Sequence[QuantizedWeight],
+    bias_O: torch.Tensor | None,
+    backend: Backend,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Linear:
+    """Layers side by side as one, in whole numbers where the backend and the layers' formats
+    allow, else in the model's dtype. dtype: of the activations."""
+    if backend.name == "cpu":
+        try:
+            whole = concatenate(weights)
+        except ValueError:
+            pass  # different groups or input orders: one dense matrix holds them all the same
+        else:
+            from kernels.cpu.linear import pack_quantized
+
+            return pack_quantized(whole, bias_O, dtype)
+    dense_OK = torch.cat([weight.dequantize(dtype) for weight in weights]).to(device)
+    return backend.pack_linear(dense_OK, bias_O)
