@@ -1,0 +1,78 @@
+"""The command line: help for every command, errors that name the key, settings that resolve."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from app.cli.main import app
+from app.settings import SettingsError, parse, resolve
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted((ROOT / "configs/serve").glob("*.yaml"))
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+COMMANDS = (
+    "serve", "generate", "chat", "profile", "simulate", "capacity", "plot", "trace", "replay",
+    "bench serve", "bench stall", "bench engine", "bench overhead",
+    "config check", "config show", "config reference",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    result = runner.invoke(app, [*command.split(), "--help"])
+    assert result.exit_code == 0, result.output
+    assert "Usage" in result.output
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda p: p.stem)
+def test_shipped_configs_are_valid(config: Path) -> None:
+    assert runner.invoke(app, ["config", "check", str(config)]).exit_code == 0
+    shown = runner.invoke(app, ["config", "show", str(config)])
+    assert json.loads(shown.stdout)["stage"]["model_path"].endswith("demo")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scheduling": {"token_budge": 64}}, "scheduling.token_budge: unknown setting; did you"),
+        ({"scheduling": {"policy": "sarathy"}}, "unknown 'sarathy'; known: chunked_only"),
+        ({"parallel": {"pipeline_stages": 99}}, "parallel.pipeline_stages: 99 stages for"),
+        ({"model": {"path": "no/such/folder"}}, "model.path: no folder 'no/such/folder'"),
+        ({"slo": {"tbt_ms": -5}}, "slo.tbt_ms"),
+        ({"api": {"max_m": 3}}, "api.max_m: unknown setting; did you mean 'max_n'"),
+    ],
+)
+def test_wrong_settings_are_named(changes: dict[str, dict[str, object]], message: str) -> None:
+    args = {"model": {"path": "configs/models/demo"}, **changes}
+    with pytest.raises(SettingsError) as caught:
+        resolve(parse(args))
+    assert message in str(caught.value)
+
+
+def test_serve_refuses_a_bad_config_before_anything_starts(tmp_path: Path) -> None:
+    config = yaml.safe_load((ROOT / "configs/serve/demo.yaml").read_text())
+    config["applications"][0]["args"]["kv"]["block_sise"] = 16
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump(config))
+    result = runner.invoke(app, ["serve", str(path)])
+    assert result.exit_code == 2
+    assert "block_sise" in result.output
+    assert "block_size" in result.output
+
+
+def test_generate_says_how_to_start_a_server() -> None:
+    result = runner.invoke(app, ["generate", "hello", "--url", "http://127.0.0.1:9"])
+    assert result.exit_code == 1
+    assert "legato serve" in result.output
