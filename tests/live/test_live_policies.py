@@ -1,0 +1,56 @@
+"""Every policy, switched live on one engine: the same tokens; and its recorded life replays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actors.event_recorder import read_events
+from actors.scheduling.event_log import check_replay
+from actors.scheduling.policies import POLICIES
+from app.engine import RequestRefused
+from app.live_engine import LiveEngine
+from tests.live.reference import ask_all, expected, make_prompts, settled
+
+pytestmark = pytest.mark.ray
+
+
+async def test_policies_give_equal_tokens_and_the_log_replays(
+    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    engine = make_engine(
+        tiny_model("llama"),
+        scheduling={"token_budget": 64, "max_requests": 32},
+        telemetry={"directory": str(tmp_path), "events": True},
+    )
+    await engine.start()
+    try:
+        for policy in POLICIES:
+            await engine.reconfigure({"policy": policy})
+            assert await ask_all(engine, make_prompts()) == expected("llama"), policy
+            status = await settled(engine)
+            assert status["policy"] == policy
+            assert status["num_free_blocks"] == status["num_blocks"], policy
+        with pytest.raises(RequestRefused, match="no_such_policy"):
+            await engine.reconfigure({"policy": "no_such_policy"})
+    finally:
+        await engine.close()
+    (file,) = list(tmp_path.glob("events-*.parquet"))  # noqa: ASYNC240 (a local folder)
+    assert check_replay(read_events(file)) > 400
+
+
+async def test_switching_under_load_loses_nothing(
+    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path]
+) -> None:
+    engine = make_engine(tiny_model("llama"), parallel={"pipeline_stages": 2})
+    await engine.start()
+    try:
+        work = asyncio.create_task(ask_all(engine, make_prompts()))
+        for policy in ("vllm", "fair", "orca", "mlfq", "sarathi"):
+            await engine.reconfigure({"policy": policy, "token_budget": 32})
+        assert await work == expected("llama")
+    finally:
+        await engine.close()
