@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from actors.scheduling.request import SamplingParams
+from actors.stage.models.config import ModelError
+from actors.stage.runner import StageRunner
+from actors.stage.spec import StageSpec
 from tests import tiny_models
 from tests.stage.greedy_reference import make_prompts, skip_unless_available
-from tests.stage.mini_planner import MiniPlanner, make_chain
+from tests.stage.mini_planner import MiniPlanner, make_chain, make_runner
 
 LENGTHS = (17, 40, 63)
 
@@ -63,6 +66,25 @@ def test_dtype_may_be_chosen(tiny_model: Callable[..., Path]) -> None:
         assert planner.run([prompt], greedy) == [ids[0, 40:].tolist()]
 
 
+def logprobs(folder: Path, **options: object) -> torch.Tensor:
+    """Log-probabilities of all prompt tokens, in a fixed order."""
+    planner = MiniPlanner(make_chain(folder, **options))
+    planner.run(make_prompts(LENGTHS), SamplingParams(max_tokens=1, prompt_logprobs=0))
+    found = {
+        (owner, first + i): entry.logprob
+        for result in planner.results
+        for owner, first, entries in result.prompt_logprobs
+        for i, entry in enumerate(entries)
+    }
+    return torch.tensor([found[key] for key in sorted(found)])
+
+
+def difference(folder: Path, change: dict[str, str], **options: object) -> float:
+    """Root mean square of what a change of options does to the log-probabilities."""
+    changed, plain = logprobs(folder, **change, **options), logprobs(folder, **options)
+    return (changed - plain).square().mean().sqrt().item()
+
+
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantised_weights_stay_close(
@@ -70,20 +92,25 @@ def test_quantised_weights_stay_close(
 ) -> None:
     """Not equal tokens, but a distribution near the exact one's: int8 nearer than int4."""
     skip_unless_available(backend)
-    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
-    prompts = make_prompts(LENGTHS)
-
-    def logprobs(**options: object) -> torch.Tensor:
-        planner = MiniPlanner(make_chain(tiny_model("llama"), backend=backend, **options))
-        planner.run(prompts, params)
-        found = {
-            (owner, first + i): entry.logprob
-            for result in planner.results
-            for owner, first, entries in result.prompt_logprobs
-            for i, entry in enumerate(entries)
-        }
-        return torch.tensor([found[key] for key in sorted(found)])
-
-    error = (logprobs(quantization=quantization) - logprobs()).square().mean().sqrt().item()
+    error = difference(tiny_model("llama"), {"quantization": quantization}, backend=backend)
     low, high = {"int8": (1e-4, 0.1), "int4": (0.1, 1.2)}[quantization]
     assert low < error < high
+
+
+def test_int8_caches_stay_close(tiny_model: Callable[..., Path]) -> None:
+    skip_unless_available("cpu")
+    folder = tiny_model("llama")
+    assert 1e-4 < difference(folder, {"kv_dtype": "int8"}, backend="cpu") < 0.1
+    small, whole = (
+        StageRunner(StageSpec(str(folder), backend="cpu", kv_dtype=kind)).load().kv_block_bytes
+        for kind in ("int8", "auto")
+    )
+    assert small < 0.4 * whole
+
+
+@pytest.mark.parametrize(("kv_dtype", "needed"), [("int8", "cpu"), ("fp8", "triton")])
+def test_narrow_caches_need_their_backend(
+    tiny_model: Callable[..., Path], kv_dtype: str, needed: str
+) -> None:
+    with pytest.raises(ModelError, match=f"{kv_dtype} KV caches need backend '{needed}'"):
+        make_runner(tiny_model("llama"), kv_dtype=kv_dtype)

@@ -44,9 +44,11 @@ class Rope:
     @property
     def reach(self) -> int:
         """Positions the rotation covers. Configs of linear and dynamic scaling state the length
-        before scaling, the others the length after."""
+        before scaling, those of yarn either one, the others the length after."""
         if self.kind in ("linear", "dynamic"):
             return int(self.max_positions * self.factor)
+        if self.kind == "yarn":
+            return max(self.max_positions, int(self.original_positions * self.factor))
         return self.max_positions
 
 
@@ -54,6 +56,8 @@ def read_rope(config: dict[str, Any], head_dim: int, max_positions: int) -> Rope
     """The rotation of a config.json: `rope_parameters`, or the older `rope_scaling` with
     `rope_theta` beside it. Raises ValueError for an unknown kind or a missing parameter."""
     given = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    if any(isinstance(value, dict) for value in given.values()):
+        raise ValueError("rope_parameters that differ between layers are not supported")
     kind = given.get("rope_type") or given.get("type") or "default"
     if kind not in KINDS:
         raise ValueError(f"rope type {kind!r} is not supported; supported: {', '.join(KINDS)}")

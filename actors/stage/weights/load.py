@@ -64,9 +64,7 @@ class Loader:
                 raise RuntimeError("a tied head needs the embedding")
             # int4 is too coarse for the layer that names the token; it streams as int8.
             quantization = "none" if spec.quantization == "none" else "int8"
-            head = self.backend.pack_linear(
-                head_VH.clone() if tied and spec.is_first else head_VH, None, quantization
-            )
+            head = self.backend.pack_linear(head_VH, None, quantization)
             step()
         return StageWeights(
             layers=layers,

@@ -9,8 +9,13 @@ FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 
 # Buffers of old checkpoints, computed here from the config instead.
-IGNORED_ENDINGS: tuple[str, ...] = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached",
-                   "masked_bias", "attn.bias")  # fmt: skip
+IGNORED_ENDINGS: tuple[str, ...] = (
+    "rotary_emb.inv_freq",
+    "rotary_emb.cos_cached",
+    "rotary_emb.sin_cached",
+    "masked_bias",
+    "attn.bias",
+)
 
 
 def layer_prefix(layer: int) -> str:

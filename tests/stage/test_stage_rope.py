@@ -1,0 +1,112 @@
+"""Rotation tables of published models' parameters, against transformers position by position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from actors.stage.models.rope import cos_sin_table, read_rope
+
+# Parameters as published with these models; lengths cut where only the table's rows matter.
+CASES: dict[str, dict[str, Any]] = {
+    "Llama 2": {"max_position_embeddings": 4096, "rope_theta": 10_000.0},
+    "Yi 34B": {"max_position_embeddings": 4096, "rope_theta": 5_000_000.0},
+    "Qwen 3": {"max_position_embeddings": 40960, "rope_theta": 1_000_000},
+    "Llama 3.1": {
+        "max_position_embeddings": 131072,
+        "rope_theta": 500_000.0,
+        "rope_scaling": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+    },
+    "Qwen 2.5, long": {
+        "max_position_embeddings": 32768,
+        "rope_theta": 1_000_000.0,
+        "rope_scaling": {
+            "factor": 4.0,
+            "original_max_position_embeddings": 32768,
+            "type": "yarn",
+        },
+    },
+    "Yarn Llama 2": {
+        "max_position_embeddings": 65536,
+        "rope_theta": 10_000.0,
+        "rope_scaling": {
+            "factor": 16.0,
+            "original_max_position_embeddings": 4096,
+            "type": "yarn",
+            "finetuned": True,
+        },
+    },
+    "Vicuna 16k": {
+        "max_position_embeddings": 4096,
+        "rope_theta": 10_000.0,
+        "rope_scaling": {"factor": 4.0, "type": "linear"},
+    },
+}
+
+
+def reference(config: LlamaConfig, num_positions: int) -> torch.Tensor:
+    rotary = LlamaRotaryEmbedding(config)
+    cos, sin = rotary(torch.zeros(1, 1), torch.arange(num_positions)[None])
+    half = cos.shape[-1] // 2
+    return torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_table(name: str) -> None:
+    entries = {"hidden_size": 512, "num_attention_heads": 4, "head_dim": 128, **CASES[name]}
+    rope = read_rope(entries, 128, entries["max_position_embeddings"])
+    table = cos_sin_table(rope, 4000)
+    torch.testing.assert_close(table, reference(LlamaConfig(**entries), 4000), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_row_is_that_of_a_sequence_ending_there(kind: str) -> None:
+    """Each row equals what transformers uses for the last token of a sequence of that length."""
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": 4.0}
+    if kind == "longrope":
+        scaling |= {
+            "original_max_position_embeddings": 64,
+            "short_factor": [1.0 + 0.05 * i for i in range(16)],
+            "long_factor": [2.0 + i for i in range(16)],
+        }
+    entries = {
+        "hidden_size": 128, "num_attention_heads": 4, "head_dim": 32, "rope_theta": 10_000.0,
+        "max_position_embeddings": 64 if kind == "dynamic" else 256, "rope_scaling": scaling,
+    }  # fmt: skip
+    rope = read_rope(entries, 32, entries["max_position_embeddings"])
+    assert rope.reach == 256
+    table = cos_sin_table(rope, 256)
+    for length in (1, 63, 64, 65, 66, 100, 256):
+        rows = reference(LlamaConfig(**entries), length)
+        torch.testing.assert_close(table[length - 1], rows[-1], rtol=0, atol=2e-5)
+
+
+def test_reach_of_published_lengths() -> None:
+    def reach(name: str) -> int:
+        return read_rope(CASES[name], 128, CASES[name]["max_position_embeddings"]).reach
+
+    assert reach("Llama 3.1") == 131072
+    assert reach("Qwen 2.5, long") == 131072
+    assert reach("Yarn Llama 2") == 65536
+    assert reach("Vicuna 16k") == 16384
+
+
+def test_what_cannot_be_rotated_is_refused() -> None:
+    with pytest.raises(ValueError, match="differ between layers"):
+        read_rope({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, 64, 128)
+    with pytest.raises(ValueError, match="partial_rotary_factor"):
+        read_rope({"partial_rotary_factor": 0.5}, 64, 128)
+    with pytest.raises(ValueError, match="longrope needs 32 short and long factors"):
+        read_rope(
+            {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}}, 64, 128
+        )
