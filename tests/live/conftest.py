@@ -1,11 +1,8 @@
-"""Real Ray, in this test process as the driver; one cluster per run, gone at the end."""
+"""Live engines in this test process."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +10,6 @@ import pytest
 
 from app.live_engine import LiveEngine
 from app.settings import parse, resolve
-
-
-@pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    import ray
-
-    # Ray keeps sockets below this folder: short, or they exceed the system's path limit.
-    folder = tempfile.mkdtemp(prefix="lgt", dir="/tmp")
-    root = str(Path(__file__).resolve().parents[2])
-    ray.init(
-        num_cpus=16,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        _temp_dir=folder,
-        runtime_env={"env_vars": {"PYTHONPATH": root}},
-    )
-    yield
-    ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
