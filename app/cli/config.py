@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -72,13 +72,22 @@ def _lines(section: Any, prefix: str) -> list[str]:
             ]
             lines += _lines(nested, f"{prefix}{name}.")
         else:
-            kind = getattr(nested, "__name__", None) or str(nested).replace("typing.", "")
+            kind = _kind(nested)
             default = "required" if field.is_required() else f"`{field.get_default()!r}`"
             if dataclasses.is_dataclass(nested):
                 default = "see app/api/README.md"
-            kind = kind.replace("|", "or")
             lines.append(f"| `{prefix}{name}` | {kind} | {default} | {field.description or ''} |")
     return lines
+
+
+def _kind(annotation: Any) -> str:
+    """How a person would say the type: choices by name, optional ones as such."""
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(annotation))
+    parts = [part for part in get_args(annotation) if part is not type(None)]
+    if type(None) in get_args(annotation):
+        return f"{_kind(parts[0])}, optional"
+    return getattr(annotation, "__name__", str(annotation))
 
 
 def register(app: typer.Typer) -> None:

@@ -76,3 +76,8 @@ def test_generate_says_how_to_start_a_server() -> None:
     result = runner.invoke(app, ["generate", "hello", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == 1
     assert "legato serve" in result.output
+
+
+def test_the_settings_reference_is_current() -> None:
+    printed = runner.invoke(app, ["config", "reference"]).stdout.strip()
+    assert printed in (ROOT / "configs/README.md").read_text(), "run legato config reference"
