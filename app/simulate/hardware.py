@@ -127,7 +127,9 @@ def all_reduce_s(network: str, ranks: int, num_bytes: Sequence[float]) -> list[f
             s + 2 * ETHERNET_LATENCY_S + ring * b / ETHERNET_BYTES_PER_S
             for s, b in zip(inside, num_bytes, strict=True)
         ]
-    table = _read("networks")[network]["all_reduce"][f"{ranks}/{ranks}"]
+    table = _read("networks")[network].get("all_reduce", {}).get(f"{ranks}/{ranks}")
+    if table is None:
+        raise ValueError(f"no published all-reduce of {ranks} ranks over {network}")
     return [_interpolate(table, b) for b in num_bytes]
 
 
@@ -162,9 +164,11 @@ def compose(
 ) -> CostModel:
     """The cost model of `model` on num_stages x tensor_ranks devices.
 
-    Raises KeyError for a model, device, degree or network without published timings, and
-    ValueError if the weights do not fit.
+    Raises ValueError for what has no published timings, and if the weights do not fit.
     """
+    for kind, name_, known in (("model", model, MODELS), ("device", device, DEVICES)):
+        if name_ not in known:
+            raise ValueError(f"unknown {kind} {name_!r}; known: {', '.join(sorted(known))}")
     shape, target = MODELS[model], DEVICES[device]
     data = _read(device)["layers"][shape.profiled]
     layers = -(-shape.num_layers // num_stages)
@@ -210,6 +214,8 @@ def _layer_seconds(
 ) -> tuple[list[int], list[float]]:
     """Seconds of one layer's linear and element-wise operators by token count."""
     profiled = data["shape"]
+    if str(tensor_ranks) not in data["ms"]:
+        raise ValueError(f"no published timings with {tensor_ranks} tensor ranks")
     table = data["ms"][str(tensor_ranks)]
     head_dim = profiled["hidden"] // profiled["heads"]
     reference = ModelShape(

@@ -16,7 +16,7 @@ from typing import Any
 
 from actors.scheduling.cost_model import CostModel, Mix
 from app.simulate import published
-from app.simulate.capacity import capacity
+from app.simulate.capacity import MEDIAN_DELAY_LIMIT_S, capacity
 from app.simulate.hardware import CONFIGS
 from app.simulate.run import Deployment, scheduler_config, simulate
 from app.simulate.workload import Lengths, arxiv_summarization, generate, poisson, sharegpt4
@@ -40,12 +40,16 @@ class CapacityJob:
     guess_qps: float
     num_requests: int
     seed: int = 0
+    budget: str = "fixed"
+    order: str = "auto"
 
     @property
     def key(self) -> str:
+        extra = "" if self.order == "auto" else f"|{self.order}"
+        size = self.token_budget if self.budget == "fixed" else self.budget
         return (
             f"{self.model}|{self.dataset}|{self.tbt_s:g}s|{self.system}|{self.max_requests}"
-            f"|{self.token_budget}|{self.num_requests}|{self.seed}"
+            f"|{size}|{self.num_requests}|{self.seed}{extra}"
         )
 
 
@@ -85,9 +89,12 @@ def run_job(job: CapacityJob) -> dict[str, Any]:
     config = scheduler_config(
         load_model(job.model),
         policy=job.system,
+        budget=job.budget,
         token_budget=job.token_budget,
         tbt_s=job.tbt_s,
         max_requests=job.max_requests,
+        order=job.order,
+        ttft_s=MEDIAN_DELAY_LIMIT_S if job.order == "deadline" else None,
     )
     deployment = Deployment(config, load_model(job.model))
     found = capacity(

@@ -98,7 +98,7 @@ def judge(
     lengths: Lengths,
     tbt_s: float,
     load_qps: float,
-    num_requests: int = 256,
+    num_requests: int = 384,
     seed: int = 0,
 ) -> Verdict:
     """Capacity of one candidate and the replicas that `load_qps` needs."""
@@ -106,7 +106,7 @@ def judge(
         model = compose(
             candidate.model, candidate.device, candidate.tensor_ranks, candidate.num_stages
         )
-    except (KeyError, ValueError) as error:
+    except ValueError as error:
         return Verdict(candidate, 0.0, 0, 0, math.nan, math.nan, "", f"{error}")
     config = scheduler_config(
         model,
@@ -147,7 +147,7 @@ def search(
     load_qps: float,
     *,
     workers: int = 1,
-    num_requests: int = 256,
+    num_requests: int = 384,
     on_verdict: Callable[[Verdict], None] | None = None,
 ) -> list[Verdict]:
     """Every candidate's verdict, cheapest first (fewest devices, then highest capacity)."""

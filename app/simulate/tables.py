@@ -94,7 +94,7 @@ def summary_table(summary: Summary, title: str) -> Table:
 def verdict_table(verdicts: Sequence[Verdict], load_qps: float) -> Table:
     """Configurations, cheapest first."""
     table = Table(title=f"Configurations for {load_qps:g} QPS, cheapest first", header_style="bold")
-    table.add_column("configuration")
+    table.add_column("configuration", no_wrap=True)
     for name in ("capacity QPS", "replicas", "devices", "P99 TBT s", "P50 TTFT s"):
         table.add_column(name, justify="right")
     table.add_column("stopped by")

@@ -66,7 +66,11 @@ def test_more_ranks_are_faster_and_hold_more() -> None:
 def test_impossible_deployments_say_why() -> None:
     with pytest.raises(ValueError, match="does not fit"):
         compose("llama2-70b", "a100", 1, 1)
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="3 tensor ranks"):
         compose("llama2-70b", "a100", 3, 1)
+    with pytest.raises(ValueError, match="8 ranks"):
+        compose("llama2-70b", "a100", 8, 1)
+    with pytest.raises(ValueError, match="known: a100, a40"):
+        compose("llama2-70b", "abacus", 2, 1)
     with pytest.raises(ValueError, match="known: falcon"):
         load_model("gpt-9")

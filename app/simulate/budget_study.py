@@ -1,0 +1,112 @@
+"""Does choosing the budget anew each step pay? Capacity of fixed and adaptive budgets.
+
+    python -m app.simulate.budget_study --cache results/capacities.json --out results
+
+For the paper's four deployments and two datasets under the strict objective: Sarathi with several
+fixed budgets, the adaptive budget (untuned), and both with a deadline order of the queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from app.simulate import published
+from app.simulate.paper import CapacityJob, run_jobs
+
+BUDGETS = (256, 384, 512, 640, 768, 1024)
+
+
+def jobs(num_requests: int) -> list[CapacityJob]:
+    """All searches of the study."""
+    found = []
+    for d in published.DEPLOYMENTS:
+        for dataset, guess in zip(published.DATASETS, d.guesses, strict=True):
+            base = (d.model, dataset, d.strict_s, "sarathi", 128)
+            for budget in BUDGETS:
+                found.append(CapacityJob(*base, budget, guess, num_requests))
+            for order in ("auto", "deadline"):
+                found.append(
+                    CapacityJob(*base, 512, guess, num_requests, budget="adaptive", order=order)
+                )
+            found.append(CapacityJob(*base, 512, guess, num_requests, order="deadline"))
+    return found
+
+
+def rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[dict[str, Any]]:
+    """One row per deployment and dataset with everything that is finished."""
+    table: dict[tuple[str, str], dict[str, Any]] = {}
+    for job in jobs(num_requests):
+        if job.key not in results:
+            continue
+        row = table.setdefault(
+            (job.model, job.dataset), {"model": job.model, "dataset": job.dataset}
+        )
+        name = f"fixed {job.token_budget}" if job.budget == "fixed" else "adaptive"
+        if job.order != "auto":
+            name += f", {job.order}"
+        row[name] = results[job.key]["qps"]
+        if name == "adaptive":
+            summary = results[job.key]["summary"]
+            row["adaptive P99 TBT / objective"] = (
+                summary["tbt_p99"] / job.tbt_s if summary else None
+            )
+            row["adaptive longest TBT / objective"] = (
+                summary["tbt_max"] / job.tbt_s if summary else None
+            )
+    for row in table.values():
+        fixed = {b: row[f"fixed {b}"] for b in BUDGETS if f"fixed {b}" in row}
+        if fixed:
+            best = max(fixed, key=lambda b: fixed[b])
+            row["best fixed"], row["best fixed QPS"] = best, fixed[best]
+    return list(table.values())
+
+
+def markdown(table: list[dict[str, Any]]) -> str:
+    """The study as a Markdown table, capacities in QPS."""
+    columns = [
+        *(f"fixed {b}" for b in BUDGETS),
+        "adaptive",
+        "fixed 512, deadline",
+        "adaptive, deadline",
+    ]
+    lines = [
+        "| deployment | dataset | "
+        + " | ".join(columns)
+        + " | longest TBT / objective, adaptive |",
+        "|---|---|" + "---:|" * (len(columns) + 1),
+    ]
+    for row in table:
+        cells = [f"{row[c]:.3g}" if row.get(c) is not None else "-" for c in columns]
+        worst = row.get("adaptive longest TBT / objective")
+        cells.append(f"{worst:.2f}" if worst is not None else "-")
+        lines.append(f"| {row['model']} | {row['dataset']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--requests", type=int, default=768)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this long")
+    args = parser.parse_args()
+    begin_s, results = time.monotonic(), {}
+    for job in jobs(args.requests):
+        results = run_jobs([job], args.cache, args.workers)
+        if time.monotonic() - begin_s > 60 * args.minutes:
+            break
+    table = rows(results, args.requests)
+    print(markdown(table))  # noqa: T201  the study's output
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "budgets.json").write_text(json.dumps(table, indent=1) + "\n", "utf-8")
+        (args.out / "budgets.md").write_text(markdown(table), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
