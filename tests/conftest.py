@@ -39,7 +39,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """Real Ray, this process as the driver; one cluster per run, gone at the end."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from app.cli.serve import ENVIRONMENT
+
+    os.environ.update(ENVIRONMENT)
     import ray
 
     # Ray keeps sockets below this folder: short, or they exceed the system's path limit.

@@ -30,6 +30,8 @@ ENVIRONMENT = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     # A replica that answers HTTP itself waits this long for a load balancer to look away.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    # A machine that is busy computing may take its time to start a proxy.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray's daemons poll for clusters of thousands of nodes; on one machine that is idle heat.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
