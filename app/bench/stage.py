@@ -32,6 +32,10 @@ class LoadedStage:
         max_requests: int = 64,
         max_step_tokens: int = 4096,
         kv_tokens: int = 64 * 4096,
+        device: str = "cpu",
+        block_size: int = BLOCK_SIZE,
+        max_model_len: int | None = None,
+        options: dict[str, str] | None = None,
     ) -> None:
         self.config: dict[str, Any] = json.loads((model / "config.json").read_text())
         self.spec = StageSpec(
@@ -40,16 +44,18 @@ class LoadedStage:
             dtype=dtype,
             quantization=quantization,
             backend=backend,
-            block_size=BLOCK_SIZE,
+            device=device,
+            block_size=block_size,
             max_requests=max_requests,
-            max_model_len=int(self.config["max_position_embeddings"]),
+            max_model_len=max_model_len or int(self.config["max_position_embeddings"]),
             max_step_tokens=max_step_tokens,
             num_threads=threads,
+            options=options or {},
         )
         self.kv_tokens = kv_tokens
         self.runner = StageRunner(self.spec)
         self.info = self.runner.load()
-        self.runner.allocate(kv_tokens // BLOCK_SIZE + max_requests)
+        self.runner.allocate(kv_tokens // block_size + max_requests)
         self._next_request = 0
         self._next_step = 0
 
@@ -59,7 +65,7 @@ class LoadedStage:
         context = shape.decode_context_tokens // max(1, shape.num_decodes)
         lengths = [context] * shape.num_decodes + [s + n for s, n in shape.prefills]
         for length in lengths:
-            count = -(-(length + 1) // BLOCK_SIZE)
+            count = -(-(length + 1) // self.spec.block_size)
             self._next_request += 1
             ids.append(self._next_request)
             tokens = tuple((7 * i + self._next_request) % 4000 for i in range(length))

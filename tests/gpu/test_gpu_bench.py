@@ -1,0 +1,112 @@
+"""The GPU bench without a GPU: its parts do on CPU what they will do there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+pytest.importorskip("triton", reason="Triton is not installed: the GPU bench drives its kernels")
+
+from app.bench.engine import Case
+from app.bench.gpu.capacity import POLICIES, capacities
+from app.bench.gpu.checks import CheckResult
+from app.bench.gpu.command import bench_gpu
+from app.bench.gpu.live import LiveRun
+from app.bench.gpu.report import Report, write
+from app.bench.gpu.steps import time_steps
+from app.bench.gpu.timing import Ceilings, measure_ceilings
+from app.bench.gpu.tokens import MODELS, check_tokens
+from app.bench.stage import LoadedStage
+from app.simulate.paper import load_model
+from app.simulate.run import scheduler_config
+from app.simulate.workload import Workload
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def stage(tiny_model: Callable[..., Path]) -> LoadedStage:
+    return LoadedStage(
+        tiny_model("llama"), backend="torch", dtype="float32", threads=1, max_requests=4,
+        kv_tokens=2048,
+    )  # fmt: skip
+
+
+def test_without_a_gpu_it_says_so() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    app = typer.Typer()
+    app.command()(bench_gpu)
+    result = CliRunner().invoke(app, [])
+    assert result.exit_code == 2
+    assert "no CUDA device here" in result.output
+
+
+def test_ceilings_are_rates_of_real_work() -> None:
+    ceilings = measure_ceilings(CPU, copy_bytes=1 << 20, matrix=64)
+    assert ceilings.copy_gb_s > 0
+    assert ceilings.matmul_tflop_s > 0
+
+
+def test_tokens_of_the_plain_backend_are_all_equal() -> None:
+    [row] = check_tokens("cpu", "torch", "float32", 16, list(MODELS)[1:2])
+    assert row.passed
+    assert row.num_equal == row.num_tokens > 0
+
+
+def test_a_step_is_held_against_its_floor_and_target(stage: LoadedStage) -> None:
+    targets = ((Case("decode 2 at 32", 2, 32), 1e9), (Case("chunk 16", chunk=16), 0.0))
+    met, missed = time_steps(stage, Ceilings(10.0, 0.1), targets, repeats=2)
+    assert met.met
+    assert not missed.met
+    assert met.bound == "memory"
+    assert met.step_ms > 0
+    assert met.ratio == met.step_ms / met.floor_ms
+
+
+def test_a_live_run_serves_every_request(stage: LoadedStage) -> None:
+    config = scheduler_config(
+        load_model("mistral-7b-a100"), token_budget=32, max_requests=4, max_model_len=256,
+        num_blocks=2048 // 16, tbt_s=10.0,
+    )  # fmt: skip
+    count = 6
+    workload = Workload(
+        np.linspace(0, 0.05, count), np.arange(5, 5 + 7 * count, 7), np.full(count, 4)
+    )
+    summary = LiveRun(stage.runner, config, workload).run(give_up_after_s=100)
+    assert summary.num_completed == count
+    assert summary.output_tokens_per_s > 0
+    assert 0 < summary.tbt_p50 <= summary.tbt_p99
+    assert summary.scheduling_delay_p50 >= 0
+    assert summary.num_steps >= 4
+
+
+def test_stalls_cost_capacity_under_a_strict_objective() -> None:
+    few = [entry for entry in POLICIES if entry[0] in ("orca", "sarathi")]
+    model = load_model("mistral-7b-a100")
+    rows = {row.policy: row for row in capacities(model, (100.0,), 32, policies=few)}
+    assert rows["sarathi"].simulated_qps > rows["orca"].simulated_qps
+    assert rows["sarathi"].live_passed is None
+
+
+def test_the_report_names_failures_and_reads_back(tmp_path: Path) -> None:
+    report = Report({"backends": ["triton"]})
+    report.add("checks", CheckResult("good", "float32", 1e-7, 1e-5))
+    report.add("checks", CheckResult("bad", "float32", 1e-3, 1e-5))
+    path = write(report, tmp_path, "gpu")
+    assert report.failures == ["bad"]
+    content = json.loads(path.read_text())
+    assert [row["passed"] for row in content["checks"]] == [True, False]
+    assert content["machine"]["commit"]
+    table = pq.read_table(tmp_path / "gpu.parquet")
+    assert table.column("section").to_pylist() == ["checks", "checks"]
+    assert json.loads(table.column("fields")[1].as_py())["error"] == 1e-3
+    assert json.loads(table.schema.metadata[b"legato"])["settings"] == {"backends": ["triton"]}
