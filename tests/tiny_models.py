@@ -76,6 +76,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("Mistral", {"sliding_window": 16}),
     "mistral-unlimited": ("Mistral", {"sliding_window": None}),
+    "ministral": (
+        "Ministral",
+        {
+            "sliding_window": 16,
+            "head_dim": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True, **_rope("default", 1_000_000.0)}),
     "qwen2-sliding": (
         "Qwen2",

@@ -18,6 +18,7 @@ from actors.stage.runner import StageRunner
 from actors.stage.spec import StageInfo, StageSpec
 from tests.stage.greedy_reference import GREEDY, expected, make_prompts
 from tests.stage.mini_planner import MiniPlanner, make_chain
+from tests.tiny_models import VARIANTS
 
 Edit = Callable[[Path], object]
 
@@ -262,11 +263,9 @@ def test_layers_are_split_evenly(num_layers: int, num_stages: int) -> None:
     assert counts[-1] == min(counts)
 
 
-def test_every_family_names_a_transformers_class_or_an_old_name() -> None:
-    import transformers
-
-    known = {name for name in FAMILIES if hasattr(transformers, name)}
-    assert set(FAMILIES) - known == {"YiForCausalLM"}
+def test_every_family_has_a_tiny_model() -> None:
+    """So every one is held against transformers."""
+    assert set(FAMILIES) == {f"{family}ForCausalLM" for family, _ in VARIANTS.values()}
 
 
 def test_published_configs() -> None:

@@ -1,8 +1,8 @@
 """What a decoder of the Llama family is, read from a Hugging Face `config.json`.
 
-One frozen description covers Llama, Yi, Mistral, Ministral, Qwen2/2.5 and Qwen3: they differ only
-in biases, in q/k norms and in which layers see a sliding window. The file is read as plain JSON,
-so nothing in a model folder is ever executed.
+One frozen description covers Llama (and Yi, published as one), Mistral, Ministral, Qwen2/2.5 and
+Qwen3: they differ only in biases, in q/k norms and in which layers see a sliding window. The file
+is read as plain JSON, so nothing in a model folder is ever executed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ _QWEN_DEFAULTS: JsonObject = {
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(None, True, False, "never", _LLAMA_DEFAULTS),
-    "YiForCausalLM": Family(False, False, False, "never", _LLAMA_DEFAULTS),
     "MistralForCausalLM": Family(False, False, False, "always", _MISTRAL_DEFAULTS),
     "MinistralForCausalLM": Family(False, False, False, "layers", _MISTRAL_DEFAULTS),
     "Qwen2ForCausalLM": Family(True, False, False, "layers", _QWEN_DEFAULTS),
