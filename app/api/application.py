@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from app.api.call import Call, Endpoint
 from app.api.chat import Chat
@@ -22,6 +23,7 @@ from app.api.embeddings import Embeddings
 from app.api.errors import ApiError, from_engine
 from app.api.events import ApiEvents
 from app.api.guard import Guard
+from app.api.ingress import entered
 from app.api.keys import KeyRing
 from app.api.openapi import document
 from app.api.options import ApiOptions
@@ -33,6 +35,13 @@ from app.engine import EngineClient
 from app.text.processor import TextProcessor
 
 _log = logging.getLogger("legato.api")
+
+
+class Application(Starlette):
+    """Starlette, with the first look at a request before any of its middleware wraps `send`."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__(entered(scope, send), receive, send)
 
 
 def build_api(
@@ -70,7 +79,7 @@ def build_api(
         route("/openapi.json", _document(options), "GET"),
         *extra_routes,
     ]
-    app = Starlette(
+    app = Application(
         routes=routes,
         middleware=[Middleware(Guard, options=options, keys=KeyRing(options.api_keys))],
         exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _crash},

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import ApiError, from_engine
+from app.api.ingress import TRANSPORT
 from app.api.options import ApiOptions
 from app.api.validation import parse_body
 from app.engine import EngineError
@@ -109,7 +110,7 @@ class Call:
 
     def abort(self) -> None:
         """Drop the connection at once, unsent bytes included."""
-        transport = self.scope["state"].get("transport")
+        transport = self.scope.get(TRANSPORT)
         if transport is not None:
             transport.abort()
 

@@ -142,14 +142,13 @@ class _Answer:
         }
         self._only_echo = body.max_tokens == 0
         self._opened: set[int] = set()
-        usage = bool(body.stream_options and body.stream_options.include_usage)
-        self._include_usage = usage
+        self._include_usage = bool(body.stream_options and body.stream_options.include_usage)
         opening = event(self._head)[:-3].decode()  # without the closing brace and blank line
+        usage = ',"usage":null' if self._include_usage else ""
         self._prefixes = [
-            f'{opening},"choices":[{{"index":{index},"text":'
+            f'{opening}{usage},"choices":[{{"index":{index},"text":'
             for index in range(len(generation.continuations))
         ]
-        self._tail = '"usage":null,' if usage else ""
 
     # ---- events -----------------------------------------------------------------------
 
@@ -170,7 +169,7 @@ class _Answer:
         return self._event(index, text, piece.finish_reason, logprobs)
 
     def _event(self, index: int, text: str, reason: str | None, logprobs: Any) -> bytes:
-        if logprobs is None and reason is None and not self._tail:
+        if logprobs is None and reason is None:
             return (
                 f'{self._prefixes[index]}{json_string(text)},"logprobs":null,'
                 '"finish_reason":null}]}\n\n'

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import ApiError
-from app.api.ingress import INTERNAL_HEADERS, TRANSPORT, transport_of
 from app.api.keys import KeyRing
 from app.api.options import ApiOptions
 
@@ -56,9 +55,7 @@ class Guard:
 
         state: dict[str, Any] = dict(scope.get("state") or {})
         state["request_id"] = request_id
-        state["transport"] = scope.get(TRANSPORT) or transport_of(send)
-        clean = [pair for pair in scope["headers"] if pair[0] not in INTERNAL_HEADERS]
-        inner = {**scope, "state": state, "headers": clean}
+        inner = {**scope, "state": state}
         try:
             self._check_headers(scope)
             self._check_host(headers.get(b"host", b""))

@@ -250,7 +250,7 @@ async def test_no_body_breaks_the_server(start_server: StartServer) -> None:
     ]
     drawn: list[tuple[str, bytes]] = []
 
-    @settings(max_examples=400, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=200, database=None, suppress_health_check=list(HealthCheck))
     @given(st.sampled_from(paths), st.dictionaries(names, values, max_size=4) | values)
     def draw(path: str, body: Any) -> None:
         drawn.append((path, json.dumps(body).encode()))
