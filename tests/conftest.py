@@ -41,7 +41,8 @@ def ray_cluster() -> Iterator[None]:
     """Real Ray, this process as the driver; one cluster per run, gone at the end."""
     from app.cli.serve import ENVIRONMENT
 
-    os.environ.update(ENVIRONMENT)
+    # Without HAProxy: its ports are one set per machine, and a server under test may hold them.
+    os.environ.update(ENVIRONMENT | {"RAY_SERVE_ENABLE_HA_PROXY": "0"})
     import ray
 
     # Ray keeps sockets below this folder: short, or they exceed the system's path limit.

@@ -227,6 +227,7 @@ class Driver:
         self.log: list[tuple[float, Event, list[Instruction]]] = []
         self.now_s = 0.0
         self.poison: set[int] = set()
+        self.failures = 0
         self.wake_at_s: float | None = None
 
     # ---- events -----------------------------------------------------------------------
@@ -239,6 +240,7 @@ class Driver:
         for instruction in instructions:
             if isinstance(instruction, Execute):
                 self._check_plan(instruction.plan)
+                self._check_budget(instruction.plan)
                 self.outstanding.append(instruction.plan)
                 self.plans.append(instruction.plan)
             elif isinstance(instruction, Emit):
@@ -253,6 +255,7 @@ class Driver:
                 caller.refused = instruction
             elif isinstance(instruction, WakeAt):
                 self.wake_at_s = instruction.time_s
+        self._check_no_decode_skipped()
         return instructions
 
     def submit(self, request: Request) -> None:
@@ -276,11 +279,13 @@ class Driver:
 
     def fail(self, applied: bool, culprit: int | None = None) -> None:
         plan = self.outstanding.popleft()
+        self.failures += 1
         self.stages.fail(plan, applied)
         self.send(StepFailed(plan.step_id, "kernel panic", culprit))
 
     def lose(self) -> None:
         self.outstanding.clear()
+        self.failures += 1
         self.stages.lose()
         self.send(PipelineLost())
 
@@ -293,6 +298,24 @@ class Driver:
         assert self.core.is_idle, f"stuck: {list(self.core.residents.states.values())[:5]}"
 
     # ---- checks -----------------------------------------------------------------------
+
+    def _check_no_decode_skipped(self) -> None:
+        """With room in the pipeline nobody is left who could decode in memory it holds."""
+        if len(self.outstanding) < self.config.depth:
+            for state in self.core.residents.decoding:
+                ready = state.in_flight < self.config.steps_per_request
+                holds_memory = state.planned < state.capacity
+                assert not (ready and holds_memory and state.planned < state.end), state
+
+    def _check_budget(self, plan: StepPlan) -> None:
+        """Stall-free policies: chunks never exceed the budget (but see isolation, progress)."""
+        core = self.core
+        stall_free = ("sarathi", "fair", "deadline", "shortest_first")
+        if core.config.policy in stall_free and not self.failures and not core.num_forced_steps:
+            decodes = sum(
+                part.num_tokens == 1 and part.samples and part.start > 0 for part in plan.slices
+            )
+            assert plan.num_tokens <= max(core.config.token_budget, decodes)
 
     def _check_plan(self, plan: StepPlan) -> None:
         core, size = self.core, self.config.block_size

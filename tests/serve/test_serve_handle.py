@@ -12,7 +12,7 @@ import pytest
 from app.main import build_app
 from tests.live.reference import MAX_TOKENS, expected, make_prompts
 
-pytestmark = pytest.mark.serve
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from app.text.processor import TextProcessor
 from tests.live.reference import MAX_TOKENS, expected, make_prompts
 from tests.serve.conftest import Server
 
-pytestmark = pytest.mark.serve
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
