@@ -139,8 +139,8 @@ def name_memory(rng: random.Random) -> Turns:
                     {"n": name},
                 ),
             )
-    for _, (value, _, ask, answer) in sorted((k, facts[k]) for k in kinds):
-        asks += [qa(expand(rng, ask), expand(rng, answer, {"x": value}))]
+    for _, (value, _, question, reply) in sorted((k, facts[k]) for k in kinds):
+        asks += [qa(expand(rng, question), expand(rng, reply, {"x": value}))]
     rng.shuffle(asks)
     if rng.random() < 0.4:
         turns += rng.choice((definition, general_fact, goodbye_less))(rng)

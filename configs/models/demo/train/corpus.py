@@ -68,7 +68,8 @@ def conversation(seed: int, index: int, *, long: bool = False) -> Turns:
         turns.append(("system", rng.choice(SYSTEM_PROMPTS)))
     if long:
         kinds, weights = zip(*LONG_MIXTURE, strict=True)
-        return turns + rng.choices(kinds, weights)[0](rng)
+        turns += rng.choices(kinds, weights)[0](rng)
+        return turns
     for _ in range(rng.choice((1, 1, 1, 1, 2, 2, 3))):
         turns += exchange(rng)
     return turns

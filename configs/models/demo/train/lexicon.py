@@ -8,21 +8,11 @@ Pearl Rosa Sofia Vera Anna Emma Grace Lena Mia Priya Sara Yuki Fatima Ingrid Chl
 BOYS = """Theo Oscar Finn Leo Max Hugo Jasper Milo Otis Pip Ravi Sam Toby Felix Arlo Bruno Dario Emil
 Gus Ivan Kofi Noah Omar Tom Viktor Ben Carlos David James John Kenji Liam Marco Peter Ali""".split()
 
-_STARTS = "B Br C Ch D Dr F G H J K L M N P Qu R S Sh T Tr V W Z A E I O U".split()
-_MIDDLES = "a e i o u ai ea el an en in or ar il ol am".split()
-_ENDS = {
-    "girl": "a ia elle ine ina ette wyn is ora".split(),
-    "boy": "o us an ek in or us el ric en".split(),
-}
-
 
 def person(rng: random.Random, kind: str | None = None) -> str:
-    """A first name; half are invented, so that a name must be looked up and cannot be guessed."""
+    """A first name; each is one token, so that copying it is one step of the attention."""
     kind = kind or rng.choice(("girl", "boy"))
-    if rng.random() < 0.5:
-        return rng.choice(GIRLS if kind == "girl" else BOYS)
-    middle = rng.choice(_MIDDLES) + rng.choice("b d f g k l m n p r s t v z".split())
-    return rng.choice(_STARTS) + middle + rng.choice(_ENDS[kind])
+    return rng.choice(GIRLS if kind == "girl" else BOYS)
 
 
 # Heroes: the animals and people a story or poem may be about.

@@ -71,7 +71,8 @@ class Layer(nn.Module):
 
     def forward(self, x_BTD: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TC, sin_TC)
-        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+        out: Tensor = x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+        return out
 
 
 class DemoModel(nn.Module):

@@ -12,11 +12,13 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import torch
+from circuit import keep_reserved_channels, write_copying_circuit
 from copying import look_back_rows
 from corpus import conversation, to_text
 from model import DemoModel, Shape
@@ -32,7 +34,9 @@ LENGTH, LONG_LENGTH = 384, 4096
 LONG_EVERY = 16  # one step in sixteen reads rows of 4096 tokens
 LOOK_BACK_EVERY = 8  # after the first minutes, one step in eight still practises copying
 LOOK_BACK_LENGTH = 96
-MATRIX_LR, OTHER_LR = 0.02, 0.003
+MATRIX_LR, EMBEDDING_LR, NORM_LR = 0.02, 0.004, 0.003
+CIRCUIT_LR = 0.002  # where the copying circuit lies, early noise must not wash it out
+CIRCUIT = ("layers.0.self_attn.", "layers.0.mlp.", "layers.1.self_attn.")
 CHECKPOINT_EVERY_S = 120.0
 HELD_OUT_CHARACTERS = 100_000
 
@@ -40,8 +44,9 @@ HELD_OUT_CHARACTERS = 100_000
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=15.0)
-    parser.add_argument("--look-back-minutes", type=float, default=2.0, help="copying comes first")
+    parser.add_argument("--look-back-minutes", type=float, default=0.3, help="copying comes first")
     parser.add_argument("--resume", type=Path, help="a model.safetensors to start from")
+    parser.add_argument("--lr-scale", type=float, default=1.0)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=6500, help="short rows; fewer are repeated")
     parser.add_argument("--batch-tokens", type=int, default=1920)
@@ -59,6 +64,8 @@ def main() -> None:
     if arguments.resume:
         state = load_file(str(arguments.resume))
         model.load_state_dict({k.removeprefix("model."): v for k, v in state.items()})
+    else:
+        write_copying_circuit(model)
     print(f"parameters: {sum(p.numel() for p in model.parameters()):,}", flush=True)
     fit(model, short, long, arguments, out)
     save_weights(model, out)
@@ -110,13 +117,23 @@ def fit(
 ) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
-    matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n]
-    others = [p for n, p in model.named_parameters() if p.dim() == 1 or "embed" in n]
+    named = {n: p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n}
+    matrices = [
+        {"params": [p for n, p in named.items() if not n.startswith(CIRCUIT)], "lr": MATRIX_LR},
+        {"params": [p for n, p in named.items() if n.startswith(CIRCUIT)], "lr": CIRCUIT_LR},
+    ]
+    model.embed_tokens.weight.register_hook(keep_reserved_channels)
+    norms = [p for p in model.parameters() if p.dim() == 1]
+    others = [
+        {"params": [model.embed_tokens.weight], "lr": EMBEDDING_LR},
+        {"params": norms, "lr": NORM_LR},
+    ]
     optimizers = (
-        torch.optim.Muon(matrices, lr=MATRIX_LR, weight_decay=0.01, momentum=0.95),
-        torch.optim.AdamW(others, lr=OTHER_LR, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        torch.optim.Muon(matrices, weight_decay=0.01, momentum=0.95),
+        torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     )
-    peaks = (MATRIX_LR, OTHER_LR)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    peaks = [arguments.lr_scale * group["lr"] for group in groups]
     loss_of = torch.compile(model.loss, dynamic=False) if arguments.compile else model.loss
     clock = time.monotonic if device.type == "cuda" else time.process_time
     total_s = arguments.minutes * 60
@@ -137,9 +154,8 @@ def fit(
             index = [next(order[id(rows)]) for _ in range(count)]
         tokens = torch.from_numpy(rows.tokens[index].astype(np.int64)).to(device)
         counted = torch.from_numpy(rows.counted[index]).to(device)
-        for optimizer, peak in zip(optimizers, peaks, strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = peak * schedule(step, elapsed_s / total_s)
+        for group, peak in zip(groups, peaks, strict=True):
+            group["lr"] = peak * schedule(step, elapsed_s / total_s)
         with torch.autocast(device.type, dtype=torch.bfloat16):
             loss = loss_of(tokens[:, :-1], tokens[:, 1:], counted[:, 1:])
         loss.backward()
@@ -190,7 +206,7 @@ def save_weights(model: DemoModel, out: Path) -> None:
     save_file(state, str(out / "model.safetensors"), metadata={"format": "pt"})
 
 
-def _shuffled(rng: np.random.Generator, count: int):  # type: ignore[no-untyped-def]
+def _shuffled(rng: np.random.Generator, count: int) -> Iterator[int]:
     """Indices for ever, a new order each time round."""
     while True:
         yield from rng.permutation(count).tolist()
