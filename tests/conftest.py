@@ -49,7 +49,7 @@ def ray_cluster() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="lgt", dir="/tmp")
     root = str(Path(__file__).resolve().parents[1])
     ray.init(
-        num_cpus=16,
+        num_cpus=4,
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",

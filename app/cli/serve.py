@@ -38,6 +38,7 @@ ENVIRONMENT = {
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_gcs_pull_resource_loads_period_milliseconds": "5000",
     "RAY_event_stats": "0",
+    "RAY_prestart_worker_first_driver": "0",  # a Python process per CPU that nobody asked for
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_DEDUP_LOGS": "1",
@@ -114,7 +115,7 @@ def _run(config: dict[str, Any]) -> int:
     with _console.status("starting Ray") as status:
         # Ray's CPUs are bookkeeping: enough for the replicas asked for, whatever the machine has.
         ray.init(
-            num_cpus=max(os.cpu_count() or 1, 8),
+            num_cpus=max(os.cpu_count() or 1, 4),
             include_dashboard=False,
             log_to_driver=False,
             logging_level="ERROR",
