@@ -14,26 +14,53 @@ import time
 from pathlib import Path
 from typing import Any
 
+from actors.scheduling.cost_model import CostModel
+from actors.scheduling.step_table import causal_pairs
 from app.simulate import published
-from app.simulate.paper import CapacityJob, run_jobs
+from app.simulate.paper import LENGTHS, CapacityJob, load_model, run_jobs
+from app.simulate.workload import Workload, generate, poisson
 
 BUDGETS = (256, 384, 512, 640, 768, 1024)
 
 
 def jobs(num_requests: int) -> list[CapacityJob]:
     """All searches of the study."""
-    found = []
+    found: list[CapacityJob] = []
     for d in published.DEPLOYMENTS:
         for dataset, guess in zip(published.DATASETS, d.guesses, strict=True):
             base = (d.model, dataset, d.strict_s, "sarathi", 128)
-            for budget in BUDGETS:
-                found.append(CapacityJob(*base, budget, guess, num_requests))
-            for order in ("auto", "deadline"):
-                found.append(
-                    CapacityJob(*base, 512, guess, num_requests, budget="adaptive", order=order)
+            found += [CapacityJob(*base, b, guess, num_requests) for b in BUDGETS]
+            found += [
+                CapacityJob(*base, 512, guess, num_requests, budget=budget, order=order)
+                for budget, order in (
+                    ("adaptive", "auto"),
+                    ("adaptive", "deadline"),
+                    ("fixed", "deadline"),
                 )
-            found.append(CapacityJob(*base, 512, guess, num_requests, order="deadline"))
+            ]
     return found
+
+
+def compute_bound_qps(model: CostModel, workload: Workload) -> float:
+    """Load at which the slowest stage never idles, every token at its cheapest, steps cost nothing.
+
+    No budget, order or policy can serve more: what lies between capacity and this bound are step
+    overheads, tile remainders, bubbles, idle slots and the queue that capacity still tolerates.
+    """
+    rates = [model.linear_s(n) / n for n in range(1, 8193)]
+    per_token_s = min(rates)
+    window = model.attention_window
+    total_s = 0.0
+    prompts, outputs = workload.prompt_tokens.tolist(), workload.output_tokens.tolist()
+    for prompt, output in zip(prompts, outputs, strict=True):
+        tokens = prompt + output - 1
+        mean_context = prompt + output / 2
+        seen = min(mean_context, window) if window else mean_context
+        total_s += tokens * per_token_s
+        total_s += model.prefill_pair_s * causal_pairs(0, prompt, window)
+        total_s += model.decode_kv_s * (output - 1) * seen
+        total_s += model.per_request_s * output
+    return len(workload) / total_s
 
 
 def rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[dict[str, Any]]:
@@ -58,6 +85,11 @@ def rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[dict[str
                 summary["tbt_max"] / job.tbt_s if summary else None
             )
     for row in table.values():
+        bound = compute_bound_qps(
+            load_model(row["model"]),
+            generate(poisson(1.0), LENGTHS[row["dataset"]](), num_requests),
+        )
+        row["compute bound"] = bound
         fixed = {b: row[f"fixed {b}"] for b in BUDGETS if f"fixed {b}" in row}
         if fixed:
             best = max(fixed, key=lambda b: fixed[b])
@@ -95,7 +127,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this long")
     args = parser.parse_args()
-    begin_s, results = time.monotonic(), {}
+    begin_s = time.monotonic()
+    results: dict[str, dict[str, Any]] = {}
     for job in jobs(args.requests):
         results = run_jobs([job], args.cache, args.workers)
         if time.monotonic() - begin_s > 60 * args.minutes:
