@@ -22,6 +22,8 @@ BASELINE = [
     "-fPIC",
     "-fvisibility=hidden",
     "-fno-math-errno",
+    # Multiply-adds are written where they are meant: a * b + c must round alike everywhere.
+    "-ffp-contract=off",
     *WARNINGS,
 ]
 ISAS = {

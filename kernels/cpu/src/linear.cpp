@@ -60,7 +60,7 @@ PreparedInput prepare(const PackedLinear& linear, const void* x, int64_t ldx, in
 
 // Panels per task: near kTaskBytes of weight, with the longest thread's share as short as possible.
 int64_t panels_per_task(const PackedLinear& linear, int64_t num_row_blocks, int threads) {
-  if (num_row_blocks > 1) return 2;
+  if (num_row_blocks > 1) return 1;
   const int64_t most = std::max<int64_t>(1, kTaskBytes / linear.panel_bytes);
   const int64_t enough = ceil_div(linear.num_panels, threads * kMaxShare);
   int64_t best = 1;

@@ -26,8 +26,6 @@ inline void expand_pairs(const char* from, int64_t num_units, char* to) {
 }
 #endif
 
-constexpr int kPanelRows = kPanelVecs * kLanes;
-
 inline void expand_floats_i8(const char* from, int64_t num_units, char* to) {
   const int8_t* values = reinterpret_cast<const int8_t*>(from);
   float* floats = reinterpret_cast<float*>(to);

@@ -34,11 +34,11 @@ inline void store_some(Vec x, T* to, int64_t n) {
   }
 }
 
-// sums: [num_rows][kSumsStride], the registers of one panel.
+// sums: [num_rows][kPanelRows].
 template <class T>
 void finish_panel(const Task& task, const float* sums, int64_t panel) {
   const PackedLinear& linear = *task.linear;
-  const int64_t lane = panel * kPanelVecs * kLanes;
+  const int64_t lane = panel * kPanelRows;
   Vec scales[kPanelVecs];
   Vec biases[kPanelVecs];
   int64_t columns[kPanelVecs];
@@ -52,7 +52,7 @@ void finish_panel(const Task& task, const float* sums, int64_t panel) {
   const bool scaled = linear.row_scales != nullptr;
   const bool biased = linear.bias != nullptr;
   const Finish finish = task.finish;
-  for (int64_t row = 0; row < task.num_rows; ++row, sums += kSumsStride) {
+  for (int64_t row = 0; row < task.num_rows; ++row, sums += kPanelRows) {
     const int64_t out_row = (task.row_begin + row) * task.ldo;
     T* out = static_cast<T*>(task.out) + out_row;
     Vec values[kPanelVecs];

@@ -1,8 +1,8 @@
 // One task of a linear layer: some rows of x times some panels of the weight.
 //
-// The k of one or two panels is walked in blocks that stay in the first-level cache while all rows
-// of the task pass over them, six at a time. While one block is computed the next one is asked from
-// memory in equal portions, so that reading and computing overlap however many rows there are.
+// Few rows: one pass over each panel, at the speed of the memory. More rows: the k of a panel is
+// walked in blocks that stay in the first-level cache while all rows pass over them, kRows at a
+// time, and meanwhile the next block is asked from memory in equal portions.
 #include "linear_expand.h"
 #include "linear_finish.h"
 #include "linear_kernel.h"
@@ -11,9 +11,12 @@ namespace legato::LEGATO_ISA {
 namespace {
 
 constexpr int64_t kMaxGroupUnits = 32;  // groups of up to 256 k
-constexpr int64_t kNativeBlock = 48;    // measured: 24 loses 5 % to sums going to memory and back
-constexpr int64_t kFloatBlock = 24;
-constexpr int64_t kAheadBytes = 2048;   // of prefetch in one stream; measured
+constexpr int64_t kAheadBytes = 8192;   // of prefetch in a stream; measured, 4 KiB costs 5-20 %
+// Units of k in a block, measured. Less costs time for sums going to memory and back; with few rows
+// more leaves no room in the first-level cache for the block that is fetched meanwhile.
+constexpr int64_t kBlock = 24;
+constexpr int64_t kManyRowsBlock = 48;
+constexpr int64_t kManyRows = 4 * kRows;
 
 // How a stored form is computed: which kernels read it directly, and how it is expanded for them.
 struct Method {
@@ -21,7 +24,6 @@ struct Method {
   const KernelTable* expanded;  // null: nothing to expand
   Expand expand;
   int64_t expanded_unit_bytes;
-  int64_t block_units;
 };
 
 Method method_of(const PackedLinear& linear) {
@@ -31,11 +33,11 @@ Method method_of(const PackedLinear& linear) {
     constexpr int64_t bytes = PairsOfBf16::kUnitBytes;
     switch (linear.weights) {
       case Weights::i8:
-        return {&kKernels<PairsOfI8, true>, plain, expand_pairs<PairsOfI8>, bytes, kNativeBlock};
+        return {&kKernels<PairsOfI8, true>, plain, expand_pairs<PairsOfI8>, bytes};
       case Weights::i4:
-        return {&kKernels<PairsOfI4, true>, plain, expand_pairs<PairsOfI4>, bytes, kNativeBlock};
+        return {&kKernels<PairsOfI4, true>, plain, expand_pairs<PairsOfI4>, bytes};
       default:
-        return {plain, nullptr, nullptr, bytes, kNativeBlock};
+        return {plain, nullptr, nullptr, bytes};
     }
   }
 #endif
@@ -43,15 +45,15 @@ Method method_of(const PackedLinear& linear) {
   constexpr int64_t bytes = FloatOfF32::kUnitBytes;
   switch (linear.weights) {
     case Weights::i8:
-      return {nullptr, plain, expand_floats_i8, bytes, kFloatBlock};
+      return {nullptr, plain, expand_floats_i8, bytes};
     case Weights::i4:
-      return {nullptr, plain, expand_floats_i4, bytes, kFloatBlock};
+      return {nullptr, plain, expand_floats_i4, bytes};
     case Weights::bf16:
-      return {&kKernels<FloatOfBf16, false>, nullptr, nullptr, bytes, kFloatBlock};
+      return {&kKernels<FloatOfBf16, false>, nullptr, nullptr, bytes};
     case Weights::f16:
-      return {&kKernels<FloatOfF16, false>, nullptr, nullptr, bytes, kFloatBlock};
+      return {&kKernels<FloatOfF16, false>, nullptr, nullptr, bytes};
     default:
-      return {plain, nullptr, nullptr, bytes, kFloatBlock};
+      return {plain, nullptr, nullptr, bytes};
   }
 }
 
@@ -80,84 +82,75 @@ void run_linear_task(const Task& task) {
   const int64_t num_units = linear.padded_K / kUnit;
   const int64_t group_units = linear.group / kUnit;
   const int64_t group_bytes = linear.header_bytes + group_units * linear.unit_bytes;
-  int64_t block_units = num_chunks == 1 && !expand ? num_units : method.block_units;
-  if (group_units > 0) block_units = block_units < group_units ? group_units
-                                     : block_units / group_units * group_units;
+  const bool streams = num_chunks == 1 && !expand;
+  const bool fits_many = !expand || linear.native_bf16;
+  int64_t block_units = task.num_rows > kManyRows && fits_many ? kManyRowsBlock : kBlock;
+  if (streams) block_units = num_units;
+  if (group_units > 0) {
+    block_units = block_units < group_units ? group_units : block_units / group_units * group_units;
+  }
 
-  alignas(64) float sums[kMaxBlockRows * kSumsStride];
+  alignas(64) float sums[kMaxBlockRows * kPanelRows];
   constexpr int64_t kExpandedBytes = kMaxGroupUnits * FloatOfF32::kUnitBytes;
 #ifdef __AVX512BF16__
-  static_assert(kNativeBlock * PairsOfBf16::kUnitBytes <= kExpandedBytes);
+  static_assert(kManyRowsBlock * PairsOfBf16::kUnitBytes <= kExpandedBytes);
 #endif
-  static_assert(kFloatBlock <= kMaxGroupUnits);
-  alignas(64) char expanded[2][kExpandedBytes];
+  static_assert(kBlock <= kMaxGroupUnits);
+  alignas(64) char expanded[kExpandedBytes];
 
-  for (int64_t panel = task.panel_begin; panel < task.panel_end;) {
-    // A single row is bound by memory: one stream at a time reads it best.
-    const int num_panels = task.num_rows > 1 && panel + 1 < task.panel_end ? 2 : 1;
-    const char* block_data = linear.data + panel * linear.panel_bytes;
+  // Panels follow one another in memory, so what comes after a block is always what is next.
+  const char* block_data = linear.data + task.panel_begin * linear.panel_bytes;
+  for (int64_t panel = task.panel_begin; panel < task.panel_end; ++panel) {
     for (int64_t unit = 0; unit < num_units; unit += block_units) {
       const int64_t units = num_units - unit < block_units ? num_units - unit : block_units;
       const int64_t groups = group_units > 0 ? units / group_units : 1;
       const int64_t units_per_call = group_units > 0 ? group_units : units;
-      const int64_t block_bytes =
-          group_units > 0 ? groups * group_bytes : units * linear.unit_bytes;
-      const bool last = unit + units == num_units;
-      // At a panel's end the stream goes on behind the panels at hand.
-      const char* next_data =
-          block_data + block_bytes + (last ? (num_panels - 1) * linear.panel_bytes : 0);
+      const int64_t block_bytes = group_units > 0 ? groups * group_bytes : units * linear.unit_bytes;
+      const char* next_data = block_data + block_bytes;
       if (expand) {
-        for (int p = 0; p < num_panels; ++p) {
-          for (int64_t g = 0; g < groups; ++g) {
-            method.expand(
-                block_data + p * linear.panel_bytes + g * group_bytes + linear.header_bytes,
-                units_per_call, expanded[p] + g * units_per_call * stretch_unit_bytes);
-          }
+        for (int64_t g = 0; g < groups; ++g) {
+          method.expand(block_data + g * group_bytes + linear.header_bytes, units_per_call,
+                        expanded + g * units_per_call * stretch_unit_bytes);
         }
       }
       const int64_t calls = num_chunks * units;
-      const int lines_ahead = static_cast<int>((block_bytes / 64 + calls - 1) / calls);
+      Stretch s;
+      s.row_bytes = task.x.row_bytes;
+      s.num_units = units_per_call;
+      s.group_sums = nullptr;
+      s.group_sums_stride = linear.num_groups();
+      s.scales = s.zeros = nullptr;
+      s.lines_ahead = static_cast<int>((block_bytes / 64 + calls - 1) / calls);
       int64_t chunk_row = 0;
       for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-        const int64_t rows = (task.num_rows - chunk_row + num_chunks - chunk - 1) /
-                             (num_chunks - chunk);
-        const Kernel kernel = table.kernels[rows - 1][num_panels - 1];
+        const int64_t chunks_left = num_chunks - chunk;
+        const int64_t rows = (task.num_rows - chunk_row + chunks_left - 1) / chunks_left;
+        const int64_t x_row = task.row_begin + chunk_row;
+        s.sums = sums + chunk_row * kPanelRows;
         for (int64_t g = 0; g < groups; ++g) {
           const int64_t first_unit = unit + g * units_per_call;
-          const int64_t x_row = task.row_begin + chunk_row;
-          Stretch s;
           s.x = task.x.data + x_row * task.x.row_bytes + first_unit * kUnit * k_bytes;
-          s.row_bytes = task.x.row_bytes;
-          s.num_units = units_per_call;
-          s.sums = sums + chunk_row * kSumsStride;
           s.first = first_unit == 0;
-          s.group_sums = nullptr;
-          s.group_sums_stride = linear.num_groups();
-          if (task.x.group_sums != nullptr) {
-            s.group_sums = task.x.group_sums + x_row * linear.num_groups() + first_unit / group_units;
+          const char* group_data = block_data + g * group_bytes;
+          if (group_units > 0) {
+            s.scales = reinterpret_cast<const fp16*>(group_data);
+            if (linear.has_zeros) {
+              s.zeros = s.scales + kPanelRows;
+              s.group_sums =
+                  task.x.group_sums + x_row * linear.num_groups() + first_unit / group_units;
+            }
           }
-          s.lines_ahead = lines_ahead;
-          for (int p = 0; p < 2; ++p) {
-            const int64_t q = p < num_panels ? p : 0;
-            const char* group_data = block_data + q * linear.panel_bytes + g * group_bytes;
-            s.scales[p] = s.zeros[p] = nullptr;
-            if (group_units > 0) s.scales[p] = reinterpret_cast<const fp16*>(group_data);
-            if (linear.has_zeros) s.zeros[p] = s.scales[p] + kPanelRows;
-            s.w[p] = expand ? expanded[q] + g * units_per_call * stretch_unit_bytes
-                            : group_data + linear.header_bytes;
-            s.ahead[p] = num_chunks == 1 && !expand
-                             ? s.w[p] + kAheadBytes
-                             : next_data + q * linear.panel_bytes +
-                                   (chunk * units + g * units_per_call) * lines_ahead * 64;
-          }
-          kernel(s);
+          s.w = expand ? expanded + g * units_per_call * stretch_unit_bytes
+                       : group_data + linear.header_bytes;
+          s.ahead = streams ? s.w + kAheadBytes
+                            : next_data + (chunk * units + g * units_per_call) * s.lines_ahead * 64;
+          table.kernels[rows - 1](s);
         }
         chunk_row += rows;
       }
-      block_data += block_bytes;
+      block_data = next_data;
     }
-    for (int p = 0; p < num_panels; ++p) finish(task, sums + p * kPanelRows, panel + p);
-    panel += num_panels;
+    finish(task, sums, panel);
   }
 }
 

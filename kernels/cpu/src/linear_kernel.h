@@ -1,31 +1,35 @@
-// The innermost loops: up to 6 rows of x times one or two panels, over a stretch of k.
+// The innermost loops: some rows of x times one panel, over a stretch of k.
 //
 // Every output has one accumulator that takes its k in rising order, in each of these kernels: that
 // is what makes results independent of the batch. Only for *_isa.cpp files.
 #pragma once
+
+#include <utility>
 
 #include "linear_layout.h"
 #include "vec.h"
 
 namespace legato::LEGATO_ISA {
 
-constexpr int kRows = 6;  // 6 x 4 accumulators fill the 32 registers of AVX-512 with what feeds them
 constexpr int kLanes = Vec::kLanes;
-constexpr int64_t kSumsStride = 2 * kPanelVecs * kLanes;  // floats between rows of `sums`
+constexpr int kPanelRows = kPanelVecs * kLanes;
+// Rows of x at once: with a panel's two registers each they take 24 of 32 (12 of 16) registers, and
+// so many multiplications are under way that none waits for the one before it.
+constexpr int kRows = kLanes == 16 ? 12 : 6;
 
-// One call of a kernel. Index 0 and 1 are the panels.
+// One call of a kernel.
 struct Stretch {
   const char* x;  // first row, first k
   int64_t row_bytes;
-  const char* w[2];
+  const char* w;
   int64_t num_units;
-  float* sums;  // [rows][kSumsStride]
+  float* sums;  // [rows][kPanelRows]
   bool first;   // start from zero instead of from `sums`
-  const fp16* scales[2];  // of this group; null: sums are plain
-  const fp16* zeros[2];
+  const fp16* scales;  // of this group; null: sums are plain
+  const fp16* zeros;   // of this group, or null
   const float* group_sums;  // of this group, first row
   int64_t group_sums_stride;
-  const char* ahead[2];  // what to ask the memory for meanwhile, and how many lines of it per unit
+  const char* ahead;  // what to ask the memory for meanwhile, and how many lines of it per unit
   int lines_ahead;
 };
 
@@ -62,35 +66,46 @@ struct FloatOfBf16 {
   static constexpr int64_t kUnitBytes = kUnit * kPanelVecs * kLanes * 2;
 };
 
-template <class W, int kNumRows, int kPanels>
-inline void multiply_floats(const Stretch& s, Vec (&sums)[kNumRows][kPanels * kPanelVecs]) {
-  const char* w[2] = {s.w[0], s.w[1]};
-  const char* ahead[2] = {s.ahead[0], s.ahead[1]};
-  const float* x = reinterpret_cast<const float*>(s.x);
-  const int64_t ldx = s.row_bytes / 4;
+inline void ask_ahead(const char*& ahead, int num_lines) {
+  for (int i = 0; i < num_lines; ++i) _mm_prefetch(ahead + i * 64, _MM_HINT_T0);
+  ahead += num_lines * 64;
+}
+
+// Three rows to a pointer, so that addresses need few registers.
+template <int kNumRows>
+struct RowPointers {
+  const char* at[(kNumRows + 2) / 3];
+  int64_t row_bytes;
+
+  explicit RowPointers(const Stretch& s) : row_bytes(s.row_bytes) {
+    for (int i = 0; i < (kNumRows + 2) / 3; ++i) at[i] = s.x + i * 3 * row_bytes;
+  }
+  const char* row(int row) const { return at[row / 3] + row % 3 * row_bytes; }
+  void advance(int64_t num_bytes) {
+    for (const char*& p : at) p += num_bytes;
+  }
+};
+
+template <class W, int kNumRows>
+inline void multiply_floats(const Stretch& s, Vec (&sums)[kNumRows][kPanelVecs]) {
+  const char* w = s.w;
+  const char* ahead = s.ahead;
+  RowPointers<kNumRows> x(s);
   for (int64_t unit = 0; unit < s.num_units; ++unit) {
-    for (int panel = 0; panel < kPanels; ++panel) {
-      for (int i = 0; i < s.lines_ahead; ++i) _mm_prefetch(ahead[panel] + i * 64, _MM_HINT_T0);
-      ahead[panel] += s.lines_ahead * 64;
-    }
+    ask_ahead(ahead, s.lines_ahead);
 #pragma GCC unroll 8
     for (int k = 0; k < kUnit; ++k) {
-      Vec weights[kPanels * kPanelVecs];
-#pragma GCC unroll 4
-      for (int v = 0; v < kPanels * kPanelVecs; ++v) {
-        weights[v] = W::load(w[v / kPanelVecs], k, v % kPanelVecs);
-      }
-#pragma GCC unroll 6
+      const Vec low = W::load(w, k, 0);
+      const Vec high = W::load(w, k, 1);
+#pragma GCC unroll 12
       for (int row = 0; row < kNumRows; ++row) {
-        const Vec value = Vec::set(x[row * ldx + k]);
-#pragma GCC unroll 4
-        for (int v = 0; v < kPanels * kPanelVecs; ++v) {
-          sums[row][v] = fma(weights[v], value, sums[row][v]);
-        }
+        const Vec value = Vec::set(reinterpret_cast<const float*>(x.row(row))[k]);
+        sums[row][0] = fma(low, value, sums[row][0]);
+        sums[row][1] = fma(high, value, sums[row][1]);
       }
     }
-    for (int panel = 0; panel < kPanels; ++panel) w[panel] += W::kUnitBytes;
-    x += kUnit;
+    w += W::kUnitBytes;
+    x.advance(kUnit * 4);
   }
 }
 
@@ -134,94 +149,81 @@ struct PairsOfI4 {
   static constexpr int64_t kUnitBytes = kPanelVecs * 64;
 };
 
-template <class W, int kNumRows, int kPanels>
-inline void multiply_pairs(const Stretch& s, Vec (&sums)[kNumRows][kPanels * kPanelVecs]) {
-  const char* w[2] = {s.w[0], s.w[1]};
-  const char* ahead[2] = {s.ahead[0], s.ahead[1]};
-  const char* x = s.x;
+template <class W, int kNumRows>
+inline void multiply_pairs(const Stretch& s, Vec (&sums)[kNumRows][kPanelVecs]) {
+  const char* w = s.w;
+  const char* ahead = s.ahead;
+  RowPointers<kNumRows> x(s);
   for (int64_t unit = 0; unit < s.num_units; ++unit) {
-    for (int panel = 0; panel < kPanels; ++panel) {
-      for (int i = 0; i < s.lines_ahead; ++i) _mm_prefetch(ahead[panel] + i * 64, _MM_HINT_T0);
-      ahead[panel] += s.lines_ahead * 64;
-    }
-    typename W::Held held[kPanels * kPanelVecs];
-#pragma GCC unroll 4
-    for (int v = 0; v < kPanels * kPanelVecs; ++v) {
-      held[v] = W::hold(w[v / kPanelVecs], v % kPanelVecs);
-    }
+    ask_ahead(ahead, s.lines_ahead);
+    const typename W::Held held[kPanelVecs] = {W::hold(w, 0), W::hold(w, 1)};
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
-      __m512bh weights[kPanels * kPanelVecs];
-#pragma GCC unroll 4
-      for (int v = 0; v < kPanels * kPanelVecs; ++v) weights[v] = W::pair(held[v], j);
-#pragma GCC unroll 6
+      const __m512bh low = W::pair(held[0], j);
+      const __m512bh high = W::pair(held[1], j);
+#pragma GCC unroll 12
       for (int row = 0; row < kNumRows; ++row) {
         int32_t two;
-        __builtin_memcpy(&two, x + row * s.row_bytes + j * 4, 4);
+        __builtin_memcpy(&two, x.row(row) + j * 4, 4);
         const __m512bh values = (__m512bh)_mm512_set1_epi32(two);
-#pragma GCC unroll 4
-        for (int v = 0; v < kPanels * kPanelVecs; ++v) {
-          sums[row][v].v = _mm512_dpbf16_ps(sums[row][v].v, weights[v], values);
-        }
+        sums[row][0].v = _mm512_dpbf16_ps(sums[row][0].v, low, values);
+        sums[row][1].v = _mm512_dpbf16_ps(sums[row][1].v, high, values);
       }
     }
-    for (int panel = 0; panel < kPanels; ++panel) w[panel] += W::kUnitBytes;
-    x += kUnit * 2;
+    w += W::kUnitBytes;
+    x.advance(kUnit * 2);
   }
 }
 
 #endif
 
-template <class W, bool kNative, int kNumRows, int kPanels>
+template <class W, bool kNative, int kNumRows>
 void kernel(const Stretch& s) {
-  constexpr int kVecs = kPanels * kPanelVecs;
-  const bool scaled = s.scales[0] != nullptr;
-  Vec sums[kNumRows][kVecs];
-#pragma GCC unroll 6
+  const bool scaled = s.scales != nullptr;
+  Vec sums[kNumRows][kPanelVecs];
+#pragma GCC unroll 12
   for (int row = 0; row < kNumRows; ++row) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kPanelVecs; ++v) {
       sums[row][v] = s.first || scaled ? Vec::zero()
-                                       : Vec::load(s.sums + row * kSumsStride + v * kLanes);
+                                       : Vec::load(s.sums + row * kPanelRows + v * kLanes);
     }
   }
 #ifdef __AVX512BF16__
-  if constexpr (kNative) multiply_pairs<W, kNumRows, kPanels>(s, sums);
+  if constexpr (kNative) multiply_pairs<W, kNumRows>(s, sums);
 #endif
-  if constexpr (!kNative) multiply_floats<W, kNumRows, kPanels>(s, sums);
-#pragma GCC unroll 6
+  if constexpr (!kNative) multiply_floats<W, kNumRows>(s, sums);
+#pragma GCC unroll 12
   for (int row = 0; row < kNumRows; ++row) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v) {
-      float* total = s.sums + row * kSumsStride + v * kLanes;
+#pragma GCC unroll 2
+    for (int v = 0; v < kPanelVecs; ++v) {
+      float* total = s.sums + row * kPanelRows + v * kLanes;
       if (scaled) {
-        const int64_t lane = v % kPanelVecs * kLanes;
         Vec sum = sums[row][v];
-        if (s.zeros[0] != nullptr) {
+        if (s.zeros != nullptr) {
           const Vec x_sum = Vec::set(-s.group_sums[row * s.group_sums_stride]);
-          sum = fma(Vec::load(s.zeros[v / kPanelVecs] + lane), x_sum, sum);
+          sum = fma(Vec::load(s.zeros + v * kLanes), x_sum, sum);
         }
         const Vec before = s.first ? Vec::zero() : Vec::load(total);
-        sums[row][v] = fma(sum, Vec::load(s.scales[v / kPanelVecs] + lane), before);
+        sums[row][v] = fma(sum, Vec::load(s.scales + v * kLanes), before);
       }
       sums[row][v].store(total);
     }
   }
 }
 
-// kernels[rows - 1][panels - 1]
+// kernels[rows - 1]
 struct KernelTable {
-  Kernel kernels[kRows][2];
+  Kernel kernels[kRows];
 };
 
+template <class W, bool kNative, int... kRowsLessOne>
+constexpr KernelTable make_table(std::integer_sequence<int, kRowsLessOne...>) {
+  return {{kernel<W, kNative, kRowsLessOne + 1>...}};
+}
+
 template <class W, bool kNative>
-constexpr KernelTable kKernels = {{
-    {kernel<W, kNative, 1, 1>, kernel<W, kNative, 1, 2>},
-    {kernel<W, kNative, 2, 1>, kernel<W, kNative, 2, 2>},
-    {kernel<W, kNative, 3, 1>, kernel<W, kNative, 3, 2>},
-    {kernel<W, kNative, 4, 1>, kernel<W, kNative, 4, 2>},
-    {kernel<W, kNative, 5, 1>, kernel<W, kNative, 5, 2>},
-    {kernel<W, kNative, 6, 1>, kernel<W, kNative, 6, 2>},
-}};
+constexpr KernelTable kKernels =
+    make_table<W, kNative>(std::make_integer_sequence<int, kRows>());
 
 }  // namespace legato::LEGATO_ISA
