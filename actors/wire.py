@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import struct
 import tempfile
@@ -42,9 +43,22 @@ class Mailbox:
         self._listener.bind(str(path))
         self._listener.listen(1)
         self._peer: socket.socket | None = None
+        self._peeked: bytes | None = None
+
+    def peek(self) -> bytes | None:
+        """The frame that `receive` will return next if it has come, without waiting for it."""
+        if self._peeked is None and self._peer is not None:
+            readable, _, _ = select.select([self._peer], [], [], 0)
+            if readable:
+                with contextlib.suppress(ConnectionLost):  # `receive` will say so
+                    self._peeked = self.receive()
+        return self._peeked
 
     def receive(self) -> bytes:
         """Sleep until a frame is there. Raises ConnectionLost when the peer has closed."""
+        if self._peeked is not None:
+            frame, self._peeked = self._peeked, None
+            return frame
         if self._peer is None:
             self._peer, _ = self._listener.accept()
             self._listener.close()

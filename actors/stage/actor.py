@@ -21,7 +21,7 @@ import ray
 import torch
 
 from actors.messages import pack_result, unpack_plan
-from actors.scheduling.plan import StepResult
+from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageInfo, StageSpec
@@ -133,6 +133,14 @@ class StageActor:
         """The same by plain actor calls, without mailboxes."""
         return self._step(message)
 
+    def _following(self) -> StepPlan | None:
+        """The plan of the next step, if it is here: a single stage may launch it early."""
+        if self._mailbox is None or not (self._spec.is_first and self._spec.is_last):
+            return None
+        frame = self._mailbox.peek()
+        packed = b"" if frame is None else frame[TICKET.size :]
+        return unpack_plan(packed) if packed else None
+
     def _step(self, message: Message) -> Message | Answer:
         """Compute one micro-batch. Exceptions travel as data, so that the chain never breaks."""
         ticket, packed, hidden, times, error = message
@@ -140,7 +148,7 @@ class StageActor:
         output: torch.Tensor | StepResult | None = None
         if error is None and packed:
             try:
-                output = self._running().execute(unpack_plan(packed), hidden)
+                output = self._running().execute(unpack_plan(packed), hidden, self._following)
             # The boundary of fault isolation: whatever one step raises must reach the scheduler
             # as an answer to that step, or everyone behind it would wait for ever.
             except Exception as failure:

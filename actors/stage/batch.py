@@ -20,12 +20,14 @@ _ALIGNMENT = 16
 @dataclass(slots=True)
 class HostBatch:
     """One step's batch on the host. rows_S: each slice's row in the state; its tokens lie along
-    T from offsets_S1[s] on and end at position ends_S[s] of the sequence."""
+    T from offsets_S1[s] on and end at position ends_S[s] of the sequence, for which a token is
+    drawn where samples_S."""
 
     rows_S: NDArray[np.intp]
     starts_S: NDArray[np.int32]
     lengths_S: NDArray[np.int32]
     ends_S: NDArray[np.int32]
+    samples_S: NDArray[np.bool_]
     offsets_S1: NDArray[np.int32]
     positions_T: NDArray[np.int32]
     tokens_T: NDArray[np.int32]
@@ -64,6 +66,7 @@ def gather_batch(state: RequestState, slices: Sequence[Slice], block_size: int) 
         starts_S=starts_S,
         lengths_S=lengths_S,
         ends_S=ends_S,
+        samples_S=np.fromiter((s.samples for s in slices), np.bool_, num_slices),
         offsets_S1=offsets_S1,
         positions_T=positions_T,
         tokens_T=state.tokens_RP[rows_T, positions_T],

@@ -9,8 +9,9 @@ Sizes follow the tiles of matrix products: a product computes whole tiles of 128
 a hybrid batch to a multiple of 128 tokens costs next to nothing, and 257 tokens cost as much as
 384 whether padded or not.
 
-On the last stage the graph goes on through final norm, language-model head and draw; the drawn
-tokens are the one thing copied back, and that copy is the step's only synchronisation.
+On the last stage the graph goes on through final norm, language-model head and draw. Drawn tokens
+stay on the device, where the next step may find them (`run_ahead`), and are the one thing copied
+back: that copy is the step's only synchronisation.
 """
 
 from __future__ import annotations
@@ -100,6 +101,10 @@ class StepGraphs:
         self._hidden_TH: torch.Tensor | None = None
         if not is_first:
             self._hidden_TH = decoder.empty_hidden(max_tokens)
+        # The token last drawn for each row of the state, and one place for those of no row.
+        self._num_rows = len(state.tokens_RP)
+        self._drawn_R = torch.zeros(self._num_rows + 1, dtype=torch.int32, device=decoder.device)
+        self._landing = TokenLanding(max_requests, decoder.device)
         self._graphs: dict[GraphSize, tuple[Callable[[], None], StepOutput]] = {}
 
     def capture(self, capture: Capture) -> None:
@@ -125,16 +130,23 @@ class StepGraphs:
         if self._draw is not None:
             rows = self._state.columns.draws(host.rows_S, host.ends_S.astype(np.int64))
             draws = self._draw.pack(rows)
-        self._inputs.fill(host, self._state.tables_RB[host.rows_S], draws, *size[:2])
+        tables_SB = self._state.tables_RB[host.rows_S]
+        self._inputs.fill(host, tables_SB, draws, *size[:2], nowhere=self._num_rows)
         if self._hidden_TH is not None and hidden_TH is not None:
             self._hidden_TH[: host.num_tokens].copy_(hidden_TH, non_blocking=True)
         replay, output = self._graphs[size]
         replay()
         return output
 
+    def fetch_tokens(self, output: StepOutput, count: int) -> Callable[[], torch.Tensor]:
+        """Start copying the first `count` tokens back; the result waits for them."""
+        if output.tokens_S is None:
+            raise ValueError("this stage draws no tokens")
+        return self._landing.fetch(output.tokens_S[:count])
+
     def _size_of(self, host: HostBatch) -> GraphSize | None:
         num_slices = len(host.rows_S)
-        if num_slices > self._max_requests:
+        if num_slices > self._max_requests or host.rows_S.max() >= self._num_rows:
             return None
         if host.max_length == 1:
             decodes = _at_least(self._decode_sizes, num_slices)
@@ -151,7 +163,7 @@ class StepGraphs:
 
         def forward() -> StepOutput:
             if self._hidden_TH is None:
-                x_TH = self._decoder.embed(self._inputs.tokens_T[:num_tokens])
+                x_TH = self._decoder.embed(self._known(self._inputs.tokens_T[:num_tokens]))
             else:
                 x_TH = self._hidden_TH[:num_tokens].clone()
             # A batch object of its own for each run: whatever a backend derives from it and
@@ -164,6 +176,11 @@ class StepGraphs:
 
         return forward
 
+    def _known(self, tokens_T: torch.Tensor) -> torch.Tensor:
+        """-1 - row stands for the token last drawn for that row."""
+        drawn_T = self._drawn_R.index_select(0, (-1 - tokens_T).clamp_(min=0))
+        return torch.where(tokens_T < 0, drawn_T, tokens_T)
+
     def _finish(self, output: StepOutput, num_slices: int) -> None:
         rows_S = self._inputs.last_rows_S[:num_slices]
         normed_SH = self._decoder.final_norm(
@@ -173,6 +190,33 @@ class StepGraphs:
         if self._draw is not None and output.logits_SV is not None:
             packed_S3 = self._inputs.draws_S3[:num_slices]
             output.tokens_S = self._draw.draw(output.logits_SV, packed_S3)
+            rows_S = self._inputs.state_rows_S[:num_slices]
+            self._drawn_R.index_copy_(0, rows_S.long(), output.tokens_S)
+
+
+class TokenLanding:
+    """Pinned memory for the tokens of two steps: one is read while the next arrives."""
+
+    def __init__(self, max_requests: int, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._places = [
+            torch.zeros(max_requests, dtype=torch.int32, pin_memory=self._on_gpu) for _ in range(2)
+        ]
+
+    def fetch(self, tokens_S: torch.Tensor) -> Callable[[], torch.Tensor]:
+        self._places.reverse()
+        place_S = self._places[0][: len(tokens_S)]
+        place_S.copy_(tokens_S, non_blocking=True)
+        if not self._on_gpu:
+            return lambda: place_S
+        landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        landed.record()
+
+        def wait() -> torch.Tensor:
+            landed.synchronize()
+            return place_S
+
+        return wait
 
 
 def _at_least(sizes: Sequence[int], wanted: int) -> int | None:

@@ -60,8 +60,11 @@ class Head:
     def finish(self, plan: StepPlan, built: HostBatch, output: StepOutput) -> StepResult | None:
         """The step's answer on rank 0, None on the others. Overwrites the output's residual.
 
-        A captured step brings logits and tokens of every slice along.
+        A captured step brings logits and tokens of every slice along; tokens alone where nobody
+        asks for more.
         """
+        if output.logits_SV is None and output.tokens_S is not None:
+            return self._note_tokens(plan, built, output.tokens_S)
         slices, columns = plan.slices, self._state.columns
         hidden = _Hidden(output.x_TH, output.residual_TH, built.offsets_S1)
         rows_S = built.rows_S
@@ -69,9 +72,9 @@ class Head:
         prompts = self._prompt_logprobs([(i, slices[i]) for i in asking], rows_S, hidden)
         pooling = np.flatnonzero(columns.pools_R[rows_S]).tolist()
         pooled = self._pooled([(i, slices[i]) for i in pooling], rows_S, hidden)
-        samples_S = np.fromiter((s.samples for s in slices), np.bool_, len(slices))
+        samples_S = built.samples_S
         if pooling:
-            samples_S &= ~columns.pools_R[rows_S]
+            samples_S = samples_S & ~columns.pools_R[rows_S]
         tokens: tuple[tuple[int, int], ...] = ()
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
         sampling = np.flatnonzero(samples_S)
@@ -89,6 +92,15 @@ class Head:
         if self._group.rank != 0:
             return None
         return StepResult(plan.step_id, tokens, logprobs, prompts, pooled)
+
+    def _note_tokens(self, plan: StepPlan, built: HostBatch, tokens_S: torch.Tensor) -> StepResult:
+        """The answer of a step that was drawn on the device and wants nothing else."""
+        sampling = np.flatnonzero(built.samples_S)
+        drawn_S = tokens_S.numpy()[sampling].astype(np.int64)
+        positions_S = built.ends_S[sampling].astype(np.int64)
+        self._state.put_tokens(built.rows_S[sampling], positions_S, drawn_S)
+        ids = [plan.slices[i].request_id for i in sampling.tolist()]
+        return StepResult(plan.step_id, tuple(zip(ids, drawn_S.tolist(), strict=True)))
 
     def release(self, request_id: int) -> None:
         self._pools.release(request_id)

@@ -23,6 +23,7 @@ from actors.stage.memory import available_bytes
 from actors.stage.models.config import DecoderConfig, ModelError, load_config
 from actors.stage.models.decoder import Decoder
 from actors.stage.models.split import Split, split
+from actors.stage.run_ahead import Launched, RunAhead
 from actors.stage.sampler import Sampler
 from actors.stage.spec import StageInfo, StageSpec
 from actors.stage.state import RequestState
@@ -60,6 +61,7 @@ class StageRunner:
         self._sampler: Sampler | None = None
         self._kv: KVCache | None = None
         self._graphs: StepGraphs | None = None
+        self._ahead: RunAhead | None = None
         self._applied_step: int | None = None
 
     def load(self, progress: Callable[[float], None] | None = None) -> StageInfo:
@@ -138,28 +140,43 @@ class StageRunner:
         )
         graphs.capture(capture)
         self._graphs = graphs
+        if spec.is_first and spec.is_last and spec.tensor_ranks == 1:
+            self._ahead = RunAhead(graphs, self._state, spec.block_size)
 
     @torch.inference_mode()
     def execute(
-        self, plan: StepPlan, hidden_TH: torch.Tensor | None
+        self,
+        plan: StepPlan,
+        hidden_TH: torch.Tensor | None,
+        following: Callable[[], StepPlan | None] = lambda: None,
     ) -> torch.Tensor | StepResult | None:
         """Run one micro-batch.
 
+        following: asked, while the GPU computes, for the plan to be executed next, if it is
+        known; a captured single stage then launches it without waiting for this step's tokens.
         hidden_TH: None on the first stage, else what the stage before returned (not modified).
         Returns hidden states (T, H) with the residual added on all stages but the last; there
         rank 0 returns the StepResult, without stage times, and the other ranks None.
         """
-        self._apply(plan)
-        if not plan.slices:
-            return self._empty(plan)
+        launched = None if self._ahead is None else self._ahead.take(plan.step_id)
+        if launched is None:
+            self._apply(plan)
+            if not plan.slices:
+                return self._empty(plan)
+            launched = self._launch(plan, hidden_TH)
+        output = launched.output
+        if self._ahead is not None:
+            output = self._ahead.launch(launched, following, self._apply)
+        if self._head is not None:
+            return self._head.finish(plan, launched.host, output)
+        return (output.residual_TH + output.x_TH)[: launched.host.num_tokens]
+
+    def _launch(self, plan: StepPlan, hidden_TH: torch.Tensor | None) -> Launched:
         host = gather_batch(self._state, plan.slices, self.spec.block_size)
         if not self.spec.is_first and (hidden_TH is None or len(hidden_TH) != host.num_tokens):
             given = "none" if hidden_TH is None else str(len(hidden_TH))
             raise ValueError(f"{host.num_tokens} rows of hidden states expected, {given} given")
-        output = self._forward(host, hidden_TH)
-        if self._head is not None:
-            return self._head.finish(plan, host, output)
-        return (output.residual_TH + output.x_TH)[: host.num_tokens]
+        return Launched(plan.step_id, host, self._forward(host, hidden_TH))
 
     def _forward(self, host: HostBatch, hidden_TH: torch.Tensor | None) -> StepOutput:
         if self._graphs is not None:
@@ -177,6 +194,8 @@ class StageRunner:
         """Forget all requests; weights and cache stay."""
         self._state.clear()
         self._applied_step = None
+        if self._ahead is not None:
+            self._ahead.clear()
         if self._head is not None:
             self._head.clear()
 
@@ -192,7 +211,7 @@ class StageRunner:
         """Leave the rank group and drop the cache."""
         self._group.close()
         self._kv = None
-        self._graphs = None
+        self._graphs = self._ahead = None
 
     def _apply(self, plan: StepPlan) -> None:
         """Bring state and cache to the plan's step, once: a repeated step finds it done (its

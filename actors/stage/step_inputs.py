@@ -33,6 +33,7 @@ class StepInputs:
             "starts": max_slices,
             "lengths": max_slices,
             "last_rows": max_slices,
+            "state_rows": max_slices,
             "draws": max_slices * _INT32_PER_DRAW,
             "tables": max_slices * table_width,
         }
@@ -59,6 +60,7 @@ class StepInputs:
         self._tables_SB = views["tables"].view(max_slices, table_width)
         self.tokens_T = views["tokens"]
         self.last_rows_S = views["last_rows"]
+        self.state_rows_S = views["state_rows"]
         self.draws_S3 = views["draws"].view(torch.float64).view(max_slices, 3)
 
     def batch(self, num_tokens: int, num_slices: int, decodes: bool, max_model_len: int) -> Batch:
@@ -90,8 +92,11 @@ class StepInputs:
         draws_S3: NDArray[np.float64] | None,
         num_tokens: int,
         num_slices: int,
+        nowhere: int,
     ) -> None:
         """Write a step of this (padded) size and start its transfer.
+
+        nowhere: the row that slices without a draw leave their token in.
 
         Waits for the transfer of the step before, which reads the same host memory.
         """
@@ -105,6 +110,8 @@ class StepInputs:
         self._put("starts", host.starts_S, num_slices, 0)
         self._put("lengths", host.lengths_S, num_slices, 0)
         self._put("last_rows", host.offsets_S1[1:] - 1, num_slices, 0)
+        state_rows_S = np.where(host.samples_S, host.rows_S, nowhere).astype(np.int32)
+        self._put("state_rows", state_rows_S, num_slices, nowhere)
         if draws_S3 is not None:
             draws = draws_S3.view(np.int32).ravel()
             self._put("draws", draws, num_slices * _INT32_PER_DRAW, 0)

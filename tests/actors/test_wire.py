@@ -41,6 +41,23 @@ def test_frame_of_any_size_arrives_whole(directory: Path, size: int) -> None:
     mailbox.close()
 
 
+def test_a_peek_neither_waits_nor_takes(directory: Path) -> None:
+    mailbox = Mailbox(directory / "m")
+    assert mailbox.peek() is None  # nobody has connected
+    sender = Sender(directory / "m")
+    sender.send(b"one")
+    sender.send(b"two")
+    assert mailbox.receive() == b"one"
+    assert mailbox.peek() == mailbox.peek() == b"two"
+    assert mailbox.receive() == b"two"
+    assert mailbox.peek() is None
+    sender.close()
+    assert mailbox.peek() is None
+    with pytest.raises(ConnectionLost):
+        mailbox.receive()
+    mailbox.close()
+
+
 async def test_event_loop_end_reassembles_split_frames(directory: Path) -> None:
     frames: list[bytes] = []
     lost = asyncio.Event()

@@ -119,6 +119,7 @@ def _confirm(
         max_requests=max_requests,
         block_size=stage.spec.block_size,
         max_step_tokens=stage.spec.max_step_tokens,
+        lookahead=True,  # as the live engine runs
     )
     count = max(8, int(row.simulated_qps * live_s))
     workload = generate(poisson(1.0), sharegpt4(), count, seed=1).at_rate(row.simulated_qps)

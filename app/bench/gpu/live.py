@@ -64,7 +64,8 @@ class LiveRun:
             self._recorder.num_starts[started.request_id] += 1
             if self._recorder.num_starts[started.request_id] == 1:
                 self._recorder.started_s[started.request_id] = begin_s
-        result = self._runner.execute(plan, None)
+        # With lookahead the core has planned the next step already: the GPU may have it now.
+        result = self._runner.execute(plan, None, lambda: self._plans[0] if self._plans else None)
         if not isinstance(result, StepResult):
             raise TypeError("a live run needs the whole model in one stage")
         end_s = self._now_s()

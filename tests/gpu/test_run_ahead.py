@@ -1,0 +1,165 @@
+"""Steps launched before their tokens are known on the host give the tokens of steps that wait."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed: the GPU backends need it")
+
+from actors.scheduling.config import SchedulerConfig, build_core
+from actors.scheduling.events import Abort, Emit, Event, Execute, StepDone, Submit
+from actors.scheduling.plan import StepPlan, StepResult
+from actors.scheduling.request import Request, SamplingParams
+from actors.stage.cuda_graphs import StepGraphs
+from actors.stage.runner import StageRunner
+from tests.gpu.captures import EagerCapture
+from tests.stage.greedy_reference import expected, make_prompts
+from tests.stage.mini_planner import make_runner
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="interpreted kernels; see test_gpu_stage"
+)
+LENGTHS = (1, 3, 13)
+TOKENS = 6
+SPEC = {"max_requests": 4, "options": {"graph_tokens": "32"}, "max_model_len": 64}
+
+
+@pytest.fixture
+def runner(tiny_model: Callable[..., Path]) -> StageRunner:
+    runner = make_runner(tiny_model("llama"), backend="triton", **SPEC)
+    runner.capture(EagerCapture())
+    return runner
+
+
+class Engine:
+    """The real core with lookahead over one runner; `ahead` lists the steps launched early."""
+
+    def __init__(self, runner: StageRunner, **changes: object) -> None:
+        config = {"token_budget": 16, "lookahead": True, "prefix_cache": False, **changes}
+        self.core = build_core(
+            SchedulerConfig(
+                num_blocks=256, block_size=4, max_requests=4, max_model_len=64,
+                max_step_tokens=64, **config,
+            )  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.runner = runner
+        self.plans: deque[StepPlan] = deque()
+        self.outputs: dict[int, list[int]] = {}
+        self.ahead: list[int] = []
+        self.now_s = 0.0
+
+    def send(self, event: Event) -> None:
+        self.now_s += 0.001
+        for instruction in self.core.handle(event, self.now_s):
+            if isinstance(instruction, Execute):
+                self.plans.append(instruction.plan)
+            elif isinstance(instruction, Emit):
+                for output in instruction.outputs:
+                    tokens = self.outputs.setdefault(output.request_id, [])
+                    tokens.extend(output.tokens)
+
+    def step(self) -> None:
+        plan = self.plans.popleft()
+        result = self.runner.execute(plan, None, self.following)
+        assert isinstance(result, StepResult)
+        self.send(StepDone(result))
+
+    def following(self) -> StepPlan | None:
+        if not self.plans:
+            return None
+        self.ahead.append(self.plans[0].step_id)
+        return self.plans[0]
+
+    def finish(self) -> None:
+        while self.plans:
+            self.step()
+
+
+def requests(sampling: Sequence[SamplingParams]) -> list[Request]:
+    prompts = make_prompts(LENGTHS)
+    return [
+        Request(i, tuple(p), s, 0.0) for i, (p, s) in enumerate(zip(prompts, sampling, strict=True))
+    ]
+
+
+def test_tokens_of_transformers(runner: StageRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps_with_unknown_tokens = []
+    run = StepGraphs.run
+
+    def watched(self: StepGraphs, host: object, hidden: object) -> object:
+        steps_with_unknown_tokens.append(bool((host.tokens_T < 0).any()))  # type: ignore[attr-defined]
+        return run(self, host, hidden)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StepGraphs, "run", watched)
+    engine = Engine(runner)
+    for request in requests([SamplingParams(TOKENS)] * 3):
+        engine.send(Submit(request))
+    engine.finish()
+    wanted = [answer[:TOKENS] for answer in expected("llama", LENGTHS)]
+    assert [engine.outputs[i] for i in range(3)] == wanted
+    assert sum(steps_with_unknown_tokens) >= 4
+
+
+def test_steps_that_need_more_than_tokens_wait(runner: StageRunner) -> None:
+    """Penalties and log-probabilities need the last token on the host, drawn ahead or not."""
+    sampling = [
+        SamplingParams(TOKENS, temperature=0.8, seed=1, presence_penalty=1.0, logprobs=1),
+        SamplingParams(TOKENS, temperature=0.9, seed=2),
+        SamplingParams(3),
+    ]
+    answers = []
+    for lookahead in (True, False):
+        runner.reset()
+        engine = Engine(runner, lookahead=lookahead)
+        for request in requests(sampling):
+            engine.send(Submit(request))
+        engine.finish()
+        answers.append(engine.outputs)
+        assert bool(engine.ahead) is lookahead
+    assert answers[0] == answers[1]
+
+
+def test_an_aborted_request_leaves_the_others_alone(runner: StageRunner) -> None:
+    engine = Engine(runner)
+    for request in requests([SamplingParams(TOKENS)] * 3):
+        engine.send(Submit(request))
+    for _ in range(4):
+        engine.step()
+    engine.send(Abort(1))
+    late = Request(9, tuple(make_prompts(LENGTHS)[2]), SamplingParams(TOKENS), engine.now_s)
+    engine.send(Submit(late))
+    engine.finish()
+    wanted = [answer[:TOKENS] for answer in expected("llama", LENGTHS)]
+    assert engine.outputs[0] == wanted[0]
+    assert engine.outputs[2] == engine.outputs[9] == wanted[2]
+
+
+def test_a_bad_plan_fails_in_its_own_turn(runner: StageRunner) -> None:
+    engine = Engine(runner)
+    engine.send(Submit(requests([SamplingParams(TOKENS)] * 3)[0]))
+    plan = engine.plans.popleft()
+    bad = StepPlan(99, (plan.slices[0]._replace(request_id=77),))
+    result = runner.execute(plan, None, lambda: bad)
+    assert isinstance(result, StepResult)
+    with pytest.raises(KeyError, match="request 77"):
+        runner.execute(bad, None)
+
+
+def test_a_step_launched_ahead_and_not_wanted_is_dropped(runner: StageRunner) -> None:
+    engine = Engine(runner)
+    for request in requests([SamplingParams(TOKENS)] * 3):
+        engine.send(Submit(request))
+    for _ in range(3):
+        engine.step()
+    runner.reset()
+    fresh = Engine(runner)
+    for request in requests([SamplingParams(TOKENS)] * 3):
+        fresh.send(Submit(request))
+    fresh.finish()
+    wanted = [answer[:TOKENS] for answer in expected("llama", LENGTHS)]
+    assert [fresh.outputs[i] for i in range(3)] == wanted
