@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 from importlib import metadata
 
 from starlette.applications import Starlette
@@ -89,13 +90,17 @@ def build_api(
 
 
 def _document(options: ApiOptions) -> Callable[[Call], Awaitable[None]]:
-    """The handler of /openapi.json; the document is made once."""
-    found = json.dumps(document(_version(), with_keys=bool(options.api_keys))).encode()
+    """The handler of /openapi.json."""
 
     async def handler(call: Call) -> None:
-        await call.reply(200, found)
+        await call.reply(200, _document_text(bool(options.api_keys)))
 
     return handler
+
+
+@cache
+def _document_text(with_keys: bool) -> bytes:
+    return json.dumps(document(_version(), with_keys=with_keys)).encode()
 
 
 def _version() -> str:
