@@ -24,7 +24,8 @@ from actors.scheduling.pipeline_clock import PipelineClock
 from actors.scheduling.slack import due_after
 
 INFINITY = float("inf")
-LEAST_PACED_TOKENS = 256  # below this a step wastes more than bunching does
+LEAST_PACED_TOKENS = 256.0  # below this a step wastes more than bunching does
+CROWDED, ROOMY = 0.97, 0.9  # shares of the places (slots or KV blocks) in use
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class AdaptiveBudget:
     headroom: share of every limit kept back for what happens outside the stages.
     growth: context tokens by which running requests may still grow; new prompts are held back
         while decodes alone would miss the objective after that growth.
-    pace: how far prefill may run ahead of the even rate when places run out; None: no pacing.
+    pace: how fast the pace of prefill adjusts, as a share per step; 0: no pacing.
     """
 
     cost: OnlineCostModel
@@ -48,13 +49,13 @@ class AdaptiveBudget:
     smoothness: float = 1.0
     headroom: float = 0.01
     growth: int = 128
-    pace: float | None = 1.1
+    pace: float = 0.01
+    overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
     last_limit_s: float = INFINITY  # what the last step was allowed to take, for traces
     _clock: PipelineClock = field(init=False)
     _due: dict[int, tuple[float, float]] = field(default_factory=dict)  # id: (last token, due)
     _cheapest: list[int] = field(default_factory=list)  # by tokens: see `_cheapest_at_most`
-    _prefilled: float = 0.0  # fading sums of tokens in recent steps
-    _decoded: float = 0.0
+    _pace_tokens: float = INFINITY  # see `_paced`
 
     def __post_init__(self) -> None:
         self._clock = PipelineClock(self.cost)
@@ -69,13 +70,10 @@ class AdaptiveBudget:
             return self.max_step_tokens
         mix = Mix.of_shape(shape, self.cost.profile.attention_window)
         tokens = self._fill(mix, limit_s * (1.0 - self.headroom), engine)
-        return min(tokens, self._paced(shape, engine))
+        return min(tokens, shape.num_tokens + self._paced(engine))
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
-        """Learn how many prompt tokens come with one output token."""
-        fade = 1.0 - 1.0 / 2000.0
-        self._prefilled = self._prefilled * fade + (shape.num_tokens - shape.num_decodes)
-        self._decoded = self._decoded * fade + shape.num_decodes
+        """The core teaches the shared cost model itself; nothing is left to learn here."""
 
     # ---- how long may this step take --------------------------------------------------
 
@@ -133,6 +131,10 @@ class AdaptiveBudget:
         seen[view.request_id] = entry
         return entry[1]
 
+    @property
+    def _one_at_a_time(self) -> bool:
+        return self.cost.profile.num_stages > 1 and not self.overlap_chunks
+
     # ---- how much prefill fits --------------------------------------------------------
 
     def _fill(self, mix: Mix, limit_s: float, engine: EngineView) -> int:
@@ -140,11 +142,10 @@ class AdaptiveBudget:
         profile = self.cost.profile
         most = self.max_step_tokens
         limit_s /= self._bound_factor(mix, limit_s)
-        in_flight_id = max((v.step_id for v in engine.prefilling), default=-1)
-        alone = len(engine.in_flight) == 0
+        # A prompt with a chunk in flight cannot join this step in a pipeline.
+        steps = {step.plan.step_id for step in engine.in_flight} if self._one_at_a_time else ()
         for view in engine.prefilling:
-            # A prompt with a chunk in flight cannot join this step in a pipeline.
-            if not alone and profile.num_stages > 1 and view.step_id == in_flight_id >= 0:
+            if view.step_id in steps:
                 continue
             remaining = min(view.length - view.planned, most - mix.num_tokens)
             if remaining < 1:
@@ -187,21 +188,24 @@ class AdaptiveBudget:
                 known.append(best)
         return known[min(num_tokens, self.max_step_tokens)]
 
-    def _paced(self, shape: StepShape, engine: EngineView) -> int:
-        """Most tokens of the step while places run out (bound 3 above).
+    def _paced(self, engine: EngineView) -> int:
+        """Most prefill tokens of the step (bound 3 above).
 
-        With all N places taken and each request needing p prompt tokens per output token, a
-        micro-batch of N / stages decodes lets in exactly p * N / stages prompt tokens per step.
+        A search for the balance: places run out while prompts wait, so prefill less per step and
+        decodes come round sooner; places stay free, so prefill more.
         """
-        if self.pace is None or self._decoded < 1000.0 or not shape.num_decodes:
+        if not self.pace:
             return self.max_step_tokens
         running = len(engine.decoding) + len(engine.prefilling)
         used_blocks = engine.num_blocks - engine.num_free_blocks
         used = max(running / self.max_requests, used_blocks / engine.num_blocks)
-        capacity = running / used / self.cost.profile.num_stages
-        even = capacity * self._prefilled / self._decoded
-        prefill = even * (self.pace + 6.0 * max(0.0, 0.5 - used))
-        return shape.num_decodes + max(int(prefill), LEAST_PACED_TOKENS)
+        if used > CROWDED and engine.num_waiting:
+            self._pace_tokens *= 1.0 - self.pace
+        elif used < ROOMY:
+            self._pace_tokens *= 1.0 + self.pace
+        most = float(self.max_step_tokens)
+        self._pace_tokens = min(most, max(self._pace_tokens, LEAST_PACED_TOKENS))
+        return int(self._pace_tokens)
 
     def _bound_factor(self, mix: Mix, limit_s: float) -> float:
         """The learned error quantile of steps about as large as this one will be."""

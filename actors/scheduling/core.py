@@ -63,6 +63,7 @@ class Core:
         self.residents.in_flight = self.in_flight
         self.bubbles = BubbleMeter()
         self.num_steps = 0  # planned so far: the next step's id
+        self.num_forced_steps = 0  # planned because the policy alone would have stood still
         self._num_submitted = 0
         self._last_answer_s = 0.0
         self._wake_at_s: float | None = None
@@ -114,6 +115,7 @@ class Core:
             "num_leaving": residents.num_leaving,
             "num_in_flight": len(self.in_flight),
             "num_steps": self.num_steps,
+            "num_forced_steps": self.num_forced_steps,
             "num_blocks": self.config.num_blocks,
             "num_free_blocks": residents.blocks.num_free,
             "num_cached_blocks": residents.blocks.num_cached,
@@ -270,6 +272,7 @@ class Core:
 
     def _plan_anything(self, builder: StepBuilder) -> None:
         """Progress comes before policy: nothing is in flight, so nothing else would wake us."""
+        self.num_forced_steps += 1
         builder.decode(self.residents.decoding)
         for state in builder.runnable_prefills():
             builder.chunk(state, builder.room)

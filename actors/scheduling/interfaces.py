@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from actors.scheduling.plan import StepPlan
 from actors.scheduling.request import Request
 
 
@@ -74,6 +75,8 @@ class RequestView(Protocol):
 class StepView(Protocol):
     """A step executed and not yet answered."""
 
+    @property
+    def plan(self) -> StepPlan: ...
     @property
     def shape(self) -> StepShape: ...
     @property

@@ -31,18 +31,19 @@ class Outcomes:
         now_s = self.residents.now_s
         outputs: list[Output] = []
         add = outputs.append
-        running = Status.RUNNING
         logprobs = dict(result.logprobs) if result.logprobs else None
         for request_id, first, entries in result.prompt_logprobs:
             self._take_prompt_logprobs(request_id, first, entries)
         if self.residents.order.counts_tokens:
-            self.residents.order.serve([s for s in step.sampled if s.status is running])
+            self.residents.order.serve(
+                [state for state in step.sampled if state.status is Status.RUNNING]
+            )
         for state, (request_id, token) in zip(step.sampled, result.tokens, strict=True):
             if request_id != state.request_id:
                 raise ValueError(f"step {step.plan.step_id}: token for {request_id} out of order")
             state.in_flight -= 1
             length = state.length
-            if state.status is not running or length >= state.attend_at or token in state.stops:
+            if length >= state.attend_at or token in state.stops:
                 self._attend(state, token, outputs, logprobs)
                 continue
             state.outputs.append(token)
@@ -81,8 +82,8 @@ class Outcomes:
             if state.request.group is not None:
                 for follower in residents.groups.prompt_done(state):
                     residents.order.push(follower, residents.now_s)
+            state.attend_at = residents.next_attention(state)
         reason = self._finish_reason(state, token)
-        state.attend_at = residents.next_attention(state)
         outputs.append(_output(state, token, reason, logprobs, is_first))
         if reason is not None:
             residents.order.finish(state)
@@ -93,9 +94,7 @@ class Outcomes:
     @staticmethod
     def _is_news(state: RequestState) -> bool:
         """A preempted request's last results count; an ended or failed one's do not."""
-        return state.status is Status.RUNNING or (
-            not state.discard and state.fate is not Fate.END
-        )
+        return state.status is Status.RUNNING or (not state.discard and state.fate is not Fate.END)
 
     def _finish_reason(self, state: RequestState, token: int) -> FinishReason | None:
         if token in state.stops and state.num_output_tokens > state.request.sampling.min_tokens:

@@ -190,6 +190,7 @@ class Residents:
         state.status = Status.RUNNING
         state.planned = begin
         state.num_committed = 0
+        state.attend_at = 0
         insort(self.prefilling, state, key=_by_rank)
 
     def to_decoding(self, state: RequestState) -> None:
@@ -270,6 +271,7 @@ class Residents:
         self.unpark(tenant)
         state.fate = fate
         state.status = Status.LEAVING
+        state.attend_at = 0  # its results need a look
         self.num_leaving += 1
         self.leaving_blocks += len(state.blocks)
         if state.in_flight == 0:

@@ -311,7 +311,9 @@ class Driver:
         """Stall-free policies: chunks never exceed the budget (but see isolation, progress)."""
         core = self.core
         stall_free = ("sarathi", "fair", "deadline", "shortest_first")
-        if core.config.policy in stall_free and not self.failures and not core.num_forced_steps:
+        dynamic = "chunks" in core.config.policy_options
+        excused = dynamic or self.failures or core.num_forced_steps
+        if core.config.policy in stall_free and not excused:
             decodes = sum(
                 part.num_tokens == 1 and part.samples and part.start > 0 for part in plan.slices
             )

@@ -212,6 +212,33 @@ def test_preemption_takes_the_worst_rank_and_keeps_its_tokens() -> None:
     assert len(driver.callers[2].tokens) == 10
 
 
+@pytest.mark.parametrize("policy", ["orca", "faster_transformer"])
+def test_reserving_the_maximum_length_never_preempts(policy: str) -> None:
+    driver = Driver(config(num_blocks=16, policy=policy, lookahead=True))
+    for number in range(6):
+        driver.submit(request(number, prompt=10, output=20))
+    most_running = 0
+    while driver.outstanding:
+        most_running = max(most_running, driver.core.residents.num_residents)
+        driver.answer()
+    assert most_running == 2  # 8 blocks each, whatever they use so far
+    assert driver.core.statistics()["num_preemptions"] == 0
+    assert not any(plan.new_blocks for plan in driver.plans)
+    driver.check_everyone_finished()
+
+
+def test_request_level_batches_are_closed() -> None:
+    driver = Driver(
+        config(policy="faster_transformer", policy_options={"max_batch": 2}, num_blocks=200)
+    )
+    for number in range(5):
+        driver.submit(request(number, output=3 + number))
+    driver.drain()
+    steps = {n: [p.step_id for p in driver.plans for s in p.slices if s[0] == n] for n in range(5)}
+    for first, second in (((0, 1), (2, 3)), ((2, 3), (4,))):
+        assert max(steps[n][-1] for n in first) < min(steps[n][0] for n in second)
+
+
 class FixedCost:
     """Recomputing costs 1 s a token, swapping `block_s` a block."""
 
