@@ -45,6 +45,7 @@ class ToolCallParser:
         self._closing: str | None = None  # what was read between a call's end and its closing tag
         self._call: CallReader | None = None if self._tagged else CallReader(in_list=True)
         self._announced = False
+        self._after_call = False
         self.num_calls = 0
 
     def push(self, text: str) -> tuple[str, list[CallDelta]]:
@@ -70,6 +71,9 @@ class ToolCallParser:
         return (_OPEN if self._tagged else "") + call.raw, []
 
     def _read_plain(self, text: str, shown: list[str]) -> str:
+        if self._after_call:  # line ends between calls are no text
+            text = text.lstrip("\n")
+            self._after_call = not text
         shown.append(self._opening.push(text))
         if self._opening.found is None:
             return ""
@@ -113,4 +117,5 @@ class ToolCallParser:
             self._closing = seen
             return ""
         self._closing = None
-        return stripped.removeprefix(_CLOSE).lstrip("\n")
+        self._after_call = True
+        return stripped.removeprefix(_CLOSE)
