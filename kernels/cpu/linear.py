@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ def _function(name: str) -> Any:
         "free": (None, Pointer),
         "bytes": (_INT64, Pointer),
         "can_gate": (ctypes.c_int, Pointer),
+        "time": (None, Pointer, _INT64, Pointer, _INT64, Pointer, Pointer),
     }
     forward = (None, Pointer, Pointer, _INT64, _INT64, Pointer, _INT64)
     return library.function(f"legato_linear_{name}", *signatures.get(name, forward))
@@ -171,6 +173,20 @@ def pack_quantized(
         *map(pointer, (values, row_scales, scales, zeros, permutation, bias)),
     )
     return CpuLinear(handle, in_features, out_features, dtype)
+
+
+def time_linears(linears: Sequence[CpuLinear], x_TK: torch.Tensor) -> list[float]:
+    """Seconds each layer of the same shape takes on x, called one after another from C++."""
+    first = linears[0]
+    x_TK = first._checked(x_TK).contiguous()
+    out_TO = torch.empty((x_TK.shape[0], first.out_features), dtype=first.dtype)
+    handles = torch.tensor([linear.handle for linear in linears])
+    seconds = torch.empty(len(linears), dtype=torch.float64)
+    _function("time")(
+        *(handles.data_ptr(), len(linears), x_TK.data_ptr(), x_TK.shape[0]),
+        *(out_TO.data_ptr(), seconds.data_ptr()),
+    )
+    return [float(value) for value in seconds]
 
 
 def _float(values_O: torch.Tensor | None) -> torch.Tensor | None:

@@ -1,9 +1,11 @@
 #include "linear_probe.h"
 
 #include <algorithm>
+#include <chrono>
 #include <vector>
 
 #include "api.h"
+#include "linear.h"
 #include "pool.h"
 
 namespace legato {
@@ -36,6 +38,19 @@ LEGATO_API int64_t legato_multiply_in_registers(int64_t count_per_task, int64_t 
   int64_t total = 0;
   for (const int64_t f : flops) total += f;
   return total;
+}
+
+// Runs a sequence of layers, each on the same x, and writes what each took: benchmarks without the
+// cost of calling from Python. out must hold M rows of the widest layer.
+LEGATO_API void legato_linear_time(const PackedLinear* const* linears, int64_t num_linears,
+                                   const void* x, int64_t M, void* out, double* seconds) {
+  using Clock = std::chrono::steady_clock;
+  for (int64_t i = 0; i < num_linears; ++i) {
+    const PackedLinear& linear = *linears[i];
+    const auto begin = Clock::now();
+    linear_forward(linear, x, in_features(linear), M, out, out_features(linear));
+    seconds[i] = std::chrono::duration<double>(Clock::now() - begin).count();
+  }
 }
 
 }  // namespace legato
