@@ -14,7 +14,6 @@ import torch
 import typer
 from rich.console import Console
 
-from app.bench.gpu import checks
 from app.bench.gpu.report import Report, describe_gpu, write
 from app.bench.gpu.timing import Ceilings, measure_ceilings
 from app.bench.stage import LoadedStage
@@ -88,6 +87,8 @@ def bench_gpu(
 
 def run_checks(report: Report, backends: Sequence[str], device: torch.device) -> None:
     """Small and full cases in bfloat16, small ones in float32 too; elementwise and products."""
+    from app.bench.gpu import checks
+
     for name in backends:
         backend = _backend(name)
         for dtype in (torch.float32, torch.bfloat16):
