@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import logging
 import os
 import uuid
@@ -63,6 +64,10 @@ class LLMServer:
         await self.engine.start()
         self.text = await text_task
         self.telemetry = self._observe(config, name)
+        self.text.grammars.warm()
+        # What lives as long as the replica need not be walked by every collection.
+        gc.collect()
+        gc.freeze()
 
     def _observe(self, config: EngineConfig, name: str) -> Telemetry:
         log = None

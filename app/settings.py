@@ -36,7 +36,7 @@ class ModelSettings(_Section):
         "auto", description="dummy: random weights from config.json alone, for measurements."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["none", "int8", "int4"] = Field(
+    quantization: Literal["none", "int8", "int4", "fp8"] = Field(
         "none", description="Weights quantised at load. GPTQ and AWQ folders need nothing here."
     )
     max_model_len: int | None = Field(

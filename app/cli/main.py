@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from app.bench import engine, load, overhead, profile
+from app.bench.gpu import command as gpu
 from app.cli import config, records, serve, talk
 from app.simulate import command as simulate
 
@@ -27,6 +28,7 @@ profile.register(app)
 simulate.register(app)
 records.register(app)
 engine.register(bench)
+gpu.register(bench)
 overhead.register(bench)
 load.register(bench, app)
 
