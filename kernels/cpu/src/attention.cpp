@@ -97,11 +97,15 @@ void AttentionPlan::run(const AttentionArgs& args) {
   const int64_t scratch_floats = AttentionScratch::num_floats(layout);
   const auto attend = LEGATO_PICK(attend);
   const auto merge = LEGATO_PICK(merge_pieces);
-  Pool::get().run(static_cast<int64_t>(tasks_.size()), [&](int64_t i, int) {
+  const auto num_tasks = static_cast<int64_t>(tasks_.size());
+  const int num_threads = Pool::get().size();
+  Pool::get().run(num_tasks, [&](int64_t i, int) {
     const AttentionScratch scratch(thread_scratch(scratch_floats), layout);
     AttentionTask task = tasks_[i];
     if (task.split >= 0) task.partials = partials_.get() + offsets_[i];
-    attend(args, task, scratch);
+    // Tasks are claimed in order, so this is a guess that is right when threads keep in step.
+    const AttentionTask* next = i + num_threads < num_tasks ? &tasks_[i + num_threads] : nullptr;
+    attend(args, task, next, scratch);
     if (task.split < 0) return;
     if (unfinished_[task.split].fetch_sub(1, std::memory_order_acq_rel) == 1) {
       const AttentionSplit& split = splits_[task.split];

@@ -50,18 +50,26 @@ inline void split_pairs<int8_t>(const uint8_t* p, float* firsts, float* seconds)
 
 // int8 pairs to bf16 pairs, order kept; exact. n is a multiple of 32.
 inline void widen(const uint8_t* source, uint8_t* target, int64_t n) {
+#if defined(__AVX512BF16__)
+  for (int64_t i = 0; i < n; i += 32) {
+    const __m128i* bytes = reinterpret_cast<const __m128i*>(source + i);
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes)));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes + 1)));
+    const __m512bh pairs = _mm512_cvtne2ps_pbh(high, low);
+    _mm512_storeu_si512(target + 2 * i, reinterpret_cast<__m512i>(pairs));
+  }
+#else
   for (int64_t i = 0; i < n; i += Vec::kLanes) {
 #if defined(__AVX512F__)
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i));
-    const __m512 values = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-    const __m512i bits = _mm512_srli_epi32(_mm512_castps_si512(values), 16);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + 2 * i), _mm512_cvtepi32_epi16(bits));
+    const Vec values{_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
 #else
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(source + i));
     const Vec values{_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
-    values.store(reinterpret_cast<bf16*>(target + 2 * i));
 #endif
+    values.store(reinterpret_cast<bf16*>(target + 2 * i));
   }
+#endif
 }
 
 // Tiles of K and V of one head, one partition at a time.
@@ -88,20 +96,58 @@ class Tiles {
 
   // Makes tiles [begin, stop) of `partition` ready; positions from `length` on hold no token.
   void prepare(int partition, int begin, int stop, int length) {
+    if (in_place_) return find(partition, begin, stop, keys, values);
+    const uint8_t* unused[kTilesPerPartition];
+    const uint8_t* blocks[kTilesPerPartition];
+    const int64_t tile_bytes = layout_.head_bytes * kTile / layout_.block_size;
+    if (layout_.has_whole_tiles()) find(partition, begin, stop, blocks, unused);
     for (int t = begin; t < stop; ++t) {
-      const int position = partition * kPartition + t * kTile;
-      if (in_place_) {
-        const int offset = position % layout_.block_size;
-        const uint8_t* head = layout_.head(cache_, table_[position / layout_.block_size], kv_head_);
-        keys[t] = head + layout_.key_offset(offset);
-        values[t] = head + layout_.value_row_offset(offset);
-      } else {
-        gather(t, position, length - position < kTile ? length - position : kTile);
+      if (layout_.has_whole_tiles() && t + kTilesAhead < stop) {
+        for (int64_t i = 0; i < tile_bytes; i += 64) {
+          _mm_prefetch(blocks[t + kTilesAhead] + i, _MM_HINT_T0);
+        }
       }
+      const int position = partition * kPartition + t * kTile;
+      gather(t, position, length - position < kTile ? length - position : kTile);
     }
   }
 
+  // Where K and V of whole tiles [begin, stop) lie in the cache.
+  void find(int partition, int begin, int stop, const uint8_t** key_tiles,
+            const uint8_t** value_tiles) const {
+    find(layout_, cache_, table_, kv_head_, partition, begin, stop, key_tiles, value_tiles);
+  }
+  static void find(const KvLayout& layout, const void* cache, const int32_t* table, int kv_head,
+                   int partition, int begin, int stop, const uint8_t** key_tiles,
+                   const uint8_t** value_tiles) {
+    const int position = partition * kPartition + begin * kTile;
+    int block = position / layout.block_size, offset = position % layout.block_size;
+    for (int t = begin; t < stop; ++t) {
+      const uint8_t* head = layout.head(cache, table[block], kv_head);
+      // Whole tiles: what key_offset and value_row_offset come to, without their divisions.
+      key_tiles[t] = head + int64_t{offset} * layout.head_dim * layout.element_bytes;
+      value_tiles[t] = head + layout.value_offset +
+                       int64_t{offset} * layout.value_dim * layout.element_bytes;
+      offset += kTile;
+      if (offset == layout.block_size) {
+        offset = 0;
+        ++block;
+      }
+    }
+  }
+  // The same for another task, in the part of a block that is its own.
+  void find(const AttentionArgs& args, const AttentionTask& task, int partition, int stop,
+            const uint8_t** key_tiles, const uint8_t** value_tiles) const {
+    const int32_t* table =
+        args.batch->block_tables + int64_t{task.slice} * args.batch->table_width;
+    find(layout_, cache_, table, task.kv_head, partition, 0, stop, key_tiles, value_tiles);
+  }
+
+  bool in_place() const { return in_place_; }
+
  private:
+  static constexpr int kTilesAhead = 3;  // being fetched while one is converted
+
   void gather(int t, int position, int num_tokens) {
     const int dim = layout_.head_dim, value_dim = layout_.value_dim;
     uint8_t* key_target = reinterpret_cast<uint8_t*>(scratch_.keys) +

@@ -11,9 +11,11 @@ namespace {
 template <class Format>
 class Block {
  public:
-  Block(const AttentionArgs& args, const AttentionTask& task, const AttentionScratch& scratch)
+  Block(const AttentionArgs& args, const AttentionTask& task, const AttentionTask* next,
+        const AttentionScratch& scratch)
       : args_(args),
         task_(task),
+        next_(next),
         scratch_(scratch),
         tiles_(args, task, scratch),
         scaling_(args.shape, tiles_.is_int8() ? tiles_.key_scales : nullptr,
@@ -102,119 +104,181 @@ class Block {
       if (!merges) std::memset(target, 0, sizeof(float) * task_.num_rows * value_dim_);
       return;
     }
-    tiles_.prepare(partition, all.begin / kTile, round_up(all.end, kTile) / kTile,
-                   all.end + partition * kPartition);
-    for (int row = 0; row < task_.num_rows; row += kBlockRows) {
-      const int count = min_of(kBlockRows, task_.num_rows - row);
-      const Range range = visible(partition, row, count);
-      if (range.end == 0) continue;
-      score(row, count, range.begin / kTile, round_up(range.end, kTile) / kTile);
-      for (int r = row; r < row + count; ++r) {
-        float* scores = scratch_.scores + int64_t{r} * kPartition;
-        const int begin = range.begin / kTile * kTile, stop = round_up(range.end, kTile);
-        const Range own = visible(partition, r, 1);
-        if (own.end == 0) {
-          std::memset(scores, 0, sizeof(float) * kPartition / Format::kPair);
-        } else {
-          states_.part_maximum[r] = weigh<Format>(scores, begin, stop, own.begin, own.end, scaling_,
-                                                  states_.part_sum[r]);
-        }
-      }
+    const int begin = all.begin / kTile, stop = round_up(all.end, kTile) / kTile;
+    tiles_.prepare(partition, begin, stop, all.end + partition * kPartition);
+    const int num_groups = (task_.num_rows + kBlockRows - 1) / kBlockRows;
+    for (int g = 0; g < num_groups; ++g) {
+      ranges_[g] = visible(partition, g * kBlockRows, rows_of(g));
     }
+    // A few tiles of K stay in the nearest cache while all rows meet them.
+    for (int t = begin; t < stop; t += kBlockLanes) {
+      for (int g = 0; g < num_groups; ++g) score(g, t, min_of(t + kBlockLanes, stop));
+    }
+    fetch_next(partition);
+    for (int g = 0; g < num_groups; ++g) weigh_rows(g, partition);
     if (merges) states_.merge_part();
-    for (int row = 0; row < task_.num_rows; row += kBlockRows) {
-      const int count = min_of(kBlockRows, task_.num_rows - row);
-      const Range range = visible(partition, row, count);
-      if (range.end > 0) {
-        gather_values(row, count, range, target, merges);
+    for (int g = 0; g < num_groups; ++g) {
+      if (ranges_[g].end > 0) {
+        mix(g, target, merges);
       } else if (!merges) {
-        std::memset(target + int64_t{row} * value_dim_, 0, sizeof(float) * count * value_dim_);
+        std::memset(target + int64_t{g} * kBlockRows * value_dim_, 0,
+                    sizeof(float) * rows_of(g) * value_dim_);
       }
     }
   }
 
   static int min_of(int a, int b) { return a < b ? a : b; }
 
-  void score(int row, int count, int begin, int stop) {
-    for (int t = begin; t < stop; t += kBlockLanes) {
-      score_rows<kBlockRows>(row, count, t, min_of(kBlockLanes, stop - t));
+  int rows_of(int g) const { return min_of(kBlockRows, task_.num_rows - g * kBlockRows); }
+
+  // Finds the keys that come next, in this task or the next: fetched while values are read.
+  void fetch_next(int partition) {
+    fetches_ = false;
+    if (!tiles_.in_place()) return;
+    const bool last = partition + 1 == task_.end_partition;
+    if (last && next_ == nullptr) return;
+    const uint8_t* unused[kTilesPerPartition];
+    const AttentionTask& task = last ? *next_ : task_;
+    const int first = last ? next_->first_partition : partition + 1;
+    const int rows = (task.first_row + task.num_rows - 1) / args_.shape.group();
+    const int length = args_.batch->starts[task.slice] + rows + 1 - first * kPartition;
+    const int stop = round_up(length < kPartition ? length : kPartition, kTile) / kTile;
+    tiles_.find(args_, task, first, stop, ahead_, unused);
+    for (int t = stop; t < kTilesPerPartition; ++t) ahead_[t] = ahead_[0];
+    fetches_ = stop > 0;
+  }
+
+  void score(int g, int begin, int stop) {
+    const int first = ranges_[g].begin / kTile, end = round_up(ranges_[g].end, kTile) / kTile;
+    begin = begin > first ? begin : first;
+    stop = stop < end ? stop : end;
+    if (begin >= stop) return;
+    if (g == 0 && tiles_.in_place()) {
+      with_rows<kBlockRows, true>(g, begin, stop - begin, nullptr, false);
+    } else {
+      with_rows<kBlockRows, false>(g, begin, stop - begin, nullptr, false);
     }
   }
 
-  // The two recursions below find the instance for `count` rows and `lanes` lane groups.
-  template <int kRows>
-  void score_rows(int row, int count, int tile, int lanes) {
-    if (count == kRows) {
-      score_lanes<kRows, kBlockLanes>(row, tile, lanes);
+  void mix(int g, float* target, bool merges) {
+    const int columns = value_dim_ / 16;
+    for (int c = 0; c < columns; c += kBlockLanes) {
+      const int lanes = min_of(kBlockLanes, columns - c);
+      if (g == 0 && fetches_) {
+        with_rows<kBlockRows, true>(g, c, lanes, target, merges);
+      } else {
+        with_rows<kBlockRows, false>(g, c, lanes, target, merges);
+      }
+    }
+  }
+
+  // Finds the instance for a group's number of rows and of lanes: of scores (no target) from tile
+  // `first`, or of outputs from column `first`.
+  template <int kRows, bool kAhead>
+  void with_rows(int g, int first, int lanes, float* target, bool merges) {
+    if (rows_of(g) == kRows) {
+      with_lanes<kRows, kBlockLanes, kAhead>(g, first, lanes, target, merges);
     } else if constexpr (kRows > 1) {
-      score_rows<kRows - 1>(row, count, tile, lanes);
+      with_rows<kRows - 1, kAhead>(g, first, lanes, target, merges);
     }
   }
 
-  template <int kRows, int kLanes>
-  void score_lanes(int row, int tile, int lanes) {
+  template <int kRows, int kLanes, bool kAhead>
+  void with_lanes(int g, int first, int lanes, float* target, bool merges) {
     if (lanes < kLanes) {
-      if constexpr (kLanes > 1) score_lanes<kRows, kLanes - 1>(row, tile, lanes);
-      return;
+      if constexpr (kLanes > 1) with_lanes<kRows, kLanes - 1, kAhead>(g, first, lanes, target, merges);
+    } else if (target == nullptr) {
+      score_block<kRows, kLanes, kAhead>(g * kBlockRows, first);
+    } else {
+      mix_block<kRows, kLanes, kAhead>(g, first, target, merges);
     }
+  }
+
+  template <int kRows, int kLanes, bool kAhead>
+  void score_block(int row, int tile) {
     Lanes sum[kRows][kLanes];
-    for (auto& of_row : sum) {
-      for (Lanes& s : of_row) s = Lanes::zero();
-    }
-    multiply<Format>(reinterpret_cast<const uint32_t*>(scratch_.query) + int64_t{row} * words_,
-                     words_, tiles_.keys + tile, 64, words_, sum);
+#pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 8
+      for (int j = 0; j < kLanes; ++j) sum[i][j] = Lanes::zero();
+    }
+    multiply<Format, kAhead>(
+        reinterpret_cast<const uint32_t*>(scratch_.query) + int64_t{row} * words_, words_,
+        tiles_.keys + tile, 64, words_, tiles_.values + tile, 64, sum);
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 8
       for (int j = 0; j < kLanes; ++j) {
         sum[i][j].store(scratch_.scores + int64_t{row + i} * kPartition + (tile + j) * kTile);
       }
     }
   }
 
-  void gather_values(int row, int count, Range range, float* target, bool merges) {
-    const int columns = value_dim_ / 16;
-    for (int c = 0; c < columns; c += kBlockLanes) {
-      value_rows<kBlockRows>(row, count, c, min_of(kBlockLanes, columns - c), range, target,
-                             merges);
-    }
+  void fetch_tile(const uint8_t* tile) const {
+    const int64_t bytes = int64_t{kTile} * value_dim_ * 4 / Format::kPair;
+    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(tile + i, _MM_HINT_T0);
   }
 
-  template <int kRows>
-  void value_rows(int row, int count, int column, int lanes, Range range, float* target,
-                  bool merges) {
-    if (count == kRows) {
-      value_lanes<kRows, kBlockLanes>(row, column, lanes, range, target, merges);
-    } else if constexpr (kRows > 1) {
-      value_rows<kRows - 1>(row, count, column, lanes, range, target, merges);
-    }
-  }
+  float* scores_of(int row) const { return scratch_.scores + int64_t{row} * kPartition; }
 
-  template <int kRows, int kLanes>
-  void value_lanes(int row, int column, int lanes, Range range, float* target, bool merges) {
-    if (lanes < kLanes) {
-      if constexpr (kLanes > 1) {
-        value_lanes<kRows, kLanes - 1>(row, column, lanes, range, target, merges);
+  void weigh_rows(int g, int partition) {
+    const Range range = ranges_[g];
+    if (range.end == 0) return;
+    const int first = g * kBlockRows, end = first + rows_of(g);
+    // All maxima first: each takes a while to get from its lanes to one number.
+    for (int r = first; r < end; ++r) {
+      const Range own = visible(partition, r, 1);
+      if (own.end > 0) {
+        states_.part_maximum[r] = maximum_of(scores_of(r), own.begin, own.end, scaling_);
       }
-      return;
     }
+    for (int r = first; r < end; ++r) {
+      if (g == 0 && fetches_) fetch_tile(ahead_[r]);  // memory would be idle here
+      const Range own = visible(partition, r, 1);
+      if (own.end > 0) {
+        states_.part_sum[r] =
+            weigh<Format>(scores_of(r), range.begin / kTile * kTile, round_up(range.end, kTile),
+                          own.begin, own.end, states_.part_maximum[r], scaling_);
+      } else {
+        std::memset(scores_of(r), 0, sizeof(float) * kPartition / Format::kPair);
+      }
+    }
+  }
+
+  template <int kRows, int kLanes, bool kAhead>
+  void mix_block(int g, int column, float* target, bool merges) {
+    const Range range = ranges_[g];
+    const int row = g * kBlockRows;
     Lanes sum[kRows][kLanes];
-    for (auto& of_row : sum) {
-      for (Lanes& s : of_row) s = Lanes::zero();
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 8
+      for (int j = 0; j < kLanes; ++j) sum[i][j] = Lanes::zero();
     }
     const int begin = range.begin / kTile, stop = round_up(range.end, kTile) / kTile;
     const uint32_t* weights =
         reinterpret_cast<const uint32_t*>(scratch_.scores) + int64_t{row} * kPartition;
     for (int t = begin; t < stop; ++t) {
       const uint8_t* right[kLanes];
-      for (int j = 0; j < kLanes; ++j) right[j] = tiles_.values[t] + (column + j) * 64;
+      const uint8_t* ahead[kLanes];
+#pragma GCC unroll 8
+      for (int j = 0; j < kLanes; ++j) {
+        right[j] = tiles_.values[t] + (column + j) * 64;
+        ahead[j] = kAhead ? ahead_[t] + (column + j) * 64 : nullptr;
+      }
       // Behind the last token lies whatever the block's last owner left: never multiply it.
       const int tokens = min_of(kTile, range.end - t * kTile);
-      multiply<Format>(weights + t * kTile / Format::kPair, kPartition, right, value_dim_ * 4,
-                       (tokens + Format::kPair - 1) / Format::kPair, sum);
+      multiply<Format, kAhead>(weights + t * kTile / Format::kPair, kPartition, right,
+                               value_dim_ * 4, (tokens + Format::kPair - 1) / Format::kPair, ahead,
+                               value_dim_ * 4, sum);
     }
+#pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
       float* out = target + int64_t{row + i} * value_dim_ + column * 16;
       const Vec keep = Vec::set(states_.keep[row + i]), take = Vec::set(states_.take[row + i]);
+#pragma GCC unroll 8
       for (int j = 0; j < kLanes; ++j) {
+#pragma GCC unroll 2
         for (int part = 0; part < kParts; ++part) {
           float* at = out + j * 16 + part * Vec::kLanes;
           const Vec fresh = sum[i][j].part[part];
@@ -226,6 +290,7 @@ class Block {
 
   const AttentionArgs& args_;
   const AttentionTask& task_;
+  const AttentionTask* next_;
   const AttentionScratch scratch_;
   Tiles<Format> tiles_;
   const ScoreScaling scaling_;
@@ -234,6 +299,9 @@ class Block {
   RowStates states_;
   int begin_[kRowsPerBlock];  // visible positions of each row
   int end_[kRowsPerBlock];
+  Range ranges_[kRowsPerBlock / kBlockRows];  // visible to each group of rows, in the partition
+  const uint8_t* ahead_[kTilesPerPartition];
+  bool fetches_ = false;
 };
 
 // accumulated / sum, in the output's type.
@@ -263,19 +331,21 @@ void finish(const AttentionArgs& args, const AttentionTask& task, const float* a
 }
 
 template <class Format>
-void attend_in(const AttentionArgs& args, const AttentionTask& task,
+void attend_in(const AttentionArgs& args, const AttentionTask& task, const AttentionTask* next,
                const AttentionScratch& scratch) {
-  Block<Format> block(args, task, scratch);
+  Block<Format> block(args, task, next, scratch);
   block.run();
   if (task.partials == nullptr) finish(args, task, scratch.accumulated, block.states());
 }
 
 }  // namespace
 
-void attend(const AttentionArgs& args, const AttentionTask& task, AttentionScratch scratch) {
+void attend(const AttentionArgs& args, const AttentionTask& task, const AttentionTask* next,
+            AttentionScratch scratch) {
   const bool pairs = args.shape.dtype == Dtype::bfloat16 &&
                      (args.shape.kv_dtype == Dtype::bfloat16 || args.shape.kv_dtype == Dtype::int8);
-  pairs ? attend_in<PairFormat>(args, task, scratch) : attend_in<FloatFormat>(args, task, scratch);
+  pairs ? attend_in<PairFormat>(args, task, next, scratch)
+        : attend_in<FloatFormat>(args, task, next, scratch);
 }
 
 void merge_pieces(const AttentionArgs& args, const AttentionTask& task, const float* partials,

@@ -20,15 +20,18 @@ struct Lanes {
 
   static Lanes zero() {
     Lanes lanes;
-    for (Vec& v : lanes.part) v = Vec::zero();
+#pragma GCC unroll 2
+    for (int i = 0; i < kParts; ++i) lanes.part[i] = Vec::zero();
     return lanes;
   }
   static Lanes load(const float* p) {
     Lanes lanes;
+#pragma GCC unroll 2
     for (int i = 0; i < kParts; ++i) lanes.part[i] = Vec::load(p + i * Vec::kLanes);
     return lanes;
   }
   void store(float* p) const {
+#pragma GCC unroll 2
     for (int i = 0; i < kParts; ++i) part[i].store(p + i * Vec::kLanes);
   }
 };
@@ -118,15 +121,22 @@ constexpr int kBlockRows = 4;
 constexpr int kBlockLanes = 1;
 #endif
 
-// sum[i][j] += row i of `a` times column group j of `b`, over `steps` words.
-template <class Format, int kRows, int kLanes>
+// sum[i][j] += row i of `a` times column group j of `b`, over `steps` words. Asks the memory
+// meanwhile for as much as it reads of b: `ahead`, if given, has kLanes addresses, of which each
+// step fetches a line, `ahead_step` bytes further.
+template <class Format, bool kAhead, int kRows, int kLanes>
 inline __attribute__((always_inline)) void multiply(const uint32_t* a, int64_t a_stride,
                                                     const uint8_t* const* b, int64_t b_step,
-                                                    int steps, Lanes (&sum)[kRows][kLanes]) {
+                                                    int steps, const uint8_t* const* ahead,
+                                                    int64_t ahead_step,
+                                                    Lanes (&sum)[kRows][kLanes]) {
   for (int step = 0; step < steps; ++step) {
     typename Format::Right right[kLanes];
 #pragma GCC unroll 8
-    for (int j = 0; j < kLanes; ++j) right[j] = Format::load(b[j] + step * b_step);
+    for (int j = 0; j < kLanes; ++j) {
+      right[j] = Format::load(b[j] + step * b_step);
+      if constexpr (kAhead) _mm_prefetch(ahead[j] + step * ahead_step, _MM_HINT_T0);
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
       const typename Format::Left left = Format::broadcast(a + i * a_stride + step);

@@ -8,24 +8,39 @@
 
 namespace legato::LEGATO_ISA {
 
-// 2^x for x <= 0; exactly 1 at 0, exactly 0 from -126 down (and for -inf).
+// 2^x for x <= 0; exactly 1 at 0, exactly 0 at -inf. kDegree 6: to about one unit in the last place
+// of a float; 4: to 4e-6, a hundredth of what rounding to bf16 takes.
+template <int kDegree>
 inline Vec exp2_nonpositive(Vec x) {
-  const Vec floored = max(x, Vec::set(-126.0f));
-  const Vec n = round(floored);
-  const Vec f = floored - n;
-  Vec p = Vec::set(1.535336188319500e-4f);  // Cephes exp2f
-  p = fma(p, f, Vec::set(1.339887440266574e-3f));
-  p = fma(p, f, Vec::set(9.618437357674640e-3f));
-  p = fma(p, f, Vec::set(5.550332471162809e-2f));
-  p = fma(p, f, Vec::set(2.402264791363012e-1f));
-  p = fma(p, f, Vec::set(6.931472028550421e-1f));
-  p = fma(p, f, Vec::set(1.0f));
-  p = scale_by_power(p, n);
+  static_assert(kDegree == 4 || kDegree == 6);
 #if defined(__AVX512F__)
-  const __mmask16 alive = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-126.0f), _CMP_GT_OQ);
-  return {_mm512_maskz_mov_ps(alive, p.v)};
+  // What x is above the next whole number below; 0 for -inf, whose scaling then gives 0.
+  const Vec f{_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
 #else
-  return {_mm256_and_ps(p.v, _mm256_cmp_ps(x.v, _mm256_set1_ps(-126.0f), _CMP_GT_OQ))};
+  const Vec floored = max(x, Vec::set(-126.0f));
+  const Vec n{_mm256_floor_ps(floored.v)};
+  const Vec f = floored - n;
+#endif
+  Vec p;
+  if constexpr (kDegree == 6) {
+    p = Vec::set(2.161293534e-04f);
+    p = fma(p, f, Vec::set(1.246784110e-03f));
+    p = fma(p, f, Vec::set(9.675452082e-03f));
+    p = fma(p, f, Vec::set(5.548528040e-02f));
+    p = fma(p, f, Vec::set(2.402293056e-01f));
+    p = fma(p, f, Vec::set(6.931470444e-01f));
+  } else {
+    p = Vec::set(1.342670971e-02f);
+    p = fma(p, f, Vec::set(5.224243338e-02f));
+    p = fma(p, f, Vec::set(2.412802239e-01f));
+    p = fma(p, f, Vec::set(6.930448425e-01f));
+  }
+  p = fma(p, f, Vec::set(1.0f));
+#if defined(__AVX512F__)
+  return {_mm512_scalef_ps(p.v, x.v)};
+#else
+  const Vec scaled = scale_by_power(p, n);
+  return {_mm256_and_ps(scaled.v, _mm256_cmp_ps(x.v, _mm256_set1_ps(-126.0f), _CMP_GT_OQ))};
 #endif
 }
 
@@ -61,7 +76,7 @@ struct RowStates {
       const Vec old = Vec::load(maximum + r), part = Vec::load(part_maximum + r);
       const Vec merged = max(old, part);
       const Vec finite = max(merged, Vec::set(-3.0e38f));
-      const Vec k = exp2_nonpositive(old - finite), t = exp2_nonpositive(part - finite);
+      const Vec k = exp2_nonpositive<6>(old - finite), t = exp2_nonpositive<6>(part - finite);
       k.store(keep + r);
       t.store(take + r);
       merged.store(maximum + r);
@@ -83,50 +98,61 @@ struct ScoreScaling {
         value_scales(value_scales) {}
 };
 
-// Turns row `scores` (positions [first, end) of the partition visible; tiles that hold them
-// computed) into weights of the product's format in place, zero in the rest of [begin, stop),
-// which are whole tiles. Returns the maximum; adds nothing to memory but the weights.
-template <class Format>
-inline float weigh(float* scores, int begin, int stop, int first, int end,
-                   const ScoreScaling& scaling, float& sum) {
-  const int tiles_begin = first / kTile * kTile;
-  const int tiles_end = round_up(end, kTile);
-  for (int i = tiles_begin; i < first; ++i) scores[i] = kMinusInfinity;
-  for (int i = end; i < tiles_end; ++i) scores[i] = kMinusInfinity;
+// Makes a row of scores ready: masks what lies around the visible positions [first, end) within
+// their tiles, applies scales of keys and the softcap. Returns the maximum, in powers of two.
+inline float maximum_of(float* scores, int first, int end, const ScoreScaling& scaling) {
+  const int begin = first / kTile * kTile, stop = round_up(end, kTile);
   if (scaling.key_scales != nullptr || scaling.inner > 0.0f) {
-    for (int i = tiles_begin; i < tiles_end; i += Vec::kLanes) {
+    for (int i = begin; i < stop; i += Vec::kLanes) {
       Vec s = Vec::load(scores + i);
       if (scaling.key_scales != nullptr) s = s * Vec::load(scaling.key_scales + i);
-      if (scaling.inner > 0.0f) {
+      if (scaling.inner > 0.0f) {  // tanh
         const Vec e = exp(s * Vec::set(2.0f * scaling.inner));
         s = Vec::set(1.0f) - Vec::set(2.0f) / (e + Vec::set(1.0f));
       }
       s.store(scores + i);
     }
-    // The transforms have moved the masked lanes off -inf.
-    for (int i = tiles_begin; i < first; ++i) scores[i] = kMinusInfinity;
-    for (int i = end; i < tiles_end; ++i) scores[i] = kMinusInfinity;
   }
-  Vec most = Vec::set(kMinusInfinity);
-  for (int i = tiles_begin; i < tiles_end; i += Vec::kLanes) most = max(most, Vec::load(scores + i));
-  const float maximum = most.max() * scaling.factor;
+  for (int i = begin; i < first; ++i) scores[i] = kMinusInfinity;
+  for (int i = end; i < stop; ++i) scores[i] = kMinusInfinity;
+  Vec most[2] = {Vec::set(kMinusInfinity), Vec::set(kMinusInfinity)};
+  for (int i = begin; i < stop; i += kTile) {
+#pragma GCC unroll 2
+    for (int part = 0; part < kParts; ++part) {
+      most[part] = max(most[part], Vec::load(scores + i + part * Vec::kLanes));
+    }
+  }
+  return max(most[0], most[1]).max() * scaling.factor;
+}
 
+// Turns a row of scores, made ready, into weights of the product's format in place; in the rest of
+// [begin, stop), whole tiles, they are zero. Returns the sum of the weights.
+template <class Format>
+inline float weigh(float* scores, int begin, int stop, int first, int end, float maximum,
+                   const ScoreScaling& scaling) {
+  const int tiles_begin = first / kTile * kTile, tiles_end = round_up(end, kTile);
   const Vec factor = Vec::set(scaling.factor), shift = Vec::set(-maximum);
-  Lanes sums = Lanes::zero();
   // Weights overwrite scores from below: those of position i lie at or before score i.
-  uint32_t* words = reinterpret_cast<uint32_t*>(scores);
-  auto put = [words](int i, Vec weight) {
-    if constexpr (Format::kPair == 2) {
-      weight.store(reinterpret_cast<bf16*>(words) + i);
+  auto put = [scores](int i, Vec weight) {
+    if constexpr (Format::kPair == 1) {
+      weight.store(scores + i);
     } else {
-      weight.store(reinterpret_cast<float*>(words) + i);
+      bf16* weights = reinterpret_cast<bf16*>(scores);
+#if defined(__AVX512BF16__)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i),
+                          reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(weight.v)));
+#else
+      weight.store(weights + i);
+#endif
     }
   };
   for (int i = begin; i < tiles_begin; i += Vec::kLanes) put(i, Vec::zero());
+  Lanes sums = Lanes::zero();
   for (int i = tiles_begin; i < tiles_end; i += kTile) {
+#pragma GCC unroll 2
     for (int part = 0; part < kParts; ++part) {
       const int at = i + part * Vec::kLanes;
-      Vec p = exp2_nonpositive(fma(Vec::load(scores + at), factor, shift));
+      Vec p = exp2_nonpositive<Format::kPair == 2 ? 4 : 6>(fma(Vec::load(scores + at), factor, shift));
       sums.part[part] = sums.part[part] + p;
       if (scaling.value_scales != nullptr) p = p * Vec::load(scaling.value_scales + at);
       put(at, p);
@@ -135,8 +161,7 @@ inline float weigh(float* scores, int begin, int stop, int first, int end,
   for (int i = tiles_end; i < stop; i += Vec::kLanes) put(i, Vec::zero());
   Vec total = sums.part[0];
   for (int part = 1; part < kParts; ++part) total = total + sums.part[part];
-  sum = total.sum();
-  return maximum;
+  return total.sum();
 }
 
 }  // namespace legato::LEGATO_ISA
