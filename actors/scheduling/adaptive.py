@@ -4,7 +4,8 @@ Three bounds, each from what is known at this moment:
 
 1. *Slack.* The step's predicted time, at a learned quantile of the prediction's error, fits the
    least slack of the decodes it holds, and leaves those in the other micro-batches theirs.
-2. *Tiles.* Among the sizes that fit, the one with the least time per token (`_cheapest_at_most`).
+2. *Rate.* Among the sizes that fit, the one with the least time per token: a step ends at a tile
+   edge, and grows no further than where longer steps hardly gain (`_cheapest_at_most`).
 3. *Pace.* While sequence slots or KV blocks are nearly used up, prefill only makes decodes wait
    for a place, so it is spread evenly over the steps instead of bunched: a step prefills what
    its decodes will make room for (prompt tokens per output token, learned), with some advance
@@ -25,7 +26,7 @@ from actors.scheduling.slack import due_after
 
 INFINITY = float("inf")
 LEAST_PACED_TOKENS = 256.0  # below this a step wastes more than bunching does
-CROWDED, ROOMY = 0.97, 0.9  # shares of the places (slots or KV blocks) in use
+FULL = 0.98  # share of the places (slots or KV blocks) in use from which nobody can start
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class AdaptiveBudget:
     headroom: share of every limit kept back for what happens outside the stages.
     growth: context tokens by which running requests may still grow; new prompts are held back
         while decodes alone would miss the objective after that growth.
+    efficiency: share of the best token rate that ends the wish for longer steps.
     pace: how fast the pace of prefill adjusts, as a share per step; 0: no pacing.
     """
 
@@ -49,6 +51,7 @@ class AdaptiveBudget:
     smoothness: float = 1.0
     headroom: float = 0.01
     growth: int = 128
+    efficiency: float = 0.9
     pace: float = 0.01
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
     last_limit_s: float = INFINITY  # what the last step was allowed to take, for traces
@@ -140,7 +143,7 @@ class AdaptiveBudget:
     def _fill(self, mix: Mix, limit_s: float, engine: EngineView) -> int:
         """Add chunks to `mix` in the order the policy will take them; returns its tokens."""
         profile = self.cost.profile
-        most = self.max_step_tokens
+        most = max(self._cheapest_at_most(self.max_step_tokens), mix.num_tokens)
         limit_s /= self._bound_factor(mix, limit_s)
         # A prompt with a chunk in flight cannot join this step in a pipeline.
         steps = {step.plan.step_id for step in engine.in_flight} if self._one_at_a_time else ()
@@ -176,32 +179,42 @@ class AdaptiveBudget:
         return tokens + chunk
 
     def _cheapest_at_most(self, num_tokens: int) -> int:
-        """The step size up to num_tokens with the least time per token, fixed costs included."""
+        """The step size up to num_tokens with the least time per token, fixed costs included.
+
+        From the size on that reaches `efficiency` of the best rate of all, that size is returned:
+        longer steps would only make decodes slower and micro-batches uneven.
+        """
         known = self._cheapest
         if not known:
-            profile = self.cost.profile
-            best, best_rate = 0, 0.0
-            for n in range(self.max_step_tokens + 1):
-                time_s = profile.overhead_s + profile.linear_s(n)
-                if n and n >= best_rate * time_s:
-                    best, best_rate = n, n / time_s
-                known.append(best)
+            known += self._sizes()
         return known[min(num_tokens, self.max_step_tokens)]
+
+    def _sizes(self) -> list[int]:
+        profile, most = self.cost.profile, self.max_step_tokens
+        rates = [0.0] + [n / (profile.overhead_s + profile.linear_s(n)) for n in range(1, most + 1)]
+        enough = self.efficiency * max(rates)
+        sizes, best = [0], 0
+        for n in range(1, most + 1):
+            if rates[best] < enough and rates[n] >= rates[best]:
+                best = n
+            sizes.append(best)
+        return sizes
 
     def _paced(self, engine: EngineView) -> int:
         """Most prefill tokens of the step (bound 3 above).
 
-        A search for the balance: places run out while prompts wait, so prefill less per step and
-        decodes come round sooner; places stay free, so prefill more.
+        A search for the balance: a step that goes without prefill though prompts wait, for want
+        of a place, shows that prefill ran ahead of the decodes that must make room; every other
+        step tries a little more. At rest one step in ten is such a one.
         """
         if not self.pace:
             return self.max_step_tokens
         running = len(engine.decoding) + len(engine.prefilling)
         used_blocks = engine.num_blocks - engine.num_free_blocks
         used = max(running / self.max_requests, used_blocks / engine.num_blocks)
-        if used > CROWDED and engine.num_waiting:
-            self._pace_tokens *= 1.0 - self.pace
-        elif used < ROOMY:
+        if engine.num_waiting and used >= FULL and not engine.prefilling:
+            self._pace_tokens *= 1.0 - 9.0 * self.pace
+        elif engine.num_waiting:
             self._pace_tokens *= 1.0 + self.pace
         most = float(self.max_step_tokens)
         self._pace_tokens = min(most, max(self._pace_tokens, LEAST_PACED_TOKENS))

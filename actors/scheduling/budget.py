@@ -94,7 +94,12 @@ def build_budget(config: SchedulerConfig, cost_model: interfaces.CostModel | Non
         from actors.scheduling.adaptive import AdaptiveBudget
 
         return AdaptiveBudget(
-            cost_model, config.tbt_s, config.max_step_tokens, config.max_requests, **options
+            cost_model,
+            config.tbt_s,
+            config.max_step_tokens,
+            config.max_requests,
+            overlap_chunks=config.overlap_chunks,
+            **options,
         )
     except TypeError as error:
         raise ConfigError("budget_options", str(error)) from error

@@ -86,8 +86,11 @@ def load_model(name: str) -> CostModel:
 
 def run_job(job: CapacityJob) -> dict[str, Any]:
     """Search one capacity (in a worker process)."""
+    model = load_model(job.model)
+    # What the product does of itself with an adaptive budget over several stages.
+    even = job.budget == "adaptive" and model.num_stages > 1
     config = scheduler_config(
-        load_model(job.model),
+        model,
         policy=job.system,
         budget=job.budget,
         token_budget=job.token_budget,
@@ -95,8 +98,10 @@ def run_job(job: CapacityJob) -> dict[str, Any]:
         max_requests=job.max_requests,
         order=job.order,
         ttft_s=MEDIAN_DELAY_LIMIT_S if job.order == "deadline" else None,
+        micro_batches="uniform" if even else "greedy",
+        overlap_chunks=even,
     )
-    deployment = Deployment(config, load_model(job.model))
+    deployment = Deployment(config, model)
     found = capacity(
         deployment,
         LENGTHS[job.dataset](),
