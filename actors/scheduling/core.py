@@ -121,8 +121,8 @@ class Core:
             "num_cached_blocks": residents.blocks.num_cached,
             "num_evictions": residents.blocks.num_evictions,
             "num_preemptions": residents.num_preemptions,
-            "num_swaps": residents.num_swaps,
-            "num_free_host_blocks": residents.host.num_free,
+            "num_swaps": residents.swap.num_swaps,
+            "num_free_host_blocks": residents.swap.host.num_free,
             "tokens_per_s": self.intake.tokens_per_s,
         }
 
@@ -190,7 +190,7 @@ class Core:
         step = self.in_flight.popleft()
         self.residents.num_in_flight -= 1
         self.residents.blocks.free(step.pinned)
-        self.residents.host.free(step.host_blocks)
+        self.residents.swap.host.free(step.host_blocks)
         return step
 
     def _pipeline_lost(self, event: PipelineLost, out: list[Instruction]) -> None:
@@ -215,7 +215,9 @@ class Core:
         order = config.order if config.order != "auto" else policy.order
         if order != self._order_name() or config.differs(old, "order_options", "ttft_s"):
             self.residents.switch_order(order, config)
-        self.config = self.residents.config = self.intake.config = config
+            self.residents.resort()
+        self.config = self.residents.config = self.residents.swap.config = config
+        self.intake.config = config
         self.policy = policy
         self.intake.admission = admission
         if config.max_running_per_tenant is None:

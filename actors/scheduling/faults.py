@@ -67,7 +67,7 @@ class Faults:
         """KV that the failed step should have copied to the host may be garbage there."""
         for state in step.swapped_out:
             if state.status is Status.WAITING:
-                self.residents.lose_host_copy(state)
+                self.residents.swap.distrust(state)
             elif state.status is Status.RUNNING:  # a later step has brought the garbage back
                 state.discard = True
                 self.residents.leave(state, Fate.QUEUE)
@@ -91,7 +91,7 @@ class Faults:
         for state in list(residents.states.values()):
             state.in_flight = 0
             state.mirrored = False
-            residents.lose_host_copy(state)
+            residents.swap.distrust(state)
             state.discard = True  # nothing survives to be swapped
             if state.status is Status.LEAVING:
                 residents.drained(state)

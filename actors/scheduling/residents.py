@@ -6,56 +6,39 @@ Everything about blocks happens here; policies see only whether it worked.
 from __future__ import annotations
 
 from bisect import insort
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from operator import attrgetter
 
-from actors.scheduling.blocks import BlockManager, HostPool
+from actors.scheduling.blocks import BlockManager
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.groups import Groups
-from actors.scheduling.interfaces import CostModel, StepShape, StepView
-from actors.scheduling.orders import build_order
+from actors.scheduling.interfaces import CostModel, StepView
 from actors.scheduling.state import NEVER, Fate, RequestState, Status
+from actors.scheduling.swap import Swapper
+from actors.scheduling.waiting import WaitingRoom
 
 _by_rank = attrgetter("rank")
 
 
-class Residents:
+class Residents(WaitingRoom):
     """Implements `EngineView`. Lists are kept sorted by rank, best first."""
 
     def __init__(self, config: SchedulerConfig, order: str, cost_model: CostModel | None) -> None:
-        self.config = config
-        self.cost_model = cost_model
-        self.order = build_order(order, config)
-        self.now_s = 0.0
-        self.states: dict[int, RequestState] = {}  # every request not ENDED
+        super().__init__(config, order)
+        self.swap = Swapper(config, cost_model)
         self.decoding: list[RequestState] = []
         self.prefilling: list[RequestState] = []
-        self.isolated: deque[RequestState] = deque()  # suspects, to be run alone
-        self.num_waiting = 0
-        self.num_waiting_tokens = 0
         self.num_leaving = 0
         self.leaving_blocks = 0  # at most so many come free as steps in flight are answered
         self.claimant: RequestState | None = None  # lacks a block that others will give back
         self.num_in_flight = 0
         self.in_flight: Sequence[StepView] = ()  # the core's own queue of steps, for reading
         self.num_preemptions = 0
-        self.num_swaps = 0
 
         self.blocks = BlockManager(config.num_blocks)
-        self.host = HostPool(config.num_host_blocks)
-        self.groups = Groups()
-        self.running_of: dict[str, int] = defaultdict(int)  # running requests of a tenant
-        self.waiting_of: dict[str, int] = defaultdict(int)  # waiting requests of a tenant
-        self.parked: dict[str, deque[RequestState]] = {}  # set aside: their tenant is at its cap
 
         # Changes that the next plan must tell the stages
         self.released: list[int] = []
-        self.swap_out: list[tuple[int, int]] = []
-        self.swapped_out: list[RequestState] = []  # whose copies stand in swap_out
-        self.swap_in: list[tuple[int, int]] = []
         self.copies: list[tuple[int, int]] = []
-        self.returned_host_blocks: list[int] = []  # free once the plan with swap_in is done
 
     # ---- EngineView -------------------------------------------------------------------
 
@@ -74,50 +57,6 @@ class Residents:
     @property
     def num_residents(self) -> int:
         return len(self.decoding) + len(self.prefilling)
-
-    # ---- waiting ----------------------------------------------------------------------
-
-    def enter(self, state: RequestState) -> None:
-        """A new request waits."""
-        self.states[state.request_id] = state
-        self._count_waiting(state, 1)
-        if self.groups.join(state):
-            self.order.push(state, self.now_s)
-
-    def _count_waiting(self, state: RequestState, sign: int) -> None:
-        tenant = state.request.tenant
-        self.num_waiting += sign
-        self.num_waiting_tokens += sign * state.length
-        self.waiting_of[tenant] += sign
-        if self.waiting_of[tenant] == 0:
-            del self.waiting_of[tenant]
-
-    def head(self) -> RequestState | None:
-        """The next to start, those of tenants at their cap set aside."""
-        cap = self.config.max_running_per_tenant
-        while True:
-            state = self.order.peek(self.now_s)
-            if state is None or cap is None:
-                return state
-            if self.running_of.get(state.request.tenant, 0) < cap:
-                return state
-            self.parked.setdefault(state.request.tenant, deque()).append(self.order.pop())
-
-    def unpark(self, tenant: str) -> None:
-        """One of the tenant's slots came free (or its cap was lifted)."""
-        parked = self.parked.get(tenant)
-        while parked:
-            state = parked.popleft()
-            if state.status is Status.WAITING:
-                self.order.restore(state, self.now_s)
-                break
-        if parked is not None and not parked:
-            del self.parked[tenant]
-
-    def unpark_all(self) -> None:
-        for tenant in list(self.parked):
-            while tenant in self.parked:
-                self.unpark(tenant)
 
     # ---- starting ---------------------------------------------------------------------
 
@@ -156,9 +95,7 @@ class Residents:
             blocks.share((source,))  # until the copy is done
             self.copies.append((source, state.blocks[len(shared)]))
         if state.host_blocks:
-            self.swap_in += zip(state.host_blocks, state.blocks, strict=False)
-            self.returned_host_blocks += state.host_blocks
-            state.host_blocks = []
+            self.swap.move_in(state)
         self._settle(state, begin)
         return True
 
@@ -185,7 +122,7 @@ class Residents:
             state.admitted = True
             state.num_cached_tokens = min(begin, state.num_prompt_tokens)
             self.order.admit(state)
-        self._count_waiting(state, -1)
+        self.count_waiting(state, -1)
         self.running_of[state.request.tenant] += 1
         state.status = Status.RUNNING
         state.planned = begin
@@ -284,9 +221,9 @@ class Residents:
         if state.mirrored:
             self.released.append(state.request_id)
             state.mirrored = False
-        keep = state.fate is Fate.QUEUE and not state.discard and self._swaps(state)
+        keep = state.fate is Fate.QUEUE and not state.discard and self.swap.pays(state)
         if keep:
-            self._copy_to_host(state)
+            self.swap.move_out(state)
         self.blocks.free(state.blocks)
         state.blocks, state.capacity = [], 0
         state.discard = False
@@ -296,7 +233,7 @@ class Residents:
         if not keep:
             state.planned = 0
         state.status = Status.WAITING
-        self._count_waiting(state, 1)
+        self.count_waiting(state, 1)
         if state.fate is Fate.QUEUE:
             self.order.restore(state, self.now_s)
         else:
@@ -306,47 +243,17 @@ class Residents:
         """The request is over and holds nothing on the device."""
         state.status = Status.ENDED
         del self.states[state.request_id]
-        self.host.free(state.host_blocks)
-        state.host_blocks = []
+        self.swap.drop(state)
         for heir in self.groups.ended(state):
             self.order.push(heir, self.now_s)
 
     def drop_waiting(self, state: RequestState) -> None:
         """A WAITING request is over."""
-        self._count_waiting(state, -1)
+        self.count_waiting(state, -1)
         if state in self.isolated:
             self.isolated.remove(state)
         self.forget(state)
         self.unpark(state.request.tenant)  # it may have held the place of one set aside
-
-    # ---- swapping ---------------------------------------------------------------------
-
-    def _swaps(self, state: RequestState) -> bool:
-        """Whether moving the KV away and back beats computing it again."""
-        choice, size = self.config.swap, self.config.block_size
-        num_blocks = -(-state.planned // size)
-        if choice == "never" or not 0 < num_blocks <= self.host.num_free:
-            return False
-        if choice == "always":
-            return True
-        if self.cost_model is None:
-            return False
-        recompute_s = self.cost_model.step_s(StepShape(prefills=((0, state.planned),)))
-        return 2 * self.cost_model.swap_s(num_blocks) < recompute_s
-
-    def _copy_to_host(self, state: RequestState) -> None:
-        num_blocks = -(-state.planned // self.config.block_size)
-        state.host_blocks = self.host.allocate(num_blocks)
-        self.swap_out += zip(state.blocks, state.host_blocks, strict=False)
-        self.swapped_out.append(state)
-        self.num_swaps += 1
-
-    def lose_host_copy(self, state: RequestState) -> None:
-        """What was swapped out cannot be trusted: compute it again."""
-        if state.host_blocks and state.status is Status.WAITING:
-            self.host.free(state.host_blocks)
-            state.host_blocks = []
-            state.planned = 0
 
     def lose_device(self) -> None:
         """The stages are new: memory is empty and nothing needs to be told to them.
@@ -354,9 +261,9 @@ class Residents:
         Only after every request has left.
         """
         self.blocks.reset()
-        self.host.reset()
-        self.released, self.swapped_out, self.returned_host_blocks = [], [], []
-        self.swap_out, self.swap_in, self.copies = [], [], []
+        self.swap.host.reset()
+        self.swap.clear()
+        self.released, self.copies = [], []
 
     # ---- prefix cache -----------------------------------------------------------------
 
@@ -376,17 +283,3 @@ class Residents:
         if self.config.prefix_cache:
             boundary = (state.num_committed + 1) * self.config.block_size
         return min(boundary, state.max_length - 1)
-
-    # ---- switching --------------------------------------------------------------------
-
-    def switch_order(self, name: str, config: SchedulerConfig) -> None:
-        """Everybody keeps what they have; only who comes next changes."""
-        order = build_order(name, config)
-        self.unpark_all()
-        waiting = self.order.drain()
-        self.order = order
-        for state in self.states.values():
-            order.adopt(state)
-        for state in waiting:
-            order.push(state, self.now_s)
-        self.resort()

@@ -92,9 +92,7 @@ class StepBuilder:
     def runnable_prefills(self) -> list[RequestState]:
         """Admitted requests with known tokens left, best rank first (who is in the step too)."""
         limit, step_id = self.config.chunks_per_request, self.step_id
-        return [
-            s for s in self.residents.prefilling if s.in_flight < limit or s.step_id == step_id
-        ]
+        return [s for s in self.residents.prefilling if s.in_flight < limit or s.step_id == step_id]
 
     def runnable_decodes(self) -> list[RequestState]:
         limit = self.config.steps_per_request
@@ -263,8 +261,8 @@ class StepBuilder:
             step_id=self.step_id,
             slices=tuple(slices),
             released=tuple(residents.released),
-            swap_out=tuple(residents.swap_out),
-            swap_in=tuple(residents.swap_in),
+            swap_out=tuple(residents.swap.swap_out),
+            swap_in=tuple(residents.swap.swap_in),
             copies=tuple(residents.copies),
             started=tuple(_introduce(state) for state in self._starting),
             new_blocks=tuple((i, tuple(b)) for i, b in self._new_blocks.items()),
@@ -276,13 +274,12 @@ class StepBuilder:
             partial,
             shape,
             [source for source, _ in residents.copies],
-            residents.returned_host_blocks,
-            residents.swapped_out,
+            residents.swap.returned,
+            residents.swap.swapped_out,
             residents.now_s,
         )
-        residents.released = []
-        residents.swap_out, residents.swap_in, residents.copies = [], [], []
-        residents.returned_host_blocks, residents.swapped_out = [], []
+        residents.released, residents.copies = [], []
+        residents.swap.clear()
         return step
 
 

@@ -69,7 +69,7 @@ def _validate_progress(core: Core, by_status: dict[Status, list[RequestState]]) 
 def _validate_memory(core: Core) -> None:
     residents = core.residents
     references: Counter[int] = Counter()
-    held_on_host: list[int] = list(residents.returned_host_blocks)
+    held_on_host: list[int] = list(residents.swap.returned)
     for state in residents.states.values():
         assert len(set(state.blocks)) == len(state.blocks), "a block twice in one table"
         references.update(state.blocks)
@@ -79,4 +79,4 @@ def _validate_memory(core: Core) -> None:
         held_on_host += step.host_blocks
     references.update(source for source, _ in residents.copies)
     residents.blocks.validate(references)
-    residents.host.validate(held_on_host)
+    residents.swap.host.validate(held_on_host)

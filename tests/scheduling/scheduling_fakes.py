@@ -386,7 +386,7 @@ class Driver:
                     assert caller.request.request_id in but_errors
         residents = self.core.residents
         assert residents.blocks.num_free == self.config.num_blocks
-        assert residents.host.num_free == self.config.num_host_blocks
+        assert residents.swap.host.num_free == self.config.num_host_blocks
         assert len(residents.groups) == 0
         assert not residents.parked
         assert residents.order.peek(self.now_s) is None
