@@ -90,67 +90,67 @@ void run_linear_task(const Task& task) {
     block_units = block_units < group_units ? group_units : block_units / group_units * group_units;
   }
 
-  alignas(64) float sums[kMaxBlockRows * kPanelRows];
+  // Two panels of sums: a stream of whole numbers is read two panels at a time.
+  alignas(64) float sums[2 * kSumsOfPanel];
   constexpr int64_t kExpandedBytes = kMaxGroupUnits * FloatOfF32::kUnitBytes;
 #ifdef __AVX512BF16__
   static_assert(kManyRowsBlock * PairsOfBf16::kUnitBytes <= kExpandedBytes);
 #endif
   static_assert(kBlock <= kMaxGroupUnits);
   alignas(64) char expanded[kExpandedBytes];
+  const bool wide = streams && method.expanded != nullptr && task.num_rows <= kWideRows;
 
-  // Panels follow one another in memory, so what comes after a block is always what is next.
-  const char* block_data = linear.data + task.panel_begin * linear.panel_bytes;
-  for (int64_t panel = task.panel_begin; panel < task.panel_end; ++panel) {
+  Stretch s;
+  s.row_bytes = task.x.row_bytes;
+  s.panel_stride = linear.panel_bytes;
+  s.scales = nullptr;
+  s.scales_stride = group_bytes;
+  s.has_zeros = linear.has_zeros;
+  s.group_sums = nullptr;
+  s.group_sums_stride = linear.num_groups();
+  int64_t panels_at_once = 1;
+  for (int64_t panel = task.panel_begin; panel < task.panel_end; panel += panels_at_once) {
+    panels_at_once = wide && panel + 1 < task.panel_end ? 2 : 1;
+    const char* block_data = linear.data + panel * linear.panel_bytes;
     for (int64_t unit = 0; unit < num_units; unit += block_units) {
       const int64_t units = num_units - unit < block_units ? num_units - unit : block_units;
-      const int64_t groups = group_units > 0 ? units / group_units : 1;
-      const int64_t units_per_call = group_units > 0 ? group_units : units;
-      const int64_t block_bytes = group_units > 0 ? groups * group_bytes : units * linear.unit_bytes;
+      s.num_groups = group_units > 0 ? units / group_units : 1;
+      s.num_units = group_units > 0 ? group_units : units;
+      const int64_t block_bytes =
+          group_units > 0 ? s.num_groups * group_bytes : units * linear.unit_bytes;
+      // Panels follow one another in memory, so what comes after a block is always what is next.
       const char* next_data = block_data + block_bytes;
+      const char* w = block_data + linear.header_bytes;
+      s.w_stride = group_bytes;
       if (expand) {
-        for (int64_t g = 0; g < groups; ++g) {
-          method.expand(block_data + g * group_bytes + linear.header_bytes, units_per_call,
-                        expanded + g * units_per_call * stretch_unit_bytes);
+        s.w_stride = s.num_units * stretch_unit_bytes;
+        for (int64_t g = 0; g < s.num_groups; ++g) {
+          method.expand(w + g * group_bytes, s.num_units, expanded + g * s.w_stride);
         }
+        w = expanded;
       }
-      const int64_t calls = num_chunks * units;
-      Stretch s;
-      s.row_bytes = task.x.row_bytes;
-      s.num_units = units_per_call;
-      s.group_sums = nullptr;
-      s.group_sums_stride = linear.num_groups();
-      s.scales = s.zeros = nullptr;
-      s.lines_ahead = static_cast<int>((block_bytes / 64 + calls - 1) / calls);
+      s.w = w;
+      if (group_units > 0) s.scales = block_data;
+      s.first = unit == 0;
+      s.lines_ahead =
+          static_cast<int>((block_bytes / 64 + num_chunks * units - 1) / (num_chunks * units));
       int64_t chunk_row = 0;
       for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
         const int64_t chunks_left = num_chunks - chunk;
         const int64_t rows = (task.num_rows - chunk_row + chunks_left - 1) / chunks_left;
         const int64_t x_row = task.row_begin + chunk_row;
+        s.x = task.x.data + x_row * task.x.row_bytes + unit * kUnit * k_bytes;
         s.sums = sums + chunk_row * kPanelRows;
-        for (int64_t g = 0; g < groups; ++g) {
-          const int64_t first_unit = unit + g * units_per_call;
-          s.x = task.x.data + x_row * task.x.row_bytes + first_unit * kUnit * k_bytes;
-          s.first = first_unit == 0;
-          const char* group_data = block_data + g * group_bytes;
-          if (group_units > 0) {
-            s.scales = reinterpret_cast<const fp16*>(group_data);
-            if (linear.has_zeros) {
-              s.zeros = s.scales + kPanelRows;
-              s.group_sums =
-                  task.x.group_sums + x_row * linear.num_groups() + first_unit / group_units;
-            }
-          }
-          s.w = expand ? expanded + g * units_per_call * stretch_unit_bytes
-                       : group_data + linear.header_bytes;
-          s.ahead = streams ? s.w + kAheadBytes
-                            : next_data + (chunk * units + g * units_per_call) * s.lines_ahead * 64;
-          table.kernels[rows - 1](s);
+        if (linear.has_zeros) {
+          s.group_sums = task.x.group_sums + x_row * linear.num_groups() + unit / group_units;
         }
+        s.ahead = streams ? w + kAheadBytes : next_data + chunk * units * s.lines_ahead * 64;
+        (panels_at_once == 2 ? table.wide : table.kernels)[rows - 1](s);
         chunk_row += rows;
       }
       block_data = next_data;
     }
-    finish(task, sums, panel);
+    for (int64_t p = 0; p < panels_at_once; ++p) finish(task, sums + p * kSumsOfPanel, panel + p);
   }
 }
 

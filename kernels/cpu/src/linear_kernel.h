@@ -1,4 +1,4 @@
-// The innermost loops: some rows of x times one panel, over a stretch of k.
+// The innermost loops: some rows of x times one panel (or two), over a stretch of k.
 //
 // Every output has one accumulator that takes its k in rising order, in each of these kernels: that
 // is what makes results independent of the batch. Only for *_isa.cpp files.
@@ -16,19 +16,27 @@ constexpr int kPanelRows = kPanelVecs * kLanes;
 // Rows of x at once: with a panel's two registers each they take 24 of 32 (12 of 16) registers, and
 // so many multiplications are under way that none waits for the one before it.
 constexpr int kRows = kLanes == 16 ? 12 : 6;
+// Up to so many rows, two panels at once keep enough of them under way where whole numbers are
+// unpacked: each byte of those is worth several multiplications.
+constexpr int kWideRows = kLanes == 16 ? 4 : 1;
+constexpr int64_t kSumsOfPanel = kMaxBlockRows * kPanelRows;  // floats between two panels' sums
 
-// One call of a kernel.
+// One call of a kernel: whole groups of k where weights have group scales, else any stretch of k.
 struct Stretch {
   const char* x;  // first row, first k
   int64_t row_bytes;
   const char* w;
-  int64_t num_units;
+  int64_t num_units;     // of each group
+  int64_t num_groups;
+  int64_t panel_stride;  // bytes from one panel's w, scales and ahead to the next's
+  int64_t w_stride;      // bytes from one group's w to the next's
+  const char* scales;    // fp16, of the first group; null: sums are plain
+  int64_t scales_stride;
+  bool has_zeros;        // fp16, behind the scales
+  const float* group_sums;  // of the first group and row
+  int64_t group_sums_stride;
   float* sums;  // [rows][kPanelRows]
   bool first;   // start from zero instead of from `sums`
-  const fp16* scales;  // of this group; null: sums are plain
-  const fp16* zeros;   // of this group, or null
-  const float* group_sums;  // of this group, first row
-  int64_t group_sums_stride;
   const char* ahead;  // what to ask the memory for meanwhile, and how many lines of it per unit
   int lines_ahead;
 };
@@ -66,9 +74,13 @@ struct FloatOfBf16 {
   static constexpr int64_t kUnitBytes = kUnit * kPanelVecs * kLanes * 2;
 };
 
-inline void ask_ahead(const char*& ahead, int num_lines) {
-  for (int i = 0; i < num_lines; ++i) _mm_prefetch(ahead + i * 64, _MM_HINT_T0);
-  ahead += num_lines * 64;
+template <int kPanels>
+inline void ask_ahead(const char*& ahead, int num_lines, int64_t panel_stride) {
+  for (int i = 0; i < num_lines; ++i) {
+    _mm_prefetch(ahead, _MM_HINT_T0);
+    if (kPanels == 2) _mm_prefetch(ahead + panel_stride, _MM_HINT_T0);
+    ahead += 64;
+  }
 }
 
 // Three rows to a pointer, so that addresses need few registers.
@@ -86,22 +98,25 @@ struct RowPointers {
   }
 };
 
-template <class W, int kNumRows>
-inline void multiply_floats(const Stretch& s, Vec (&sums)[kNumRows][kPanelVecs]) {
-  const char* w = s.w;
-  const char* ahead = s.ahead;
-  RowPointers<kNumRows> x(s);
+template <class W, int kNumRows, int kPanels>
+inline void multiply_floats(const Stretch& s, const char* w, const char*& ahead,
+                            RowPointers<kNumRows>& x, Vec (&sums)[kNumRows][kPanels * kPanelVecs]) {
   for (int64_t unit = 0; unit < s.num_units; ++unit) {
-    ask_ahead(ahead, s.lines_ahead);
+    ask_ahead<kPanels>(ahead, s.lines_ahead, s.panel_stride);
 #pragma GCC unroll 8
     for (int k = 0; k < kUnit; ++k) {
-      const Vec low = W::load(w, k, 0);
-      const Vec high = W::load(w, k, 1);
+      Vec weights[kPanels * kPanelVecs];
+#pragma GCC unroll 4
+      for (int v = 0; v < kPanels * kPanelVecs; ++v) {
+        weights[v] = W::load(w + v / kPanelVecs * s.panel_stride, k, v % kPanelVecs);
+      }
 #pragma GCC unroll 12
       for (int row = 0; row < kNumRows; ++row) {
         const Vec value = Vec::set(reinterpret_cast<const float*>(x.row(row))[k]);
-        sums[row][0] = fma(low, value, sums[row][0]);
-        sums[row][1] = fma(high, value, sums[row][1]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kPanels * kPanelVecs; ++v) {
+          sums[row][v] = fma(weights[v], value, sums[row][v]);
+        }
       }
     }
     w += W::kUnitBytes;
@@ -149,25 +164,31 @@ struct PairsOfI4 {
   static constexpr int64_t kUnitBytes = kPanelVecs * 64;
 };
 
-template <class W, int kNumRows>
-inline void multiply_pairs(const Stretch& s, Vec (&sums)[kNumRows][kPanelVecs]) {
-  const char* w = s.w;
-  const char* ahead = s.ahead;
-  RowPointers<kNumRows> x(s);
+template <class W, int kNumRows, int kPanels>
+inline void multiply_pairs(const Stretch& s, const char* w, const char*& ahead,
+                           RowPointers<kNumRows>& x, Vec (&sums)[kNumRows][kPanels * kPanelVecs]) {
+  constexpr int kVecs = kPanels * kPanelVecs;
   for (int64_t unit = 0; unit < s.num_units; ++unit) {
-    ask_ahead(ahead, s.lines_ahead);
-    const typename W::Held held[kPanelVecs] = {W::hold(w, 0), W::hold(w, 1)};
+    ask_ahead<kPanels>(ahead, s.lines_ahead, s.panel_stride);
+    typename W::Held held[kVecs];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) {
+      held[v] = W::hold(w + v / kPanelVecs * s.panel_stride, v % kPanelVecs);
+    }
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
-      const __m512bh low = W::pair(held[0], j);
-      const __m512bh high = W::pair(held[1], j);
+      __m512bh weights[kVecs];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) weights[v] = W::pair(held[v], j);
 #pragma GCC unroll 12
       for (int row = 0; row < kNumRows; ++row) {
         int32_t two;
         __builtin_memcpy(&two, x.row(row) + j * 4, 4);
         const __m512bh values = (__m512bh)_mm512_set1_epi32(two);
-        sums[row][0].v = _mm512_dpbf16_ps(sums[row][0].v, low, values);
-        sums[row][1].v = _mm512_dpbf16_ps(sums[row][1].v, high, values);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; ++v) {
+          sums[row][v].v = _mm512_dpbf16_ps(sums[row][v].v, weights[v], values);
+        }
       }
     }
     w += W::kUnitBytes;
@@ -177,53 +198,70 @@ inline void multiply_pairs(const Stretch& s, Vec (&sums)[kNumRows][kPanelVecs]) 
 
 #endif
 
-template <class W, bool kNative, int kNumRows>
+template <class W, bool kNative, int kNumRows, int kPanels>
 void kernel(const Stretch& s) {
+  constexpr int kVecs = kPanels * kPanelVecs;
+  const auto total = [&](int row, int v) {
+    return s.sums + v / kPanelVecs * kSumsOfPanel + row * kPanelRows + v % kPanelVecs * kLanes;
+  };
   const bool scaled = s.scales != nullptr;
-  Vec sums[kNumRows][kPanelVecs];
+  const char* w = s.w;
+  const char* ahead = s.ahead;
+  const char* scales = s.scales;
+  RowPointers<kNumRows> x(s);
+  for (int64_t group = 0; group < s.num_groups; ++group) {
+    const bool fresh = s.first && group == 0;
+    Vec sums[kNumRows][kVecs];
 #pragma GCC unroll 12
-  for (int row = 0; row < kNumRows; ++row) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kPanelVecs; ++v) {
-      sums[row][v] = s.first || scaled ? Vec::zero()
-                                       : Vec::load(s.sums + row * kPanelRows + v * kLanes);
-    }
-  }
-#ifdef __AVX512BF16__
-  if constexpr (kNative) multiply_pairs<W, kNumRows>(s, sums);
-#endif
-  if constexpr (!kNative) multiply_floats<W, kNumRows>(s, sums);
-#pragma GCC unroll 12
-  for (int row = 0; row < kNumRows; ++row) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kPanelVecs; ++v) {
-      float* total = s.sums + row * kPanelRows + v * kLanes;
-      if (scaled) {
-        Vec sum = sums[row][v];
-        if (s.zeros != nullptr) {
-          const Vec x_sum = Vec::set(-s.group_sums[row * s.group_sums_stride]);
-          sum = fma(Vec::load(s.zeros + v * kLanes), x_sum, sum);
-        }
-        const Vec before = s.first ? Vec::zero() : Vec::load(total);
-        sums[row][v] = fma(sum, Vec::load(s.scales + v * kLanes), before);
+    for (int row = 0; row < kNumRows; ++row) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) {
+        sums[row][v] = fresh || scaled ? Vec::zero() : Vec::load(total(row, v));
       }
-      sums[row][v].store(total);
     }
+#ifdef __AVX512BF16__
+    if constexpr (kNative) multiply_pairs<W, kNumRows, kPanels>(s, w, ahead, x, sums);
+#endif
+    if constexpr (!kNative) multiply_floats<W, kNumRows, kPanels>(s, w, ahead, x, sums);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) {
+      Vec scale = Vec::zero();
+      Vec zero = Vec::zero();
+      if (scaled) {
+        const fp16* halves = reinterpret_cast<const fp16*>(scales + v / kPanelVecs * s.panel_stride);
+        scale = Vec::load(halves + v % kPanelVecs * kLanes);
+        if (s.has_zeros) zero = Vec::load(halves + kPanelRows + v % kPanelVecs * kLanes);
+      }
+#pragma GCC unroll 12
+      for (int row = 0; row < kNumRows; ++row) {
+        if (scaled) {
+          Vec sum = sums[row][v];
+          if (s.has_zeros) {
+            sum = fma(zero, Vec::set(-s.group_sums[row * s.group_sums_stride + group]), sum);
+          }
+          sums[row][v] = fma(sum, scale, fresh ? Vec::zero() : Vec::load(total(row, v)));
+        }
+        sums[row][v].store(total(row, v));
+      }
+    }
+    w += s.w_stride;
+    scales += s.scales_stride;
   }
 }
 
-// kernels[rows - 1]
 struct KernelTable {
-  Kernel kernels[kRows];
+  Kernel kernels[kRows];   // [rows - 1]
+  Kernel wide[kWideRows];  // [rows - 1], two panels
 };
 
-template <class W, bool kNative, int... kRowsLessOne>
-constexpr KernelTable make_table(std::integer_sequence<int, kRowsLessOne...>) {
-  return {{kernel<W, kNative, kRowsLessOne + 1>...}};
+template <class W, bool kNative, int... kRow, int... kWideRow>
+constexpr KernelTable make_table(std::integer_sequence<int, kRow...>,
+                                 std::integer_sequence<int, kWideRow...>) {
+  return {{kernel<W, kNative, kRow + 1, 1>...}, {kernel<W, kNative, kWideRow + 1, 2>...}};
 }
 
 template <class W, bool kNative>
-constexpr KernelTable kKernels =
-    make_table<W, kNative>(std::make_integer_sequence<int, kRows>());
+constexpr KernelTable kKernels = make_table<W, kNative>(
+    std::make_integer_sequence<int, kRows>(), std::make_integer_sequence<int, kWideRows>());
 
 }  // namespace legato::LEGATO_ISA
