@@ -1,29 +1,13 @@
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 
 #include "api.h"
 #include "attention_plan.h"
 #include "pool.h"
+#include "stack_memory.h"
 
 namespace legato {
 namespace {
-
-// 64-byte aligned floats of this thread, grown as needed and kept.
-float* thread_scratch(int64_t num_floats) {
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-  thread_local std::unique_ptr<float, Free> memory;
-  thread_local int64_t size = 0;
-  if (size < num_floats) {
-    memory.reset(static_cast<float*>(
-        std::aligned_alloc(64, static_cast<size_t>((num_floats * 4 + 63) / 64 * 64))));
-    size = num_floats;
-  }
-  return memory.get();
-}
 
 // What a task costs, in rows times partitions; reading K and V weighs like a few rows.
 constexpr int64_t kReadCost = 8;
@@ -100,7 +84,8 @@ void AttentionPlan::run(const AttentionArgs& args) {
   const auto num_tasks = static_cast<int64_t>(tasks_.size());
   const int num_threads = Pool::get().size();
   Pool::get().run(num_tasks, [&](int64_t i, int) {
-    const AttentionScratch scratch(thread_scratch(scratch_floats), layout);
+    auto* memory = reinterpret_cast<float*>(thread_memory<AttentionPlan>(scratch_floats * 4));
+    const AttentionScratch scratch(memory, layout);
     AttentionTask task = tasks_[i];
     if (task.split >= 0) task.partials = partials_.get() + offsets_[i];
     // Tasks are claimed in order, so this is a guess that is right when threads keep in step.

@@ -10,13 +10,13 @@ namespace {
 
 constexpr int kMaxHeadDim = 1024;
 
-// Rotates feature pairs (i, i + D/2). Hugging Face rounds the table, each product and the sum.
+// Rotates feature pairs (i, i + D/2). Hugging Face rounds the table, each product and the sum; the
+// table is rounded already.
 template <class T>
 void rotate(const T* x, const float* cos_sin, T* y, int dim) {
   const int half = dim / 2;
   for_lanes(half, [&](int64_t i, int n) {
-    const Vec cos = rounded<T>(load_lanes(cos_sin + i, n));
-    const Vec sin = rounded<T>(load_lanes(cos_sin + half + i, n));
+    const Vec cos = load_lanes(cos_sin + i, n), sin = load_lanes(cos_sin + half + i, n);
     const Vec a = load_lanes(x + i, n), b = load_lanes(x + half + i, n);
     store_lanes(rounded<T>(a * cos) - rounded<T>(b * sin), y + i, n);
     store_lanes(rounded<T>(b * cos) + rounded<T>(a * sin), y + half + i, n);
@@ -123,8 +123,12 @@ void rope_in(const RopeArgs& args, int64_t begin, int64_t end) {
   using Bits = typename Form::Bits;
   Bits bits[kMaxHeadDim];
   T key[kMaxHeadDim];
+  float cos_sin[kMaxHeadDim];
   for (int64_t t = begin; t < end; ++t) {
-    const float* cos_sin = args.cos_sin + int64_t{args.batch->positions[t]} * dim;
+    const float* table = args.cos_sin + int64_t{args.batch->positions[t]} * dim;
+    for_lanes(dim, [&](int64_t i, int n) {
+      store_lanes(rounded<T>(load_lanes(table + i, n)), cos_sin + i, n);
+    });
     const T* row = static_cast<const T*>(args.qkv) + t * (heads + 2 * kv_heads) * dim;
     T* query = static_cast<T*>(args.query) + t * heads * dim;
     for (int h = 0; h < heads; ++h) {

@@ -2,29 +2,12 @@
 
 #include "sampling_kernel.h"
 
-#include <cstdlib>
-#include <memory>
-
 #include "api.h"
 #include "pool.h"
+#include "stack_memory.h"
 
 namespace legato {
 namespace {
-
-float* thread_scratch(int64_t num_floats) {
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-  thread_local std::unique_ptr<float, Free> memory;
-  thread_local int64_t size = 0;
-  if (size < num_floats) {
-    memory.reset();
-    memory.reset(static_cast<float*>(
-        std::aligned_alloc(64, static_cast<size_t>((num_floats * 4 + 63) / 64 * 64))));
-    size = num_floats;
-  }
-  return memory.get();
-}
 
 uint64_t mix64(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -56,7 +39,8 @@ LEGATO_API void legato_sample(const float* logits, int64_t num_rows, int64_t voc
   const auto draw = LEGATO_PICK(draw_token);
   const int64_t padded = legato::padded_vocabulary(vocabulary);
   legato::Pool::get().run(num_rows, [&](int64_t i, int) {
-    float* weights = legato::thread_scratch(2 * padded + 16);
+    auto* weights =
+        reinterpret_cast<float*>(legato::thread_memory<legato::DrawArgs>((2 * padded + 16) * 4));
     tokens[i] = draw({logits + i * stride, vocabulary, temperatures[i], top_ks[i], top_ps[i],
                       min_ps[i], legato::uniform(seeds[i], positions[i])},
                      weights, weights + padded);

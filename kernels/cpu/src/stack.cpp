@@ -1,16 +1,14 @@
 // All decoder layers of a stage in one call: the same operations in the same order as one by one,
 // on memory that is kept from call to call.
 
-#include <cstdlib>
-#include <cstring>
 #include <map>
-#include <memory>
 
 #include "api.h"
 #include "attention_plan.h"
 #include "elementwise_kernel.h"
 #include "linear.h"
 #include "pool.h"
+#include "stack_memory.h"
 
 namespace legato {
 
@@ -38,26 +36,14 @@ struct Stack {
 
 namespace {
 
-// Activations of one step, carved out of memory of the calling thread that only grows.
+// Activations of one step, carved out of one memory.
 class Activations {
  public:
-  explicit Activations(int64_t num_bytes) {
-    struct Free {
-      void operator()(char* p) const { std::free(p); }
-    };
-    thread_local std::unique_ptr<char, Free> memory;
-    thread_local int64_t size = 0;
-    if (size < num_bytes) {
-      memory.reset();
-      memory.reset(static_cast<char*>(std::aligned_alloc(64, rounded(num_bytes))));
-      size = num_bytes;
-    }
-    next_ = memory.get();
-  }
-  static int64_t rounded(int64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
+  explicit Activations(int64_t num_bytes) : next_(thread_memory<Stack>(num_bytes)) {}
+
   void* take(int64_t num_bytes) {
     char* taken = next_;
-    next_ += rounded(num_bytes);
+    next_ += round_to_lines(num_bytes);
     return taken;
   }
 
@@ -80,7 +66,7 @@ struct Sizes {
   int64_t total() const {
     int64_t sum = 0;
     for (int64_t width : {hidden, qkv, attended, attended, inner, 2 * inner}) {
-      sum += Activations::rounded(tokens * width * bytes);
+      sum += round_to_lines(tokens * width * bytes);
     }
     return sum;
   }

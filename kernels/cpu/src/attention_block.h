@@ -1,0 +1,311 @@
+// A block of query rows against its K and V, partition by partition.
+//
+// Only for *_isa.cpp files.
+#pragma once
+
+#include <cstring>
+
+#include "attention_gather.h"
+#include "attention_kernel.h"
+#include "attention_product.h"
+#include "attention_softmax.h"
+
+namespace legato::LEGATO_ISA {
+
+template <class Format>
+class Block {
+ public:
+  Block(const AttentionArgs& args, const AttentionTask& task, const AttentionTask* next,
+        const AttentionScratch& scratch)
+      : args_(args),
+        task_(task),
+        next_(next),
+        scratch_(scratch),
+        tiles_(args, task, scratch),
+        scaling_(args.shape, tiles_.is_int8() ? tiles_.key_scales : nullptr,
+                 tiles_.is_int8() ? tiles_.value_scales : nullptr),
+        value_dim_(round_up(args.shape.head_dim, 16)),
+        words_(args.shape.head_dim / Format::kPair) {
+    const int group = args.shape.group();
+    const int start = args.batch->starts[task.slice];
+    for (int r = 0; r < task.num_rows; ++r) {
+      const int position = start + (task.first_row + r) / group;
+      end_[r] = position + 1;
+      begin_[r] = first_visible(position, args.shape.sliding_window);
+    }
+    states_.reset();
+  }
+
+  void run() {
+    load_query();
+    const bool whole = task_.partials == nullptr;
+    if (whole) {
+      std::memset(scratch_.accumulated, 0, sizeof(float) * task_.num_rows * value_dim_);
+    }
+    float* partial = task_.partials;
+    for (int p = task_.first_partition; p < task_.end_partition; ++p) {
+      float* target = whole ? scratch_.accumulated : partial + 2 * kRowsPerBlock;
+      compute(p, target, whole);
+      if (whole) continue;
+      std::memcpy(partial, states_.part_maximum, sizeof states_.part_maximum);
+      std::memcpy(partial + kRowsPerBlock, states_.part_sum, sizeof states_.part_sum);
+      partial += partial_floats(task_.num_rows, value_dim_);
+    }
+  }
+
+  const RowStates& states() const { return states_; }
+
+ private:
+  const uint8_t* query_row(int row) const {
+    const ShapeView& shape = args_.shape;
+    const int group = shape.group();
+    const int64_t token = args_.batch->query_starts[task_.slice] + row / group;
+    const int64_t head = token * shape.num_heads + task_.kv_head * group + row % group;
+    return static_cast<const uint8_t*>(args_.query) +
+           head * shape.head_dim * bytes_of(shape.dtype);
+  }
+
+  void load_query() {
+    const int dim = args_.shape.head_dim;
+    for (int r = 0; r < task_.num_rows; ++r) {
+      const uint8_t* source = query_row(task_.first_row + r);
+      float* target = scratch_.query + int64_t{r} * words_;
+      if (Format::kPair == 2 || args_.shape.dtype == Dtype::float32) {
+        std::memcpy(target, source, int64_t{words_} * 4);
+        continue;
+      }
+      for (int d = 0; d < dim; d += 8) {
+        const Vec row = args_.shape.dtype == Dtype::bfloat16
+                            ? Vec::load(reinterpret_cast<const bf16*>(source) + d, 8)
+                            : Vec::load(reinterpret_cast<const fp16*>(source) + d, 8);
+        row.store(target + d, 8);
+      }
+    }
+  }
+
+  // Visible positions of rows [row, row + count) within the partition; end 0 if there are none.
+  struct Range {
+    int begin, end;
+  };
+  Range visible(int partition, int row, int count) const {
+    const int base = partition * kPartition;
+    Range all{kPartition, 0};
+    for (int r = row; r < row + count; ++r) {
+      const int begin = begin_[r] > base ? begin_[r] - base : 0;
+      const int end = end_[r] - base < kPartition ? end_[r] - base : kPartition;
+      if (begin >= end) continue;
+      if (begin < all.begin) all.begin = begin;
+      if (end > all.end) all.end = end;
+    }
+    return all;
+  }
+
+  // Adds one partition to the rows' outputs, or leaves it alone in `target`.
+  void compute(int partition, float* target, bool merges) {
+    states_.reset_part();
+    const Range all = visible(partition, 0, task_.num_rows);
+    if (all.end == 0) {
+      if (!merges) std::memset(target, 0, sizeof(float) * task_.num_rows * value_dim_);
+      return;
+    }
+    const int begin = all.begin / kTile, stop = round_up(all.end, kTile) / kTile;
+    tiles_.prepare(partition, begin, stop, all.end + partition * kPartition);
+    const int num_groups = (task_.num_rows + kBlockRows - 1) / kBlockRows;
+    for (int g = 0; g < num_groups; ++g) {
+      ranges_[g] = visible(partition, g * kBlockRows, rows_of(g));
+    }
+    // A few tiles of K stay in the nearest cache while all rows meet them.
+    for (int t = begin; t < stop; t += kBlockLanes) {
+      for (int g = 0; g < num_groups; ++g) score(g, t, min_of(t + kBlockLanes, stop));
+    }
+    fetch_next(partition);
+    for (int g = 0; g < num_groups; ++g) weigh_rows(g, partition);
+    if (merges) states_.merge_part();
+    for (int g = 0; g < num_groups; ++g) {
+      if (ranges_[g].end > 0) {
+        mix(g, target, merges);
+      } else if (!merges) {
+        std::memset(target + int64_t{g} * kBlockRows * value_dim_, 0,
+                    sizeof(float) * rows_of(g) * value_dim_);
+      }
+    }
+  }
+
+  static int min_of(int a, int b) { return a < b ? a : b; }
+
+  int rows_of(int g) const { return min_of(kBlockRows, task_.num_rows - g * kBlockRows); }
+
+  // Finds the keys that come next, in this task or the next: fetched while values are read.
+  void fetch_next(int partition) {
+    fetches_ = false;
+    if (!tiles_.in_place()) return;
+    const bool last = partition + 1 == task_.end_partition;
+    if (last && next_ == nullptr) return;
+    const uint8_t* unused[kTilesPerPartition];
+    const AttentionTask& task = last ? *next_ : task_;
+    const int first = last ? next_->first_partition : partition + 1;
+    const int rows = (task.first_row + task.num_rows - 1) / args_.shape.group();
+    const int length = args_.batch->starts[task.slice] + rows + 1 - first * kPartition;
+    const int stop = round_up(length < kPartition ? length : kPartition, kTile) / kTile;
+    tiles_.find(args_, task, first, stop, ahead_, unused);
+    for (int t = stop; t < kTilesPerPartition; ++t) ahead_[t] = ahead_[0];
+    fetches_ = stop > 0;
+  }
+
+  void score(int g, int begin, int stop) {
+    const int first = ranges_[g].begin / kTile, end = round_up(ranges_[g].end, kTile) / kTile;
+    begin = begin > first ? begin : first;
+    stop = stop < end ? stop : end;
+    if (begin >= stop) return;
+    if (g == 0 && tiles_.in_place()) {
+      with_rows<kBlockRows, true>(g, begin, stop - begin, nullptr, false);
+    } else {
+      with_rows<kBlockRows, false>(g, begin, stop - begin, nullptr, false);
+    }
+  }
+
+  void mix(int g, float* target, bool merges) {
+    const int columns = value_dim_ / 16;
+    for (int c = 0; c < columns; c += kBlockLanes) {
+      const int lanes = min_of(kBlockLanes, columns - c);
+      if (g == 0 && fetches_) {
+        with_rows<kBlockRows, true>(g, c, lanes, target, merges);
+      } else {
+        with_rows<kBlockRows, false>(g, c, lanes, target, merges);
+      }
+    }
+  }
+
+  // Finds the instance for a group's number of rows and of lanes: of scores (no target) from tile
+  // `first`, or of outputs from column `first`.
+  template <int kRows, bool kAhead>
+  void with_rows(int g, int first, int lanes, float* target, bool merges) {
+    if (rows_of(g) == kRows) {
+      with_lanes<kRows, kBlockLanes, kAhead>(g, first, lanes, target, merges);
+    } else if constexpr (kRows > 1) {
+      with_rows<kRows - 1, kAhead>(g, first, lanes, target, merges);
+    }
+  }
+
+  template <int kRows, int kLanes, bool kAhead>
+  void with_lanes(int g, int first, int lanes, float* target, bool merges) {
+    if (lanes < kLanes) {
+      if constexpr (kLanes > 1) with_lanes<kRows, kLanes - 1, kAhead>(g, first, lanes, target, merges);
+    } else if (target == nullptr) {
+      score_block<kRows, kLanes, kAhead>(g * kBlockRows, first);
+    } else {
+      mix_block<kRows, kLanes, kAhead>(g, first, target, merges);
+    }
+  }
+
+  template <int kRows, int kLanes, bool kAhead>
+  void score_block(int row, int tile) {
+    Lanes sum[kRows][kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 8
+      for (int j = 0; j < kLanes; ++j) sum[i][j] = Lanes::zero();
+    }
+    multiply<Format, kAhead>(
+        reinterpret_cast<const uint32_t*>(scratch_.query) + int64_t{row} * words_, words_,
+        tiles_.keys + tile, 64, words_, tiles_.values + tile, 64, sum);
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 8
+      for (int j = 0; j < kLanes; ++j) {
+        sum[i][j].store(scratch_.scores + int64_t{row + i} * kPartition + (tile + j) * kTile);
+      }
+    }
+  }
+
+  void fetch_tile(const uint8_t* tile) const {
+    const int64_t bytes = int64_t{kTile} * value_dim_ * 4 / Format::kPair;
+    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(tile + i, _MM_HINT_T0);
+  }
+
+  float* scores_of(int row) const { return scratch_.scores + int64_t{row} * kPartition; }
+
+  void weigh_rows(int g, int partition) {
+    const Range range = ranges_[g];
+    if (range.end == 0) return;
+    const int first = g * kBlockRows, end = first + rows_of(g);
+    // All maxima first: each takes a while to get from its lanes to one number.
+    for (int r = first; r < end; ++r) {
+      const Range own = visible(partition, r, 1);
+      if (own.end > 0) {
+        states_.part_maximum[r] = maximum_of(scores_of(r), own.begin, own.end, scaling_);
+      }
+    }
+    for (int r = first; r < end; ++r) {
+      if (g == 0 && fetches_) fetch_tile(ahead_[r]);  // memory would be idle here
+      const Range own = visible(partition, r, 1);
+      if (own.end > 0) {
+        states_.part_sum[r] =
+            weigh<Format>(scores_of(r), range.begin / kTile * kTile, round_up(range.end, kTile),
+                          own.begin, own.end, states_.part_maximum[r], scaling_);
+      } else {
+        std::memset(scores_of(r), 0, sizeof(float) * kPartition / Format::kPair);
+      }
+    }
+  }
+
+  template <int kRows, int kLanes, bool kAhead>
+  void mix_block(int g, int column, float* target, bool merges) {
+    const Range range = ranges_[g];
+    const int row = g * kBlockRows;
+    Lanes sum[kRows][kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 8
+      for (int j = 0; j < kLanes; ++j) sum[i][j] = Lanes::zero();
+    }
+    const int begin = range.begin / kTile, stop = round_up(range.end, kTile) / kTile;
+    const uint32_t* weights =
+        reinterpret_cast<const uint32_t*>(scratch_.scores) + int64_t{row} * kPartition;
+    for (int t = begin; t < stop; ++t) {
+      const uint8_t* right[kLanes];
+      const uint8_t* ahead[kLanes];
+#pragma GCC unroll 8
+      for (int j = 0; j < kLanes; ++j) {
+        right[j] = tiles_.values[t] + (column + j) * 64;
+        ahead[j] = kAhead ? ahead_[t] + (column + j) * 64 : nullptr;
+      }
+      // Behind the last token lies whatever the block's last owner left: never multiply it.
+      const int tokens = min_of(kTile, range.end - t * kTile);
+      multiply<Format, kAhead>(weights + t * kTile / Format::kPair, kPartition, right,
+                               value_dim_ * 4, (tokens + Format::kPair - 1) / Format::kPair, ahead,
+                               value_dim_ * 4, sum);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+      float* out = target + int64_t{row + i} * value_dim_ + column * 16;
+      const Vec keep = Vec::set(states_.keep[row + i]), take = Vec::set(states_.take[row + i]);
+#pragma GCC unroll 8
+      for (int j = 0; j < kLanes; ++j) {
+#pragma GCC unroll 2
+        for (int part = 0; part < kParts; ++part) {
+          float* at = out + j * 16 + part * Vec::kLanes;
+          const Vec fresh = sum[i][j].part[part];
+          (merges ? fma(fresh, take, Vec::load(at) * keep) : fresh).store(at);
+        }
+      }
+    }
+  }
+
+  const AttentionArgs& args_;
+  const AttentionTask& task_;
+  const AttentionTask* next_;
+  const AttentionScratch scratch_;
+  Tiles<Format> tiles_;
+  const ScoreScaling scaling_;
+  const int value_dim_;
+  const int words_;  // of a query row
+  RowStates states_;
+  int begin_[kRowsPerBlock];  // visible positions of each row
+  int end_[kRowsPerBlock];
+  Range ranges_[kRowsPerBlock / kBlockRows];  // visible to each group of rows, in the partition
+  const uint8_t* ahead_[kTilesPerPartition];
+  bool fetches_ = false;
+};
+
+}  // namespace legato::LEGATO_ISA

@@ -1,0 +1,31 @@
+// Memory of the calling thread that only grows, 64-byte aligned: what operations compute in.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+namespace legato {
+
+inline int64_t round_to_lines(int64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
+
+// One memory per thread and `Owner`; what an earlier call left in it may be gone.
+template <class Owner>
+char* thread_memory(int64_t num_bytes) {
+  struct Free {
+    void operator()(char* p) const { std::free(p); }
+  };
+  thread_local std::unique_ptr<char, Free> memory;
+  thread_local int64_t size = 0;
+  if (size < num_bytes) {
+    memory.reset();
+    size = 0;
+    memory.reset(static_cast<char*>(std::aligned_alloc(64, round_to_lines(num_bytes))));
+    if (memory == nullptr) throw std::bad_alloc();
+    size = num_bytes;
+  }
+  return memory.get();
+}
+
+}  // namespace legato
