@@ -102,6 +102,7 @@ def markdown(table: list[dict[str, Any]]) -> str:
     columns = [
         *(f"fixed {b}" for b in BUDGETS),
         "adaptive",
+        "compute bound",
         "fixed 512, deadline",
         "adaptive, deadline",
     ]
