@@ -40,7 +40,7 @@ def test_every_command_explains_itself(command: str) -> None:
 def test_shipped_configs_are_valid(config: Path) -> None:
     assert runner.invoke(app, ["config", "check", str(config)]).exit_code == 0
     shown = runner.invoke(app, ["config", "show", str(config)])
-    assert json.loads(shown.stdout)["stage"]["model_path"].endswith("demo")
+    assert json.loads(shown.stdout)["stage"]["model_path"].startswith(str(ROOT / "configs/models"))
 
 
 @pytest.mark.parametrize(
