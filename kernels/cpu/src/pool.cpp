@@ -81,19 +81,23 @@ void Pool::resize(int num_threads) {
   std::lock_guard<std::mutex> lock(callers_);
   num_threads = std::clamp(num_threads, 1, kMaxThreads);
   if (num_threads == size()) return;
+  ++generation_;
+  wake_workers();
+  // A worker that has not seen this yet could claim a task of the next job under its old index.
+  while (num_workers_.load(std::memory_order_acquire) > 0) sched_yield();
   size_ = num_threads;
   started_ = false;
-  ++generation_;
-  wake_workers();  // so that those of the old generation see it and end
 }
 
 void Pool::start_workers() {
   started_ = true;
   const uint32_t generation = generation_.load();
   for (int thread = 1; thread < size(); ++thread) {
+    ++num_workers_;
     try {
       std::thread([this, thread, generation] { work(thread, generation); }).detach();
     } catch (const std::system_error&) {
+      --num_workers_;
       size_ = thread;  // the machine gives no more threads: go on with those there are
     }
   }
@@ -109,6 +113,7 @@ void Pool::work(int thread, uint32_t generation) {
     while (generation_.load(std::memory_order_acquire) == generation && claim_and_run(thread)) {
     }
   }
+  num_workers_.fetch_sub(1, std::memory_order_release);
 }
 
 bool Pool::claim_and_run(int thread) {

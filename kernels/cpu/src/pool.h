@@ -65,6 +65,7 @@ class Pool {
   std::mutex callers_;                       // one job at a time
   std::atomic<int> size_{1};
   std::atomic<uint32_t> generation_{0};      // workers of an older generation retire
+  std::atomic<int> num_workers_{0};          // alive, of any generation
   bool started_ = false;
 };
 
