@@ -208,7 +208,8 @@ class Block {
     }
     multiply<Format, kAhead>(
         reinterpret_cast<const uint32_t*>(scratch_.query) + int64_t{row} * words_, words_,
-        tiles_.keys + tile, 64, words_, tiles_.values + tile, 64, sum);
+        tiles_.keys + tile, Format::kLaneBytes, words_, tiles_.values + tile, Format::kLaneBytes,
+        sum);
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 8
@@ -219,7 +220,7 @@ class Block {
   }
 
   void fetch_tile(const uint8_t* tile) const {
-    const int64_t bytes = int64_t{kTile} * value_dim_ * 4 / Format::kPair;
+    const int64_t bytes = int64_t{kTile / Format::kPair} * value_dim_ / 16 * Format::kLaneBytes;
     for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(tile + i, _MM_HINT_T0);
   }
 
@@ -260,6 +261,7 @@ class Block {
       for (int j = 0; j < kLanes; ++j) sum[i][j] = Lanes::zero();
     }
     const int begin = range.begin / kTile, stop = round_up(range.end, kTile) / kTile;
+    const int64_t row_bytes = int64_t{value_dim_ / 16} * Format::kLaneBytes;  // of V
     const uint32_t* weights =
         reinterpret_cast<const uint32_t*>(scratch_.scores) + int64_t{row} * kPartition;
     for (int t = begin; t < stop; ++t) {
@@ -267,14 +269,14 @@ class Block {
       const uint8_t* ahead[kLanes];
 #pragma GCC unroll 8
       for (int j = 0; j < kLanes; ++j) {
-        right[j] = tiles_.values[t] + (column + j) * 64;
-        ahead[j] = kAhead ? ahead_[t] + (column + j) * 64 : nullptr;
+        right[j] = tiles_.values[t] + (column + j) * Format::kLaneBytes;
+        ahead[j] = kAhead ? ahead_[t] + (column + j) * Format::kLaneBytes : nullptr;
       }
       // Behind the last token lies whatever the block's last owner left: never multiply it.
       const int tokens = min_of(kTile, range.end - t * kTile);
       multiply<Format, kAhead>(weights + t * kTile / Format::kPair, kPartition, right,
-                               value_dim_ * 4, (tokens + Format::kPair - 1) / Format::kPair, ahead,
-                               value_dim_ * 4, sum);
+                               row_bytes, (tokens + Format::kPair - 1) / Format::kPair, ahead,
+                               row_bytes, sum);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {

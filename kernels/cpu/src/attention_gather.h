@@ -86,17 +86,22 @@ class Tiles {
         cache_(args.cache),
         table_(args.batch->block_tables + int64_t{task.slice} * args.batch->table_width),
         kv_head_(task.kv_head),
-        in_place_(layout_.has_whole_tiles() && layout_.dtype != Dtype::float16 &&
-                  layout_.dtype != Dtype::int8 && layout_.pair == Format::kPair),
-        converts_(layout_.dtype == Dtype::float16 || layout_.dtype == Dtype::int8 ||
-                  layout_.pair != Format::kPair),
+        converts_(layout_.pair != Format::kPair ||
+                  layout_.pair * layout_.element_bytes * 16 != Format::kLaneBytes),
+        in_place_(layout_.has_whole_tiles() && !converts_),
         scratch_(scratch) {}
 
   bool is_int8() const { return layout_.dtype == Dtype::int8; }
 
   // Makes tiles [begin, stop) of `partition` ready; positions from `length` on hold no token.
   void prepare(int partition, int begin, int stop, int length) {
-    if (in_place_) return find(partition, begin, stop, keys, values);
+    if (in_place_) {
+      find(partition, begin, stop, keys, values);
+      for (int t = begin; is_int8() && t < stop; ++t) {
+        load_scales(t, partition * kPartition + t * kTile);
+      }
+      return;
+    }
     const uint8_t* unused[kTilesPerPartition];
     const uint8_t* blocks[kTilesPerPartition];
     const int64_t tile_bytes = layout_.head_bytes * kTile / layout_.block_size;
@@ -148,6 +153,15 @@ class Tiles {
  private:
   static constexpr int kTilesAhead = 3;  // being fetched while one is converted
 
+  // Of a whole tile.
+  void load_scales(int t, int position) {
+    const int offset = position % layout_.block_size;
+    const uint8_t* head = layout_.head(cache_, table_[position / layout_.block_size], kv_head_);
+    const uint8_t* scales = head + layout_.scale_offset;
+    std::memcpy(key_scales + t * kTile, scales + 4 * offset, 4 * kTile);
+    std::memcpy(value_scales + t * kTile, scales + 4 * (layout_.block_size + offset), 4 * kTile);
+  }
+
   void gather(int t, int position, int num_tokens) {
     const int dim = layout_.head_dim, value_dim = layout_.value_dim;
     uint8_t* key_target = reinterpret_cast<uint8_t*>(scratch_.keys) +
@@ -163,12 +177,7 @@ class Tiles {
       const uint8_t* head = layout_.head(cache_, table_[position / layout_.block_size], kv_head_);
       key_source = head + layout_.key_offset(offset);
       value_source = head + layout_.value_row_offset(offset);
-      if (is_int8()) {
-        const uint8_t* scales = head + layout_.scale_offset;
-        std::memcpy(key_scales + t * kTile, scales + 4 * offset, 4 * kTile);
-        std::memcpy(value_scales + t * kTile, scales + 4 * (layout_.block_size + offset),
-                    4 * kTile);
-      }
+      if (is_int8()) load_scales(t, position);
     } else {
       uint8_t* raw = converts_ ? reinterpret_cast<uint8_t*>(scratch_.raw) : key_target;
       uint8_t* raw_values = converts_ ? raw + kTile * dim * 4 : value_target;
@@ -240,8 +249,8 @@ class Tiles {
   const void* cache_;
   const int32_t* table_;
   const int kv_head_;
-  const bool in_place_;
   const bool converts_;
+  const bool in_place_;
   const AttentionScratch scratch_;
 };
 

@@ -46,6 +46,13 @@ void attend(const AttentionArgs& args, const AttentionTask& task, const Attentio
             AttentionScratch scratch) {
   const bool pairs = args.shape.dtype == Dtype::bfloat16 &&
                      (args.shape.kv_dtype == Dtype::bfloat16 || args.shape.kv_dtype == Dtype::int8);
+#if defined(__AVX512BF16__)
+  // More rows widen a tile once, beforehand.
+  if (pairs && args.shape.kv_dtype == Dtype::int8 && task.num_rows <= kBlockRows &&
+      args.shape.layout().has_whole_tiles()) {
+    return attend_in<BytePairFormat>(args, task, next, scratch);
+  }
+#endif
   pairs ? attend_in<PairFormat>(args, task, next, scratch)
         : attend_in<FloatFormat>(args, task, next, scratch);
 }
