@@ -190,7 +190,9 @@ class Block {
   template <int kRows, int kLanes, bool kAhead>
   void with_lanes(int g, int first, int lanes, float* target, bool merges) {
     if (lanes < kLanes) {
-      if constexpr (kLanes > 1) with_lanes<kRows, kLanes - 1, kAhead>(g, first, lanes, target, merges);
+      if constexpr (kLanes > 1) {
+        with_lanes<kRows, kLanes - 1, kAhead>(g, first, lanes, target, merges);
+      }
     } else if (target == nullptr) {
       score_block<kRows, kLanes, kAhead>(g * kBlockRows, first);
     } else {

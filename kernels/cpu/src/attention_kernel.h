@@ -66,8 +66,8 @@ inline int first_visible(int position, int window) {
 }
 
 LEGATO_FOR_EACH_ISA(
-    // Computes a whole task to the output, or a piece to its partials. `next` (or null) is what this
-    // thread may well do afterwards: its first keys are fetched from memory at the end.
+    // Computes a whole task to the output, or a piece to its partials. `next` (or null) is what
+    // this thread may well do afterwards: its first keys are fetched from memory at the end.
     void attend(const AttentionArgs& args, const AttentionTask& task, const AttentionTask* next,
                 AttentionScratch scratch);
     // Merges the partials of all partitions of a split task, in order, to the output.

@@ -21,7 +21,7 @@ inline int bytes_of(Dtype dtype) {
 }
 
 constexpr int kTile = 16;        // tokens per tile
-constexpr int kPartition = 256;  // tokens per partition: softmax is taken per partition, then merged
+constexpr int kPartition = 256;  // tokens per partition; each has its softmax, then they merge
 constexpr int kTilesPerPartition = kPartition / kTile;
 
 inline int round_up(int n, int step) { return (n + step - 1) / step * step; }

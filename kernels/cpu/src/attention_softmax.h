@@ -152,7 +152,8 @@ inline float weigh(float* scores, int begin, int stop, int first, int end, float
 #pragma GCC unroll 2
     for (int part = 0; part < kParts; ++part) {
       const int at = i + part * Vec::kLanes;
-      Vec p = exp2_nonpositive<Format::kPair == 2 ? 4 : 6>(fma(Vec::load(scores + at), factor, shift));
+      const Vec power = fma(Vec::load(scores + at), factor, shift);
+      Vec p = exp2_nonpositive<Format::kPair == 2 ? 4 : 6>(power);
       sums.part[part] = sums.part[part] + p;
       if (scaling.value_scales != nullptr) p = p * Vec::load(scaling.value_scales + at);
       put(at, p);

@@ -122,7 +122,7 @@ void run_stack(const Stack& stack, const BatchView& batch, const void* x, void* 
 }  // namespace
 }  // namespace legato
 
-// x: what the residual still lacks, or null. Leaves the last layer's output in `out`, not yet added.
+// x: what the residual still lacks, or null. The last layer's output goes to `out`, not yet added.
 LEGATO_API void legato_stack_run(const legato::Stack* stack, const legato::BatchView* batch,
                                  const void* x, void* residual, void* out) {
   if (batch->num_tokens > 0) legato::run_stack(*stack, *batch, x, residual, out);
