@@ -80,7 +80,9 @@ def create_stages(config: EngineConfig, group: PlacementGroup | None) -> list[li
                 num_cpus=config.cpus_per_rank if group is not None else 0,
                 num_gpus=config.gpus_per_rank,
                 scheduling_strategy=_strategy(group, stage + 1),
-                max_concurrency=2,
+                # One thread per concurrency group: with more, Ray starts an actor's calls in any
+                # order, and a step that overtakes the one before it reads stale state.
+                max_concurrency=1,
                 runtime_env={
                     "env_vars": {"RAY_CGRAPH_buffer_size_bytes": str(config.channel_bytes)}
                 },

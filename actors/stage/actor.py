@@ -44,6 +44,7 @@ class StageActor:
         self._next: Sender | None = None
         self._stop = threading.Event()
         self._loading = 0.0
+        self._next_call = 0  # the ticket that the next plain call must carry
 
     # ---- life ------------------------------------------------------------------------------
 
@@ -131,6 +132,11 @@ class StageActor:
     @ray.method(concurrency_group="compute")
     def step(self, message: Message) -> Message | Answer:
         """The same by plain actor calls, without mailboxes."""
+        expected, self._next_call = self._next_call, self._next_call + 1
+        if message[0] != expected:
+            raise RuntimeError(
+                f"stage {self._spec.stage} at step {expected} was called for {message[0]}"
+            )
         return self._step(message)
 
     def _following(self) -> StepPlan | None:

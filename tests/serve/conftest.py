@@ -33,6 +33,11 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+def _environment() -> dict[str, str]:
+    """This process's environment as a user's shell has it: without what its own cluster set."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+
+
 @contextmanager
 def running(folder: Path, args: dict[str, Any], **deployment: Any) -> Iterator[Server]:
     """`legato serve CONFIG` until the block ends, then Ctrl-C as a user would."""
@@ -51,7 +56,7 @@ def running(folder: Path, args: dict[str, Any], **deployment: Any) -> Iterator[S
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": "/tmp"},
+        env={**_environment(), "PYTHONPATH": str(ROOT), "RAY_TMPDIR": "/tmp"},
     )
     try:
         assert process.stdout is not None
