@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from actors.scheduling.budget import stage_share_s
-from actors.scheduling.cost_model import Mix
 from actors.scheduling.interfaces import EngineView, RequestView, StepShape
+from actors.scheduling.mix import Mix
 from actors.scheduling.online import OnlineCostModel
 from actors.scheduling.pipeline_clock import PipelineClock
 from actors.scheduling.slack import due_after

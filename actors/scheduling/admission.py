@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from actors.scheduling import interfaces
 from actors.scheduling.budget import stage_share_s
-from actors.scheduling.cost_model import Mix
 from actors.scheduling.interfaces import Admission, EngineView, Refusal, RequestView
+from actors.scheduling.mix import Mix
 from actors.scheduling.online import OnlineCostModel
 from actors.scheduling.request import Request
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from actors.scheduling import interfaces
-from actors.scheduling.cost_model import CostModel, Mix
+from actors.scheduling.cost_model import CostModel
 from actors.scheduling.interfaces import EngineView, StepShape, TokenBudget
+from actors.scheduling.mix import Mix
 from actors.scheduling.online import OnlineCostModel
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from actors.scheduling.cost_model import CostModel, Mix
+from actors.scheduling.cost_model import CostModel
 from actors.scheduling.interfaces import StepShape
+from actors.scheduling.mix import Mix
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ behind it, still come in time.
 
 from __future__ import annotations
 
-from actors.scheduling.cost_model import Mix
 from actors.scheduling.interfaces import EngineView, StepView
+from actors.scheduling.mix import Mix
 from actors.scheduling.online import OnlineCostModel
 
 

@@ -17,15 +17,9 @@ from rich.table import Table
 
 from app.bench.client import Job, LoadClient, jobs_of
 from app.bench.measure import Report, report
-from app.simulate.workload import (
-    Lengths,
-    arxiv_summarization,
-    fixed_lengths,
-    generate,
-    poisson,
-    scaled,
-    sharegpt4,
-)
+from app.simulate.arrivals import poisson
+from app.simulate.lengths import Lengths, arxiv_summarization, fixed_lengths, scaled, sharegpt4
+from app.simulate.workload import generate
 
 _err = Console(stderr=True, highlight=False)
 MEDIAN_TTFT_LIMIT_MS = 2000.0

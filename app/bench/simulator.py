@@ -10,9 +10,11 @@ import json
 import time
 from typing import Any
 
-from app.simulate.paper import load_model
+from app.simulate.arrivals import poisson
+from app.simulate.hardware import load_model
+from app.simulate.lengths import sharegpt4
 from app.simulate.run import Deployment, scheduler_config, simulate
-from app.simulate.workload import generate, poisson, sharegpt4
+from app.simulate.workload import generate
 
 CASES = (  # policy, budget, QPS; Yi-34B on two A100s, chat lengths
     ("sarathi", "fixed", 1.1),

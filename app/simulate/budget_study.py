@@ -17,8 +17,10 @@ from typing import Any
 from actors.scheduling.cost_model import CostModel
 from actors.scheduling.step_table import causal_pairs
 from app.simulate import published
-from app.simulate.paper import LENGTHS, CapacityJob, load_model, run_jobs
-from app.simulate.workload import Workload, generate, poisson
+from app.simulate.arrivals import poisson
+from app.simulate.campaign import LENGTHS, CapacityJob, run_jobs
+from app.simulate.hardware import load_model
+from app.simulate.workload import Workload, generate
 
 BUDGETS = (256, 384, 512, 640, 768, 1024)
 

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from app.simulate.arrivals import poisson
+from app.simulate.lengths import Lengths
 from app.simulate.recorder import Recorder, Summary
 from app.simulate.run import Deployment, simulate
-from app.simulate.workload import Lengths, Workload, generate, poisson
+from app.simulate.workload import Workload, generate
 
 MEDIAN_DELAY_LIMIT_S = 2.0
 

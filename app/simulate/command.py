@@ -12,13 +12,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost_model import CostModel
-from app.simulate import paper, published, tables
+from app.simulate import hardware, paper, paper_steps, published, tables
+from app.simulate.campaign import run_jobs
 from app.simulate.capacity import capacity
+from app.simulate.lengths import Lengths
 from app.simulate.recorder import write_parquet
 from app.simulate.run import Deployment, scheduler_config, simulate
 from app.simulate.search import candidates, search
 from app.simulate.specs import load_workload, parse_arrivals, parse_lengths
-from app.simulate.workload import Lengths, Workload, generate, read_trace
+from app.simulate.traces import read_trace
+from app.simulate.workload import Workload, generate
 
 # A short run flatters everyone: the queue never has time to build up.
 QUICK_REQUESTS, FULL_REQUESTS = 384, 768
@@ -107,7 +110,7 @@ def command(
 def load_cost_model(name: str) -> CostModel:
     """A JSON file, or a name in `configs/hardware`."""
     path = Path(name)
-    return CostModel.load(path) if path.suffix == ".json" else paper.load_model(name)
+    return CostModel.load(path) if path.suffix == ".json" else hardware.load_model(name)
 
 
 def _traffic(workload: str, arrivals: str, qps: float, requests: int, seed: int) -> Workload:
@@ -210,9 +213,13 @@ def _paper(
         jobs += paper.curve_jobs(requests)
     with _progress(console) as progress:
         task = progress.add_task("capacity searches", total=len(jobs))
-        results = paper.run_jobs(jobs, cache, workers, lambda *_: progress.advance(task))
-    rows = paper.validation_rows() + paper.interference_rows() + paper.chunking_rows()
-    rows += paper.ablation_rows(seeds=(0,) if quick else range(5))
+        results = run_jobs(jobs, cache, workers, lambda *_: progress.advance(task))
+    rows = (
+        paper_steps.validation_rows()
+        + paper_steps.interference_rows()
+        + paper_steps.chunking_rows()
+    )
+    rows += paper_steps.ablation_rows(seeds=(0,) if quick else range(5))
     rows += paper.capacity_rows(results, requests)
     if not quick:
         rows += paper.tp8_rows(results, requests) + paper.curve_rows(results, requests)

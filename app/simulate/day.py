@@ -26,9 +26,12 @@ from numpy.typing import NDArray
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost_model import CostModel
-from app.simulate.paper import LENGTHS, load_model
+from app.simulate.arrivals import poisson
+from app.simulate.campaign import LENGTHS
+from app.simulate.hardware import load_model
+from app.simulate.lengths import Lengths
 from app.simulate.run import Deployment, scheduler_config, simulate
-from app.simulate.workload import Lengths, generate, poisson
+from app.simulate.workload import generate
 
 Floats = NDArray[np.float64]
 

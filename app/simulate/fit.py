@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.scheduling.cost_model import CostModel, Mix
+from actors.scheduling.cost_model import CostModel
 from actors.scheduling.interfaces import StepShape
+from actors.scheduling.mix import Mix
 
 Floats = NDArray[np.float64]
 

@@ -8,148 +8,29 @@ both the memory floor (weights) and the compute above it grow in that proportion
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from actors.scheduling.cost_model import CostModel
-
-CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "hardware"
+from app.simulate.networks import all_reduce_s, send_s
+from app.simulate.operators import CONFIGS, read_operators
+from app.simulate.shapes import DEVICES, MODELS, Device, ModelShape
 
 # Share of a device's memory that holds weights and KV, as serving systems set it by default, and
 # what activations take of it.
 MEMORY_SHARE, ACTIVATION_BYTES = 0.9, 2e9
 
 
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """What decides a transformer's cost. profiled: the layer shape whose timings stand in."""
-
-    name: str
-    num_layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    profiled: str
-    gated: bool = True
-    all_reduces: int = 2  # per layer; 1 where attention and MLP run in parallel
-    window: int = 0
-    max_model_len: int = 16384
-
-    @property
-    def matrices(self) -> dict[str, float]:
-        """Weights per layer by operator group."""
-        return {
-            "qkv": self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim,
-            "out": self.heads * self.head_dim * self.hidden,
-            "up": self.hidden * self.intermediate * (2 if self.gated else 1),
-            "down": self.intermediate * self.hidden,
-        }
-
-    @property
-    def weight_bytes(self) -> float:
-        """All weights at two bytes."""
-        return 2.0 * (self.num_layers * sum(self.matrices.values()) + 2 * self.vocab * self.hidden)
-
-    @property
-    def kv_bytes_per_token(self) -> float:
-        return 4.0 * self.num_layers * self.kv_heads * self.head_dim
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """An accelerator. Where attention was not profiled, A100's is scaled by the two ratios."""
-
-    name: str
-    memory_bytes: float
-    attention_compute: float = 1.0  # times slower than an A100 at matrix products
-    attention_memory: float = 1.0  # times slower at reading memory
-
-
-@functools.cache
-def _read(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((CONFIGS / "operators" / f"{name}.json").read_text("utf-8"))
-    return data
-
-
-# The ratios are those of the profiled linear layers (Llama-2-70B, TP 4): 4096 tokens and 1 token.
-DEVICES = {
-    "a100": Device("a100", 80e9),
-    "a40": Device("a40", 48e9, attention_compute=2.09, attention_memory=2.57),
-}
-
-MODELS = {
-    shape.name: shape
-    for shape in (
-        ModelShape("mistral-7b", 32, 4096, 14336, 32, 8, 128, 32000, "llama-3-8b", window=4096),
-        ModelShape("yi-34b", 60, 7168, 20480, 56, 8, 128, 64000, "codellama-34b"),
-        ModelShape("llama2-70b", 80, 8192, 28672, 64, 8, 128, 32000, "llama-2-70b"),
-        ModelShape(
-            "falcon-180b",
-            80,
-            14848,
-            59392,
-            232,
-            8,
-            64,
-            65024,
-            "llama-2-70b",
-            gated=False,
-            all_reduces=1,
-        ),
-    )
-}
-
-
-# ---- networks -------------------------------------------------------------------------
-
-# Commodity Ethernet was not profiled: 100 Gb/s at 80 % and a latency typical of TCP transports.
-ETHERNET_BYTES_PER_S, ETHERNET_LATENCY_S = 10e9, 100e-6
-
-
-def all_reduce_s(network: str, ranks: int, num_bytes: Sequence[float]) -> list[float]:
-    """Seconds of one all-reduce of each size. "ethernet:K": K ranks a node, nodes by Ethernet."""
-    if ranks == 1:
-        return [0.0 for _ in num_bytes]
-    if network.startswith("ethernet:"):
-        per_node = int(network.split(":")[1])
-        inside = all_reduce_s("a100-pairwise-nvlink", per_node, num_bytes)
-        ring = 2.0 * (ranks - 1) / ranks
-        return [
-            s + 2 * ETHERNET_LATENCY_S + ring * b / ETHERNET_BYTES_PER_S
-            for s, b in zip(inside, num_bytes, strict=True)
-        ]
-    table = _read("networks")[network].get("all_reduce", {}).get(f"{ranks}/{ranks}")
-    if table is None:
-        raise ValueError(f"no published all-reduce of {ranks} ranks over {network}")
-    return [_interpolate(table, b) for b in num_bytes]
-
-
-def send_s(network: str, num_bytes: float) -> float:
-    """Seconds to send one message between stages."""
-    if network == "ethernet":
-        return ETHERNET_LATENCY_S + num_bytes / ETHERNET_BYTES_PER_S
-    return _interpolate(_read("networks")[network]["send_recv"]["2/2"], num_bytes)
-
-
-def _interpolate(table: dict[str, list[float]], num_bytes: float) -> float:
-    """Linear between the measured sizes, and beyond them at the last slope."""
-    sizes, ms = table["bytes"], table["ms"]
-    if num_bytes > sizes[-1]:
-        slope = (ms[-1] - ms[-4]) / (sizes[-1] - sizes[-4])
-        return (ms[-1] + slope * (num_bytes - sizes[-1])) / 1e3
-    return float(np.interp(num_bytes, sizes, ms)) / 1e3
-
-
-# ---- composition ----------------------------------------------------------------------
+def load_model(name: str) -> CostModel:
+    """A cost model of `configs/hardware`. Raises ValueError naming those there are."""
+    path = CONFIGS / f"{name}.json"
+    if not path.exists():
+        known = sorted(p.stem for p in CONFIGS.glob("*.json"))
+        raise ValueError(f"no cost model {name!r}; known: {', '.join(known)}")
+    return CostModel.load(path)
 
 
 def compose(
@@ -170,7 +51,7 @@ def compose(
         if name_ not in known:
             raise ValueError(f"unknown {kind} {name_!r}; known: {', '.join(sorted(known))}")
     shape, target = MODELS[model], DEVICES[device]
-    data = _read(device)["layers"][shape.profiled]
+    data = read_operators(device)["layers"][shape.profiled]
     layers = -(-shape.num_layers // num_stages)
     tokens, layer_s = _layer_seconds(shape, data, tensor_ranks)
     sizes = [2.0 * n * shape.hidden for n in tokens]
@@ -179,12 +60,12 @@ def compose(
     ]
     total = [layers * s + c for s, c in zip(layer_s, collective_s, strict=True)]
     kv_tokens = kv_capacity_tokens(shape, target, tensor_ranks * num_stages)
-    cpu = _read("a100")["cpu"]["1" if tensor_ranks == 1 else "many"]
+    cpu = read_operators("a100")["cpu"]["1" if tensor_ranks == 1 else "many"]
     attention = _attention(shape, target, tensor_ranks, layers)
     batch_s = attention.pop("decode_batch_s")
     base = CostModel(
         name=name or f"{model}-{device}-tp{tensor_ranks}-pp{num_stages}",
-        source=_read(device)["source"],
+        source=read_operators(device)["source"],
         num_stages=num_stages,
         tensor_ranks=tensor_ranks,
         overhead_s=cpu["overhead_s"] + batch_s,
@@ -251,7 +132,7 @@ def _attention(
     shape: ModelShape, device: Device, tensor_ranks: int, layers: int
 ) -> dict[str, float]:
     """Attention coefficients of one stage, from those of the profiled head counts."""
-    profiled = _read("a100")["attention"]
+    profiled = read_operators("a100")["attention"]
     heads = shape.heads * shape.head_dim / tensor_ranks
     query = heads / (profiled["heads_per_rank"] * profiled["head_dim"]) * device.attention_compute
     kv_heads = max(1.0, shape.kv_heads / tensor_ranks) * shape.head_dim
@@ -319,8 +200,6 @@ NOTES = {
 
 def paper_model(name: str) -> CostModel:
     """One of the paper's deployments, composed anew from the operator timings."""
-    from dataclasses import replace
-
     model, device, ranks, stages, network, link = PAPER[name]
     link = {"a40": "a40-pairwise-nvlink"}.get(link, link or network)
     composed = compose(model, device, ranks, stages, network=network, link=link, name=name)

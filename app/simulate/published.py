@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One number of ours beside one of theirs (published may be absent)."""
+
+    figure: str
+    setting: str
+    quantity: str
+    simulated: float
+    published: float | None = None
+
+    @property
+    def deviation(self) -> float | None:
+        """simulated / published - 1."""
+        return self.simulated / self.published - 1.0 if self.published else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "deviation": self.deviation}
 
 
 @dataclass(frozen=True, slots=True)

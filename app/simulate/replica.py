@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from actors.scheduling.cost_model import CostModel, Mix
+from actors.scheduling.cost_model import CostModel
 from actors.scheduling.events import (
     Emit,
     Event,
@@ -22,6 +22,7 @@ from actors.scheduling.events import (
     Tick,
     WakeAt,
 )
+from actors.scheduling.mix import Mix
 from actors.scheduling.plan import StepPlan, StepResult
 from app.simulate.recorder import Recorder
 

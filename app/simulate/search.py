@@ -15,8 +15,8 @@ from typing import Any
 
 from app.simulate.capacity import capacity
 from app.simulate.hardware import compose
+from app.simulate.lengths import Lengths
 from app.simulate.run import Deployment, scheduler_config
-from app.simulate.workload import Lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +171,6 @@ def search(
 def _judge_named(
     candidate: Candidate, lengths_name: str, tbt_s: float, load_qps: float, num_requests: int
 ) -> Verdict:
-    from app.simulate.paper import LENGTHS
+    from app.simulate.campaign import LENGTHS
 
     return judge(candidate, LENGTHS[lengths_name](), tbt_s, load_qps, num_requests)

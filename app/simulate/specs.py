@@ -6,26 +6,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from app.simulate.workload import (
-    Arrivals,
+from app.simulate.arrivals import Arrivals, bursty, diurnal, fixed_interval, gamma, poisson
+from app.simulate.lengths import (
     Lengths,
-    Workload,
     arxiv_summarization,
-    bursty,
-    concatenate,
-    diurnal,
-    fixed_interval,
     fixed_lengths,
-    gamma,
-    generate,
-    multi_turn,
-    poisson,
-    read_trace,
     scaled,
     sharegpt4,
     uniform_lengths,
     zipf_lengths,
 )
+from app.simulate.traces import read_trace
+from app.simulate.workload import Workload, concatenate, generate, multi_turn
 
 _LENGTHS: dict[str, Callable[..., Lengths]] = {
     "sharegpt4": sharegpt4,

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from app.simulate.paper import Row
+from app.simulate.published import Row
 from app.simulate.recorder import Summary
 from app.simulate.search import Verdict
 

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from actors.scheduling.admission import PredictedPeak, build_admission, peak_kv_tokens
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost_model import CostModel
+from app.simulate.arrivals import poisson
+from app.simulate.lengths import fixed_lengths
 from app.simulate.run import Deployment, Result, scheduler_config, simulate
-from app.simulate.workload import Workload, fixed_lengths, generate, poisson
+from app.simulate.workload import Workload, generate
 
 MODEL = CostModel(
     "m",

@@ -8,15 +8,18 @@ import pytest
 from actors.scheduling.adaptive import AdaptiveBudget
 from actors.scheduling.budget import ProfiledBudget, build_budget, largest_budget, stage_share_s
 from actors.scheduling.config import ConfigError, SchedulerConfig, build_core
-from actors.scheduling.cost_model import CostModel, Mix
+from actors.scheduling.cost_model import CostModel
 from actors.scheduling.events import Execute, Submit
 from actors.scheduling.interfaces import StepShape
+from actors.scheduling.mix import Mix
 from actors.scheduling.online import OnlineCostModel
 from actors.scheduling.request import Objective, Request, SamplingParams
+from app.simulate.arrivals import poisson
+from app.simulate.lengths import fixed_lengths
 from app.simulate.recorder import Recorder
 from app.simulate.replica import Replica
 from app.simulate.run import Deployment, Result, scheduler_config, simulate
-from app.simulate.workload import Workload, fixed_lengths, generate, poisson
+from app.simulate.workload import Workload, generate
 
 # A memory floor of 10 ms, then 6.5 ms a tile of 64 tokens: flat inside, a jump at each edge.
 _TILES = [(edge, 0.0070 + 0.0065 * edge / 64) for edge in range(64, 2049, 64)]

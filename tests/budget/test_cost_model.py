@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
-from actors.scheduling.cost_model import CostModel, Mix, build_cost_model
+from actors.scheduling.cost_model import CostModel, build_cost_model
 from actors.scheduling.interfaces import StepShape
+from actors.scheduling.mix import Mix
 from actors.scheduling.plan import Slice
 from actors.scheduling.step_table import StepTable, causal_pairs
 

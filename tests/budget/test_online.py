@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from actors.scheduling.cost_model import CostModel, Mix
+from actors.scheduling.cost_model import CostModel
 from actors.scheduling.interfaces import StepShape
+from actors.scheduling.mix import Mix
 from actors.scheduling.online import OnlineCostModel
 
 PROFILE = CostModel("p", ((1, 0.010), (1024, 0.100)))

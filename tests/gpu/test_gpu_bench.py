@@ -25,7 +25,7 @@ from app.bench.gpu.steps import time_steps
 from app.bench.gpu.timing import Ceilings, measure_ceilings
 from app.bench.gpu.tokens import MODELS, check_tokens
 from app.bench.stage import LoadedStage
-from app.simulate.paper import load_model
+from app.simulate.hardware import load_model
 from app.simulate.run import scheduler_config
 from app.simulate.workload import Workload
 

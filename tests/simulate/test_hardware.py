@@ -6,9 +6,11 @@ import dataclasses
 
 import pytest
 
-from actors.scheduling.cost_model import CostModel, Mix
-from app.simulate.hardware import CONFIGS, PAPER, compose, paper_model
-from app.simulate.paper import calibrated_to_artifact, load_model
+from actors.scheduling.cost_model import CostModel
+from actors.scheduling.mix import Mix
+from app.simulate.hardware import PAPER, compose, load_model, paper_model
+from app.simulate.operators import CONFIGS
+from app.simulate.paper_steps import calibrated_to_artifact
 from app.simulate.published import DECODE_MS, DEPLOYMENTS, PREFILL_MS
 
 

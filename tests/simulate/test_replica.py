@@ -10,8 +10,10 @@ from actors.scheduling.cost_model import CostModel
 from actors.scheduling.events import Emit, Execute, StepDone, Submit
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request, SamplingParams
+from app.simulate.arrivals import fixed_interval
+from app.simulate.lengths import fixed_lengths
 from app.simulate.run import Deployment, scheduler_config, simulate
-from app.simulate.workload import Workload, fixed_interval, fixed_lengths, generate
+from app.simulate.workload import Workload, generate
 
 # A step takes 10 ms plus 1 ms a token; nothing else costs anything.
 PLAIN = CostModel("plain", ((1, 0.011), (1000, 1.010)), kv_tokens=16_000, max_model_len=1024)

@@ -10,19 +10,17 @@ import typer
 from typer.testing import CliRunner
 
 from app.simulate import published
+from app.simulate.campaign import CapacityJob, run_jobs
 from app.simulate.command import register
 from app.simulate.paper import (
-    CapacityJob,
     capacity_jobs,
     capacity_rows,
-    chunking_rows,
     curve_jobs,
     curve_rows,
-    interference_rows,
-    run_jobs,
     tp8_jobs,
     tp8_rows,
 )
+from app.simulate.paper_steps import chunking_rows, interference_rows
 
 RESULTS = Path(__file__).resolve().parents[2] / "app/simulate/results"
 

@@ -8,22 +8,10 @@ import numpy as np
 import pytest
 
 from app.simulate import specs
-from app.simulate.workload import (
-    Workload,
-    arxiv_summarization,
-    bursty,
-    concatenate,
-    diurnal,
-    fixed_interval,
-    fixed_lengths,
-    gamma,
-    generate,
-    multi_turn,
-    poisson,
-    read_trace,
-    sharegpt4,
-    zipf_lengths,
-)
+from app.simulate.arrivals import bursty, diurnal, fixed_interval, gamma, poisson
+from app.simulate.lengths import arxiv_summarization, fixed_lengths, sharegpt4, zipf_lengths
+from app.simulate.traces import read_trace
+from app.simulate.workload import Workload, concatenate, generate, multi_turn
 
 ROOT = Path(__file__).resolve().parents[2]
 

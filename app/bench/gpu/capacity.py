@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from actors.scheduling.cost_model import CostModel
 from app.bench.gpu.live import LiveRun
 from app.bench.stage import LoadedStage
+from app.simulate.arrivals import poisson
 from app.simulate.capacity import capacity
 from app.simulate.fit import FitReport, Measurement
+from app.simulate.lengths import sharegpt4
 from app.simulate.profile import Limits, profile
 from app.simulate.run import Deployment, scheduler_config
-from app.simulate.workload import generate, poisson, sharegpt4
+from app.simulate.workload import generate
 
 # Requests a batch may hold: as in the paper, where Orca's reserved memory holds few.
 POLICIES: tuple[tuple[str, int], ...] = (

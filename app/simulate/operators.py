@@ -1,0 +1,17 @@
+"""The published operator timings, as `ingest` keeps them in `configs/hardware/operators`."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "hardware"
+
+
+@functools.cache
+def read_operators(name: str) -> dict[str, Any]:
+    """Medians in milliseconds of one device ("a100", "a40", "h100") or of the "networks"."""
+    data: dict[str, Any] = json.loads((CONFIGS / "operators" / f"{name}.json").read_text("utf-8"))
+    return data

@@ -1,0 +1,82 @@
+"""Model shapes and devices that deployments are composed from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What decides a transformer's cost. profiled: the layer shape whose timings stand in."""
+
+    name: str
+    num_layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    profiled: str
+    gated: bool = True
+    all_reduces: int = 2  # per layer; 1 where attention and MLP run in parallel
+    window: int = 0
+    max_model_len: int = 16384
+
+    @property
+    def matrices(self) -> dict[str, float]:
+        """Weights per layer by operator group."""
+        return {
+            "qkv": self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim,
+            "out": self.heads * self.head_dim * self.hidden,
+            "up": self.hidden * self.intermediate * (2 if self.gated else 1),
+            "down": self.intermediate * self.hidden,
+        }
+
+    @property
+    def weight_bytes(self) -> float:
+        """All weights at two bytes."""
+        return 2.0 * (self.num_layers * sum(self.matrices.values()) + 2 * self.vocab * self.hidden)
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        return 4.0 * self.num_layers * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """An accelerator. Where attention was not profiled, A100's is scaled by the two ratios."""
+
+    name: str
+    memory_bytes: float
+    attention_compute: float = 1.0  # times slower than an A100 at matrix products
+    attention_memory: float = 1.0  # times slower at reading memory
+
+
+# The ratios are those of the profiled linear layers (Llama-2-70B, TP 4): 4096 tokens and 1 token.
+DEVICES = {
+    "a100": Device("a100", 80e9),
+    "a40": Device("a40", 48e9, attention_compute=2.09, attention_memory=2.57),
+}
+
+MODELS = {
+    shape.name: shape
+    for shape in (
+        ModelShape("mistral-7b", 32, 4096, 14336, 32, 8, 128, 32000, "llama-3-8b", window=4096),
+        ModelShape("yi-34b", 60, 7168, 20480, 56, 8, 128, 64000, "codellama-34b"),
+        ModelShape("llama2-70b", 80, 8192, 28672, 64, 8, 128, 32000, "llama-2-70b"),
+        ModelShape(
+            "falcon-180b",
+            80,
+            14848,
+            59392,
+            232,
+            8,
+            64,
+            65024,
+            "llama-2-70b",
+            gated=False,
+            all_reduces=1,
+        ),
+    )
+}
