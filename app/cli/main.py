@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from app.bench import engine, load, overhead, profile
+from app.bench import engine, load, overhead, policies, profile
 from app.bench.gpu import command as gpu
 from app.cli import config, records, serve, talk
 from app.simulate import command as simulate
@@ -31,6 +31,7 @@ engine.register(bench)
 gpu.register(bench)
 overhead.register(bench)
 load.register(bench, app)
+policies.register(bench)
 
 
 @app.callback()

@@ -24,7 +24,7 @@ def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 COMMANDS = (
     "serve", "generate", "chat", "profile", "simulate", "capacity", "plot", "trace", "replay",
-    "bench serve", "bench stall", "bench engine", "bench overhead",
+    "bench serve", "bench stall", "bench engine", "bench overhead", "bench policies",
     "config check", "config show", "config reference",
 )  # fmt: skip
 

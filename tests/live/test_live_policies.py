@@ -11,6 +11,7 @@ import pytest
 from actors.event_recorder import read_events
 from actors.scheduling.event_log import check_replay
 from actors.scheduling.policies import POLICIES
+from app.bench.policies import COLUMNS, Load, compare, markdown, result
 from app.engine import RequestRefused
 from app.live_engine import LiveEngine
 from tests.live.reference import ask_all, expected, make_prompts, settled
@@ -54,3 +55,25 @@ async def test_switching_under_load_loses_nothing(
         assert await work == expected("llama")
     finally:
         await engine.close()
+
+
+async def test_the_comparison_of_policies_runs_and_prints_a_row_for_each(
+    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path]
+) -> None:
+    """`legato bench policies` in small: the same jobs for all, nothing fails, every cell filled."""
+    load = Load(lengths="12x4", qps=100.0, seconds=0.05, num_long=1, long_tokens=150)
+    assert load.jobs() == load.jobs()
+    assert sorted(job.num_prompt_tokens for job in load.jobs())[-1] == 150
+    engine = make_engine(tiny_model("llama"))
+    await engine.start()
+    try:
+        reports = await compare(engine, ["sarathi", "orca"], load)
+        assert (await settled(engine))["policy"] == "orca"
+    finally:
+        await engine.close()
+    assert list(reports) == ["sarathi", "orca"]
+    assert all(r.num_failed == 0 and r.num_requests == 6 for r in reports.values())
+    rows = markdown(reports).splitlines()[2:]
+    assert [len(row.split("|")) - 3 for row in rows] == [len(COLUMNS)] * 2
+    assert not any("nan" in row for row in rows)
+    assert result(Path("x.yaml"), load, reports)["load"]["output_tokens"] == 5 * 4 + 8
