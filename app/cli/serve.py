@@ -38,6 +38,9 @@ ENVIRONMENT = {
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_gcs_pull_resource_loads_period_milliseconds": "5000",
+    "RAY_kill_idle_workers_interval_ms": "5000",
+    "RAY_memory_monitor_refresh_ms": "2000",
+    "RAY_metrics_report_interval_ms": "60000",
     "RAY_event_stats": "0",
     "RAY_prestart_worker_first_driver": "0",  # a Python process per CPU that nobody asked for
     "RAY_task_events_report_interval_ms": "0",
@@ -121,6 +124,7 @@ def _run(config: dict[str, Any]) -> int:
             log_to_driver=False,
             logging_level="ERROR",
         )
+        _stop_unread_daemons()
         try:
             schema = ServeDeploySchema.model_validate(config)
             client = serve_start(
@@ -142,6 +146,17 @@ def _run(config: dict[str, Any]) -> int:
         ray_serve.shutdown()
         ray.shutdown()
     return 0 if problem is None else 1
+
+
+def _stop_unread_daemons() -> None:
+    """End what Ray starts beside a cluster of one and nobody here reads: the copier of workers'
+    logs to a driver that asked for none, the autoscaler's monitor, the usage reporter."""
+    from ray._private.worker import global_worker
+
+    node = global_worker.node
+    node.kill_log_monitor(check_alive=False)
+    node.kill_monitor(check_alive=False)
+    node.kill_dashboard(check_alive=False)
 
 
 def _wait(ray_serve: Any, address: str, status: Status, done: threading.Event) -> str | None:
