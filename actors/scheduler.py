@@ -24,7 +24,7 @@ from actors.engine_config import EngineConfig
 from actors.event_recorder import EventFile
 from actors.messages import StepError, pack_outputs, unpack_requests
 from actors.recovery import StageSet, StagesFailed
-from actors.scheduling.config import build_core
+from actors.scheduling.build import build_core
 from actors.scheduling.core import Core
 from actors.scheduling.event_log import Recorder
 from actors.scheduling.events import (

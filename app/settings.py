@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from actors.engine_config import EngineConfig, KVMemory
+from actors.scheduling.build import check_config
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.stage.spec import StageSpec
 from app.api.options import ApiOptions
@@ -245,7 +246,7 @@ def _scheduler(settings: Settings, max_model_len: int, max_step_tokens: int) -> 
         **values,
     )
     try:
-        scheduler.check()
+        check_config(scheduler)
     except ConfigError as error:
         raise SettingsError(f"scheduling.{error}") from error
     return scheduler

@@ -11,17 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from actors.scheduling import interfaces
 from actors.scheduling.budget import stage_share_s
-from actors.scheduling.interfaces import Admission, EngineView, Refusal, RequestView
+from actors.scheduling.interfaces import EngineView, Refusal, RequestView
 from actors.scheduling.mix import Mix
 from actors.scheduling.online import OnlineCostModel
 from actors.scheduling.request import Request
-
-if TYPE_CHECKING:
-    from actors.scheduling.config import SchedulerConfig
 
 MAX_RETRY_AFTER_S = 3600.0
 
@@ -220,41 +215,3 @@ class Promises:
         retry_after_s = min(wait_s + self._promised_s, MAX_RETRY_AFTER_S)
         self._promised_s = min(self._promised_s + own_s, MAX_RETRY_AFTER_S)
         return retry_after_s
-
-
-ADMISSIONS = ("all", "predicted_peak", "promises")
-
-
-def build_admission(config: SchedulerConfig, cost_model: interfaces.CostModel | None) -> Admission:
-    """The admission that `config` names. Raises ConfigError naming what is missing or unknown."""
-    from actors.scheduling.config import ConfigError
-    from actors.scheduling.defaults import AcceptAll
-
-    options = dict(config.admission_options)
-    try:
-        if config.admission == "all":
-            return AcceptAll(**options)
-        if config.admission == "predicted_peak":
-            return PredictedPeak(**options)
-        if config.admission == "promises":
-            if not isinstance(cost_model, OnlineCostModel):
-                raise ConfigError(
-                    "admission", "'promises' needs a cost model: run `legato profile`"
-                )
-            peak = PredictedPeak(
-                **{k: options.pop(k) for k in ("expected_share", "reserve") if k in options}
-            )
-            if options.get("action", "refuse") not in ("refuse", "queue"):
-                raise ConfigError("admission_options", "action is 'refuse' or 'queue'")
-            return Promises(
-                cost_model,
-                config.tbt_s,
-                config.ttft_s,
-                config.max_step_tokens,
-                config.max_requests,
-                peak=peak,
-                **options,
-            )
-    except TypeError as error:
-        raise ConfigError("admission_options", str(error)) from error
-    raise ConfigError("admission", f"unknown {config.admission!r}; known: {', '.join(ADMISSIONS)}")

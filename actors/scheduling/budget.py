@@ -8,16 +8,10 @@ the worst batch it will ever meet, so most steps end early; `adaptive` decides a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from actors.scheduling import interfaces
 from actors.scheduling.cost_model import CostModel
-from actors.scheduling.interfaces import EngineView, StepShape, TokenBudget
+from actors.scheduling.interfaces import EngineView, StepShape
 from actors.scheduling.mix import Mix
-from actors.scheduling.online import OnlineCostModel
-
-if TYPE_CHECKING:
-    from actors.scheduling.config import SchedulerConfig
 
 
 def largest_budget(
@@ -65,42 +59,3 @@ class ProfiledBudget:
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
         """The profile was taken once."""
-
-
-BUDGETS = ("fixed", "profiled", "adaptive")
-
-
-def build_budget(config: SchedulerConfig, cost_model: interfaces.CostModel | None) -> TokenBudget:
-    """The budget that `config` names. Raises ConfigError naming what is missing or unknown."""
-    from actors.scheduling.config import ConfigError
-    from actors.scheduling.defaults import FixedBudget
-
-    if config.budget not in BUDGETS:
-        raise ConfigError("budget", f"unknown {config.budget!r}; known: {', '.join(BUDGETS)}")
-    options = dict(config.budget_options)
-    if config.budget == "fixed":
-        return FixedBudget(int(options.pop("tokens", config.token_budget)))
-    if not isinstance(cost_model, OnlineCostModel):
-        raise ConfigError("budget", f"{config.budget!r} needs a cost model: run `legato profile`")
-    try:
-        if config.budget == "profiled":
-            if config.tbt_s is None:
-                raise ConfigError("slo.tbt_ms", "a profiled budget needs an objective")
-            # The fullest engine there can be: every slot taken, the KV cache shared evenly.
-            kv_tokens = config.num_blocks * config.block_size
-            options.setdefault("num_decodes", config.max_requests)
-            options.setdefault("context_tokens", min(4096, kv_tokens // config.max_requests))
-            options.setdefault("max_tokens", config.max_step_tokens)
-            return ProfiledBudget(largest_budget(cost_model.profile, config.tbt_s, **options))
-        from actors.scheduling.adaptive import AdaptiveBudget
-
-        return AdaptiveBudget(
-            cost_model,
-            config.tbt_s,
-            config.max_step_tokens,
-            config.max_requests,
-            overlap_chunks=config.overlap_chunks,
-            **options,
-        )
-    except TypeError as error:
-        raise ConfigError("budget_options", str(error)) from error

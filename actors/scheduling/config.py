@@ -1,19 +1,11 @@
-"""Everything the core needs to know at birth, and how a core is built from it.
-
-The live scheduler actor and the simulator call the same `build_core`.
-"""
+"""Everything the core needs to know at birth, as data. `build.build_core` makes a core of it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from actors.scheduling.interfaces import Admission, CostModel, TokenBudget
-
-if TYPE_CHECKING:
-    from actors.scheduling.core import Core
+from typing import Any
 
 
 class ConfigError(ValueError):
@@ -52,6 +44,7 @@ class SchedulerConfig:
     swap: str = "auto"  # "never", "always", or "auto": whatever the cost model predicts cheaper
 
     max_requests: int = 128
+    request_slots: int | None = None  # what the stages were built for; None: `max_requests`
     max_model_len: int = 4096
     max_step_tokens: int = 8192
 
@@ -82,6 +75,11 @@ class SchedulerConfig:
     max_running_per_tenant: int | None = None
     max_queued_per_tenant: int | None = None
     queue_timeout_s: float | None = None
+
+    @property
+    def most_requests(self) -> int:
+        """How far `max_requests` may be raised while running: rows of the stages' tables."""
+        return self.max_requests if self.request_slots is None else self.request_slots
 
     @property
     def depth(self) -> int:
@@ -116,8 +114,12 @@ class SchedulerConfig:
                 updates[name] = value
             else:
                 raise ConfigError(key, "unknown, or fixed while the engine runs")
-        if "policy" in updates and "policy_options" not in updates:
-            updates["policy_options"] = {}
+        for name in ("policy", "order", "budget", "admission"):
+            if name in updates:  # options belong to the part they were written for
+                updates.setdefault(f"{name}_options", {})
+        if "policy" in updates and updates.get("order", self.order) == "auto":
+            updates.setdefault("order_options", {})
+        updates["request_slots"] = self.most_requests
         changed = dataclasses.replace(self, **updates)
         changed.check()
         return changed
@@ -126,14 +128,14 @@ class SchedulerConfig:
         return any(getattr(self, name) != getattr(other, name) for name in names)
 
     def check(self) -> None:
-        """Raise ConfigError naming the first impossible value."""
-        from actors.scheduling.orders import ORDERS
-        from actors.scheduling.policies import POLICIES
-
+        """Raise ConfigError naming the first impossible value (names are looked up in `parts`)."""
         for key in ("num_blocks", "block_size", "max_requests", "token_budget", "tile"):
             value = getattr(self, key)
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(key, f"must be a positive integer, not {value!r}")
+        if self.max_requests > self.most_requests:
+            message = f"the stages were built for {self.most_requests}, not {self.max_requests}"
+            raise ConfigError("max_requests", message)
         if self.max_model_len < 2:
             raise ConfigError("max_model_len", "must hold a prompt token and an output token")
         if self.max_step_tokens < self.max_requests:
@@ -143,8 +145,6 @@ class SchedulerConfig:
         if not 0 <= self.watermark < 1:
             raise ConfigError("watermark", f"must lie in [0, 1), not {self.watermark}")
         for key, value, known in (
-            ("policy", self.policy, POLICIES),
-            ("order", self.order, ("auto", *ORDERS)),
             ("allocation", self.allocation, ("prompt", "chunk")),
             ("swap", self.swap, ("never", "always", "auto")),
             ("micro_batches", self.micro_batches, ("greedy", "uniform")),
@@ -182,57 +182,3 @@ LIVE_KEYS = frozenset(
         "queue_timeout_s",
     }
 )
-
-
-def build_cost_model(config: SchedulerConfig) -> CostModel | None:
-    if config.cost_model is None:
-        return None
-    from actors.scheduling import cost_model
-
-    built: CostModel = cost_model.build_cost_model(config)
-    return built
-
-
-def build_budget(config: SchedulerConfig, cost_model: CostModel | None) -> TokenBudget:
-    if config.budget == "fixed":
-        from actors.scheduling.defaults import FixedBudget
-
-        return FixedBudget(config.token_budget)
-    from actors.scheduling import budget
-
-    built: TokenBudget = budget.build_budget(config, cost_model)
-    return built
-
-
-def build_admission(config: SchedulerConfig, cost_model: CostModel | None) -> Admission:
-    if config.admission == "all":
-        from actors.scheduling.defaults import AcceptAll
-
-        return AcceptAll()
-    from actors.scheduling import admission
-
-    built: Admission = admission.build_admission(config, cost_model)
-    return built
-
-
-def build_core(
-    config: SchedulerConfig,
-    *,
-    budget: TokenBudget | None = None,
-    admission: Admission | None = None,
-    cost_model: CostModel | None = None,
-) -> Core:
-    """A core as `config` describes it; parts given here win over the named ones.
-
-    Raises ConfigError naming the setting that cannot be.
-    """
-    from actors.scheduling.core import Core
-
-    config.check()
-    cost_model = cost_model or build_cost_model(config)
-    return Core(
-        config,
-        budget or build_budget(config, cost_model),
-        admission or build_admission(config, cost_model),
-        cost_model,
-    )

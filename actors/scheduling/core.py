@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from actors.scheduling import config as building
 from actors.scheduling import validation
 from actors.scheduling.bubbles import BubbleMeter
 from actors.scheduling.config import SchedulerConfig
@@ -34,11 +33,16 @@ from actors.scheduling.faults import Faults
 from actors.scheduling.intake import Intake
 from actors.scheduling.interfaces import Admission, CostModel, EngineView, TokenBudget
 from actors.scheduling.outcomes import Outcomes
+from actors.scheduling.parts import build_admission, build_budget
 from actors.scheduling.policies import Policy, build_policy
 from actors.scheduling.request import FinishReason
 from actors.scheduling.residents import Residents
 from actors.scheduling.state import Fate, RequestState, Status
 from actors.scheduling.step import InFlight, StepBuilder
+
+# What a part was built from: if one of these changes, it is built anew.
+_ADMISSION_KEYS = ("admission", "admission_options", "max_requests", "tbt_s", "ttft_s")
+_BUDGET_KEYS = ("budget", "budget_options", "token_budget", "max_requests", "tbt_s", "ttft_s")
 
 
 class Core:
@@ -206,12 +210,12 @@ class Core:
         # Everything that may refuse its options comes before anything changes.
         old, policy, budget = self.config, self.policy, self.step.budget
         admission = self.intake.admission
-        if config.differs(old, "policy", "policy_options"):
+        if config.differs(old, "policy", "policy_options", "max_requests"):
             policy = build_policy(config)
-        if config.differs(old, "budget", "budget_options", "token_budget", "tbt_s", "ttft_s"):
-            budget = building.build_budget(config, self.cost_model)
-        if config.differs(old, "admission", "admission_options", "tbt_s", "ttft_s"):
-            admission = building.build_admission(config, self.cost_model)
+        if config.differs(old, *_BUDGET_KEYS):
+            budget = build_budget(config, self.cost_model)
+        if config.differs(old, *_ADMISSION_KEYS):
+            admission = build_admission(config, self.cost_model)
         order = config.order if config.order != "auto" else policy.order
         if order != self._order_name() or config.differs(old, "order_options", "ttft_s"):
             self.residents.switch_order(order, config)

@@ -22,14 +22,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actors.scheduling.mix import Mix
 from actors.scheduling.step_table import StepTable, causal_pairs
-
-if TYPE_CHECKING:
-    from actors.scheduling.config import SchedulerConfig
-    from actors.scheduling.online import OnlineCostModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,20 +214,6 @@ def _render(data: Mapping[str, Any]) -> str:
     """JSON with one key a line and tables folded, so that a person can read and compare it."""
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in data.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def build_cost_model(config: SchedulerConfig) -> OnlineCostModel:
-    """The cost model that a core's configuration carries as data, ready to learn.
-
-    Raises ConfigError on keys that are unknown or missing.
-    """
-    from actors.scheduling.config import ConfigError
-    from actors.scheduling.online import OnlineCostModel
-
-    try:
-        return OnlineCostModel(CostModel.from_dict(config.cost_model or {}))
-    except (ValueError, TypeError) as error:
-        raise ConfigError("cost_model", str(error)) from error
 
 
 _FIELDS = (

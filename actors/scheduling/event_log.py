@@ -16,7 +16,8 @@ from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from actors.scheduling import events
-from actors.scheduling.config import SchedulerConfig, build_core
+from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
 from actors.scheduling.events import Event, Instruction
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from actors.scheduling.config import SchedulerConfig, build_core
+from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import Event, Execute, StepDone, Submit
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.policies import POLICIES

@@ -21,7 +21,7 @@ def validate(core: Core) -> None:
         by_status[state.status].append(state)
     assert not by_status[Status.ENDED], "an ended request is still known"
     assert set(map(id, by_status[Status.RUNNING])) == set(map(id, running))
-    assert len(running) + residents.num_leaving <= core.config.max_requests or core.num_steps == 0
+    assert len(running) + residents.num_leaving <= core.config.most_requests
     for residing in (residents.decoding, residents.prefilling):
         assert residing == sorted(residing, key=lambda s: s.rank), "not in order of rank"
     _validate_counts(core, by_status)

@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from actors.scheduling.config import SchedulerConfig, build_core
+from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
 from actors.scheduling.events import Event, Execute, StepDone, Submit
 from actors.scheduling.plan import StepPlan, StepResult

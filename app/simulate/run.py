@@ -11,7 +11,8 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from actors.scheduling.config import SchedulerConfig, build_core
+from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost_model import CostModel
 from actors.scheduling.events import Submit
 from actors.scheduling.online import OnlineCostModel

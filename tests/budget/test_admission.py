@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.admission import PredictedPeak, build_admission, peak_kv_tokens
+from actors.scheduling.admission import PredictedPeak, peak_kv_tokens
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost_model import CostModel
+from actors.scheduling.parts import build_admission
 from app.simulate.arrivals import poisson
 from app.simulate.lengths import fixed_lengths
 from app.simulate.run import Deployment, Result, scheduler_config, simulate

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from actors.scheduling.adaptive import AdaptiveBudget
-from actors.scheduling.budget import ProfiledBudget, build_budget, largest_budget, stage_share_s
-from actors.scheduling.config import ConfigError, SchedulerConfig, build_core
+from actors.scheduling.budget import ProfiledBudget, largest_budget, stage_share_s
+from actors.scheduling.build import build_core
+from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost_model import CostModel
 from actors.scheduling.events import Execute, Submit
 from actors.scheduling.interfaces import StepShape
 from actors.scheduling.mix import Mix
 from actors.scheduling.online import OnlineCostModel
+from actors.scheduling.parts import build_budget
 from actors.scheduling.request import Objective, Request, SamplingParams
 from app.simulate.arrivals import poisson
 from app.simulate.lengths import fixed_lengths

@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: the GPU backends need it")
 
-from actors.scheduling.config import SchedulerConfig, build_core
+from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import Abort, Emit, Event, Execute, StepDone, Submit
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Request, SamplingParams

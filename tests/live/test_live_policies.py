@@ -37,6 +37,9 @@ async def test_policies_give_equal_tokens_and_the_log_replays(
             assert status["num_free_blocks"] == status["num_blocks"], policy
         with pytest.raises(RequestRefused, match="no_such_policy"):
             await engine.reconfigure({"policy": "no_such_policy"})
+        with pytest.raises(RequestRefused, match="the stages were built for 32") as caught:
+            await engine.reconfigure({"scheduling.max_requests": 33})
+        assert caught.value.param == "max_requests"
     finally:
         await engine.close()
     (file,) = list(tmp_path.glob("events-*.parquet"))  # noqa: ASYNC240 (a local folder)

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from actors.scheduling.config import SchedulerConfig, build_core
+from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
 from actors.scheduling.events import (
     Abort,

@@ -166,8 +166,11 @@ class AnythingGoes(RuleBasedStateMachine):
         order=st.sampled_from(["auto", *sorted(ORDERS)]),
         budget=st.sampled_from([2, 9, 30]),
         cap=st.sampled_from([None, 1, 3]),
+        places=st.integers(0, 7),
     )
-    def reconfigure(self, policy: str, order: str, budget: int, cap: int | None) -> None:
+    def reconfigure(
+        self, policy: str, order: str, budget: int, cap: int | None, places: int
+    ) -> None:
         self.driver.send(
             Reconfigure(
                 {
@@ -175,6 +178,7 @@ class AnythingGoes(RuleBasedStateMachine):
                     "order": order,
                     "scheduling.token_budget": budget,
                     "max_running_per_tenant": cap,
+                    "max_requests": 1 + places % self.driver.config.max_requests,
                 }
             )
         )
@@ -182,7 +186,13 @@ class AnythingGoes(RuleBasedStateMachine):
     @rule()
     def reconfigure_badly(self) -> None:
         before = self.driver.core.config
-        for changes in ({"policy": "nonsense"}, {"num_blocks": 3}, {"token_budget": 0}):
+        too_many = self.driver.config.max_requests + 1
+        for changes in (
+            {"policy": "nonsense"},
+            {"num_blocks": 3},
+            {"token_budget": 0},
+            {"max_requests": too_many},
+        ):
             with pytest.raises(ConfigError) as caught:
                 self.driver.core.handle(Reconfigure(changes), self.driver.now_s)
             assert caught.value.key in changes

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 from scheduling_fakes import Driver
 
-from actors.scheduling.config import SchedulerConfig, build_core
+from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.event_log import (
     Recorder,
     ReplayMismatch,

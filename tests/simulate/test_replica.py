@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.scheduling.config import build_core
+from actors.scheduling.build import build_core
 from actors.scheduling.cost_model import CostModel
 from actors.scheduling.events import Emit, Execute, StepDone, Submit
 from actors.scheduling.plan import StepResult
@@ -90,7 +90,7 @@ def test_the_core_hears_only_what_a_live_one_hears() -> None:
         simulate(traffic, deployment)
     finally:
         monkey.undo()
-    from actors.scheduling.cost_model import build_cost_model
+    from actors.scheduling.parts import build_cost_model
 
     fresh = build_core(config, cost_model=build_cost_model(config))
     for event, now_s, out in seen:

@@ -9,12 +9,9 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.state import RequestState, Status
-
-if TYPE_CHECKING:
-    from actors.scheduling.config import SchedulerConfig
 
 _RELEGATED = 1e12  # added to a relegated request's rank: behind every promise
 

@@ -14,12 +14,9 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.state import RequestState, Status
-
-if TYPE_CHECKING:
-    from actors.scheduling.config import SchedulerConfig
 
 
 class VirtualTokenCounter:

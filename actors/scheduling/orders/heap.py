@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.state import RequestState, Status
-
-if TYPE_CHECKING:
-    from actors.scheduling.config import SchedulerConfig
 
 
 class HeapOrder:

@@ -8,13 +8,10 @@ short one need not earn its way up.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.orders.heap import HeapOrder
 from actors.scheduling.state import RequestState, Status
-
-if TYPE_CHECKING:
-    from actors.scheduling.config import SchedulerConfig
 
 
 class FeedbackLevels(HeapOrder):

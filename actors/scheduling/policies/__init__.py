@@ -1,4 +1,4 @@
-"""Scheduling policies by name; each is imported when it is first asked for.
+"""Scheduling policies by name.
 
 A policy decides which slices a step holds and nothing else. `order` names the waiting order it
 was described with, `reserve` says that KV for the maximum length is taken before a request starts.
@@ -6,38 +6,43 @@ was described with, `reserve` says that KV for the maximum length is taken befor
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
+from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.policies.base import Policy
-
-if TYPE_CHECKING:
-    from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.policies.chunked_only import ChunkedOnly
+from actors.scheduling.policies.deadline import Deadline
+from actors.scheduling.policies.fair import Fair
+from actors.scheduling.policies.faster_transformer import FasterTransformer
+from actors.scheduling.policies.hybrid_only import HybridOnly
+from actors.scheduling.policies.mlfq import FeedbackQueue
+from actors.scheduling.policies.orca import Orca
+from actors.scheduling.policies.sarathi import Sarathi
+from actors.scheduling.policies.shortest_first import ShortestFirst
+from actors.scheduling.policies.vllm import PrefillFirst
 
 __all__ = ["POLICIES", "Policy", "build_policy"]
 
-POLICIES = {
-    "sarathi": "sarathi:Sarathi",
-    "vllm": "vllm:PrefillFirst",
-    "orca": "orca:Orca",
-    "faster_transformer": "faster_transformer:FasterTransformer",
-    "chunked_only": "chunked_only:ChunkedOnly",
-    "hybrid_only": "hybrid_only:HybridOnly",
-    "mlfq": "mlfq:FeedbackQueue",
-    "fair": "fair:Fair",
-    "deadline": "deadline:Deadline",
-    "shortest_first": "shortest_first:ShortestFirst",
+POLICIES: Mapping[str, Callable[..., Policy]] = {
+    "sarathi": Sarathi,
+    "vllm": PrefillFirst,
+    "orca": Orca,
+    "faster_transformer": FasterTransformer,
+    "chunked_only": ChunkedOnly,
+    "hybrid_only": HybridOnly,
+    "mlfq": FeedbackQueue,
+    "fair": Fair,
+    "deadline": Deadline,
+    "shortest_first": ShortestFirst,
 }
 
 
 def build_policy(config: SchedulerConfig) -> Policy:
-    """The policy `config` names; raises ConfigError for a bad option."""
-    from actors.scheduling.config import ConfigError
-
-    module, _, attribute = POLICIES[config.policy].partition(":")
-    policy_class = getattr(import_module(f"{__name__}.{module}"), attribute)
+    """The policy `config` names; raises ConfigError for an unknown name or a bad option."""
+    if config.policy not in POLICIES:
+        known = ", ".join(sorted(POLICIES))
+        raise ConfigError("policy", f"unknown {config.policy!r}; known: {known}")
     try:
-        policy: Policy = policy_class(config, **config.policy_options)
+        return POLICIES[config.policy](config, **config.policy_options)
     except TypeError as error:
         raise ConfigError("policy_options", str(error)) from error
-    return policy

@@ -6,13 +6,9 @@ the next one admitted. Decodes never stall, the GPU empties towards the end of e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.policies.base import fill_with_whole_prompts
 from actors.scheduling.step import StepBuilder
-
-if TYPE_CHECKING:
-    from actors.scheduling.config import SchedulerConfig
 
 
 class FasterTransformer:

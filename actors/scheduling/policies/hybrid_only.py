@@ -6,13 +6,9 @@ decode of its step as slow as itself.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.policies.base import fill_with_whole_prompts
 from actors.scheduling.step import StepBuilder
-
-if TYPE_CHECKING:
-    from actors.scheduling.config import SchedulerConfig
 
 
 class HybridOnly:

@@ -7,15 +7,11 @@ one. KV of the passed-over stays where it is until somebody better needs the mem
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.orders.levels import FeedbackLevels
 from actors.scheduling.policies.base import fill_with_chunks
 from actors.scheduling.state import RequestState, Status
 from actors.scheduling.step import StepBuilder
-
-if TYPE_CHECKING:
-    from actors.scheduling.config import SchedulerConfig
 
 
 class FeedbackQueue:

@@ -6,13 +6,9 @@ starts, so nothing is ever preempted and batches stay small (`max_batch`, 8 to 1
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.policies.base import fill_with_whole_prompts
 from actors.scheduling.step import StepBuilder
-
-if TYPE_CHECKING:
-    from actors.scheduling.config import SchedulerConfig
 
 
 class Orca:

@@ -6,14 +6,10 @@ then to first chunks of new ones. No decode ever waits for a prompt.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.policies.base import fill_with_chunks
 from actors.scheduling.state import RequestState
 from actors.scheduling.step import StepBuilder
-
-if TYPE_CHECKING:
-    from actors.scheduling.config import SchedulerConfig
 
 _ROUNDING = 32
 

@@ -6,13 +6,9 @@ stall meanwhile. Otherwise the step is all decodes. KV is paged and grows on dem
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.policies.base import fill_with_whole_prompts
 from actors.scheduling.step import StepBuilder
-
-if TYPE_CHECKING:
-    from actors.scheduling.config import SchedulerConfig
 
 
 class PrefillFirst:

@@ -9,7 +9,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from actors.scheduling.config import SchedulerConfig, build_core
+from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import Emit, Execute, Instruction, StepDone, Submit, Tick, WakeAt
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.stage.runner import StageRunner
