@@ -92,10 +92,10 @@ class LoadedStage:
         self._execute((), released=tuple(ids))
 
     def time_once(self, shape: StepShape) -> float:
-        """Enter, run once to touch the memory, time once, leave."""
+        """Enter, run once to touch the memory, time twice, leave; the faster of the two."""
         ids = self.enter(shape)
         self.step(shape, ids)
-        seconds = self.step(shape, ids)
+        seconds = min(self.step(shape, ids) for _ in range(2))
         self.leave(ids)
         return seconds
 

@@ -26,7 +26,7 @@ QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One kind of step and the seconds its slowest stage took (median of repeats)."""
+    """One kind of step and the seconds its slowest stage took (fastest of repeats)."""
 
     shape: StepShape
     seconds: float

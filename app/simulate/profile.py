@@ -7,11 +7,11 @@ a few hundred steps (minutes, not hours) fix the coefficients and leave a fifth 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from actors.scheduling.cost_model import CostModel
@@ -106,21 +106,23 @@ def measure(
     warm_up: int = 3,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Measurement]:
-    """Run every shape `repeats` times and keep the median of each.
+    """Run every shape `repeats` times and keep the fastest of each, in seconds.
 
-    The first `warm_up` steps are thrown away. Repeats of a shape are spread over the whole run, so
-    that a slow minute does not own a corner of the grid.
+    Neighbours on a shared machine only ever add time, so the fastest is nearest to what the step
+    itself costs; what they add is learnt on line. The first `warm_up` steps are thrown away.
+    Repeats of a shape are spread over the whole run, so that a slow minute does not own a corner
+    of the grid.
     """
     for shape in list(shapes)[:warm_up]:
         step(shape)
-    times: list[list[float]] = [[] for _ in shapes]
+    fastest = [math.inf] * len(shapes)
     total = repeats * len(shapes)
     for number in range(total):
         index = number % len(shapes)
-        times[index].append(step(shapes[index]))
+        fastest[index] = min(fastest[index], step(shapes[index]))
         if on_progress is not None:
             on_progress(number + 1, total)
-    return [Measurement(s, median(t)) for s, t in zip(shapes, times, strict=True)]
+    return [Measurement(s, seconds) for s, seconds in zip(shapes, fastest, strict=True)]
 
 
 def profile(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.admission import PredictedPeak, peak_kv_tokens
+from actors.scheduling.admission import CAUTION, WATCHED, Correction, PredictedPeak, peak_kv_tokens
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost_model import CostModel
 from actors.scheduling.parts import build_admission
@@ -125,3 +125,36 @@ def test_bad_settings_are_named() -> None:
         )
     built = build_admission(SchedulerConfig(num_blocks=8, admission="predicted_peak"), None)
     assert isinstance(built, PredictedPeak)
+
+
+def test_a_correction_is_the_quantile_of_what_became_of_recent_predictions() -> None:
+    correction = Correction(share=0.9)
+    assert correction.factor == CAUTION  # nobody has watched this queue
+    for percent in range(100):
+        correction.observe(actual_s=1.0 + percent / 100, predicted_s=1.0)
+    assert correction.factor == pytest.approx(1.9)
+    for _ in range(WATCHED):
+        correction.observe(0.5, 1.0)
+    assert correction.factor == pytest.approx(0.5)  # what was is forgotten
+
+
+@pytest.mark.parametrize("factor", [3.0, 10.0])
+def test_accepted_requests_get_their_first_token_in_time(factor: float) -> None:
+    """Some are accepted while the composition of the batch changes, hence a share."""
+    result = overload(factor, "promises")
+    recorder = result.recorder
+    ttft = np.array(recorder.first_token_s) - np.array(recorder.arrival_s)
+    accepted = np.isnan(np.array(recorder.refused_s))
+    assert (ttft[accepted] <= 2.0).mean() >= 0.99
+
+
+def test_memory_counts_as_a_place() -> None:
+    """With KV for a few requests only, their ends set the pace, not compute."""
+    tight = CostModel.from_dict({**MODEL.to_dict(), "kv_tokens": 8000})
+    config = scheduler_config(
+        tight, budget="adaptive", admission="promises", tbt_s=0.06, ttft_s=2.0, max_requests=64
+    )
+    workload = generate(poisson(40.0), fixed_lengths(800, 60), 1200)
+    summary = simulate(workload, Deployment(config, tight)).summary()
+    assert summary.num_refused > 0
+    assert summary.ttft_p90 <= 2.0

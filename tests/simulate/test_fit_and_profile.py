@@ -93,7 +93,7 @@ def test_the_grid_respects_what_the_engine_holds() -> None:
     assert any(s.num_decodes and s.prefills for s in shapes)
 
 
-def test_medians_ignore_a_hiccup_and_progress_is_told() -> None:
+def test_a_hiccup_is_ignored_and_progress_is_told() -> None:
     calls: list[int] = []
 
     def step(shape: StepShape) -> float:
