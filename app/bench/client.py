@@ -11,8 +11,9 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 
@@ -65,6 +66,7 @@ def jobs_of(workload: Workload) -> list[Job]:
 class LoadClient:
     """url: the server's root. vocab: prompts draw their ids from [first_token, vocab).
 
+    extra: further fields of every request's body.
     seed None: other prompts in every process, so that no server has seen them.
     """
 
@@ -77,7 +79,9 @@ class LoadClient:
         first_token: int = 300,
         timeout_s: float = 600.0,
         seed: int | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
+        self._extra = dict(extra or {})
         self._endpoint = url.rstrip("/") + "/v1/completions"
         self._model = model
         self._tokens = range(first_token, vocab)
@@ -96,6 +100,7 @@ class LoadClient:
                 "ignore_eos": True,
                 "stream": True,
                 "stream_options": {"include_usage": True},
+                **self._extra,
             }
         ).encode()
 

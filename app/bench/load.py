@@ -167,6 +167,21 @@ def capacity(
         _err.print(f"[bold]capacity {qps:.2f} requests/s[/] at P99 TBT <= {tbt_ms:g} ms")
 
 
+def stall_probe(client: LoadClient, streams: int, prompt_tokens: int) -> dict[str, Any]:
+    """The longest gaps of running streams while a long prompt is prefilled."""
+    jobs = [Job(0.02 * i, 64, 400) for i in range(streams)] + [Job(1.0, prompt_tokens, 4)]
+    traces = asyncio.run(client.run(jobs))
+    gaps = [1000 * max(t.gaps_s, default=0.0) for t in traces[:streams]]
+    return {
+        "streams": streams,
+        "prompt_tokens": prompt_tokens,
+        "longest_tbt_ms": max(gaps),
+        "median_longest_tbt_ms": sorted(gaps)[len(gaps) // 2],
+        "ttft_of_long_prompt_ms": 1000 * (traces[-1].ttft_s or math.nan),
+        "error": next((t.error for t in traces if t.error), None),
+    }
+
+
 def stall(
     url: Url = "http://127.0.0.1:8000",
     model: Model = None,
@@ -176,19 +191,7 @@ def stall(
     out: Out = None,
 ) -> None:
     """The longest gap that running streams suffer when a long prompt arrives."""
-    client = LoadClient(url, model or first_model(url))
-    jobs = [Job(0.02 * i, 64, 400) for i in range(streams)] + [Job(1.0, prompt_tokens, 4)]
-    traces = asyncio.run(client.run(jobs))
-    failed = next((t.error for t in traces if t.error), None)
-    gaps = [1000 * max(t.gaps_s, default=0.0) for t in traces[:streams]]
-    result: dict[str, Any] = {
-        "streams": streams,
-        "prompt_tokens": prompt_tokens,
-        "longest_tbt_ms": max(gaps),
-        "median_longest_tbt_ms": sorted(gaps)[len(gaps) // 2],
-        "ttft_of_long_prompt_ms": 1000 * (traces[-1].ttft_s or math.nan),
-        "error": failed,
-    }
+    result = stall_probe(LoadClient(url, model or first_model(url)), streams, prompt_tokens)
     publish(result, as_json, out)
     if not as_json:
         _err.print(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from app.bench import engine, load, overhead, policies, profile
+from app.bench import compare, engine, load, overhead, policies, profile
 from app.bench.gpu import command as gpu
 from app.cli import config, records, serve, talk
 from app.simulate import command as simulate
@@ -29,6 +29,7 @@ simulate.register(app)
 records.register(app)
 engine.register(bench)
 gpu.register(bench)
+compare.register(bench)
 overhead.register(bench)
 load.register(bench, app)
 policies.register(bench)

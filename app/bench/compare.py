@@ -1,0 +1,265 @@
+"""`legato bench compare`: servers in turn on one machine, one client, one workload, one table.
+
+The plan (YAML) names the servers and how to start each; every server is started alone, probed, and
+stopped before the next, for as many rounds as asked: machines drift, so only ratios within a run
+mean anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from app.bench.client import Job, LoadClient
+from app.bench.load import Limits, first_model, lengths_of, publish, run_load, search, stall_probe
+from app.bench.machine import describe
+
+_err = Console(stderr=True, highlight=False)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Decode(_Part):
+    """Streams that all decode at once: output tokens per second between their first and last."""
+
+    streams: list[int] = [1, 8, 32]
+    prompt_tokens: int = 128
+    output_tokens: int = 192
+
+
+class Prefill(_Part):
+    """Prompts one at a time, one token asked of each: prompt tokens per second."""
+
+    prompt_tokens: int = 512
+    repeats: int = 6
+
+
+class Stall(_Part):
+    """The longest gap of running streams when a long prompt arrives."""
+
+    streams: int = 16
+    prompt_tokens: int = 3000
+    repeats: int = 3
+
+
+class Capacity(_Part):
+    """Highest Poisson load under each P99 TBT objective, by bisection."""
+
+    tbt_ms: list[float] = [50.0, 100.0, 500.0]
+    lengths: str = "sharegpt/8"
+    seconds: float = 25.0
+    tolerance: float = 0.1
+
+
+class Server(_Part):
+    """One server. `$NAME` in the command is taken from the environment.
+
+    sends_objective: its requests carry `slo: {tbt_ms}`, as Legato takes it.
+    """
+
+    command: str
+    url: str
+    environment: dict[str, str] = {}
+    sends_objective: bool = False
+    guess_qps: float = 4.0
+    ready_s: float = 300.0
+
+
+class Plan(_Part):
+    servers: dict[str, Server]
+    rounds: int = 1
+    decode: Decode | None = Decode()
+    prefill: Prefill | None = Prefill()
+    stall: Stall | None = Stall()
+    capacity: Capacity | None = Capacity()
+
+
+def _expanded(environment: dict[str, str]) -> dict[str, str]:
+    return {key: os.path.expandvars(value) for key, value in environment.items()}
+
+
+@contextmanager
+def _running(name: str, server: Server, logs: Path) -> Iterator[str]:
+    """Start the server, wait until it lists its model, stop it by its process group."""
+    command = shlex.split(os.path.expandvars(server.command))
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"{name}.log"
+    with log.open("w") as sink:
+        process = subprocess.Popen(
+            command,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **_expanded(server.environment)},
+            start_new_session=True,
+        )
+        try:
+            with _err.status(f"starting {name}"):
+                yield _wait_ready(process, server, log)
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], server: Server, log: Path) -> str:
+    deadline_s = time.monotonic() + server.ready_s
+    while time.monotonic() < deadline_s:
+        if process.poll() is not None:
+            raise typer.BadParameter(f"{server.command!r} ended; its output is in {log}")
+        try:
+            answer = httpx.get(f"{server.url}/v1/models", timeout=5)
+            if answer.status_code == 200 and answer.json()["data"]:
+                return first_model(server.url)
+        except (httpx.HTTPError, ValueError, KeyError):
+            pass
+        time.sleep(0.5)
+    raise typer.BadParameter(f"no model at {server.url} within {server.ready_s:g} s; see {log}")
+
+
+def _decode(client: LoadClient, probe: Decode) -> dict[str, float]:
+    found = {}
+    for streams in probe.streams:
+        jobs = [Job(0.0, probe.prompt_tokens, probe.output_tokens)] * streams
+        traces = asyncio.run(client.run(jobs))
+        # While all decode: from the last first token to the first last one.
+        begin_s = max(t.event_times_s[0] for t in traces)
+        end_s = min(t.event_times_s[-1] for t in traces)
+        count = sum(begin_s < at <= end_s for t in traces for at in t.event_times_s)
+        found[f"decode {streams}, tokens/s"] = count / (end_s - begin_s)
+    return found
+
+
+def _prefill(client: LoadClient, probe: Prefill) -> dict[str, float]:
+    rates = []
+    for _ in range(probe.repeats):
+        (trace,) = asyncio.run(client.run([Job(0.0, probe.prompt_tokens, 1)]))
+        rates.append(probe.prompt_tokens / (trace.ttft_s or math.nan))
+    return {f"prefill {probe.prompt_tokens}, tokens/s": statistics.median(rates)}
+
+
+def _stall(client: LoadClient, probe: Stall) -> dict[str, float]:
+    runs = [stall_probe(client, probe.streams, probe.prompt_tokens) for _ in range(probe.repeats)]
+    longest = statistics.median(run["longest_tbt_ms"] for run in runs)
+    return {f"longest TBT, {probe.prompt_tokens}-token prompt, ms": longest}
+
+
+def _capacity(
+    make: Callable[[dict[str, Any]], LoadClient], server: Server, probe: Capacity
+) -> dict[str, float]:
+    found = {}
+    lengths = lengths_of(probe.lengths)
+    guess_qps = server.guess_qps
+    for tbt_ms in sorted(probe.tbt_ms):
+        client = make({"slo": {"tbt_ms": tbt_ms}} if server.sends_objective else {})
+        run_load(client, lengths, min(guess_qps, 2.0), 5.0)
+        qps, _ = search(
+            client,
+            lengths,
+            Limits(tbt_ms),
+            guess_qps=guess_qps,
+            seconds=probe.seconds,
+            tolerance=probe.tolerance,
+        )
+        found[f"capacity at P99 TBT {tbt_ms:g} ms, requests/s"] = qps
+        guess_qps = max(guess_qps / 2, qps)
+    return found
+
+
+def _probe(server: Server, plan: Plan, model: str) -> dict[str, float]:
+    def make(extra: dict[str, Any]) -> LoadClient:
+        return LoadClient(server.url, model, extra=extra)
+
+    client = make({})
+    warm = asyncio.run(client.run([Job(0.0, 64, 16)] * 4))
+    if failed := next((t.error for t in warm if t.error is not None), None):
+        raise typer.BadParameter(f"{server.url} answers with an error: {failed}")
+    found: dict[str, float] = {}
+    if plan.decode is not None:
+        found |= _decode(client, plan.decode)
+    if plan.prefill is not None:
+        found |= _prefill(client, plan.prefill)
+    if plan.stall is not None:
+        found |= _stall(client, plan.stall)
+    if plan.capacity is not None:
+        found |= _capacity(make, server, plan.capacity)
+    return found
+
+
+def compare(
+    plan_file: Annotated[Path, typer.Argument(help="A plan, as configs/bench/compare_135m.yaml.")],
+    only: Annotated[str | None, typer.Option(help="Servers to run, comma separated.")] = None,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    out: Annotated[Path, typer.Option(help="JSON report.")] = Path("out/compare.json"),
+) -> None:
+    """Servers side by side: decode, prefill, stall and capacity, with ratios to the first."""
+    try:
+        plan = Plan.model_validate(yaml.safe_load(plan_file.read_text()))
+    except (OSError, yaml.YAMLError, ValidationError) as error:
+        raise typer.BadParameter(f"{plan_file}: {error}") from None
+    names = only.split(",") if only else list(plan.servers)
+    if unknown := [name for name in names if name not in plan.servers]:
+        raise typer.BadParameter(f"no server {unknown[0]!r} in {plan_file}", param_hint="--only")
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for number in range(plan.rounds):
+        for name in names:
+            _err.print(f"[bold]{name}[/], round {number + 1} of {plan.rounds}")
+            with _running(name, plan.servers[name], out.parent) as model:
+                rounds[name].append(_probe(plan.servers[name], plan, model))
+            result = {
+                "machine": describe(),
+                "plan": plan.model_dump(),
+                "rounds": rounds,
+                "medians": {n: _medians(r) for n, r in rounds.items() if r},
+            }
+            publish(result, False, out)  # after every server: a run cut short keeps what it has
+    if as_json:
+        publish(result, True, None)
+    else:
+        _err.print(_table(result["medians"]))
+
+
+def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
+
+
+def _table(medians: dict[str, dict[str, float]]) -> Table:
+    table = Table(title="medians; in brackets the ratio of the first", title_justify="left")
+    table.add_column("")
+    names = list(medians)
+    for name in names:
+        table.add_column(name, justify="right")
+    first = medians[names[0]]
+    for key in first:
+        cells = [f"{first[key]:.4g}"]
+        for name in names[1:]:
+            value = medians[name].get(key, math.nan)
+            ratio = first[key] / value if value else math.inf
+            cells.append(f"{value:.4g} ({ratio:.2f})")
+        table.add_row(key, *cells)
+    return table
+
+
+def register(bench: typer.Typer) -> None:
+    bench.command("compare")(compare)
