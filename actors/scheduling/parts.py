@@ -15,8 +15,9 @@ from actors.scheduling.cost_model import CostModel
 from actors.scheduling.defaults import AcceptAll, FixedBudget
 from actors.scheduling.interfaces import Admission, TokenBudget
 from actors.scheduling.online import OnlineCostModel
+from actors.scheduling.throttle import ThrottledBudget
 
-BUDGETS = ("fixed", "profiled", "adaptive")
+BUDGETS = ("fixed", "throttled", "profiled", "adaptive")
 ADMISSIONS = ("all", "predicted_peak", "promises")
 
 
@@ -38,6 +39,8 @@ def build_budget(config: SchedulerConfig, cost_model: interfaces.CostModel | Non
     try:
         if config.budget == "fixed":
             return FixedBudget(**{"tokens": config.token_budget, **options})
+        if config.budget == "throttled":
+            return ThrottledBudget(**{"most": config.token_budget, **options})
         if not isinstance(cost_model, OnlineCostModel):
             message = f"{config.budget!r} needs a cost model: run `legato profile`"
             raise ConfigError("budget", message)

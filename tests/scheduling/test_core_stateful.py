@@ -48,6 +48,7 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
         policy=st.sampled_from(sorted(POLICIES)),
         order=st.sampled_from(["auto", "auto", *sorted(ORDERS)]),
         token_budget=st.sampled_from([1, 4, 7, 16]),
+        budget=st.sampled_from(["fixed", "throttled"]),
         tile=st.sampled_from([1, 1, 4]),
         max_chunk=st.sampled_from([None, None, 3]),
         max_running_per_tenant=st.sampled_from([None, None, 1, 2]),
@@ -167,9 +168,10 @@ class AnythingGoes(RuleBasedStateMachine):
         budget=st.sampled_from([2, 9, 30]),
         cap=st.sampled_from([None, 1, 3]),
         places=st.integers(0, 7),
+        kind=st.sampled_from(["fixed", "throttled"]),
     )
     def reconfigure(
-        self, policy: str, order: str, budget: int, cap: int | None, places: int
+        self, policy: str, order: str, budget: int, cap: int | None, places: int, kind: str
     ) -> None:
         self.driver.send(
             Reconfigure(
@@ -177,6 +179,7 @@ class AnythingGoes(RuleBasedStateMachine):
                     "scheduling.policy": policy,
                     "order": order,
                     "scheduling.token_budget": budget,
+                    "budget": kind,
                     "max_running_per_tenant": cap,
                     "max_requests": 1 + places % self.driver.config.max_requests,
                 }

@@ -1,0 +1,50 @@
+"""Token throttling: prefill per micro-batch by the work that waits and the memory that is left.
+
+After gLLM (Guo et al., arXiv 2504.14775). A fixed budget fills some micro-batches to the brim with
+prompts and leaves the next without any, and the stages of a pipeline wait for one another. Instead
+
+    prefill = max(min(waiting / iterations, most * pressure), least)
+    pressure = (free - threshold) / (1 - threshold)         free: share of KV blocks not in use
+
+so a short queue is spread over the next `iterations` steps, a long one is taken ever slower as
+memory fills, and none is taken once only `threshold` is left: that belongs to the decodes. Its
+other half, decodes shared out evenly over the micro-batches, is `micro_batches: uniform`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.scheduling.interfaces import EngineView, StepShape
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottledBudget:
+    """Implements `interfaces.TokenBudget`; the defaults are gLLM's.
+
+    most: tokens of any step, decodes included (the fixed budget it replaces).
+    iterations: steps over which waiting prefill tokens are spread.
+    least: prefill tokens below which a chunk is not worth a step.
+    threshold: share of the KV blocks kept for running requests to grow into.
+    """
+
+    most: int
+    iterations: int = 8
+    least: int = 32
+    threshold: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1 or self.least < 1 or not 0.0 <= self.threshold < 1.0:
+            raise TypeError("iterations and least are positive, threshold lies in [0, 1)")
+
+    def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
+        free = engine.num_free_blocks / engine.num_blocks
+        pressure = (free - self.threshold) / (1.0 - self.threshold)
+        if pressure <= 0.0 and engine.decoding:
+            return shape.num_tokens
+        waiting = engine.num_waiting_tokens + sum(v.length - v.planned for v in engine.prefilling)
+        prefill = min(-(-waiting // self.iterations), int(self.most * pressure))
+        return min(shape.num_tokens + max(prefill, self.least), self.most)
+
+    def observe(self, shape: StepShape, duration_s: float) -> None:
+        """Counts tokens, not time."""
