@@ -7,7 +7,6 @@ a preempted request all end in the same state with no bookkeeping of their own.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections import OrderedDict
@@ -20,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from actors.scheduling.request import Grammar
+from actors.stage.grammar_kinds import compile_grammar
 
 _log = logging.getLogger(__name__)
 
@@ -108,20 +108,9 @@ class GrammarMasks:
     def _compile(self, grammar: Grammar) -> Any:
         compiler = self._get_compiler()
         try:
-            match grammar.kind:
-                case "json_object":
-                    return compiler.compile_builtin_json_grammar()
-                case "json_schema":
-                    return compiler.compile_json_schema(grammar.text)
-                case "regex":
-                    return compiler.compile_regex(grammar.text)
-                case "ebnf":
-                    return compiler.compile_grammar(grammar.text)
-                case "choice":
-                    return compiler.compile_grammar(_choice_rule(grammar.text))
+            return compile_grammar(compiler, grammar.kind, grammar.text)
         except (RuntimeError, ValueError, TypeError) as bad:
             raise ValueError(f"{grammar.kind} cannot be compiled: {bad}") from bad
-        raise ValueError(f"grammar kind {grammar.kind!r} is unknown")
 
     def _get_compiler(self) -> Any:
         """Built at the first grammar: reading the tokenizer costs about a second."""
@@ -142,11 +131,3 @@ class GrammarMasks:
                 info, max_threads=1, cache_limit_bytes=_MAX_COMPILER_BYTES
             )
         return self._compiler
-
-
-def _choice_rule(text: str) -> str:
-    """An EBNF rule of literal alternatives from a JSON list of strings."""
-    choices = json.loads(text)
-    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) for c in choices):
-        raise ValueError("choices must be a non-empty JSON list of strings")
-    return "root ::= " + " | ".join(json.dumps(choice) for choice in choices)

@@ -211,7 +211,12 @@ class _Answer:
         entries: Sequence[tuple[TokenLogprobs, int]],
         reason: str,
     ) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text,
+            "refusal": None,
+            "annotations": [],
+        }
         if self._parsers:
             parser = self._parsers[index]
             shown, deltas = parser.push(text)

@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from actors.scheduling.request import Grammar
 from app.api.errors import invalid
@@ -14,6 +14,8 @@ from app.api.options import ApiOptions
 from app.api.sampling import dump
 from app.api.schema.chat import ChatRequest, NamedTool, Tool
 from app.text.tool_calls import ToolFormat
+
+_MAX_CALLS: Final = 16  # in one answer: a list without an end is a model's favourite trap
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ def _calls_schema(tools: Sequence[Tool], *, several: bool) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     calls = [_call_schema(tool, definitions) for tool in tools]
     one: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    schema = {"type": "array", "minItems": 1, "items": one} if several else one
+    schema = (
+        {"type": "array", "minItems": 1, "maxItems": _MAX_CALLS, "items": one} if several else one
+    )
     return {**schema, "$defs": definitions} if definitions else schema
 
 

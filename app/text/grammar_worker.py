@@ -7,31 +7,14 @@ stage, where it would hold up every stream.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import sys
 from typing import Any
 
-from app.text.grammar_text import ebnf_of_choices
+from actors.stage.grammar_kinds import compile_grammar
 from app.text.template_worker import serve_jobs
-
-
-def compile_with(compiler: Any, kind: str, text: str) -> None:
-    """Compile one grammar of `actors.scheduling.request.Grammar`; raises what xgrammar raises."""
-    if kind == "json_object":
-        compiler.compile_builtin_json_grammar()
-    elif kind == "json_schema":
-        compiler.compile_json_schema(text)
-    elif kind == "regex":
-        compiler.compile_regex(text)
-    elif kind == "ebnf":
-        compiler.compile_grammar(text)
-    elif kind == "choice":
-        compiler.compile_grammar(ebnf_of_choices(json.loads(text)))
-    else:
-        raise ValueError(f"unknown kind of grammar: {kind}")
 
 
 def main(model_path: str) -> None:
@@ -49,7 +32,7 @@ def main(model_path: str) -> None:
 
     def answer(job: dict[str, Any]) -> dict[str, Any]:
         try:
-            compile_with(compiler, job["kind"], job["text"])
+            compile_grammar(compiler, job["kind"], job["text"])
         except Exception as error:  # the library raises its own and the runtime's kinds
             return {"error": _readable(str(error))}
         return {"ok": True}

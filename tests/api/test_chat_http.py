@@ -239,7 +239,7 @@ async def test_tool_results_go_back_through_the_template(server: Server) -> None
     ],
 )
 async def test_response_formats(server: Server, extra: Any, kind: str, source: str) -> None:
-    body = {"messages": HELLO, "max_tokens": 1, **extra}
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 1, **extra}
     answer = await server.http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     grammar = server.engine.seen[-1].sampling.grammar

@@ -18,14 +18,16 @@ def letters(prompt: str, count: int, index: int = 0) -> str:
 
 
 async def complete(server: Server, **body: Any) -> Any:
-    answer = await server.http.post("/v1/completions", json=body)
+    answer = await server.http.post("/v1/completions", json={"model": MODEL, **body})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 async def events_of(server: Server, path: str = "/v1/completions", **body: Any) -> list[Any]:
     """The data of every event; checks that [DONE] ends the stream."""
-    async with server.http.stream("POST", path, json={"stream": True, **body}) as answer:
+    async with server.http.stream(
+        "POST", path, json={"model": MODEL, "stream": True, **body}
+    ) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = [line async for line in answer.aiter_lines() if line.startswith("data: ")]

@@ -11,7 +11,7 @@ import pytest
 
 from app.api.events import ApiEvents, RequestInfo, RequestOutcome
 from app.api.options import ApiOptions
-from tests.api.conftest import Server, StartServer
+from tests.api.conftest import MODEL, Server, StartServer
 
 
 class Recorder(ApiEvents):
@@ -38,7 +38,7 @@ class Recorder(ApiEvents):
 async def post(server: Server, body: dict[str, Any]) -> tuple[Any, asyncio.StreamWriter]:
     """Send a completion request over a bare connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    content = json.dumps(body).encode()
+    content = json.dumps({"model": MODEL, **body}).encode()
     writer.write(
         b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         b"x-request-disconnect-disabled: 1\r\n"
@@ -55,7 +55,7 @@ async def test_events_of_a_whole_request(start_server: StartServer) -> None:
     server.engine.num_cached_tokens = 1
     await server.http.post(
         "/v1/completions",
-        json={"prompt": "abc", "max_tokens": 3, "user": "ann"},
+        json={"model": MODEL, "prompt": "abc", "max_tokens": 3, "user": "ann"},
         headers={"x-request-id": "r1"},
     )
     info = RequestInfo("r1", "/v1/completions", "ann", False, 3, 1)
@@ -104,7 +104,9 @@ async def test_a_hundred_leave_at_random_tokens(start_server: StartServer) -> No
     await asyncio.gather(*(leave(number) for number in range(100)))
     await server.engine.all_idle.wait()
     assert server.engine.num_running == 0
-    answer = await server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
+    answer = await server.http.post(
+        "/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 1}
+    )
     assert answer.status_code == 200
 
 
@@ -116,7 +118,8 @@ async def test_a_client_that_stops_reading_is_dropped(start_server: StartServer)
     server.engine.chunk_size = 5000
     stuck = socket.create_connection(("127.0.0.1", server.port))
     stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    content = json.dumps({"prompt": "abc", "max_tokens": 9_000_000, "stream": True}).encode()
+    body = {"model": MODEL, "prompt": "abc", "max_tokens": 9_000_000, "stream": True}
+    content = json.dumps(body).encode()
     stuck.sendall(
         b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         b"content-length: " + str(len(content)).encode() + b"\r\n\r\n" + content

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from app.api.options import ApiOptions
 from app.engine import EngineUnavailable, GenerationFailed, RequestRefused
-from tests.api.conftest import Server, StartServer
+from tests.api.conftest import MODEL, Server, StartServer
 
 JSON = {"content-type": "application/json"}
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 
 
 def check(answer: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
@@ -33,6 +33,7 @@ def check(answer: httpx.Response, status: int, param: str | None = None) -> dict
     ("body", "param"),
     [
         ({}, "prompt"),
+        ({"model": None, "prompt": "a"}, "model"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
@@ -81,7 +82,7 @@ def check(answer: httpx.Response, status: int, param: str | None = None) -> dict
 async def test_wrong_completions_name_the_parameter(
     server: Server, body: Any, param: str | None
 ) -> None:
-    answer = await server.http.post("/v1/completions", json=body)
+    answer = await server.http.post("/v1/completions", json={"model": MODEL, **body})
     if param is None:
         param = "response_format.json_schema"
     check(answer, 400, param)
@@ -123,17 +124,20 @@ async def test_wrong_chats_name_the_parameter(server: Server, extra: Any, param:
         (b"null", None),
         (b"[]", None),
         (b'"x"', None),
-        (b'{"prompt": "\xff"}', None),
-        (b'{"prompt": "\\ud800"}', None),
-        (b'{"prompt": "a", "temperature": NaN}', "temperature"),
-        (b'{"prompt": "a", "temperature": Infinity}', "temperature"),
-        (b'{"prompt": "a", "temperature": 1e999}', "temperature"),
-        (b'{"prompt": "a", "logit_bias": {"97": -Infinity}}', "logit_bias.97"),
-        (b'{"prompt": "a", "guided_json": {"maximum": NaN}}', "guided_json"),
-        (b'{"prompt": ' + b"[" * 100_000, "prompt"),
-        (b'{"prompt": "a", "metadata": ' + b'{"a":' * 300, "metadata"),
-        (b'{"prompt": "a", "guided_json": [' + b"{}," * 30_000 + b"{}]}", "guided_json"),
-        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", None),
+        (b'{"model": "tiny", "prompt": "\xff"}', None),
+        (b'{"model": "tiny", "prompt": "\\ud800"}', None),
+        (b'{"model": "tiny", "prompt": "a", "temperature": NaN}', "temperature"),
+        (b'{"model": "tiny", "prompt": "a", "temperature": Infinity}', "temperature"),
+        (b'{"model": "tiny", "prompt": "a", "temperature": 1e999}', "temperature"),
+        (b'{"model": "tiny", "prompt": "a", "logit_bias": {"97": -Infinity}}', "logit_bias.97"),
+        (b'{"model": "tiny", "prompt": "a", "guided_json": {"maximum": NaN}}', "guided_json"),
+        (b'{"model": "tiny", "prompt": ' + b"[" * 100_000, "prompt"),
+        (b'{"model": "tiny", "prompt": "a", "metadata": ' + b'{"a":' * 300, "metadata"),
+        (
+            b'{"model": "tiny", "prompt": "a", "guided_json": [' + b"{}," * 30_000 + b"{}]}",
+            "guided_json",
+        ),
+        (b'{"model": "tiny", "prompt": "a", "seed": ' + b"9" * 5000 + b"}", None),
     ],
 )
 async def test_malformed_bodies(server: Server, content: bytes, param: str | None) -> None:
@@ -158,6 +162,20 @@ async def test_wrong_paths_and_methods(server: Server, method: str, path: str, s
     assert ("allow" in answer.headers) == (status == 405)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/embeddings", {"input": "Hi"}),
+    ],
+)
+async def test_a_request_names_its_model(server: Server, path: str, body: Any) -> None:
+    answer = await server.http.post(path, json=body)
+    assert check(answer, 400, "model")["code"] == "missing_parameter"
+
+
 async def test_wrong_model(server: Server) -> None:
     answer = await server.http.post("/v1/completions", json={"model": "gpt", "prompt": "a"})
     assert check(answer, 404, "model")["code"] == "model_not_found"
@@ -166,7 +184,9 @@ async def test_wrong_model(server: Server) -> None:
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
 async def test_other_content_types(server: Server, content_type: str) -> None:
     headers = {"content-type": content_type} if content_type else {}
-    answer = await server.http.post("/v1/completions", content=b'{"prompt":"a"}', headers=headers)
+    answer = await server.http.post(
+        "/v1/completions", content=b'{"model":"tiny","prompt":"a"}', headers=headers
+    )
     check(answer, 415)
 
 
@@ -184,7 +204,9 @@ async def test_engine_refusals_have_their_status(
     server: Server, refusal: Exception, status: int, retry: str | None, stream: bool
 ) -> None:
     server.engine.refusal = refusal
-    answer = await server.http.post("/v1/completions", json={"prompt": "a", "stream": stream})
+    answer = await server.http.post(
+        "/v1/completions", json={"model": MODEL, "prompt": "a", "stream": stream}
+    )
     check(answer, status, "prompt" if status == 400 else None)
     assert answer.headers.get("retry-after") == retry
 
@@ -193,9 +215,9 @@ async def test_engine_refusals_have_their_status(
 async def test_a_failure_in_a_stream_is_an_event(server: Server, path: str) -> None:
     server.engine.fail_at = 2
     server.engine.failure = GenerationFailed("stage lost")
-    body: dict[str, Any] = {"stream": True, "prompt": "a"}
+    body: dict[str, Any] = {"model": MODEL, "stream": True, "prompt": "a"}
     if path != "/v1/completions":
-        body = {"stream": True, **(CHAT if "chat" in path else {"input": "Hi"})}
+        body = {"stream": True, **(CHAT if "chat" in path else {"model": MODEL, "input": "Hi"})}
     answer = await server.http.post(path, json=body)
     events = [line for line in answer.text.splitlines() if line.startswith("data: ")]
     assert events[-1] == "data: [DONE]"
@@ -208,12 +230,14 @@ async def test_a_failure_in_a_stream_is_an_event(server: Server, path: str) -> N
 
 async def test_an_unforeseen_failure_tells_nothing_of_itself(server: Server) -> None:
     server.engine.refusal = RuntimeError("secret path")
-    answer = await server.http.post("/v1/completions", json={"prompt": "a"})
+    answer = await server.http.post("/v1/completions", json={"model": MODEL, "prompt": "a"})
     assert "secret" not in check(answer, 500)["message"]
     server.engine.refusal = None
     server.engine.fail_at = 2
     server.engine.failure = RuntimeError("secret path")
-    answer = await server.http.post("/v1/completions", json={"prompt": "a", "stream": True})
+    answer = await server.http.post(
+        "/v1/completions", json={"model": MODEL, "prompt": "a", "stream": True}
+    )
     assert "secret" not in answer.text
     assert answer.text.endswith("data: [DONE]\n\n")
     assert '"server_error"' in answer.text

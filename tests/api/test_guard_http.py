@@ -10,10 +10,10 @@ import pytest
 from app.api.errors import ApiError
 from app.api.keys import KeyRing, TokenBucket
 from app.api.options import ApiOptions, KeyLimits
-from tests.api.conftest import Server, StartServer
+from tests.api.conftest import MODEL, Server, StartServer
 
 KEY = {"authorization": "Bearer sesame"}
-BODY = {"prompt": "a", "max_tokens": 2}
+BODY = {"model": MODEL, "prompt": "a", "max_tokens": 2}
 
 
 async def test_keys_guard_every_route(start_server: StartServer) -> None:
@@ -44,7 +44,7 @@ async def test_request_limit_of_a_key(start_server: StartServer) -> None:
 
 async def test_token_limit_of_a_key_counts_prompt_and_answer(start_server: StartServer) -> None:
     server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits(tokens_per_minute=20)}))
-    body = {"prompt": "a" * 10, "max_tokens": 9}
+    body = {"model": MODEL, "prompt": "a" * 10, "max_tokens": 9}
     first = await server.http.post("/v1/completions", json=body, headers=KEY)
     second = await server.http.post("/v1/completions", json=body, headers=KEY)
     assert (first.status_code, second.status_code) == (200, 429)

@@ -126,7 +126,7 @@ async def test_response_text_format_constrains(server: Server) -> None:
     ],
 )
 async def test_responses_refuse_by_name(server: Server, extra: Any, param: str) -> None:
-    answer = await server.http.post("/v1/responses", json={"input": "Hi", **extra})
+    answer = await server.http.post("/v1/responses", json={"model": MODEL, "input": "Hi", **extra})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
 
@@ -147,7 +147,7 @@ async def test_embeddings_are_normalised_and_in_order(server: Server) -> None:
 async def test_embeddings_as_they_are(server: Server) -> None:
     answer = await server.http.post(
         "/v1/embeddings",
-        json={"input": [[97, 98]], "pooling": "last", "normalize": False},
+        json={"model": MODEL, "input": [[97, 98]], "pooling": "last", "normalize": False},
     )
     assert answer.json()["data"][0]["embedding"] == [195.0, 1.0, 2.0, 4.0]
     assert server.engine.seen[-1].pooling == "last"
@@ -155,7 +155,7 @@ async def test_embeddings_as_they_are(server: Server) -> None:
 
 async def test_models_without_embeddings_say_so(start_server: StartServer) -> None:
     server = await start_server(supports_embeddings=False)
-    answer = await server.http.post("/v1/embeddings", json={"input": "a"})
+    answer = await server.http.post("/v1/embeddings", json={"model": MODEL, "input": "a"})
     assert answer.status_code == 400
 
 
@@ -201,7 +201,7 @@ async def test_document_describes_what_is_served(start_server: StartServer) -> N
                 assert status in operation["responses"]
     chat = document["components"]["schemas"]["ChatRequest"]
     assert chat["additionalProperties"] is False
-    assert chat["required"] == ["messages"]
+    assert chat["required"] == ["model", "messages"]
     assert chat["properties"]["temperature"]["anyOf"][0] == {
         "type": "number",
         "minimum": 0,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.scheduling.request import Grammar
-from app.text.grammar_text import ebnf_of_choices
+from actors.stage.grammar_kinds import ebnf_of_choices
 from app.text.grammars import GrammarBusy, GrammarChecker, GrammarInvalid
 from tests.text.tiny_tokenizer import byte_level_folder
 

@@ -59,7 +59,7 @@ class NamedTool(Strict):
 
 
 class ChatRequest(SamplingFields):
-    model: str | None = None
+    model: str
     messages: Annotated[list[Message], Field(fail_fast=True), Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="Older name of max_completion_tokens."
@@ -107,6 +107,7 @@ class AnswerMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None = None
+    annotations: list[dict[str, Any]] = Field(default_factory=list, max_length=0)
     tool_calls: list[ToolCall] | None = None
 
 

@@ -13,7 +13,7 @@ TokenIds = Annotated[list[Token], Field(fail_fast=True)]
 
 
 class CompletionRequest(SamplingFields):
-    model: str | None = None
+    model: str
     prompt: (
         str
         | TokenIds

@@ -12,7 +12,7 @@ from app.api.schema.completions import TokenIds
 
 
 class EmbeddingRequest(ScheduleFields):
-    model: str | None = None
+    model: str
     input: (
         str
         | TokenIds

@@ -71,7 +71,7 @@ class NamedFunctionTool(Strict):
 
 
 class ResponseRequest(SamplingFields):
-    model: str | None = None
+    model: str
     input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
