@@ -7,7 +7,6 @@ same run, between the cases, because shared machines drift. No Ray: the stage ru
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -21,10 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.scheduling.interfaces import StepShape
+from app.bench.load import publish
 from app.bench.machine import describe
 from app.bench.stage import LoadedStage
 from kernels.cpu import library
 
+_WEIGHT_BYTES = {"none": 2.0, "int8": 1.0, "int4": 0.5}
 DEFAULT_SHAPE = Path("configs/models/shapes/llama-135m")
 
 
@@ -64,6 +65,7 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
+    quantization: str
     case: str
     step_ms: float
     limit_ms: float
@@ -94,7 +96,7 @@ def limit(stage: LoadedStage, case: Case, ceilings: Ceilings) -> tuple[float, st
         hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * (c["intermediate_size"])
     )
     head = hidden * c["vocab_size"]
-    weight_bytes = {"none": 2.0, "int8": 1.0, "int4": 0.5}[stage.spec.quantization]
+    weight_bytes = _WEIGHT_BYTES[stage.spec.quantization]
     tokens = case.num_decodes + case.chunk
     rows = case.num_decodes + (1 if case.chunk else 0)
     kv_tokens = case.num_decodes * case.context + case.prefix + case.chunk
@@ -108,35 +110,52 @@ def limit(stage: LoadedStage, case: Case, ceilings: Ceilings) -> tuple[float, st
     return max(memory_s, compute_s), "memory" if memory_s > compute_s else "compute"
 
 
-def run(stage: LoadedStage, cases: Sequence[Case], repeats: int) -> tuple[Ceilings, list[Measured]]:
-    """Rounds over all cases, ceilings measured in every round; medians of the rounds."""
+def run(
+    stages: Sequence[LoadedStage], cases: Sequence[Case], repeats: int
+) -> tuple[Ceilings, list[Measured]]:
+    """Rounds over all stages and cases, ceilings measured in every round; medians of the rounds."""
     floats = torch.zeros(64 << 20)
     floats += 1.0  # touched: untouched pages are all the same zero page
-    times: dict[str, list[float]] = {case.name: [] for case in cases}
+    times: dict[tuple[str, str], list[float]] = {
+        (stage.spec.quantization, case.name): [] for stage in stages for case in cases
+    }
     ceilings: list[Ceilings] = []
     for round_number in range(repeats):
         ceilings.append(measure_ceilings(floats))
         for case in cases:
-            ids = stage.enter(case.shape)
-            stage.step(case.shape, ids)
-            steps = [stage.step(case.shape, ids) for _ in range(5 if case.chunk else 15)]
-            stage.leave(ids)
-            if round_number or repeats == 1:  # the first round warms caches and pages
-                times[case.name].append(statistics.median(steps))
+            for stage in stages:
+                seconds = _time(stage, case)
+                if round_number or repeats == 1:  # the first round warms caches and pages
+                    times[stage.spec.quantization, case.name].append(seconds)
     ceiling = Ceilings(
         max(c.bandwidth_gb_s for c in ceilings), max(c.peak_gflop_s for c in ceilings)
     )
     results = []
-    for case in cases:
-        step_s = statistics.median(times[case.name])
-        limit_s, bound = limit(stage, case, ceiling)
-        results.append(Measured(case.name, 1e3 * step_s, 1e3 * limit_s, step_s / limit_s, bound))
+    for stage in stages:
+        for case in cases:
+            kind = stage.spec.quantization
+            step_s = statistics.median(times[kind, case.name])
+            limit_s, bound = limit(stage, case, ceiling)
+            results.append(
+                Measured(kind, case.name, 1e3 * step_s, 1e3 * limit_s, step_s / limit_s, bound)
+            )
     return ceiling, results
+
+
+def _time(stage: LoadedStage, case: Case) -> float:
+    """Median seconds of a few equal steps."""
+    ids = stage.enter(case.shape)
+    stage.step(case.shape, ids)
+    steps = [stage.step(case.shape, ids) for _ in range(5 if case.chunk else 15)]
+    stage.leave(ids)
+    return statistics.median(steps)
 
 
 def bench_engine(
     model: Annotated[Path, typer.Option(help="A folder with config.json.")] = DEFAULT_SHAPE,
-    quantization: Annotated[str, typer.Option(help="none, int8 or int4.")] = "none",
+    quantization: Annotated[
+        str, typer.Option(help="none, int8, int4, or several: none,int8,int4.")
+    ] = "none",
     backend: Annotated[str, typer.Option(help="cpu or torch.")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, help="0: all cores.")] = 0,
     repeats: Annotated[int, typer.Option(min=1)] = 5,
@@ -144,34 +163,44 @@ def bench_engine(
     out: Annotated[Path | None, typer.Option(help="Write the JSON report here too.")] = None,
 ) -> None:
     """Step time over batch, context and chunk, against the arithmetic limit of this machine."""
-    stage = LoadedStage(
-        model, quantization=quantization, backend=backend, threads=threads or library.num_threads()
+    kinds = quantization.split(",")
+    if unknown := sorted(set(kinds) - set(_WEIGHT_BYTES)):
+        raise typer.BadParameter(f"unknown {unknown[0]!r}", param_hint="--quantization")
+    stages = [
+        LoadedStage(
+            model, quantization=kind, backend=backend, threads=threads or library.num_threads()
+        )
+        for kind in kinds
+    ]
+    ceilings, results = run(stages, CASES, repeats)
+    publish(
+        {
+            "machine": describe(),
+            "model": model.name,
+            "backend": stages[0].info.backend,
+            "ceilings": asdict(ceilings),
+            "results": [asdict(r) for r in results],
+        },
+        as_json,
+        out,
     )
-    ceilings, results = run(stage, CASES, repeats)
-    report = {
-        "machine": describe(),
-        "model": model.name,
-        "quantization": quantization,
-        "backend": stage.info.backend,
-        "ceilings": asdict(ceilings),
-        "results": [asdict(r) for r in results],
-    }
-    text = json.dumps(report, indent=2)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text + "\n")
-    if as_json:
-        typer.echo(text)
-        return
+    if not as_json:
+        _print(model.name, ceilings, results)
+
+
+def _print(model: str, ceilings: Ceilings, results: Sequence[Measured]) -> None:
     table = Table(
-        title=f"{model.name}, {quantization}, {ceilings.bandwidth_gb_s:.0f} GB/s, "
-        f"{ceilings.peak_gflop_s:.0f} GFLOP/s",
+        title=f"{model}, {ceilings.bandwidth_gb_s:.0f} GB/s, {ceilings.peak_gflop_s:.0f} GFLOP/s",
         title_justify="left",
     )
-    for column in ("step", "ms", "limit ms", "ratio", "bound"):
-        table.add_column(column, justify="left" if column in ("step", "bound") else "right")
+    for column in ("weights", "step", "ms", "limit ms", "ratio", "bound", "speed-up"):
+        words = column in ("weights", "step", "bound")
+        table.add_column(column, justify="left" if words else "right")
+    first = {r.case: r.step_ms for r in results if r.quantization == results[0].quantization}
     for r in results:
-        table.add_row(r.case, f"{r.step_ms:.2f}", f"{r.limit_ms:.2f}", f"{r.ratio:.2f}", r.bound)
+        weights = "bf16" if r.quantization == "none" else r.quantization
+        times = (f"{r.step_ms:.2f}", f"{r.limit_ms:.2f}", f"{r.ratio:.2f}")
+        table.add_row(weights, r.case, *times, r.bound, f"{first[r.case] / r.step_ms:.2f}")
     Console().print(table)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from app.bench import compare, engine, load, overhead, policies, profile
+from app.bench import accuracy, compare, engine, load, overhead, policies, profile, validate
 from app.bench.gpu import command as gpu
 from app.cli import config, records, serve, talk
 from app.simulate import command as simulate
@@ -29,10 +29,12 @@ simulate.register(app)
 records.register(app)
 engine.register(bench)
 gpu.register(bench)
+accuracy.register(bench)
 compare.register(bench)
 overhead.register(bench)
 load.register(bench, app)
 policies.register(bench)
+validate.register(bench)
 
 
 @app.callback()
