@@ -10,6 +10,11 @@ from typing import Any, Final
 # accepts it for ever and the value never ends; and every blank is a token somebody waits for.
 _LAYOUT: Final = {"any_whitespace": False, "separators": (", ", ": ")}
 _ANY_OBJECT: Final = '{"type":"object"}'
+_NAMED_SCHEMAS: Final = frozenset(
+    {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+)
+_CHAR: Final = r'[^"\\\x00-\x1f]'  # of a JSON string, unescaped
+_VALUES: Final = frozenset({"const", "enum", "default", "examples"})
 
 
 def compile_grammar(compiler: Any, kind: str, text: str) -> Any:
@@ -18,7 +23,8 @@ def compile_grammar(compiler: Any, kind: str, text: str) -> Any:
         case "json_object":
             return compiler.compile_json_schema(_ANY_OBJECT, **_LAYOUT)
         case "json_schema":
-            return compiler.compile_json_schema(text, **_LAYOUT)
+            schema = json.dumps(bounds_as_patterns(json.loads(text)), ensure_ascii=False)
+            return compiler.compile_json_schema(schema, **_LAYOUT)
         case "regex":
             return compiler.compile_regex(text)
         case "ebnf":
@@ -26,6 +32,48 @@ def compile_grammar(compiler: Any, kind: str, text: str) -> Any:
         case "choice":
             return compiler.compile_grammar(ebnf_of_choices(_choices(text)))
     raise ValueError(f"grammar kind {kind!r} is unknown")
+
+
+def bounds_as_patterns(schema: Any) -> Any:
+    """The schema with minLength and maxLength of strings written as patterns.
+
+    xgrammar (0.2.8; its issue 800) lets raw control characters into strings with such bounds, and
+    the text is then no JSON; strings with a pattern are right.
+    """
+    if isinstance(schema, list):
+        return [bounds_as_patterns(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    changed: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED_SCHEMAS and isinstance(value, dict):
+            changed[key] = {name: bounds_as_patterns(one) for name, one in value.items()}
+        else:
+            changed[key] = value if key in _VALUES else bounds_as_patterns(value)
+    pattern = None if {"pattern", "format"} & schema.keys() else _pattern_of_bounds(schema)
+    if pattern is not None:
+        changed.pop("minLength", None)
+        changed.pop("maxLength", None)
+        changed["pattern"] = pattern
+    return changed
+
+
+def _pattern_of_bounds(schema: dict[str, Any]) -> str | None:
+    """A pattern for a string schema's bounds; None for none, or none that make sense."""
+    if "string" not in (schema.get("type"), *_listed(schema.get("type"))):
+        return None
+    low, high = schema.get("minLength", 0), schema.get("maxLength")
+    if type(low) is not int or low < 0:
+        return None
+    if high is None:
+        return f"^{_CHAR}{{{low},}}$" if low else None
+    if type(high) is not int or high < low:
+        return None
+    return f"^{_CHAR}{{{low},{high}}}$"
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def ebnf_of_choices(choices: Sequence[str]) -> str:

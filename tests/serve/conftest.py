@@ -17,6 +17,8 @@ import httpx
 import pytest
 import yaml
 
+from tests.serve.live_server import DEMO, LiveServer, live_server
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -86,3 +88,10 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
         return running(tmp_path_factory.mktemp("serve"), args, **deployment)
 
     return start
+
+
+@pytest.fixture(scope="package")
+def demo(ray_cluster: None) -> Iterator[LiveServer]:
+    """The demo model behind the API, its engine in this process: for clients that only call."""
+    with live_server(DEMO, kv={"memory_gib": 0.05}) as server:
+        yield server

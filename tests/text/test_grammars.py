@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import xgrammar
+from transformers import AutoTokenizer
 
 from actors.scheduling.request import Grammar
-from actors.stage.grammar_kinds import ebnf_of_choices
+from actors.stage.grammar_kinds import bounds_as_patterns, compile_grammar, ebnf_of_choices
 from app.text.grammars import GrammarBusy, GrammarChecker, GrammarInvalid
 from tests.text.tiny_tokenizer import byte_level_folder
 
@@ -78,3 +80,50 @@ async def test_a_flood_is_refused_beyond_a_bound(checker: GrammarChecker) -> Non
 
 def test_choices_are_escaped() -> None:
     assert ebnf_of_choices(['a"b\\c\n']) == 'root ::= "a\\"b\\\\c\\n"'
+
+
+def test_bounds_are_written_as_patterns_and_values_left_alone() -> None:
+    word = {"type": "string", "minLength": 1, "maxLength": 3}
+    schema = {
+        "properties": {"const": word, "maxLength": {"type": "integer"}},
+        "anyOf": [{"type": ["string", "null"], "maxLength": 2}, {"const": word}],
+        "items": {"type": "string", "minLength": 2},
+        "contains": {"type": "string", "maxLength": 2, "pattern": "a"},
+        "not": {"type": "string", "maxLength": "2"},
+    }
+    char = r'[^"\\\x00-\x1f]'
+    assert bounds_as_patterns(schema) == {
+        "properties": {
+            "const": {"type": "string", "pattern": f"^{char}{{1,3}}$"},
+            "maxLength": {"type": "integer"},
+        },
+        "anyOf": [
+            {"type": ["string", "null"], "pattern": f"^{char}{{0,2}}$"},
+            {"const": word},
+        ],
+        "items": {"type": "string", "pattern": f"^{char}{{2,}}$"},
+        "contains": {"type": "string", "maxLength": 2, "pattern": "a"},
+        "not": {"type": "string", "maxLength": "2"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "follows"),
+    [
+        ('"ab"', True),
+        ('"é猫🙂"', True),
+        ('"a"', False),
+        ('"abcd"', False),
+        ('"a\tb"', False),
+        ('"a\x00b"', False),
+        ('"a\\"', False),
+        (' "ab"', False),
+    ],
+)
+def test_bounded_strings_are_json(folder: str, text: str, follows: bool) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo.from_huggingface(tokenizer))
+    schema = '{"type": "string", "minLength": 2, "maxLength": 3}'
+    compiled = compile_grammar(compiler, "json_schema", schema)
+    matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=True)
+    assert (matcher.accept_string(text) and matcher.is_terminated()) == follows
