@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -42,9 +41,10 @@ from actors.scheduling.events import (
     Tick,
     WakeAt,
 )
-from actors.scheduling.plan import StepPlan, StepResult
+from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Grammar, Request
 from actors.stage.spec import StageInfo
+from actors.step_deadline import Outstanding, StepDeadline
 from actors.wire import FrameProtocol, connect
 
 logger = logging.getLogger("legato.scheduler")
@@ -64,13 +64,13 @@ class SchedulerActor:
         self._call: Callable[[Event, float], list[Instruction]] = _not_started
         self._events: EventFile | None = None
         self._replica: FrameProtocol | None = None
-        self._outstanding: deque[tuple[StepPlan, float, float | None]] = deque()
-        self._deadline: asyncio.TimerHandle | None = None
+        self._outstanding = StepDeadline(
+            config.step_deadline_s, config.deadline_factor, self._overdue
+        )
         self._wake: asyncio.TimerHandle | None = None
         self._rebuilding = False
         self._rebuilds_in_a_row = 0
         self._recoveries = 0
-        self._slowest_token_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- life --------------------------------------------------------------------------------
@@ -174,38 +174,28 @@ class SchedulerActor:
     def _answered(self, answer: StepResult | StepError) -> None:
         if self._rebuilding:
             return
-        plan, submitted_s, predicted_s = self._outstanding.popleft()
+        step = self._outstanding.answered()
         now_s = time.monotonic()
         self._rebuilds_in_a_row = 0
-        self._arm_deadline()
         if isinstance(answer, StepError):
             logger.error("step %d failed: %s", answer.step_id, answer.message)
-            self._handle(StepFailed(plan.step_id, answer.message.splitlines()[0]))
+            self._handle(StepFailed(step.plan.step_id, answer.message.splitlines()[0]))
             return
-        begin_s = answer.stage_times_s[0][0] if answer.stage_times_s else submitted_s
-        self._slowest_token_s = max(
-            0.99 * self._slowest_token_s, (now_s - begin_s) / max(1, plan.num_tokens)
-        )
-        record = self._record(plan, submitted_s, predicted_s, now_s, answer)
-        self._handle(StepDone(answer), record)
+        begin_s = answer.stage_times_s[0][0] if answer.stage_times_s else step.submitted_s
+        self._outstanding.observe(step.plan.num_tokens, now_s - begin_s)
+        self._handle(StepDone(answer), self._record(step, now_s, answer))
 
-    def _record(
-        self,
-        plan: StepPlan,
-        submitted_s: float,
-        predicted_s: float | None,
-        done_s: float,
-        answer: StepResult,
-    ) -> list[Any]:
+    def _record(self, step: Outstanding, done_s: float, answer: StepResult) -> list[Any]:
         """One iteration for the timeline and the logs: `messages.ITERATION_FIELDS`."""
+        plan = step.plan
         decodes = sum(1 for s in plan.slices if s.num_tokens == 1 and s.samples)
         core = self._running()
         residents = core.residents
         return [
             plan.step_id,
-            submitted_s,
+            step.submitted_s,
             done_s,
-            predicted_s,
+            step.predicted_s,
             decodes,
             plan.num_tokens - decodes,
             len(plan.slices),
@@ -217,20 +207,6 @@ class SchedulerActor:
             residents.num_preemptions,
             core.config.token_budget,
         ]
-
-    def _arm_deadline(self) -> None:
-        """Watch the oldest outstanding step; a step past its deadline means a stuck stage."""
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        if self._outstanding:
-            plan, _, predicted_s = self._outstanding[0]
-            estimate_s = predicted_s or plan.num_tokens * self._slowest_token_s
-            limit_s = max(self._config.step_deadline_s, estimate_s * self._config.deadline_factor)
-            if self._slowest_token_s == 0.0:
-                # Nothing measured yet: the first step may include compilation and page faults.
-                limit_s = max(limit_s, 60.0 + 0.05 * plan.num_tokens)
-            self._deadline = asyncio.get_running_loop().call_later(limit_s, self._overdue, limit_s)
 
     def _overdue(self, limit_s: float) -> None:
         self._lost(f"no answer within {limit_s:.1f} s")
@@ -246,7 +222,6 @@ class SchedulerActor:
         """Kill what is left of the stages, build them anew, replay what was running."""
         begin_s = time.monotonic()
         self._outstanding.clear()
-        self._arm_deadline()
         while True:
             self._rebuilds_in_a_row += 1
             logger.error("pipeline lost (%s): rebuild %d", reason, self._rebuilds_in_a_row)
@@ -294,10 +269,8 @@ class SchedulerActor:
     def _execute(self, instruction: Execute, now_s: float) -> None:
         if self._rebuilding:
             return  # PipelineLost follows the rebuild and plans this work again
-        self._outstanding.append((instruction.plan, now_s, instruction.predicted_s))
+        self._outstanding.submitted(instruction.plan, now_s, instruction.predicted_s)
         self._stages.submit(instruction.plan)
-        if self._deadline is None:
-            self._arm_deadline()
 
     def _wake_at(self, delay_s: float) -> None:
         if self._wake is not None:

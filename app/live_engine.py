@@ -12,7 +12,7 @@ import itertools
 import logging
 import shutil
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ import msgpack
 import ray
 
 from actors.engine_config import EngineConfig
-from actors.messages import iteration_dict, pack_abort, pack_submit, unpack_output
+from actors.messages import pack_abort, pack_submit, unpack_output
 from actors.placement import current_group, scheduler_options
 from actors.scheduler import SchedulerActor
 from actors.scheduling.request import Request
@@ -35,11 +35,11 @@ from app.engine import (
     RequestRefused,
     TokenChunk,
 )
+from app.iteration_feed import IterationFeed
 from app.streams import Continuation, Stream
 
 logger = logging.getLogger("legato.engine")
 
-Observer = Callable[[list[Any]], None]
 _HEARTBEAT_S = 5.0
 
 
@@ -69,8 +69,7 @@ class LiveEngine:
         self._rebuilds = 0
         self._heartbeat: asyncio.Task[None] | None = None
         self._rebuilding: asyncio.Task[None] | None = None
-        self._subscribers: set[asyncio.Queue[list[Any]]] = set()
-        self.observers: list[Observer] = []  # called with every iteration record
+        self.iterations = IterationFeed()
 
     # ---- life ------------------------------------------------------------------------------
 
@@ -272,17 +271,8 @@ class LiveEngine:
         if problem is not None:
             raise RequestRefused(problem, param=problem.split(":")[0])
 
-    async def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
-        queue: asyncio.Queue[list[Any]] = asyncio.Queue(maxsize=1000)
-        self._subscribers.add(queue)
-        try:
-            while True:
-                batch = [await queue.get()]
-                while not queue.empty():
-                    batch.append(queue.get_nowait())
-                yield [iteration_dict(record) for record in batch]
-        finally:
-            self._subscribers.discard(queue)
+    def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
+        return self.iterations.subscribe()
 
     # ---- from the scheduler ----------------------------------------------------------------------
 
@@ -312,8 +302,4 @@ class LiveEngine:
                     del open_[output.request_id]
         if record is not None:
             self._rebuilds = 0
-            for observer in self.observers:
-                observer(record)
-            for queue in self._subscribers:
-                with suppress(asyncio.QueueFull):  # a console that sleeps misses iterations
-                    queue.put_nowait(record)
+            self.iterations.publish(record)

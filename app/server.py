@@ -76,7 +76,7 @@ class LLMServer:
             log = RecordLog(folder, dataclasses.asdict(config))
         telemetry = Telemetry(name, config.scheduler.tbt_s, iteration_dict, log)
         telemetry.num_blocks = self.engine.num_blocks
-        self.engine.observers.append(telemetry.on_iteration)
+        self.engine.iterations.observers.append(telemetry.on_iteration)
         return telemetry
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

@@ -2,8 +2,9 @@
 
 Three bounds, each from what is known at this moment:
 
-1. *Slack.* The step's predicted time, at a learned quantile of the prediction's error, fits the
-   least slack of the decodes it holds, and leaves those in the other micro-batches theirs.
+1. *Slack.* The step's predicted time, at a learned quantile of the prediction's error, and what
+   passes outside the stages between two answers, at a learned quantile too, fit the least slack
+   of the decodes it holds, and leave those in the other micro-batches theirs.
 2. *Rate.* Among the sizes that fit, the one with the least time per token: a step ends at a tile
    edge, and grows no further than where longer steps hardly gain (`_cheapest_at_most`).
 3. *Pace.* While sequence slots or KV blocks are nearly used up, prefill only makes decodes wait
@@ -22,6 +23,7 @@ from actors.scheduling.interfaces import EngineView, RequestView, StepShape
 from actors.scheduling.mix import Mix
 from actors.scheduling.online import OnlineCostModel
 from actors.scheduling.pipeline_clock import PipelineClock
+from actors.scheduling.quantile import RecentQuantile
 from actors.scheduling.slack import due_after
 
 INFINITY = float("inf")
@@ -37,7 +39,7 @@ class AdaptiveBudget:
     tbt_s: the deployment's objective; a request's own takes precedence; None promises nothing.
     max_requests: sequence slots; with max_step_tokens the limits of the engine.
     smoothness: longest gap allowed, in objectives (see `slack`).
-    headroom: share of every limit kept back for what happens outside the stages.
+    headroom: share of every limit kept back for what happens behind the engine's answers.
     growth: context tokens by which running requests may still grow; new prompts are held back
         while decodes alone would miss the objective after that growth.
     efficiency: share of the best token rate that ends the wish for longer steps.
@@ -59,15 +61,20 @@ class AdaptiveBudget:
     _due: dict[int, tuple[float, float]] = field(default_factory=dict)  # id: (last token, due)
     _cheapest: list[int] = field(default_factory=list)  # by tokens: see `_cheapest_at_most`
     _pace_tokens: float = INFINITY  # see `_paced`
+    _outside: RecentQuantile = field(init=False)  # seconds, see `_watch`
+    _durations: list[float] = field(default_factory=list)  # of steps answered and not yet watched
+    _asked_at_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._clock = PipelineClock(self.cost)
+        self._outside = RecentQuantile(self.cost.quantile, max(self.cost.memory, 1), (0.0,))
 
     # ---- interfaces.TokenBudget -------------------------------------------------------
 
     def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
         self._clock.sync(engine)
-        limit_s = self._limit_s(shape, engine)
+        self._watch(engine)
+        limit_s = self._limit_s(shape, engine) - self._outside.value
         self.last_limit_s = limit_s
         if limit_s == INFINITY:
             return self.max_step_tokens
@@ -76,7 +83,24 @@ class AdaptiveBudget:
         return min(tokens, shape.num_tokens + self._paced(engine))
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
-        """The core teaches the shared cost model itself; nothing is left to learn here."""
+        """The core teaches the shared cost model itself; here only what passes outside it."""
+        self._durations.append(duration_s)
+
+    def _watch(self, engine: EngineView) -> None:
+        """Learn how much longer an answer takes than its step: scheduling, transport, waking up.
+
+        With several stages the way through them hides it, and nothing is learnt.
+        """
+        durations, begin_s = self._durations, self._asked_at_s
+        self._asked_at_s = now_s = engine.now_s
+        if not durations:
+            return
+        # The step began when we were last asked: then the one before it was answered, or it was
+        # planned on an idle engine. Of several answered since, none is timed.
+        running = engine.decoding or engine.prefilling
+        if len(durations) == 1 and running and self.cost.profile.num_stages == 1:
+            self._outside.add(max(0.0, now_s - begin_s - durations[0]))
+        durations.clear()
 
     # ---- how long may this step take --------------------------------------------------
 

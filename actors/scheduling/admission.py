@@ -9,8 +9,6 @@ the time at which the same request would be accepted, what would break either.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -19,6 +17,7 @@ from actors.scheduling.budget import stage_share_s
 from actors.scheduling.interfaces import EngineView, Refusal, RequestView
 from actors.scheduling.mix import Mix
 from actors.scheduling.online import OnlineCostModel
+from actors.scheduling.quantile import RecentQuantile
 from actors.scheduling.request import Request
 
 MAX_RETRY_AFTER_S = 3600.0
@@ -82,7 +81,6 @@ class Bottleneck(IntEnum):
     PLACES = 1  # sequence slots or KV memory, which come free as running requests end
 
 
-@dataclass(slots=True)
 class Correction:
     """What became of recent predictions: the factor that would have kept a share of them.
 
@@ -90,24 +88,18 @@ class Correction:
     `CAUTION`: budgets stop lengthening steps at nine tenths of the best token rate.
     """
 
-    share: float
-    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=WATCHED))
-    _ordered: list[float] = field(default_factory=list)  # the same logs of actual / predicted
+    def __init__(self, share: float) -> None:
+        self._recent = RecentQuantile(share, WATCHED)  # of log(actual / predicted)
 
     def observe(self, actual_s: float, predicted_s: float) -> None:
-        ratio = math.log(max(actual_s, 1e-3) / max(predicted_s, 1e-3))
-        if len(self._recent) == WATCHED:
-            del self._ordered[bisect_left(self._ordered, self._recent[0])]
-        self._recent.append(ratio)
-        insort(self._ordered, ratio)
+        self._recent.add(math.log(max(actual_s, 1e-3) / max(predicted_s, 1e-3)))
 
     @property
     def factor(self) -> float:
-        count = len(self._ordered)
-        if not count:
+        if not self._recent:
             return CAUTION
-        learned = math.exp(self._ordered[min(count - 1, int(self.share * count))])
-        return learned if count >= ENOUGH else max(learned, CAUTION)
+        learned = math.exp(self._recent.value)
+        return learned if len(self._recent) >= ENOUGH else max(learned, CAUTION)
 
 
 @dataclass(slots=True)

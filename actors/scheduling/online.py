@@ -1,9 +1,10 @@
 """The cost model at work: it keeps learning from the steps it predicted.
 
 The profile was taken on a quiet machine; heat, neighbours and other prompts change step times by
-regime (decodes alone, mixed, prefill alone, each by size). Per regime two numbers are kept: the
-running ratio of measured to predicted time, and a quantile of what is left after that ratio. Both
-are exponentially forgetting, cost a microsecond and need no random access to history.
+regime (decodes alone, mixed, prefill alone, each by size). Per regime two numbers are kept, both
+of log(measured / profile): its running mean, and a quantile of its last few hundred values. A
+regime never met starts from the profile's own error on held-out steps, shifted by how much slower
+than the profile the engine has been so far.
 """
 
 from __future__ import annotations
@@ -14,26 +15,37 @@ from dataclasses import dataclass
 from actors.scheduling.cost_model import CostModel
 from actors.scheduling.interfaces import StepShape
 from actors.scheduling.mix import Mix
+from actors.scheduling.quantile import RecentQuantile
+
+ASSUMED = 20  # weight of what a regime starts with, in observations
+
+
+@dataclass(slots=True)
+class Mean:
+    """A running mean that forgets: `log_ratio` after `count` observations."""
+
+    log_ratio: float
+    count: int = 0
+
+    def add(self, value: float, memory: int) -> None:
+        self.count += 1
+        # One outlier (a page fault, a collection) must not move the mean by its full size.
+        step = max(-0.5, min(0.5, value - self.log_ratio))
+        self.log_ratio += step * max(1.0 / self.count, 1.0 / memory)
 
 
 @dataclass(slots=True)
 class Regime:
-    """What was learnt about one kind of step.
+    """What was learnt about one kind of step, in logs of measured / profile."""
 
-    log_ratio: mean of log(measured / profile), starting at 0.
-    log_quantile: the wanted quantile of log(measured / (profile * ratio)).
-    count: observations so far.
-    """
-
-    log_ratio: float
-    log_quantile: float
-    count: int = 0
+    mean: Mean
+    bound: RecentQuantile
 
 
 class OnlineCostModel:
     """A profile plus what the engine has seen since. Implements `interfaces.CostModel`.
 
-    quantile: share of steps that should take no longer than `quantile_factor` promises.
+    quantile: share of steps that should take no longer than `bound_factor` promises.
     memory: observations over which the past fades; 0 switches learning off.
     """
 
@@ -44,9 +56,9 @@ class OnlineCostModel:
         self.quantile = quantile
         self.memory = memory
         self._regimes: dict[int, Regime] = {}
-        self._start_quantile = math.log(
-            profile.ratio_at(quantile) / max(profile.ratio_at(0.5), 1e-9)
-        )
+        self._overall = Mean(0.0)
+        shares = [(k + 0.5) / ASSUMED for k in range(ASSUMED - 1)]
+        self._assumed = [math.log(max(profile.ratio_at(q), 1e-9)) for q in (*shares, quantile)]
 
     # ---- interfaces.CostModel ---------------------------------------------------------
 
@@ -68,38 +80,41 @@ class OnlineCostModel:
         predicted_s = self.profile.stage_s(mix)
         if predicted_s <= 0.0:
             return
+        log_ratio = math.log(duration_s / predicted_s)
         regime = self._regime(mix)
-        regime.count += 1
-        rate = max(1.0 / regime.count, 1.0 / self.memory)
-        residual = math.log(duration_s / predicted_s) - regime.log_ratio
-        # One outlier (a page fault, a collection) must not move the mean by its full size.
-        regime.log_ratio += rate * max(-0.5, min(0.5, residual))
-        # Stochastic approximation of the quantile: rises by q when exceeded, falls by 1 - q
-        # otherwise, so it rests where exactly the share 1 - q exceeds it.
-        step = 0.2 * max(rate, 0.02)
-        exceeded = residual > regime.log_quantile
-        regime.log_quantile += step * (self.quantile if exceeded else self.quantile - 1.0)
-        regime.log_quantile = max(0.0, regime.log_quantile)
+        regime.mean.add(log_ratio, self.memory)
+        regime.bound.add(log_ratio)
+        self._overall.add(log_ratio, self.memory)
 
     # ---- for budgets and admission ----------------------------------------------------
 
     def ratio(self, mix: Mix) -> float:
         """Learned measured / profile ratio of this kind of step."""
         regime = self._regimes.get(_key(mix))
-        return 1.0 if regime is None else math.exp(regime.log_ratio)
+        return math.exp(self._shift if regime is None else regime.mean.log_ratio)
 
     def bound_factor(self, mix: Mix) -> float:
         """Factor on the profile's prediction that `quantile` of such steps stay below."""
         regime = self._regimes.get(_key(mix))
         if regime is None:
-            return math.exp(self._start_quantile)
-        return math.exp(regime.log_ratio + regime.log_quantile)
+            return math.exp(self._assumed[-1] + self._shift)
+        return math.exp(regime.bound.value)
+
+    @property
+    def _shift(self) -> float:
+        """How much slower than the profile the engine has been, for kinds of steps never met.
+
+        Never faster: what saves time in one kind of step need not in another.
+        """
+        return max(0.0, self._overall.log_ratio)
 
     def _regime(self, mix: Mix) -> Regime:
         key = _key(mix)
         regime = self._regimes.get(key)
         if regime is None:
-            regime = self._regimes[key] = Regime(0.0, self._start_quantile)
+            seeds = [value + self._shift for value in self._assumed]
+            bound = RecentQuantile(self.quantile, max(self.memory, ASSUMED), seeds)
+            regime = self._regimes[key] = Regime(Mean(self._shift), bound)
         return regime
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from actors.scheduling.cost_model import CostModel
@@ -19,6 +21,7 @@ from actors.scheduling.step_table import causal_pairs
 from app.simulate import published
 from app.simulate.arrivals import poisson
 from app.simulate.campaign import LENGTHS, CapacityJob, run_jobs
+from app.simulate.capacity import MEDIAN_DELAY_LIMIT_S
 from app.simulate.hardware import load_model
 from app.simulate.workload import Workload, generate
 
@@ -43,26 +46,48 @@ def jobs(num_requests: int) -> list[CapacityJob]:
     return found
 
 
-def compute_bound_qps(model: CostModel, workload: Workload) -> float:
-    """Load at which the slowest stage never idles, every token at its cheapest, steps cost nothing.
+def service_s(model: CostModel, workload: Workload) -> list[float]:
+    """Seconds of the slowest stage per request, every token at its cheapest, steps costing nothing.
 
-    No budget, order or policy can serve more: what lies between capacity and this bound are step
-    overheads, tile remainders, bubbles, idle slots and the queue that capacity still tolerates.
+    No budget can do with less: overheads, tile remainders and bubbles come on top.
     """
-    rates = [model.linear_s(n) / n for n in range(1, 8193)]
-    per_token_s = min(rates)
+    per_token_s = min(model.linear_s(n) / n for n in range(1, 8193))
     window = model.attention_window
-    total_s = 0.0
+    found = []
     prompts, outputs = workload.prompt_tokens.tolist(), workload.output_tokens.tolist()
     for prompt, output in zip(prompts, outputs, strict=True):
-        tokens = prompt + output - 1
         mean_context = prompt + output / 2
         seen = min(mean_context, window) if window else mean_context
-        total_s += tokens * per_token_s
-        total_s += model.prefill_pair_s * causal_pairs(0, prompt, window)
-        total_s += model.decode_kv_s * (output - 1) * seen
-        total_s += model.per_request_s * output
-    return len(workload) / total_s
+        found.append(
+            (prompt + output - 1) * per_token_s
+            + model.prefill_pair_s * causal_pairs(0, prompt, window)
+            + model.decode_kv_s * (output - 1) * seen
+            + model.per_request_s * output
+        )
+    return found
+
+
+def compute_bound_qps(services: Sequence[float]) -> float:
+    """Load at which such a machine never idles: no budget, order or policy can serve more."""
+    return len(services) / sum(services)
+
+
+def queue_bound_qps(services: Sequence[float], workload: Workload) -> float:
+    """Load at which such a machine, first come first served, has the median delay of capacity.
+
+    Capacity tolerates a median of two seconds before the first chunk; a queue reaches that below
+    the compute bound, whatever the budget. To pass this bound takes another order.
+    """
+    low, high = 0.0, compute_bound_qps(services)
+    while high - low > 1e-3 * high:
+        qps = (low + high) / 2
+        free_s, delays = 0.0, []
+        for arrival_s, needed_s in zip(workload.at_rate(qps).arrival_s, services, strict=True):
+            begin_s = max(float(arrival_s), free_s)
+            delays.append(begin_s - float(arrival_s))
+            free_s = begin_s + needed_s
+        low, high = (qps, high) if median(delays) <= MEDIAN_DELAY_LIMIT_S else (low, qps)
+    return low
 
 
 def rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[dict[str, Any]]:
@@ -87,11 +112,10 @@ def rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[dict[str
                 summary["tbt_max"] / job.tbt_s if summary else None
             )
     for row in table.values():
-        bound = compute_bound_qps(
-            load_model(row["model"]),
-            generate(poisson(1.0), LENGTHS[row["dataset"]](), num_requests),
-        )
-        row["compute bound"] = bound
+        workload = generate(poisson(1.0), LENGTHS[row["dataset"]](), num_requests)
+        services = service_s(load_model(row["model"]), workload)
+        row["compute bound"] = compute_bound_qps(services)
+        row["queue bound"] = queue_bound_qps(services, workload)
         fixed = {b: row[f"fixed {b}"] for b in BUDGETS if f"fixed {b}" in row}
         if fixed:
             best = max(fixed, key=lambda b: fixed[b])
@@ -104,6 +128,7 @@ def markdown(table: list[dict[str, Any]]) -> str:
     columns = [
         *(f"fixed {b}" for b in BUDGETS),
         "adaptive",
+        "queue bound",
         "compute bound",
         "fixed 512, deadline",
         "adaptive, deadline",

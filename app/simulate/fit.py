@@ -2,7 +2,8 @@
 
 Every coefficient is a time, so none may be negative; that alone keeps a fit on a few hundred
 noisy steps from inventing physics. Rows are weighted by 1 / time: a 5 ms decode step matters as
-much as a 500 ms prefill. A share of the measurements is held out and never seen by the fit.
+much as a 500 ms prefill. Rows that stay far from the fit, a neighbour's doing, are weighted down
+and fitted again. A share of the measurements is held out and never seen by the fit.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from actors.scheduling.mix import Mix
 
 Floats = NDArray[np.float64]
 
+HUBER, HUBER_ROUNDS = 0.05, 12  # relative error from which a row is doubted
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 
 
@@ -128,6 +130,17 @@ def _design(mixes: Sequence[Mix], knots: Sequence[int]) -> Floats:
     return np.array(rows, np.float64)
 
 
+def _robust(matrix: Floats) -> Floats:
+    """nnls of `matrix` x = 1 by Huber's loss: errors beyond `HUBER` count by their size only."""
+    weights = np.ones(len(matrix))
+    for _ in range(HUBER_ROUNDS):
+        root = np.sqrt(weights)
+        solution = nnls(matrix * root[:, None], root)
+        errors = np.abs(matrix @ solution - 1.0)
+        weights = np.minimum(1.0, HUBER / np.maximum(errors, 1e-12))
+    return solution
+
+
 def fit(
     measurements: Sequence[Measurement],
     base: CostModel,
@@ -151,8 +164,7 @@ def fit(
     mixes = [Mix.of_shape(m.shape, window) for m in fitted]
     knots = token_knots(max(m.num_tokens for m in mixes), tile)
     seconds = np.array([m.seconds for m in fitted])
-    matrix = _design(mixes, knots) / seconds[:, None]
-    solution = nnls(matrix, np.ones(len(seconds)))
+    solution = _robust(_design(mixes, knots) / seconds[:, None])
 
     heights = np.cumsum(solution[: len(knots)])
     slices, decode, decode_kv, chunk, chunk_kv, pair, square = solution[len(knots) :].tolist()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -211,3 +213,13 @@ def test_profiled_is_built_from_the_config() -> None:
     assert isinstance(built, ProfiledBudget)
     assert 16 < built.tokens < 600
     assert built.observe(StepShape(1, 1), 1.0) is None
+
+
+def test_what_passes_between_the_stages_and_the_core_is_learned() -> None:
+    """Answers come 8 ms late: nothing in the stages' times says so, yet every gap holds."""
+    config = scheduler_config(TILED, budget="adaptive", max_requests=32, tbt_s=0.05)
+    for lookahead in (False, True):
+        config = dataclasses.replace(config, lookahead=lookahead)
+        late = Deployment(config, TILED, host_s=0.008)
+        gaps = np.array(simulate(chat(4.0, 200), late).recorder.gaps_s)
+        assert np.quantile(gaps, 0.99) <= 0.05

@@ -28,7 +28,31 @@ def test_it_follows_a_machine_that_slowed_down_regime_by_regime() -> None:
     for _ in range(300):
         online.observe(DECODES, 1.4 * profile_s)
     assert online.step_s(DECODES) == pytest.approx(1.4 * profile_s, rel=0.01)
-    assert online.step_s(MIXED) == PROFILE.stage_s(Mix.of_shape(MIXED))
+    for _ in range(300):
+        online.observe(MIXED, 0.9 * PROFILE.stage_s(Mix.of_shape(MIXED)))
+    assert online.step_s(MIXED) == pytest.approx(0.9 * PROFILE.stage_s(Mix.of_shape(MIXED)))
+    assert online.step_s(DECODES) == pytest.approx(1.4 * profile_s, rel=0.01)
+
+
+def test_kinds_of_steps_never_met_take_over_a_slowness_but_no_speed() -> None:
+    mix, profile_s = Mix.of_shape(MIXED), PROFILE.stage_s(Mix.of_shape(DECODES))
+    for factor, expected in ((1.4, 1.4), (0.7, 1.0)):
+        online = OnlineCostModel(PROFILE)
+        for _ in range(100):
+            online.observe(DECODES, factor * profile_s)
+        assert online.ratio(mix) == pytest.approx(expected)
+        assert online.bound_factor(mix) == pytest.approx(expected)
+
+
+def test_the_held_out_error_of_the_profile_is_the_first_bound_and_fades() -> None:
+    doubtful = CostModel("p", PROFILE.tokens_s, ratio_quantiles=((0.5, 1.0), (0.99, 1.3)))
+    online, mix = OnlineCostModel(doubtful), Mix.of_shape(MIXED)
+    assert online.bound_factor(mix) == pytest.approx(1.3)
+    online.observe(MIXED, PROFILE.stage_s(mix))
+    assert online.bound_factor(mix) == pytest.approx(1.3)
+    for _ in range(300):
+        online.observe(MIXED, PROFILE.stage_s(mix))
+    assert online.bound_factor(mix) == pytest.approx(1.0)
 
 
 def test_the_bound_holds_for_the_promised_share_of_steps() -> None:

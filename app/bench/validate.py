@@ -1,0 +1,203 @@
+"""`legato bench validate`: the simulator against this machine, on the very same arrivals.
+
+A live engine serves every load under every policy, with its event log on. The first run, of other
+requests, only measures the machine's mood (how much slower than its profile it is today, and how
+much passes between steps); then each run is simulated and its figures are put beside the live
+ones. The same log says how far the cost model is from steps that its fit never saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from actors.event_recorder import read_events
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost_model import CostModel
+from actors.scheduling.event_log import config_of
+from app.bench.client import Job, Trace
+from app.bench.load import Json, LengthsOption, Out, publish
+from app.bench.machine import describe
+from app.bench.measure import report
+from app.bench.policies import POLICY_OPTIONS, Load, local_engine, run_jobs
+from app.simulate.live_log import Mood, as_today, mood, runs
+from app.simulate.run import Deployment, simulate
+from app.simulate.workload import Workload
+
+DEFAULT_CONFIG = Path("configs/serve/bench_135m_adaptive.yaml")
+FIGURES = ("ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99")
+_err = Console(stderr=True, highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One load under one policy. Figures in milliseconds, by the names of `FIGURES`."""
+
+    policy: str
+    qps: float
+    repeat: int
+    live: dict[str, float]
+    simulated: dict[str, float]
+    steps: Mood  # of this run, against the profile
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """simulated / live - 1."""
+        return {name: self.simulated[name] / self.live[name] - 1.0 for name in FIGURES}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "differences": self.differences}
+
+
+def simulated_figures(
+    jobs: Sequence[Job], config: SchedulerConfig, profile: CostModel, today: Mood, seed: int = 0
+) -> dict[str, float]:
+    """The same arrivals through the simulator: the machine as it is today, a core that believes
+    the profile."""
+    workload = Workload(
+        np.array([job.arrival_s for job in jobs]),
+        np.array([job.num_prompt_tokens for job in jobs]),
+        np.array([job.num_output_tokens for job in jobs]),
+    )
+    deployment = Deployment(
+        # Simulated prompts are blank, live ones new: neither shall find a prefix.
+        dataclasses.replace(config, prefix_cache=False),
+        as_today(profile, today),
+        believed=profile,
+        jitter=today.sigma,
+        host_s=today.answer_s,
+    )
+    summary = simulate(workload, deployment, seed=seed).summary()
+    return {name: 1000.0 * getattr(summary, name) for name in FIGURES}
+
+
+def live_figures(traces: Sequence[Trace]) -> dict[str, float]:
+    """Raises RuntimeError if a request failed: half a run compares with nothing."""
+    seen = report(traces)
+    if seen.num_failed:
+        raise RuntimeError(f"{seen.num_failed} requests failed: {seen.first_error}")
+    return {name: getattr(seen, f"{name}_ms") for name in FIGURES}
+
+
+def policy_changes(policy: str) -> dict[str, Any]:
+    return {"policy": policy, "policy_options": dict(POLICY_OPTIONS.get(policy, {}))}
+
+
+async def serve_all(
+    args: Mapping[str, Any], loads: Sequence[Load], order: Sequence[tuple[str, int]], warm_up: Load
+) -> list[list[Trace]]:
+    """The traces of the warm-up and of every (policy, load) of `order`, on one live engine."""
+    chance = random.Random()  # unseeded: prompts that no engine has seen
+    async with local_engine(args) as engine:
+        # Pages, buffers and sizes of step that nothing has touched yet.
+        await run_jobs(engine, [Job(0.0, n, 8) for n in (1, 64, 1000)], chance)
+        await engine.reconfigure(policy_changes(order[0][0]))
+        traces = [await run_jobs(engine, warm_up.jobs(), chance)]
+        for policy, index in order:
+            _err.print(f"  live: {policy}, {loads[index].qps:g} requests/s")
+            await engine.reconfigure(policy_changes(policy))
+            traces.append(await run_jobs(engine, loads[index].jobs(), chance))
+    return traces
+
+
+def validate(
+    args: dict[str, Any], policies: Sequence[str], loads: Sequence[Load], repeats: int = 1
+) -> tuple[Mood, list[Run]]:
+    """Serve, then simulate. Raises ValueError if the deployment has no cost model."""
+    with tempfile.TemporaryDirectory(prefix="legato-validate-") as folder:
+        args = {**args, "telemetry": {"directory": folder, "events": True}}
+        order = [(p, i) for _ in range(repeats) for p in policies for i in range(len(loads))]
+        warm_up = dataclasses.replace(loads[-1], seed=loads[-1].seed + 1000)
+        traces = asyncio.run(serve_all(args, loads, order, warm_up))
+        rows = [row for file in sorted(Path(folder).rglob("events-*.parquet"))
+                for row in read_events(file)]  # fmt: skip
+    config = config_of(rows[0])
+    if config.cost_model is None:
+        raise ValueError("scheduling.cost_model is not set: run `legato profile`")
+    profile = CostModel.from_dict(config.cost_model)
+    _, calibration, *measured = runs(rows)
+    today = mood(calibration, profile)
+    found = []
+    for number, ((policy, index), run, steps) in enumerate(
+        zip(order, traces[1:], measured, strict=True)
+    ):
+        settings = config.with_changes(policy_changes(policy))
+        found.append(
+            Run(
+                policy,
+                loads[index].qps,
+                number // (len(policies) * len(loads)),
+                live_figures(run),
+                simulated_figures(loads[index].jobs(), settings, profile, today, seed=number),
+                mood(steps, profile),
+            )
+        )
+    return today, found
+
+
+def command(
+    config: Annotated[Path, typer.Option(help="A Serve config with a cost model.")] = (
+        DEFAULT_CONFIG
+    ),
+    policies: Annotated[str, typer.Option(help="Comma-separated names.")] = "sarathi,vllm",
+    qps: Annotated[str, typer.Option(help="Comma-separated loads.")] = "1,2,3",
+    seconds: Annotated[float, typer.Option(min=1.0, help="Arrivals of one run.")] = 60.0,
+    lengths: LengthsOption = "sharegpt/8",
+    repeats: Annotated[int, typer.Option(min=1, help="Whole rounds, to see the spread.")] = 1,
+    seed: int = 0,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """The simulator against this machine: same arrivals, P50 and P99 TTFT and TBT of both."""
+    args = yaml.safe_load(config.read_text())["applications"][0]["args"]
+    loads = [Load(lengths, float(q), seconds, num_long=0, seed=seed) for q in qps.split(",")]
+    today, found = validate(args, policies.split(","), loads, repeats)
+    publish(
+        {
+            "machine": describe(),
+            "config": str(config),
+            "lengths": lengths,
+            "seconds": seconds,
+            "today": dataclasses.asdict(today),
+            "runs": [run.to_dict() for run in found],
+        },
+        as_json,
+        out,
+    )
+    if not as_json:
+        show(today, found)
+
+
+def show(today: Mood, found: Sequence[Run]) -> None:
+    table = Table(title="live / simulated, ms (difference)", title_justify="left")
+    for column in ("policy", "QPS", "TTFT P50", "TTFT P99", "TBT P50", "TBT P99",
+                   "step error median, P95"):  # fmt: skip
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for run in found:
+        cells = [
+            f"{run.live[n]:.0f} / {run.simulated[n]:.0f} ({100 * run.differences[n]:+.0f} %)"
+            for n in FIGURES
+        ]
+        errors = f"{100 * run.steps.median_error:.1f} %, {100 * run.steps.p95_error:.1f} %"
+        table.add_row(run.policy, f"{run.qps:g}", *cells, errors)
+    _err.print(table)
+    _err.print(
+        f"today: steps {today.ratio:.2f} x the profile, spread {100 * today.sigma:.0f} %, "
+        f"{1e3 * today.gap_s:.2f} ms between steps, {1e3 * today.answer_s:.2f} ms to the core"
+    )
+
+
+def register(bench: typer.Typer) -> None:
+    bench.command("validate")(command)

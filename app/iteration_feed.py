@@ -1,0 +1,41 @@
+"""Every iteration's record to those who watch: telemetry at once, consoles as they read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from actors.messages import iteration_dict
+
+Observer = Callable[[list[Any]], None]
+_MAX_QUEUED: Final = 1000  # records per subscriber
+
+
+class IterationFeed:
+    """Records as `messages.ITERATION_FIELDS`; `observers` are called with each of them."""
+
+    def __init__(self) -> None:
+        self.observers: list[Observer] = []
+        self._subscribers: set[asyncio.Queue[list[Any]]] = set()
+
+    def publish(self, record: list[Any]) -> None:
+        for observer in self.observers:
+            observer(record)
+        for queue in self._subscribers:
+            with suppress(asyncio.QueueFull):  # a console that sleeps misses iterations
+                queue.put_nowait(record)
+
+    async def subscribe(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
+        """Batches of iterations as dicts, from now on."""
+        queue: asyncio.Queue[list[Any]] = asyncio.Queue(_MAX_QUEUED)
+        self._subscribers.add(queue)
+        try:
+            while True:
+                batch = [await queue.get()]
+                while not queue.empty():
+                    batch.append(queue.get_nowait())
+                yield [iteration_dict(record) for record in batch]
+        finally:
+            self._subscribers.discard(queue)

@@ -1,0 +1,168 @@
+"""Nobody starves: how late a request may come and still start before one that waits, by policy.
+
+A flood of short, urgent requests of other tenants meets one long request (the victim). Whoever
+arrives after it and starts before it is an overtaker; each order promises a bound on those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduling_fakes import Driver
+
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.policies import POLICIES, build_policy
+from actors.scheduling.request import Objective, Request, SamplingParams
+
+VICTIM = 0
+PROMISE_S, PATIENCE_S, PROMOTE_S, AGEING = 1.0, 0.5, 1.0, 20.0
+OPTIONS: dict[str, dict[str, Any]] = {
+    "deadline": {"default_ttft_s": PROMISE_S, "patience_s": PATIENCE_S},
+    "mlfq": {"promote_s": PROMOTE_S, "quantum_tokens": 4},
+    "shortest": {"ageing_tokens_per_s": AGEING},
+}
+# Seconds after the victim's arrival in which an overtaker must have arrived, by order.
+BOUND_S = {
+    "fcfs": 0.0,
+    "shortest": 24 / AGEING,  # the victim's output, in seconds of ageing
+    "mlfq": PROMOTE_S,  # then it is at the top level, and there by order of arrival
+    "deadline": PROMISE_S + PATIENCE_S,  # its promise is lost, then its patience
+}
+PLACES, LONGEST_OUTPUT, LONGEST_PROMPT = 3, 24, 36
+ONE_EVENT_S = 0.011
+
+arrivals = st.lists(
+    st.tuples(st.integers(1, 12), st.integers(1, 6), st.sampled_from("xyz"), st.integers(0, 3)),
+    min_size=5,
+    max_size=40,
+)
+
+
+def build(policy: str, budget: int, num_stages: int) -> Driver:
+    config = SchedulerConfig(
+        num_blocks=24, block_size=4, max_requests=PLACES, max_model_len=64, max_step_tokens=64,
+        token_budget=budget, policy=policy, num_stages=num_stages,
+    )  # fmt: skip
+    return Driver(replace(config, order_options=OPTIONS.get(build_policy(config).order, {})))
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@settings(max_examples=settings().max_examples // 10)
+@given(
+    flood=arrivals,
+    before=st.integers(0, 10),
+    budget=st.sampled_from([4, 8, 32]),
+    num_stages=st.sampled_from([1, 2]),
+)
+def test_overtaking_is_bounded(
+    policy: str, flood: list[tuple[int, int, str, int]], before: int, budget: int, num_stages: int
+) -> None:
+    driver = build(policy, budget, num_stages)
+    started_s: dict[int, float] = {}
+    seen = 0
+
+    def note() -> None:
+        nonlocal seen
+        for plan in driver.plans[seen:]:
+            for entry in plan.started:
+                started_s.setdefault(entry.request_id, driver.now_s)
+        seen = len(driver.plans)
+
+    def submit(number: int, prompt: int, output: int, tenant: str, ttft_s: float | None) -> None:
+        objective = Objective(ttft_s=ttft_s)
+        sampling = SamplingParams(output, seed=number)
+        driver.submit(
+            Request(
+                number,
+                tuple(range(prompt)),
+                sampling,
+                driver.now_s,
+                tenant=tenant,
+                objective=objective,
+            )
+        )
+        note()
+
+    number = 0
+    while VICTIM not in started_s:
+        if number == before:
+            submit(VICTIM, LONGEST_PROMPT, LONGEST_OUTPUT, "victim", None)
+        number += 1
+        assert number < 2000, "starved"
+        prompt, output, tenant, busy = flood[number % len(flood)]
+        submit(number, prompt, output, tenant, 0.3)
+        for _ in range(busy):
+            if driver.outstanding:
+                driver.answer()
+                note()
+        while driver.core.residents.num_waiting > 6 and driver.outstanding:
+            driver.answer()
+            note()
+    victim = driver.callers[VICTIM].request
+    overtakers = [
+        driver.callers[i].request
+        for i, at_s in started_s.items()
+        if i > before and at_s < started_s[VICTIM]
+    ]
+    order = build_policy(driver.config).order
+    if order == "fair":  # Sheng et al.: no other tenant is served 2 U more while the victim waits
+        bound = 2 * max(LONGEST_PROMPT, PLACES * LONGEST_OUTPUT * 2)
+        for tenant in "xyz":
+            assert sum(len(r.prompt) for r in overtakers if r.tenant == tenant) <= bound
+    else:
+        latest_s = victim.arrival_s + BOUND_S[order] + ONE_EVENT_S
+        assert all(r.arrival_s <= latest_s for r in overtakers)
+        assert order != "fcfs" or not overtakers
+    driver.drain()
+    driver.check_everyone_finished()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 200), min_size=1, max_size=6),
+    spare=st.integers(1, 30),
+    num_streams=st.integers(1, 8),
+    block_size=st.sampled_from([1, 4, 16]),
+    lookahead=st.booleans(),
+    max_chunk=st.sampled_from([None, 3]),
+)
+def test_no_prompt_of_any_length_stalls_a_stream_under_sarathi(
+    lengths: list[int],
+    spare: int,
+    num_streams: int,
+    block_size: int,
+    lookahead: bool,
+    max_chunk: int | None,
+) -> None:
+    """Every step holds a token of every stream, and no chunk exceeds what the budget leaves."""
+    driver = Driver(
+        SchedulerConfig(
+            num_blocks=4000 // block_size,
+            block_size=block_size,
+            max_requests=16,
+            max_model_len=256,
+            max_step_tokens=256,
+            token_budget=num_streams + spare,
+            lookahead=lookahead,
+            max_chunk=max_chunk,
+        )
+    )
+    streams = set(range(num_streams))
+    for number in streams:
+        driver.submit(Request(number, (1, 2), SamplingParams(200, seed=number), 0.0))
+    while {s.request_id for s in driver.core.residents.decoding} != streams:
+        driver.answer()
+    before = len(driver.plans)
+    for number, length in enumerate(lengths, start=100):
+        driver.submit(Request(number, (3,) * length, SamplingParams(2), driver.now_s))
+        driver.answer()
+    for _ in range(20):
+        driver.answer()
+    for plan in driver.plans[before:]:
+        assert streams <= {part.request_id for part in plan.slices}
+        chunks = sum(p.num_tokens for p in plan.slices if p.request_id not in streams)
+        decodes = sum(p.samples and p.start > 0 and p.num_tokens == 1 for p in plan.slices)
+        assert chunks <= max(spare, decodes - num_streams)

@@ -1,0 +1,81 @@
+"""What a log tells: every step with its make-up and time, and how far a profile is from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost_model import CostModel
+from actors.scheduling.event_log import Recorder, Row
+from actors.scheduling.events import Reconfigure, Submit
+from actors.scheduling.interfaces import StepShape
+from actors.scheduling.plan import Slice
+from actors.scheduling.request import Request, SamplingParams
+from app.simulate.fit import predict
+from app.simulate.live_log import as_today, mood, runs, shape_of
+from app.simulate.recorder import Recorder as Figures
+from app.simulate.replica import Replica
+
+PROFILE = CostModel(
+    "m",
+    ((1, 0.010), (1024, 0.100)),
+    overhead_s=0.001,
+    per_request_s=1e-4,
+    decode_kv_s=2e-8,
+    prefill_pair_s=4e-9,
+    kv_tokens=60_000,
+)
+
+
+def test_a_slice_of_one_token_is_a_decode() -> None:
+    slices = (Slice(1, 9, 1, True), Slice(2, 0, 1, True), Slice(3, 16, 32, False))
+    assert shape_of(slices) == StepShape(2, 11, ((16, 32),))
+
+
+def log_of(model: CostModel) -> list[Row]:
+    """Two runs of three requests each, a Reconfigure between them, on stages like `model`."""
+    rows: list[Row] = []
+    core = build_core(SchedulerConfig(num_blocks=1000, token_budget=64, prefix_cache=False))
+    replica = Replica(Recorder(core, rows.append), model, Figures(6), host_s=0.002)  # type: ignore[arg-type]
+    now_s = 0.0
+    for first in (0, 3):
+        if first:
+            replica.submit(Reconfigure({"policy": "vllm"}), now_s)
+        for index in range(first, first + 3):
+            request = Request(index, (5,) * 200, SamplingParams(max_tokens=9, min_tokens=9), now_s)
+            replica.num_live += 1
+            replica.submit(Submit(request), now_s)
+        while replica.num_live:
+            now_s = replica.advance()
+    return rows
+
+
+def test_runs_hold_every_step_with_its_time() -> None:
+    first, second = runs(log_of(PROFILE))
+    for steps in (first, second):
+        assert sum(s.shape.num_decodes for s in steps) >= 3 * 8
+        assert sum(n for s in steps for _, n in s.shape.prefills) >= 3 * 190
+        for step in steps:
+            assert step.seconds == pytest.approx(predict(PROFILE, step.shape))
+            assert step.answered_s - step.end_s == pytest.approx(0.002)
+
+
+def test_a_slower_day_is_told_and_modelled() -> None:
+    slower = as_today(PROFILE, mood(runs(log_of(PROFILE))[0], PROFILE))
+    for shape in (StepShape(8, 800), StepShape(8, 800, ((0, 100),))):
+        assert predict(slower, shape) == pytest.approx(predict(PROFILE, shape))
+    halved = CostModel.from_dict(
+        {**PROFILE.to_dict(), "overhead_s": 0.0, "tokens_s": [(1, 0.005), (1024, 0.05)]}
+    )
+    today = mood(runs(log_of(PROFILE))[0], halved)
+    assert 1.6 < today.ratio < 2.4
+    assert today.median_error == pytest.approx(1.0 - 1.0 / today.ratio, abs=0.05)
+    shape = StepShape(8, 800, ((0, 100),))
+    again = as_today(halved, today)
+    assert predict(again, shape) == pytest.approx(today.ratio * predict(halved, shape), rel=0.02)
+
+
+def test_nothing_answered_tells_nothing() -> None:
+    with pytest.raises(ValueError, match="no step"):
+        mood([], PROFILE)
