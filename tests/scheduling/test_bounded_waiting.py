@@ -51,7 +51,7 @@ def build(policy: str, budget: int, num_stages: int) -> Driver:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@settings(max_examples=settings().max_examples // 10)
+@settings(max_examples=settings().max_examples // 20)
 @given(
     flood=arrivals,
     before=st.integers(0, 10),
