@@ -313,7 +313,8 @@ class Driver:
         core = self.core
         stall_free = ("sarathi", "fair", "deadline", "shortest_first")
         dynamic = "chunks" in core.config.policy_options
-        excused = dynamic or self.failures or core.num_forced_steps
+        by_time = core.config.budget in ("profiled", "adaptive")
+        excused = dynamic or by_time or self.failures or core.num_forced_steps
         if core.config.policy in stall_free and not excused:
             decodes = sum(
                 part.num_tokens == 1 and part.samples and part.start > 0 for part in plan.slices

@@ -16,6 +16,7 @@ from actors.scheduling.policies import POLICIES
 from actors.scheduling.request import Objective, Request, SamplingParams
 
 MAX_LEN = 40
+COSTS = {"name": "toy", "tokens_s": [[1, 0.010], [64, 0.042]], "per_request_s": 0.0001}
 
 
 def configs() -> st.SearchStrategy[SchedulerConfig]:
@@ -39,6 +40,7 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
         num_host_blocks=st.sampled_from([0, 6, 60]),
         max_requests=st.sampled_from([1, 3, 8]),
         num_stages=st.sampled_from([1, 1, 2, 3]),
+        pipeline_depth=st.sampled_from([None, None, 1, 4]),
         lookahead=st.booleans(),
         micro_batches=st.sampled_from(["greedy", "uniform"]),
         overlap_chunks=st.booleans(),
@@ -48,7 +50,9 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
         policy=st.sampled_from(sorted(POLICIES)),
         order=st.sampled_from(["auto", "auto", *sorted(ORDERS)]),
         token_budget=st.sampled_from([1, 4, 7, 16]),
-        budget=st.sampled_from(["fixed", "throttled"]),
+        budget=st.sampled_from(["fixed", "throttled", "profiled", "adaptive"]),
+        cost_model=st.sampled_from([COSTS, COSTS | {"swap_block_s": 0.001}]),
+        tbt_s=st.sampled_from([0.02, 0.2]),
         tile=st.sampled_from([1, 1, 4]),
         max_chunk=st.sampled_from([None, None, 3]),
         max_running_per_tenant=st.sampled_from([None, None, 1, 2]),
@@ -168,7 +172,7 @@ class AnythingGoes(RuleBasedStateMachine):
         budget=st.sampled_from([2, 9, 30]),
         cap=st.sampled_from([None, 1, 3]),
         places=st.integers(0, 7),
-        kind=st.sampled_from(["fixed", "throttled"]),
+        kind=st.sampled_from(["fixed", "throttled", "profiled", "adaptive"]),
     )
     def reconfigure(
         self, policy: str, order: str, budget: int, cap: int | None, places: int, kind: str

@@ -19,7 +19,7 @@ class FeedbackQueue:
     reserve = False
 
     def __init__(self, config: SchedulerConfig, max_batch: int | None = None) -> None:
-        self.max_batch = max_batch or config.max_requests
+        self.max_batch = max_batch
 
     def plan(self, step: StepBuilder) -> None:
         residents = step.residents
@@ -29,14 +29,15 @@ class FeedbackQueue:
             self._make_way(step)
         prefilling = set(residents.prefilling)
         served = sorted([*residents.decoding, *prefilling], key=lambda s: s.rank)
-        del served[self.max_batch :]
+        most = self.max_batch or max(step.config.max_requests, len(served))
+        del served[most:]
         before = {state: state.planned for state in served}
         step.decode([state for state in served if state not in prefilling])
         left = step.tokens_left()
         for state in served:
             if state in prefilling and state.status is Status.RUNNING:
                 left -= step.chunk(state, left)
-        if len(served) < self.max_batch:
+        if len(served) < most:
             fill_with_chunks(step, left)
         for state, planned in before.items():
             state.served += max(0, state.planned - planned)
