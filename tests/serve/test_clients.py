@@ -1,0 +1,121 @@
+"""Clients that people already have: each against the demo model, as its own documentation says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.serve.live_server import LiveServer
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+QUESTION = "What is a stall?"
+ANSWER = "long pause"  # what the demo model says of a stall, greedily
+
+
+def body(server: LiveServer, **more: object) -> dict[str, object]:
+    messages = [{"role": "user", "content": QUESTION}]
+    return {"model": server.model, "messages": messages, "temperature": 0, **more}
+
+
+def test_curl_streams(demo: LiveServer) -> None:
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("no curl here")
+    command = [
+        *(curl, "-sN", f"{demo.url}/v1/chat/completions", "-H", "Content-Type: application/json"),
+        *("-d", json.dumps(body(demo, stream=True))),
+    ]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    events = output.strip().split("\n\n")
+    assert all(event.startswith("data: ") for event in events)
+    assert events[-1] == "data: [DONE]"
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+    assert ANSWER in "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+
+
+def server_sent(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
+    """(type, data) of every event, by the rules of the HTML standard that EventSource follows."""
+    kind, data = "message", []
+    for line in lines:
+        if not line:
+            if data:
+                yield kind, "\n".join(data)
+            kind, data = "message", []
+            continue
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "event":
+            kind = value
+        elif name == "data":
+            data.append(value)
+        else:
+            assert name in ("", "id", "retry"), line  # anything else is ignored: say so here
+
+
+def test_event_source_reads_both_streams(demo: LiveServer) -> None:
+    with httpx.stream(
+        "POST", f"{demo.url}/v1/chat/completions", json=body(demo, stream=True), timeout=60
+    ) as answer:
+        assert answer.headers["content-type"].split(";")[0] == "text/event-stream"
+        events = list(server_sent(answer.iter_lines()))
+    assert {kind for kind, _ in events} == {"message"}
+    assert events[-1][1] == "[DONE]"
+    request = {"model": demo.model, "input": QUESTION, "temperature": 0, "stream": True}
+    with httpx.stream("POST", f"{demo.url}/v1/responses", json=request, timeout=60) as answer:
+        events = list(server_sent(answer.iter_lines()))
+    named = [(kind, json.loads(data)) for kind, data in events if data != "[DONE]"]
+    assert all(kind == data["type"] for kind, data in named)
+    assert named[-1][0] == "response.completed"
+    assert ANSWER in "".join(d["delta"] for kind, d in named if kind.endswith("text.delta"))
+
+
+def test_langchain(demo: LiveServer) -> None:
+    langchain = pytest.importorskip("langchain_openai")
+    chat = langchain.ChatOpenAI(
+        model=demo.model, base_url=f"{demo.url}/v1", api_key="none", temperature=0
+    )
+    whole = chat.invoke(QUESTION)
+    assert ANSWER in whole.content
+    assert whole.usage_metadata["output_tokens"] > 0
+    chunks = list(chat.stream(QUESTION))
+    assert "".join(chunk.content for chunk in chunks) == whole.content
+    assert len(chunks) > 5
+    structured = chat.bind(max_tokens=60).with_structured_output(
+        {
+            "title": "colour",
+            "type": "object",
+            "properties": {"colour": {"enum": ["red", "green"]}},
+            "required": ["colour"],
+            "additionalProperties": False,
+        },
+        method="json_schema",
+    )
+    assert structured.invoke("Which colour?")["colour"] in ("red", "green")
+    vectors = langchain.OpenAIEmbeddings(
+        model=demo.model,
+        base_url=f"{demo.url}/v1",
+        api_key="none",
+        check_embedding_ctx_length=False,
+    ).embed_documents(["a", "b"])
+    assert [len(vector) for vector in vectors] == [256, 256]
+
+
+def test_llama_index(demo: LiveServer) -> None:
+    openai_like = pytest.importorskip("llama_index.llms.openai_like")
+    model = openai_like.OpenAILike(
+        model=demo.model,
+        api_base=f"{demo.url}/v1",
+        api_key="none",
+        is_chat_model=True,
+        temperature=0,
+        context_window=4096,
+    )
+    whole = model.complete(QUESTION).text
+    assert ANSWER in whole
+    assert [part.text for part in model.stream_complete(QUESTION)][-1] == whole
