@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from fake_stages import expected_output
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from scheduling_fakes import Driver, expected_output
+from scheduling_fakes import Driver
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.events import Reconfigure, Tick
