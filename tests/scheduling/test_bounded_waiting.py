@@ -23,12 +23,14 @@ PROMISE_S, PATIENCE_S, PROMOTE_S, AGEING = 1.0, 0.5, 1.0, 20.0
 OPTIONS: dict[str, dict[str, Any]] = {
     "deadline": {"default_ttft_s": PROMISE_S, "patience_s": PATIENCE_S},
     "mlfq": {"promote_s": PROMOTE_S, "quantum_tokens": 4},
+    "priority": {"ageing_s": 0.5},
     "shortest": {"ageing_tokens_per_s": AGEING},
 }
 # Seconds after the victim's arrival in which an overtaker must have arrived, by order.
 BOUND_S = {
     "fcfs": 0.0,
     "shortest": 24 / AGEING,  # the victim's output, in seconds of ageing
+    "priority": 2 * 0.5,  # the flood is two classes better
     "mlfq": PROMOTE_S,  # then it is at the top level, and there by order of arrival
     "deadline": PROMISE_S + PATIENCE_S,  # its promise is lost, then its patience
 }
@@ -42,15 +44,19 @@ arrivals = st.lists(
 )
 
 
-def build(policy: str, budget: int, num_stages: int) -> Driver:
+def build(policy: str, order: str, budget: int, num_stages: int) -> Driver:
     config = SchedulerConfig(
         num_blocks=24, block_size=4, max_requests=PLACES, max_model_len=64, max_step_tokens=64,
-        token_budget=budget, policy=policy, num_stages=num_stages,
+        token_budget=budget, policy=policy, order=order, num_stages=num_stages,
     )  # fmt: skip
-    return Driver(replace(config, order_options=OPTIONS.get(build_policy(config).order, {})))
+    if order == "auto":
+        order = build_policy(config).order
+    return Driver(replace(config, order=order, order_options=OPTIONS.get(order, {})))
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize(
+    ("policy", "order"), [*((p, "auto") for p in sorted(POLICIES)), ("sarathi", "priority")]
+)
 @settings(max_examples=settings().max_examples // 20)
 @given(
     flood=arrivals,
@@ -59,9 +65,15 @@ def build(policy: str, budget: int, num_stages: int) -> Driver:
     num_stages=st.sampled_from([1, 2]),
 )
 def test_overtaking_is_bounded(
-    policy: str, flood: list[tuple[int, int, str, int]], before: int, budget: int, num_stages: int
+    policy: str,
+    order: str,
+    flood: list[tuple[int, int, str, int]],
+    before: int,
+    budget: int,
+    num_stages: int,
 ) -> None:
-    driver = build(policy, budget, num_stages)
+    driver = build(policy, order, budget, num_stages)
+    order = driver.config.order
     started_s: dict[int, float] = {}
     seen = 0
 
@@ -82,6 +94,7 @@ def test_overtaking_is_bounded(
                 sampling,
                 driver.now_s,
                 tenant=tenant,
+                priority=2 * (number != VICTIM),
                 objective=objective,
             )
         )
@@ -108,7 +121,6 @@ def test_overtaking_is_bounded(
         for i, at_s in started_s.items()
         if i > before and at_s < started_s[VICTIM]
     ]
-    order = build_policy(driver.config).order
     if order == "fair":  # Sheng et al.: no other tenant is served 2 U more while the victim waits
         bound = 2 * max(LONGEST_PROMPT, PLACES * LONGEST_OUTPUT * 2)
         for tenant in "xyz":
