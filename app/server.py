@@ -36,6 +36,7 @@ from app.settings import Settings, parse, resolve
 from app.telemetry.live import Telemetry
 from app.telemetry.prometheus import CONTENT_TYPE
 from app.telemetry.records import RecordLog
+from app.telemetry.spans import Spans, otlp_exporter
 from app.text.processor import TextProcessor
 
 logger = logging.getLogger("legato.server")
@@ -74,7 +75,9 @@ class LLMServer:
         if self.settings.telemetry.directory is not None:
             folder = Path(self.settings.telemetry.directory) / f"replica-{os.getpid()}"
             log = RecordLog(folder, dataclasses.asdict(config))
-        telemetry = Telemetry(name, config.scheduler.tbt_s, iteration_dict, log)
+        spans_to = self.settings.telemetry.spans_to
+        spans = None if spans_to is None else Spans(name, otlp_exporter(spans_to))
+        telemetry = Telemetry(name, config.scheduler.tbt_s, iteration_dict, log, spans)
         telemetry.num_blocks = self.engine.num_blocks
         self.engine.iterations.observers.append(telemetry.on_iteration)
         return telemetry

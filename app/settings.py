@@ -111,6 +111,11 @@ class EngineSettings(_Section):
 class TelemetrySettings(_Section):
     directory: str | None = Field(None, description="Parquet logs go here; none if absent.")
     events: bool = Field(False, description="Also record every scheduling event, for replay.")
+    spans_to: str | None = Field(
+        None,
+        description="OTLP/HTTP endpoint for OpenTelemetry spans, such as "
+        "http://127.0.0.1:4318/v1/traces; none if absent.",
+    )
 
 
 class Settings(_Section):

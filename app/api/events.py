@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class RequestInfo:
     """What is known as a generation starts.
 
-    endpoint: route path. num_prompt_tokens: of all its prompts.
+    endpoint: route path. num_prompt_tokens: of all its prompts. traceparent: the caller's W3C
+    trace context as it was sent, "" for none.
     """
 
     request_id: str
@@ -18,6 +19,7 @@ class RequestInfo:
     stream: bool
     num_prompt_tokens: int
     num_continuations: int
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ class Generation:
             stream=stream,
             num_prompt_tokens=self.num_prompt_tokens,
             num_continuations=len(self.continuations),
+            traceparent=(call.header(b"traceparent") or b"").decode("latin-1"),
         )
         self._call = call
 

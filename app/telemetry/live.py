@@ -9,6 +9,7 @@ from typing import Any
 from app.api.events import ApiEvents, RequestInfo, RequestOutcome
 from app.telemetry.prometheus import Metrics
 from app.telemetry.records import RecordLog
+from app.telemetry.spans import Spans
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class _Open:
 
 class Telemetry(ApiEvents):
     """tbt_s: the deployment's objective, for counting violations. log: Parquet, or None.
+    spans: OpenTelemetry, or None.
 
     name_fields turns a raw iteration record into named fields.
     """
@@ -31,32 +33,34 @@ class Telemetry(ApiEvents):
         tbt_s: float | None,
         name_fields: Callable[[list[Any]], Mapping[str, Any]],
         log: RecordLog | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self.metrics = Metrics(model)
         self.num_blocks = 0
         self.tbt_s = tbt_s
         self._name_fields = name_fields
         self._log = log
-        self._open: dict[str, _Open] = {}
+        self._spans = spans
+        self._open: dict[int, _Open] = {}  # by the RequestInfo's identity: clients choose the ids
         self._num_preemptions = 0
         self._stage_end_s: list[float] = []
 
     # ---- API events ----------------------------------------------------------------------------
 
     def on_request_start(self, request: RequestInfo, now_s: float) -> None:
-        self._open[request.request_id] = _Open(now_s)
+        self._open[id(request)] = _Open(now_s)
         self.metrics.prompt_tokens.inc(request.num_prompt_tokens)
         self.metrics.prompt_length.observe(request.num_prompt_tokens)
 
     def on_first_token(self, request: RequestInfo, now_s: float) -> None:
-        entry = self._open.get(request.request_id)
+        entry = self._open.get(id(request))
         if entry is not None:
             entry.first_s = now_s
             self.metrics.ttft.observe(now_s - entry.start_s)
 
     def on_tokens(self, request: RequestInfo, num_tokens: int, now_s: float) -> None:
         self.metrics.generated.inc(num_tokens)
-        entry = self._open.get(request.request_id)
+        entry = self._open.get(id(request))
         if entry is None:
             return
         if entry.last_s and request.num_continuations == 1:
@@ -68,13 +72,22 @@ class Telemetry(ApiEvents):
         entry.last_s = now_s
 
     def on_finish(self, request: RequestInfo, outcome: RequestOutcome, now_s: float) -> None:
-        entry = self._open.pop(request.request_id, None)
+        entry = self._open.pop(id(request), None)
         self.metrics.labelled(self.metrics.finished, finished_reason=outcome.reason).inc()
         self.metrics.cached_tokens.inc(outcome.num_cached_tokens)
         self.metrics.output_length.observe(outcome.num_completion_tokens)
         if entry is None:
             return
         self.metrics.e2e.observe(now_s - entry.start_s)
+        if self._spans is not None:
+            self._spans.record(
+                request,
+                outcome,
+                start_s=entry.start_s,
+                first_s=entry.first_s,
+                end_s=now_s,
+                max_tbt_s=entry.max_tbt_s,
+            )
         if self._log is not None:
             self._log.request(
                 {
@@ -125,3 +138,5 @@ class Telemetry(ApiEvents):
         """Write what is buffered."""
         if self._log is not None:
             self._log.close()
+        if self._spans is not None:
+            self._spans.close()

@@ -1,7 +1,7 @@
 """Prometheus metrics of one replica, under the names people know, at `/metrics`.
 
-Each is one of `definitions.METRICS` or a plain count; docs/metrics in app/telemetry/README.md is
-printed from the objects below, so what is documented is what is exported.
+Each is one of `definitions.METRICS` or a plain count. `reference` prints the table in this room's
+README from the objects below, so what is documented is what is exported.
 """
 
 from __future__ import annotations
@@ -97,6 +97,14 @@ class Metrics:
         self.budget.set(record["token_budget"])
         if num_blocks:
             self.kv_usage.set(1.0 - record["num_free_blocks"] / num_blocks)
+
+    def reference(self) -> str:
+        """Every metric as a Markdown table."""
+        rows = ["| metric | type | meaning |", "|---|---|---|"]
+        for family in self.registry.collect():
+            total = "_total" if family.type == "counter" else ""
+            rows.append(f"| `{family.name}{total}` | {family.type} | {family.documentation} |")
+        return "\n".join(rows)
 
     def render(self) -> bytes:
         """The exposition text."""

@@ -13,6 +13,8 @@ from app.api.events import ApiEvents, RequestInfo, RequestOutcome
 from app.api.options import ApiOptions
 from tests.api.conftest import MODEL, Server, StartServer
 
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
 
 class Recorder(ApiEvents):
     """Keeps what the API reports."""
@@ -56,9 +58,9 @@ async def test_events_of_a_whole_request(start_server: StartServer) -> None:
     await server.http.post(
         "/v1/completions",
         json={"model": MODEL, "prompt": "abc", "max_tokens": 3, "user": "ann"},
-        headers={"x-request-id": "r1"},
+        headers={"x-request-id": "r1", "traceparent": TRACEPARENT},
     )
-    info = RequestInfo("r1", "/v1/completions", "ann", False, 3, 1)
+    info = RequestInfo("r1", "/v1/completions", "ann", False, 3, 1, TRACEPARENT)
     assert recorder.log == [
         ("start", info),
         ("first", "r1"),

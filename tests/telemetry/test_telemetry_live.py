@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from actors.messages import ITERATION_FIELDS, iteration_dict
 from app.api.events import RequestInfo, RequestOutcome
 from app.telemetry.live import Telemetry
+from app.telemetry.prometheus import Metrics
 from app.telemetry.records import ITERATIONS, RecordLog
 from app.telemetry.trace import perfetto
 
@@ -91,6 +92,11 @@ def test_logs_are_parquet_with_the_settings_beside(tmp_path: Path) -> None:
     assert pq.read_table(requests).to_pylist()[0]["e2e_s"] == 1.5
     assert "sarathi" in next(tmp_path.glob("settings-*.json")).read_text()
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_the_readme_lists_every_metric() -> None:
+    readme = Path(__file__).resolve().parents[2] / "app/telemetry/README.md"
+    assert Metrics("tiny").reference() in readme.read_text()
 
 
 def test_record_fields_match_the_parquet_schema() -> None:

@@ -1,0 +1,99 @@
+"""OpenTelemetry: one span per request, a child of the caller's where it sent a `traceparent`.
+
+A span is made when its request is over, from times already noted: a running request costs
+nothing more for being traced, and the exporter works in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from app.api.events import RequestInfo, RequestOutcome
+
+_OPERATIONS: Final = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/embeddings": "embeddings",
+}
+
+
+class Spans:
+    """Makes spans and hands them to an exporter. model: the served model's name."""
+
+    def __init__(self, model: str, exporter: SpanExporter) -> None:
+        self._model = model
+        self._provider = TracerProvider(
+            resource=Resource.create({"service.name": "legato"}), shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("legato")
+        self._callers = TraceContextTextMapPropagator()
+
+    def record(
+        self,
+        request: RequestInfo,
+        outcome: RequestOutcome,
+        *,
+        start_s: float,
+        first_s: float | None,
+        end_s: float,
+        max_tbt_s: float,
+    ) -> None:
+        """A finished request. Times are on the event loop's clock, and end_s is now."""
+        now_ns = time.time_ns()
+
+        def wall_ns(at_s: float) -> int:
+            return now_ns - round((end_s - at_s) * 1e9)
+
+        operation = _OPERATIONS.get(request.endpoint, "text_completion")
+        attributes: dict[str, str | int | float | bool] = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.request.model": self._model,
+            "gen_ai.usage.input_tokens": request.num_prompt_tokens,
+            "gen_ai.usage.output_tokens": outcome.num_completion_tokens,
+            "http.route": request.endpoint,
+            "http.response.status_code": outcome.status,
+            "legato.request_id": request.request_id,
+            "legato.stream": request.stream,
+            "legato.num_continuations": request.num_continuations,
+            "legato.num_cached_tokens": outcome.num_cached_tokens,
+            "legato.reason": outcome.reason,
+        }
+        if first_s is not None:
+            attributes["legato.ttft_s"] = first_s - start_s
+            attributes["legato.decode_s"] = end_s - first_s
+            attributes["legato.max_tbt_s"] = max_tbt_s
+        span = self._tracer.start_span(
+            f"{operation} {self._model}",
+            self._callers.extract({"traceparent": request.traceparent}),
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            start_time=wall_ns(start_s),
+        )
+        if first_s is not None:
+            span.add_event("first token", timestamp=wall_ns(first_s))
+        if outcome.status >= 500:
+            span.set_status(Status(StatusCode.ERROR, outcome.reason))
+        span.end(wall_ns(end_s))
+
+    def close(self) -> None:
+        """Export what is waiting, and end the exporter's thread."""
+        self._provider.shutdown()
+
+
+def otlp_exporter(endpoint: str) -> SpanExporter:
+    """To a collector, OTLP over HTTP. Raises ImportError naming the package that is missing."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError as error:
+        raise ImportError(
+            "telemetry.spans_to needs the package opentelemetry-exporter-otlp-proto-http"
+        ) from error
+    return OTLPSpanExporter(endpoint=endpoint)
