@@ -28,6 +28,8 @@ from actors.scheduling.slack import due_after
 
 INFINITY = float("inf")
 LEAST_PACED_TOKENS = 256.0  # below this a step wastes more than bunching does
+DENT = 0.05  # differences of token rate that a profile cannot tell from noise: the longer step
+OUTSIDE_SHARE = 0.1  # of the objective: more than that outside the stages no chunk can mend
 FULL = 0.98  # share of the places (slots or KV blocks) in use from which nobody can start
 
 
@@ -99,7 +101,8 @@ class AdaptiveBudget:
         # planned on an idle engine. Of several answered since, none is timed.
         running = engine.decoding or engine.prefilling
         if len(durations) == 1 and running and self.cost.profile.num_stages == 1:
-            self._outside.add(max(0.0, now_s - begin_s - durations[0]))
+            most_s = OUTSIDE_SHARE * (self.tbt_s or INFINITY)
+            self._outside.add(min(max(0.0, now_s - begin_s - durations[0]), most_s))
         durations.clear()
 
     # ---- how long may this step take --------------------------------------------------
@@ -203,7 +206,7 @@ class AdaptiveBudget:
         return tokens + chunk
 
     def _cheapest_at_most(self, num_tokens: int) -> int:
-        """The step size up to num_tokens with the least time per token, fixed costs included.
+        """The longest step up to num_tokens with (nearly) the least time per token.
 
         From the size on that reaches `efficiency` of the best rate of all, that size is returned:
         longer steps would only make decodes slower and micro-batches uneven.
@@ -217,11 +220,12 @@ class AdaptiveBudget:
         profile, most = self.cost.profile, self.max_step_tokens
         rates = [0.0] + [n / (profile.overhead_s + profile.linear_s(n)) for n in range(1, most + 1)]
         enough = self.efficiency * max(rates)
-        sizes, best = [0], 0
+        sizes, chosen, best = [0], 0, 0.0
         for n in range(1, most + 1):
-            if rates[best] < enough and rates[n] >= rates[best]:
-                best = n
-            sizes.append(best)
+            best = max(best, rates[n])
+            if rates[chosen] < enough and rates[n] >= (1.0 - DENT) * best:
+                chosen = n
+            sizes.append(chosen)
         return sizes
 
     def _paced(self, engine: EngineView) -> int:

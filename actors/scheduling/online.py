@@ -18,6 +18,7 @@ from actors.scheduling.mix import Mix
 from actors.scheduling.quantile import RecentQuantile
 
 ASSUMED = 20  # weight of what a regime starts with, in observations
+INTERRUPTED = math.log(2.0)  # more than that above the mean was not the step's doing
 
 
 @dataclass(slots=True)
@@ -57,8 +58,10 @@ class OnlineCostModel:
         self.memory = memory
         self._regimes: dict[int, Regime] = {}
         self._overall = Mean(0.0)
-        shares = [(k + 0.5) / ASSUMED for k in range(ASSUMED - 1)]
-        self._assumed = [math.log(max(profile.ratio_at(q), 1e-9)) for q in (*shares, quantile)]
+        # Two at the quantile: one alone would count as a hiccup (see `RecentQuantile`).
+        shares = [(k + 0.5) / ASSUMED for k in range(ASSUMED - 2)]
+        shares += [quantile, quantile]
+        self._assumed = [math.log(max(profile.ratio_at(q), 1e-9)) for q in shares]
 
     # ---- interfaces.CostModel ---------------------------------------------------------
 
@@ -83,7 +86,8 @@ class OnlineCostModel:
         log_ratio = math.log(duration_s / predicted_s)
         regime = self._regime(mix)
         regime.mean.add(log_ratio, self.memory)
-        regime.bound.add(log_ratio)
+        # Whatever was taken off its core for long says nothing of steps: no chunk mends that.
+        regime.bound.add(min(log_ratio, regime.mean.log_ratio + INTERRUPTED))
         self._overall.add(log_ratio, self.memory)
 
     # ---- for budgets and admission ----------------------------------------------------

@@ -10,14 +10,15 @@ from collections.abc import Iterable
 class RecentQuantile:
     """The value that `share` of the last `size` observations do not exceed.
 
+    Rounded down to an observation: with few of them the worst one is no quantile yet.
     seeds: what to assume until observations have pushed them out, oldest first; they count as
-    observations, so one bad surprise is believed at once and an assumption fades slowly.
+    observations.
 
     >>> recent = RecentQuantile(0.9, size=10, seeds=[5.0])
     >>> for value in range(4):
     ...     recent.add(value)
     >>> recent.value
-    5.0
+    3
     """
 
     __slots__ = ("_ordered", "_recent", "share")
@@ -44,4 +45,4 @@ class RecentQuantile:
     def value(self) -> float:
         """Raises IndexError before any observation or seed."""
         ordered = self._ordered
-        return ordered[min(len(ordered) - 1, int(self.share * len(ordered)))]
+        return ordered[int(self.share * (len(ordered) - 1))]

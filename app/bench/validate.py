@@ -32,7 +32,7 @@ from app.bench.load import Json, LengthsOption, Out, publish
 from app.bench.machine import describe
 from app.bench.measure import report
 from app.bench.policies import POLICY_OPTIONS, Load, local_engine, run_jobs
-from app.simulate.live_log import Mood, as_today, mood, runs
+from app.simulate.live_log import LiveStep, Mood, mood, ratios, runs
 from app.simulate.run import Deployment, simulate
 from app.simulate.workload import Workload
 
@@ -62,10 +62,15 @@ class Run:
 
 
 def simulated_figures(
-    jobs: Sequence[Job], config: SchedulerConfig, profile: CostModel, today: Mood, seed: int = 0
+    jobs: Sequence[Job],
+    config: SchedulerConfig,
+    profile: CostModel,
+    calibration: Sequence[LiveStep],
+    seed: int = 0,
 ) -> dict[str, float]:
     """The same arrivals through the simulator: the machine as it is today, a core that believes
     the profile."""
+    today = mood(calibration, profile)
     workload = Workload(
         np.array([job.arrival_s for job in jobs]),
         np.array([job.num_prompt_tokens for job in jobs]),
@@ -74,10 +79,11 @@ def simulated_figures(
     deployment = Deployment(
         # Simulated prompts are blank, live ones new: neither shall find a prefix.
         dataclasses.replace(config, prefix_cache=False),
-        as_today(profile, today),
+        # The pause between two steps is time of the stage, for whoever waits behind it.
+        dataclasses.replace(profile, overhead_s=profile.overhead_s + today.gap_s),
         believed=profile,
-        jitter=today.sigma,
         host_s=today.answer_s,
+        ratios=ratios(calibration, profile),
     )
     summary = simulate(workload, deployment, seed=seed).summary()
     return {name: 1000.0 * getattr(summary, name) for name in FIGURES}
@@ -128,7 +134,6 @@ def validate(
         raise ValueError("scheduling.cost_model is not set: run `legato profile`")
     profile = CostModel.from_dict(config.cost_model)
     _, calibration, *measured = runs(rows)
-    today = mood(calibration, profile)
     found = []
     for number, ((policy, index), run, steps) in enumerate(
         zip(order, traces[1:], measured, strict=True)
@@ -140,11 +145,11 @@ def validate(
                 loads[index].qps,
                 number // (len(policies) * len(loads)),
                 live_figures(run),
-                simulated_figures(loads[index].jobs(), settings, profile, today, seed=number),
+                simulated_figures(loads[index].jobs(), settings, profile, calibration, seed=number),
                 mood(steps, profile),
             )
         )
-    return today, found
+    return mood(calibration, profile), found
 
 
 def command(

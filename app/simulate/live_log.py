@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -19,6 +19,7 @@ from actors.scheduling.events import Execute, Reconfigure, StepDone
 from actors.scheduling.interfaces import StepShape
 from actors.scheduling.plan import Slice
 from app.simulate.fit import Measurement, predict
+from app.simulate.replica import Ratios
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,27 +115,17 @@ def mood(steps: Sequence[LiveStep], model: CostModel) -> Mood:
     )
 
 
-def as_today(model: CostModel, today: Mood) -> CostModel:
-    """`model` times today's ratio, with the pause between steps as part of each step."""
-    r = today.ratio
+def ratios(steps: Iterable[LiveStep], model: CostModel) -> Ratios:
+    """measured / predicted of every step: (decodes alone, with prefill).
 
-    def times(knots: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
-        return tuple((n, s * r) for n, s in knots)
-
-    return replace(
-        model,
-        overhead_s=model.overhead_s * r + today.gap_s,
-        per_request_s=model.per_request_s * r,
-        prefill_slice_s=model.prefill_slice_s * r,
-        prefill_kv_s=model.prefill_kv_s * r,
-        prefill_pair_s=model.prefill_pair_s * r,
-        prefill_square_s=model.prefill_square_s * r,
-        decode_slice_s=model.decode_slice_s * r,
-        decode_kv_s=model.decode_kv_s * r,
-        tokens_s=times(model.tokens_s),
-        transfer_s=times(model.transfer_s),
-        last_stage_s=times(model.last_stage_s),
-    )
+    A simulation that draws from them has the machine's speed of the day and its hiccups too.
+    """
+    alone: list[float] = []
+    mixed: list[float] = []
+    for step in steps:
+        ratio = step.seconds / predict(model, step.shape)
+        (mixed if step.shape.prefills else alone).append(ratio)
+    return tuple(alone or mixed), tuple(mixed or alone)
 
 
 def measurements(steps: Iterable[LiveStep]) -> list[Measurement]:

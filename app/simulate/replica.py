@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 INFINITY = float("inf")
 
+# measured / modelled step times to draw from: of decodes alone, of steps with prefill
+Ratios = tuple[tuple[float, ...], tuple[float, ...]]
 TokenOf = Callable[[int, int], int]  # (request id, position) -> token
 
 
@@ -38,8 +40,8 @@ class Replica:
     """`next_s` is when it next needs attention; `advance` gives it that."""
 
     __slots__ = (
-        "_core", "_in_flight", "_index", "_jitter", "_model", "_recorder", "_rng", "_stages",
-        "_token_of", "_window", "host_s", "next_s", "num_live", "wake_s",
+        "_core", "_in_flight", "_index", "_jitter", "_model", "_ratios", "_recorder", "_rng",
+        "_stages", "_token_of", "_window", "host_s", "next_s", "num_live", "wake_s",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +52,7 @@ class Replica:
         *,
         index: int = 0,
         jitter: float = 0.0,
+        ratios: Ratios | None = None,
         seed: int = 0,
         host_s: float = 0.0,
         token_of: TokenOf | None = None,
@@ -57,6 +60,7 @@ class Replica:
         """
         model: the truth about step times (the core may believe another).
         jitter: sigma of the log-normal factor on each step's time (0: none).
+        ratios: factors measured on a live machine, to draw one from for each step.
         host_s: time from a step's end until the core hears of it.
         token_of: what is sampled; without it every token is 0.
         """
@@ -65,6 +69,7 @@ class Replica:
         self._model = model
         self._recorder = recorder
         self._jitter = jitter
+        self._ratios = ratios
         self._rng = random.Random(seed * 1_000_003 + index)
         self._stages = [0.0] * model.num_stages  # when each stage is free
         self._in_flight: deque[tuple[float, StepResult]] = deque()
@@ -128,6 +133,8 @@ class Replica:
         stage_s = model.stage_s(mix)
         if self._jitter:
             stage_s *= self._rng.lognormvariate(0.0, self._jitter)
+        if self._ratios is not None:
+            stage_s *= self._rng.choice(self._ratios[mix.prefill_tokens > 0])
         stages = self._stages
         if len(stages) == 1:
             free_s = stages[0]

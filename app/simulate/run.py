@@ -19,7 +19,7 @@ from actors.scheduling.online import OnlineCostModel
 from actors.scheduling.request import Objective, Request, SamplingParams
 from app.simulate.autoscale import AutoscalePolicy, Autoscaler
 from app.simulate.recorder import Recorder, Summary, summarise
-from app.simulate.replica import INFINITY, Replica
+from app.simulate.replica import INFINITY, Ratios, Replica
 from app.simulate.routing import Router, make_router
 from app.simulate.workload import Workload
 
@@ -32,7 +32,7 @@ class Deployment:
     """What is simulated.
 
     model: the truth about step times. believed: what the cores are told (None: the truth).
-    jitter: sigma of the log-normal noise on step times. host_s: see `Replica`.
+    jitter: sigma of the log-normal noise on step times. host_s, ratios: see `Replica`.
     routing: "round_robin", "least_loaded", "power_of_two" or "slack".
     """
 
@@ -44,6 +44,7 @@ class Deployment:
     autoscale: AutoscalePolicy | None = None
     jitter: float = 0.0
     host_s: float = 0.0
+    ratios: Ratios | None = None
 
 
 @dataclass(slots=True)
@@ -212,6 +213,7 @@ class _Fleet:
             self._recorder,
             index=index,
             jitter=d.jitter,
+            ratios=d.ratios,
             seed=self._seed,
             host_s=d.host_s,
             token_of=self._token_of,

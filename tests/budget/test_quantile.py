@@ -22,7 +22,7 @@ def test_it_is_that_of_the_last_values_seeds_included(
         recent.add(value)
     kept = sorted(values[-size:])
     assert len(recent) == len(kept)
-    assert recent.value == kept[min(len(kept) - 1, int(share * len(kept)))]
+    assert recent.value == kept[int(share * (len(kept) - 1))]
 
 
 def test_impossible_settings_are_refused() -> None:

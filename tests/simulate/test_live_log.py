@@ -12,10 +12,14 @@ from actors.scheduling.events import Reconfigure, Submit
 from actors.scheduling.interfaces import StepShape
 from actors.scheduling.plan import Slice
 from actors.scheduling.request import Request, SamplingParams
+from app.simulate.arrivals import fixed_interval
 from app.simulate.fit import predict
-from app.simulate.live_log import as_today, mood, runs, shape_of
+from app.simulate.lengths import fixed_lengths
+from app.simulate.live_log import mood, ratios, runs, shape_of
 from app.simulate.recorder import Recorder as Figures
 from app.simulate.replica import Replica
+from app.simulate.run import Deployment, scheduler_config, simulate
+from app.simulate.workload import generate
 
 PROFILE = CostModel(
     "m",
@@ -61,19 +65,25 @@ def test_runs_hold_every_step_with_its_time() -> None:
             assert step.answered_s - step.end_s == pytest.approx(0.002)
 
 
-def test_a_slower_day_is_told_and_modelled() -> None:
-    slower = as_today(PROFILE, mood(runs(log_of(PROFILE))[0], PROFILE))
-    for shape in (StepShape(8, 800), StepShape(8, 800, ((0, 100),))):
-        assert predict(slower, shape) == pytest.approx(predict(PROFILE, shape))
+def test_a_slower_day_is_told_and_simulated() -> None:
+    steps = runs(log_of(PROFILE))[0]
     halved = CostModel.from_dict(
         {**PROFILE.to_dict(), "overhead_s": 0.0, "tokens_s": [(1, 0.005), (1024, 0.05)]}
     )
-    today = mood(runs(log_of(PROFILE))[0], halved)
+    today = mood(steps, halved)
     assert 1.6 < today.ratio < 2.4
     assert today.median_error == pytest.approx(1.0 - 1.0 / today.ratio, abs=0.05)
-    shape = StepShape(8, 800, ((0, 100),))
-    again = as_today(halved, today)
-    assert predict(again, shape) == pytest.approx(today.ratio * predict(halved, shape), rel=0.02)
+    alone, mixed = ratios(steps, halved)
+    assert len(alone) + len(mixed) == len(steps)
+    assert mood(steps, PROFILE).p95_error == pytest.approx(0.0, abs=1e-9)
+    assert ratios(steps[-3:], PROFILE)[1] == pytest.approx((1.0, 1.0, 1.0))  # no prefill seen
+    config = scheduler_config(PROFILE)
+    traffic = generate(fixed_interval(2.0), fixed_lengths(100, 10), 5)
+    plain, doubled = (
+        simulate(traffic, Deployment(config, PROFILE, ratios=drawn)).summary().tbt_p50
+        for drawn in (None, ((2.0,), (2.0,)))
+    )
+    assert doubled == pytest.approx(2.0 * plain)
 
 
 def test_nothing_answered_tells_nothing() -> None:
