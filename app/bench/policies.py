@@ -112,8 +112,13 @@ async def compare(
             progress.update(task, description=policy)
             options = dict(POLICY_OPTIONS.get(policy, {}))
             await engine.reconfigure({"policy": policy, "policy_options": options})
-            reports[policy] = report(await run_jobs(engine, jobs, chance), tbt_ms=tbt_ms)
+            found = report(await run_jobs(engine, jobs, chance), tbt_ms=tbt_ms)
+            reports[policy] = found
             progress.advance(task)
+            _err.print(
+                f"  {policy:18}  P99 TBT {found.tbt_p99_ms:6.0f} ms  "
+                f"longest {found.tbt_max_ms:6.0f} ms  median TTFT {found.ttft_p50_ms:6.0f} ms"
+            )
     return reports
 
 
