@@ -117,7 +117,8 @@ async def compare(
             progress.advance(task)
             _err.print(
                 f"  {policy:18}  P99 TBT {found.tbt_p99_ms:6.0f} ms  "
-                f"longest {found.tbt_max_ms:6.0f} ms  median TTFT {found.ttft_p50_ms:6.0f} ms"
+                f"longest {found.tbt_max_ms:6.0f} ms  median TTFT {found.ttft_p50_ms:6.0f} ms",
+                soft_wrap=True,
             )
     return reports
 
