@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import ray
 from ray import serve
 from ray.serve.llm import LLMConfig, build_openai_app
 
@@ -26,6 +27,7 @@ def main() -> None:
     done = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: done.set())
+    ray.init(num_cpus=8)  # bookkeeping: with two, the engine leaves none for the ingress
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     serve.run(build_openai_app({"llm_configs": [config]}), blocking=False)
     done.wait()
