@@ -18,7 +18,7 @@ from actors.scheduling.mix import Mix
 from actors.scheduling.quantile import RecentQuantile
 
 ASSUMED = 20  # weight of what a regime starts with, in observations
-INTERRUPTED = math.log(2.0)  # more than that above the mean was not the step's doing
+INTERRUPTED = math.log(1.5)  # more than that above the mean was not the step's doing
 
 
 @dataclass(slots=True)

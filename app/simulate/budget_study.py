@@ -46,46 +46,48 @@ def jobs(num_requests: int) -> list[CapacityJob]:
     return found
 
 
-def service_s(model: CostModel, workload: Workload) -> list[float]:
-    """Seconds of the slowest stage per request, every token at its cheapest, steps costing nothing.
+def service_s(model: CostModel, workload: Workload) -> tuple[list[float], float]:
+    """Seconds that the slowest stage needs for each prompt, and for a request's decodes on average,
+    every token at its cheapest and steps costing nothing.
 
     No budget can do with less: overheads, tile remainders and bubbles come on top.
     """
     per_token_s = min(model.linear_s(n) / n for n in range(1, 8193))
     window = model.attention_window
-    found = []
     prompts, outputs = workload.prompt_tokens.tolist(), workload.output_tokens.tolist()
+    prefill_s, decode_s = [], 0.0
     for prompt, output in zip(prompts, outputs, strict=True):
         mean_context = prompt + output / 2
         seen = min(mean_context, window) if window else mean_context
-        found.append(
-            (prompt + output - 1) * per_token_s
-            + model.prefill_pair_s * causal_pairs(0, prompt, window)
-            + model.decode_kv_s * (output - 1) * seen
-            + model.per_request_s * output
+        prefill_s.append(
+            prompt * per_token_s + model.prefill_pair_s * causal_pairs(0, prompt, window)
         )
-    return found
+        decode_s += (output - 1) * (per_token_s + model.decode_kv_s * seen)
+        decode_s += model.per_request_s * output
+    return prefill_s, decode_s / len(workload)
 
 
-def compute_bound_qps(services: Sequence[float]) -> float:
+def compute_bound_qps(prefill_s: Sequence[float], decode_s: float) -> float:
     """Load at which such a machine never idles: no budget, order or policy can serve more."""
-    return len(services) / sum(services)
+    return 1.0 / (sum(prefill_s) / len(prefill_s) + decode_s)
 
 
-def queue_bound_qps(services: Sequence[float], workload: Workload) -> float:
+def queue_bound_qps(prefill_s: Sequence[float], decode_s: float, workload: Workload) -> float:
     """Load at which such a machine, first come first served, has the median delay of capacity.
 
-    Capacity tolerates a median of two seconds before the first chunk; a queue reaches that below
-    the compute bound, whatever the budget. To pass this bound takes another order.
+    Decodes take their steady share of it, prompts queue for the rest. Capacity tolerates a median
+    of two seconds before the first chunk, and a queue reaches that below the compute bound,
+    whatever the budget. To pass this bound takes another order.
     """
-    low, high = 0.0, compute_bound_qps(services)
+    low, high = 0.0, compute_bound_qps(prefill_s, decode_s)
     while high - low > 1e-3 * high:
         qps = (low + high) / 2
+        share = 1.0 - qps * decode_s
         free_s, delays = 0.0, []
-        for arrival_s, needed_s in zip(workload.at_rate(qps).arrival_s, services, strict=True):
+        for arrival_s, needed_s in zip(workload.at_rate(qps).arrival_s, prefill_s, strict=True):
             begin_s = max(float(arrival_s), free_s)
             delays.append(begin_s - float(arrival_s))
-            free_s = begin_s + needed_s
+            free_s = begin_s + needed_s / share
         low, high = (qps, high) if median(delays) <= MEDIAN_DELAY_LIMIT_S else (low, qps)
     return low
 
@@ -113,9 +115,9 @@ def rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[dict[str
             )
     for row in table.values():
         workload = generate(poisson(1.0), LENGTHS[row["dataset"]](), num_requests)
-        services = service_s(load_model(row["model"]), workload)
-        row["compute bound"] = compute_bound_qps(services)
-        row["queue bound"] = queue_bound_qps(services, workload)
+        prefill_s, decode_s = service_s(load_model(row["model"]), workload)
+        row["compute bound"] = compute_bound_qps(prefill_s, decode_s)
+        row["queue bound"] = queue_bound_qps(prefill_s, decode_s, workload)
         fixed = {b: row[f"fixed {b}"] for b in BUDGETS if f"fixed {b}" in row}
         if fixed:
             best = max(fixed, key=lambda b: fixed[b])

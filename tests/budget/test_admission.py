@@ -132,7 +132,7 @@ def test_a_correction_is_the_quantile_of_what_became_of_recent_predictions() -> 
     assert correction.factor == CAUTION  # nobody has watched this queue
     for percent in range(100):
         correction.observe(actual_s=1.0 + percent / 100, predicted_s=1.0)
-    assert correction.factor == pytest.approx(1.9)
+    assert correction.factor == pytest.approx(1.89)
     for _ in range(WATCHED):
         correction.observe(0.5, 1.0)
     assert correction.factor == pytest.approx(0.5)  # what was is forgotten
