@@ -77,7 +77,7 @@ def build_api(
         route("/v1/embeddings", Embeddings(context), "POST"),
         route("/tokenize", tokens.tokenize, "POST"),
         route("/detokenize", tokens.detokenize, "POST"),
-        route("/openapi.json", _document(options), "GET"),
+        route("/openapi.json", _document(engine, options), "GET"),
         *extra_routes,
     ]
     app = Application(
@@ -89,18 +89,18 @@ def build_api(
     return app
 
 
-def _document(options: ApiOptions) -> Callable[[Call], Awaitable[None]]:
+def _document(engine: EngineClient, options: ApiOptions) -> Callable[[Call], Awaitable[None]]:
     """The handler of /openapi.json."""
 
     async def handler(call: Call) -> None:
-        await call.reply(200, _document_text(bool(options.api_keys)))
+        await call.reply(200, _document_text(engine.card.name, bool(options.api_keys)))
 
     return handler
 
 
 @cache
-def _document_text(with_keys: bool) -> bytes:
-    return json.dumps(document(_version(), with_keys=with_keys)).encode()
+def _document_text(model: str, with_keys: bool) -> bytes:
+    return json.dumps(document(_version(), model, with_keys=with_keys)).encode()
 
 
 def _version() -> str:

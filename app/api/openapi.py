@@ -97,8 +97,8 @@ OPERATIONS: Final = (
 )
 
 
-def document(version: str, *, with_keys: bool) -> dict[str, Any]:
-    """The OpenAPI 3.1 document. with_keys: whether requests need an API key."""
+def document(version: str, model: str, *, with_keys: bool) -> dict[str, Any]:
+    """The OpenAPI 3.1 document. model: the served one's name. with_keys: requests need a key."""
     requests = [operation.request for operation in OPERATIONS if operation.request is not None]
     answers: list[type[BaseModel]] = [operation.answer for operation in OPERATIONS]
     answers.append(ErrorResponse)
@@ -106,6 +106,10 @@ def document(version: str, *, with_keys: bool) -> dict[str, Any]:
     models += [(model, "validation") for model in requests]
     models += [(model, "serialization") for model in answers]
     references, schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")
+    for request in requests:
+        own = schemas["$defs"][request.__name__]
+        names = [model] if "model" in own.get("required", ()) else [model, None]
+        own["properties"]["model"] = {"title": "Model", "enum": names}
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, references)

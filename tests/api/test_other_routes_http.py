@@ -202,6 +202,7 @@ async def test_document_describes_what_is_served(start_server: StartServer) -> N
     chat = document["components"]["schemas"]["ChatRequest"]
     assert chat["additionalProperties"] is False
     assert chat["required"] == ["model", "messages"]
+    assert chat["properties"]["model"]["enum"] == [MODEL]
     assert chat["properties"]["temperature"]["anyOf"][0] == {
         "type": "number",
         "minimum": 0,
