@@ -131,7 +131,8 @@ def _operation(operation: Operation, references: _References) -> dict[str, Any]:
         "application/json": {"schema": references[operation.answer, "serialization"]}
     }
     if operation.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        # No type: tools disagree on whether it is the whole text's or an event's.
+        content["text/event-stream"] = {"schema": {"title": "Server-sent events"}}
     responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
     statuses = {*_ALWAYS, *(_WITH_BODY if operation.request else ())}
     if operation.may_be_unavailable:
