@@ -33,6 +33,8 @@ ENVIRONMENT = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     # A machine that is busy computing may take its time to start a proxy.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    # Ray runs its workers 15 nice levels below everybody else's: tokens would wait for anything.
+    "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray's daemons poll for clusters of thousands of nodes; on one machine that is idle heat.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
