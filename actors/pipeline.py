@@ -158,6 +158,10 @@ class GraphPipeline(_Watched):
         self._graph = output.experimental_compile(
             _submit_timeout=600.0, _max_inflight_executions=self._depth + 2
         )
+        # Ray starts an actor to stand in for the reader of the graph's answers. Only writers on
+        # other nodes ever ask it for anything: on one node it is a process that wakes for nothing.
+        if len(set(self._graph.actor_to_node_id.values())) == 1:
+            ray.kill(self._graph._proxy_actor)
 
     def _add_ticket(self) -> None:
         self._tickets.append(self._graph.execute(self._next_execution))
