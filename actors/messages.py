@@ -265,6 +265,7 @@ ITERATION_FIELDS = (
     "num_waiting",
     "num_free_blocks",
     "num_preemptions",
+    "num_recoveries",
     "token_budget",
 )
 

@@ -205,6 +205,7 @@ class SchedulerActor:
             residents.num_waiting,
             residents.num_free_blocks,
             residents.num_preemptions,
+            self._recoveries,
             core.config.token_budget,
         ]
 

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from actors.scheduling import validation
 from actors.scheduling.bubbles import BubbleMeter
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import (
@@ -103,10 +102,6 @@ class Core:
             self._expire(now_s, out)
         self._plan(now_s, out)
         return out
-
-    def validate(self) -> None:
-        """Raise AssertionError unless every invariant holds (see `validation`)."""
-        validation.validate(self)
 
     def statistics(self) -> dict[str, float]:
         """Plain numbers for metrics and the console."""

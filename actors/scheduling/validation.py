@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
+from actors.scheduling.core import Core
 from actors.scheduling.state import RequestState, Status
-
-if TYPE_CHECKING:
-    from actors.scheduling.core import Core
 
 
 def validate(core: Core) -> None:

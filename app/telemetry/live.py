@@ -42,7 +42,11 @@ class Telemetry(ApiEvents):
         self._log = log
         self._spans = spans
         self._open: dict[int, _Open] = {}  # by the RequestInfo's identity: clients choose the ids
-        self._num_preemptions = 0
+        self._counted = {
+            "num_preemptions": self.metrics.preemptions,
+            "num_recoveries": self.metrics.recoveries,
+        }
+        self._seen = dict.fromkeys(self._counted, 0)
         self._stage_end_s: list[float] = []
 
     # ---- API events ----------------------------------------------------------------------------
@@ -111,10 +115,10 @@ class Telemetry(ApiEvents):
     def on_iteration(self, raw: list[Any]) -> None:
         record = self._name_fields(raw)
         self.metrics.iteration(record, self.num_blocks)
-        preemptions = record["num_preemptions"]
-        if preemptions > self._num_preemptions:
-            self.metrics.preemptions.inc(preemptions - self._num_preemptions)
-        self._num_preemptions = preemptions  # starts at 0 again with a rebuilt scheduler
+        for name, counter in self._counted.items():
+            # Counts start at 0 again with a rebuilt scheduler.
+            counter.inc(max(0, record[name] - self._seen[name]))
+            self._seen[name] = record[name]
         self._bubbles(record)
         if self._log is not None:
             self._log.iteration(record)
@@ -130,9 +134,6 @@ class Telemetry(ApiEvents):
                     counter = self.metrics.labelled(self.metrics.bubble, stage=str(number))
                     counter.inc(begin_s - free_s)
         self._stage_end_s = [end_s for _, end_s in stages]
-
-    def on_recovery(self) -> None:
-        self.metrics.recoveries.inc()
 
     def close(self) -> None:
         """Write what is buffered."""

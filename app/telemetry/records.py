@@ -35,6 +35,7 @@ ITERATIONS = pa.schema(
         ("num_waiting", pa.int32()),
         ("num_free_blocks", pa.int32()),
         ("num_preemptions", pa.int64()),
+        ("num_recoveries", pa.int64()),
         ("token_budget", pa.int32()),
     ]
 )

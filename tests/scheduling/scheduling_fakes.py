@@ -27,6 +27,7 @@ from actors.scheduling.events import (
 )
 from actors.scheduling.plan import StepPlan
 from actors.scheduling.request import FinishReason, Request
+from actors.scheduling.validation import validate
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Driver:
         self.now_s += after_s
         instructions = self.core.handle(event, self.now_s)
         self.log.append((self.now_s, event, instructions))
-        self.core.validate()
+        validate(self.core)
         for instruction in instructions:
             if isinstance(instruction, Execute):
                 self._check_plan(instruction.plan)

@@ -14,6 +14,7 @@ from actors.scheduling.events import (
     Reconfigure,
 )
 from actors.scheduling.policies import POLICIES
+from actors.scheduling.validation import validate
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -55,7 +56,7 @@ def test_a_bad_change_is_refused_whole(changes: dict[str, Any]) -> None:
         core.handle(Reconfigure(changes), 0.0)
     assert caught.value.key in {key.removeprefix("scheduling.") for key in changes}
     assert (core.config, core.policy) == before
-    core.validate()
+    validate(core)
 
 
 def test_places_may_be_lowered_and_raised_again_but_not_beyond_what_was_built() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from actors.scheduling.cost_model import CostModel
+from actors.scheduling.validation import validate
 from app.simulate.arrivals import poisson
 from app.simulate.autoscale import AutoscalePolicy
 from app.simulate.capacity import capacity
@@ -29,7 +30,7 @@ def test_everyone_is_served_once_whatever_the_routing(routing: str) -> None:
     served = np.bincount(result.recorder.replica, minlength=4)
     assert (served > 30).all()
     for replica in result.replicas:
-        replica.core.validate()
+        validate(replica.core)
         assert replica.core.is_idle
 
 

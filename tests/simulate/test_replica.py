@@ -10,6 +10,7 @@ from actors.scheduling.cost_model import CostModel
 from actors.scheduling.events import Emit, Execute, StepDone, Submit
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request, SamplingParams
+from actors.scheduling.validation import validate
 from app.simulate.arrivals import fixed_interval
 from app.simulate.lengths import fixed_lengths
 from app.simulate.run import Deployment, scheduler_config, simulate
@@ -95,7 +96,7 @@ def test_the_core_hears_only_what_a_live_one_hears() -> None:
     fresh = build_core(config, cost_model=build_cost_model(config))
     for event, now_s, out in seen:
         assert fresh.handle(event, now_s) == out  # type: ignore[arg-type]
-    fresh.validate()
+    validate(fresh)
     assert fresh.is_idle
 
 

@@ -30,6 +30,7 @@ def iteration(step: int, **changes: Any) -> list[Any]:
         "num_waiting": 2,
         "num_free_blocks": 75,
         "num_preemptions": 0,
+        "num_recoveries": 0,
         "token_budget": 64,
     }
     values.update(changes)
@@ -62,16 +63,19 @@ def test_a_request_and_its_tokens_are_counted() -> None:
     assert b"# TYPE legato_inter_token_latency_seconds histogram" in telemetry.metrics.render()
 
 
-def test_iterations_give_gauges_bubbles_and_preemptions() -> None:
+def test_iterations_give_gauges_bubbles_and_counts() -> None:
     telemetry = Telemetry("tiny", None, iteration_dict)
     telemetry.num_blocks = 100
     telemetry.on_iteration(iteration(0))
     telemetry.on_iteration(iteration(1, num_preemptions=2))
-    telemetry.on_iteration(iteration(2, num_preemptions=0))  # a rebuilt scheduler starts at 0
+    telemetry.on_iteration(
+        iteration(2, num_preemptions=0, num_recoveries=1)
+    )  # a rebuilt scheduler starts at 0
     assert value(telemetry, "kv_cache_usage_perc") == 0.25
     assert value(telemetry, "num_requests_running") == 4
     assert value(telemetry, "num_requests_waiting") == 2
     assert value(telemetry, "num_preemptions_total") == 2
+    assert value(telemetry, "recoveries_total") == 1
     # Stage 1 was free when each step was submitted and began 0.3 s later, twice.
     assert abs(value(telemetry, "pipeline_bubble_seconds_total", stage="1") - 0.6) < 1e-9
 
