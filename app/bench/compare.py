@@ -87,6 +87,7 @@ class Server(_Part):
 class Plan(_Part):
     servers: dict[str, Server]
     rounds: int = 1
+    settle_s: float = 0.0  # peace after the start: memory is still being cleared, graphs warmed
     decode: Decode | None = Decode()
     prefill: Prefill | None = Prefill()
     stall: Stall | None = Stall()
@@ -226,6 +227,7 @@ def compare(
         for name in names:
             _err.print(f"[bold]{name}[/], round {number + 1} of {plan.rounds}")
             with _running(name, plan.servers[name], out.parent) as model:
+                time.sleep(plan.settle_s)
                 rounds[name].append(_probe(plan.servers[name], plan, model))
             result = {
                 "machine": describe(),

@@ -13,6 +13,7 @@ from actors.scheduling.plan import RequestStart, Slice, StepPlan
 from actors.scheduling.request import SamplingParams
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
+from kernels.cpu.kv import wait_until_touched
 
 BLOCK_SIZE = 16
 
@@ -56,6 +57,7 @@ class LoadedStage:
         self.runner = StageRunner(self.spec)
         self.info = self.runner.load()
         self.runner.allocate(kv_tokens // block_size + max_requests)
+        wait_until_touched()
         self._next_request = 0
         self._next_step = 0
 

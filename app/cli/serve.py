@@ -45,6 +45,7 @@ ENVIRONMENT = {
     "RAY_metrics_report_interval_ms": "60000",
     "RAY_event_stats": "0",
     "RAY_prestart_worker_first_driver": "0",  # a Python process per CPU that nobody asked for
+    "RAY_num_workers_soft_limit": "1",  # nor those that have nothing left to do
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_DEDUP_LOGS": "1",
