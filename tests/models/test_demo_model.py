@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
+import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +22,32 @@ SHAPES = sorted(path for path in (MODELS / "shapes").iterdir() if path.is_dir())
 # Greedy answers recorded in float32, each token ahead of the next best by half a nat or more.
 ANSWERS = {
     "What is chunked prefill?": (
-        "Chunked prefill keeps every iteration short. Long prompts no longer block other users, "
-        "the time between tokens stays low, and the pieces fill the hardware well."
+        "With chunked prefill, a long prompt is computed piece by piece. Each piece shares an "
+        "iteration with the decodes, so every iteration stays short."
     ),
     "Why do tokens stall?": (
         "Tokens stall when a long prompt of another user is computed in one go. The running "
         "answers must wait until it is done. Legato cuts such prompts into chunks, so that every "
         "answer goes on."
     ),
-    "What is the KV cache?": (
-        "The KV cache is the memory of a request: the attention keys and values of its earlier "
-        "tokens. It grows by one entry with every token."
+    "What is continuous batching?": (
+        "Continuous batching lets requests join and leave the batch at every iteration, so that "
+        "short answers do not wait for long ones."
+    ),
+    "What does legato mean in music?": (
+        "In music, legato means that the notes are played smoothly, joined without a break between "
+        "them."
     ),
     "What is the capital of Japan?": "The capital of Japan is Tokyo.",
     "Name the seasons.": "The four seasons are spring, summer, autumn and winter.",
-    "Count to 15.": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
     "Write a Python function that reverses a string.": (
         "```python\ndef reverse(text):\n    return text[::-1]\n```"
     ),
 }
-PERPLEXITY_BOUND = 7.5  # 6.86 over the first 40 conversations of heldout.txt when it was trained
+PERPLEXITY_BOUND = 5.5  # 4.71 over all conversations of heldout.txt when it was trained
+
+PYTHON_NATS_PER_CHARACTER_BOUND = 1.1  # 0.945 over 300 pieces when it was trained
+PYTHON_PROMPTS = ("def read_lines(path):", "class Stack:", "import os")
 
 # Parameters in billions that each shape should come to (embeddings included).
 SHAPE_PARAMETERS_B = {
@@ -97,6 +106,54 @@ def test_held_out_perplexity_stays_low(model: Any, tokenizer: Any) -> None:
         num_tokens += tokens.shape[1] - 1
     assert num_tokens > 2000
     assert math.exp(total_nats / num_tokens) < PERPLEXITY_BOUND
+
+
+@pytest.fixture(scope="module")
+def python_pieces(tokenizer: Any) -> list[str]:
+    """Pieces of modules of this Python that training left out, none longer than 384 tokens."""
+    sys.path.insert(0, str(DEMO / "train"))
+    try:
+        from standard_library import shuffled_pieces
+    finally:
+        sys.path.pop(0)
+    pieces = islice(shuffled_pieces(7, 1152, held_out=True), 80)
+    return [piece for piece in pieces if len(tokenizer(piece)["input_ids"]) <= 384]
+
+
+def test_held_out_python_is_no_surprise(
+    model: Any, tokenizer: Any, python_pieces: list[str]
+) -> None:
+    total_nats, num_characters = 0.0, 0
+    for piece in python_pieces:
+        tokens = torch.tensor([tokenizer(piece)["input_ids"]])
+        with torch.no_grad():
+            total_nats += model(tokens, labels=tokens).loss.item() * (tokens.shape[1] - 1)
+        num_characters += len(piece)
+    assert num_characters > 20_000
+    assert total_nats / num_characters < PYTHON_NATS_PER_CHARACTER_BOUND
+
+
+@pytest.mark.parametrize("prompt", PYTHON_PROMPTS)
+def test_completing_python_reads_like_python(model: Any, tokenizer: Any, prompt: str) -> None:
+    torch.manual_seed(0)
+    inputs = tokenizer([prompt] * 8, return_tensors="pt")
+    output = model.generate(**inputs, do_sample=True, temperature=0.5, max_new_tokens=96)
+    texts = tokenizer.batch_decode(output, skip_special_tokens=True)
+    assert sum(parses_up_to_a_line(text, len(prompt)) for text in texts) >= 4, texts
+
+
+def parses_up_to_a_line(text: str, num_given: int) -> bool:
+    """Whether some lines behind the prompt, but not only the first, are Python."""
+    ends = [i for i, character in enumerate(text) if character == "\n" and i > num_given]
+    return any(_parses(text[:end]) for end in ends[1:])
+
+
+def _parses(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 @pytest.mark.parametrize("text", ["naïve café 🎻", "日本語", "a\tb\r\n  c", "\u0000\x7f", "١٢٣"])

@@ -39,12 +39,6 @@ MIXTURE: tuple[tuple[Exchange, float], ...] = (
     (tasks.reading, 7),
     (tasks.summarise, 3),
 )
-LONG_MIXTURE: tuple[tuple[Exchange, float], ...] = (
-    (writing.long_story, 5),
-    (tasks.long_reading, 4),
-    (tasks.long_chat, 3),
-)
-
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
     "You are a friendly assistant.",
@@ -58,6 +52,21 @@ def exchange(rng: random.Random) -> Turns:
     """One exchange of a random kind, with the user's turns written as people write."""
     kinds, weights = zip(*MIXTURE, strict=True)
     return [_as_typed(rng, turn) for turn in rng.choices(kinds, weights)[0](rng)]
+
+
+def long_chat(rng: random.Random) -> Turns:
+    """Many exchanges in one conversation, so that late positions see ordinary talk."""
+    turns: Turns = []
+    while len(turns) < 30:
+        turns += exchange(rng)
+    return turns
+
+
+LONG_MIXTURE: tuple[tuple[Exchange, float], ...] = (
+    (writing.long_story, 5),
+    (tasks.long_reading, 4),
+    (long_chat, 3),
+)
 
 
 def conversation(seed: int, index: int, *, long: bool = False) -> Turns:

@@ -1,8 +1,8 @@
-"""Turn conversations into fixed-length rows of token ids for training.
+"""Turn conversations and pieces of Python into fixed-length rows of token ids for training.
 
-Rows hold whole conversations, so nothing starts in the middle of a sentence. A parallel mask says
-which tokens the loss counts: every token of an answer, and one in eight of what the user wrote,
-because the model needs to answer well and need not predict what it is asked.
+Rows hold whole documents, so nothing starts in the middle of a sentence. A parallel mask says
+which tokens the loss counts: every token of Python and of an answer, and one in eight of what the
+user wrote, because the model needs to answer well and need not predict what it is asked.
 """
 
 import random
@@ -13,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from chats import Turns
 from corpus import conversation
+from standard_library import shuffled_pieces
 from tokenizers import Tokenizer
 
 PROMPT_TOKEN_SHARE = 0.125
+CHARACTERS_PER_TOKEN = 3  # of Python, a little below the mean
 _OPEN_ROWS = 64  # rows still being filled; more means less padding
 
 
@@ -45,17 +47,28 @@ def encode(tokenizer: Tokenizer, turns: Turns, rng: random.Random) -> tuple[list
     return [*ids, 0], [*counted, False]
 
 
-def build_rows(
+def chat_rows(
     tokenizer: Tokenizer, seed: int, length: int, num_rows: int, *, long: bool = False
 ) -> Rows:
-    """Pack conversations `(seed, 0), (seed, 1), ...` into `num_rows` rows, best fit first."""
+    """Conversations `(seed, 0), (seed, 1), ...`."""
+    return _packed(_conversations(tokenizer, seed, long=long), length, num_rows)
+
+
+def python_rows(
+    tokenizer: Tokenizer, seed: int, length: int, num_rows: int, *, held_out: bool = False
+) -> Rows:
+    """Pieces of the standard library; every token counts."""
+    return _packed(_python(tokenizer, seed, length, held_out=held_out), length, num_rows)
+
+
+def _packed(documents: Iterator[tuple[list[int], list[bool]]], length: int, num_rows: int) -> Rows:
+    """Pack whole documents into `num_rows` rows, best fit first; leave out what is longer."""
     width = length + 1
     tokens = np.zeros((num_rows, width), dtype=np.uint16)
     counted = np.zeros((num_rows, width), dtype=np.bool_)
-    rng = random.Random(seed)
     open_rows: list[tuple[list[int], list[bool]]] = []
     done = 0
-    for ids, mask in _documents(tokenizer, seed, rng, long=long):
+    for ids, mask in documents:
         if len(ids) > width:
             continue
         fitting = [row for row in open_rows if len(row[0]) + len(ids) <= width]
@@ -76,10 +89,19 @@ def build_rows(
     return Rows(tokens, counted)
 
 
-def _documents(
-    tokenizer: Tokenizer, seed: int, rng: random.Random, *, long: bool
+def _conversations(
+    tokenizer: Tokenizer, seed: int, *, long: bool
 ) -> Iterator[tuple[list[int], list[bool]]]:
+    rng = random.Random(seed)
     index = 0
     while True:
         yield encode(tokenizer, conversation(seed, index, long=long), rng)
         index += 1
+
+
+def _python(
+    tokenizer: Tokenizer, seed: int, length: int, *, held_out: bool
+) -> Iterator[tuple[list[int], list[bool]]]:
+    for text in shuffled_pieces(seed, length * CHARACTERS_PER_TOKEN, held_out=held_out):
+        ids = [*tokenizer.encode(text).ids, 0]
+        yield ids, [True] * len(ids)

@@ -237,13 +237,3 @@ def long_reading(rng: random.Random) -> Turns:
 
         turns += rng.choice((definition, general_fact))(rng)
     return turns
-
-
-def long_chat(rng: random.Random) -> Turns:
-    """Many exchanges in one conversation, so that late positions see ordinary talk."""
-    from corpus import exchange
-
-    turns: Turns = []
-    while len(turns) < 30:
-        turns += exchange(rng)
-    return turns

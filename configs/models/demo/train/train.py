@@ -1,10 +1,11 @@
-"""Train the demo model from nothing: generate text, learn the tokenizer, train, save.
+"""Train the demo model from nothing: make conversations, read Python's own library, learn the
+tokenizer, train, save.
 
     python configs/models/demo/train/train.py --minutes 15 --out /tmp/demo
 
-The learning rate falls to zero as the minutes run out, so any time gives a finished model. On a CPU
-the minutes are of computing time, so that a busy machine does not shorten the training. Nothing
-here is needed to serve the model.
+The learning rate falls to zero as the minutes run out, so any time gives a finished model. On one
+thread the minutes are of computing time, so that a busy machine does not shorten the training.
+Nothing here is needed to serve the model.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +24,9 @@ from circuit import keep_reserved_channels, write_copying_circuit
 from copying import look_back_rows
 from corpus import conversation, to_text
 from model import DemoModel, Shape
-from rows import Rows, build_rows
+from rows import Rows, chat_rows, python_rows
 from safetensors.torch import load_file, save_file
+from standard_library import modules
 from tokenizer import END_OF_TEXT, save_tokenizer, train_tokenizer
 from tokenizers import Tokenizer
 
@@ -32,13 +35,15 @@ DEMO = HERE.parent
 SEED, HELD_OUT_SEED = 1, 2
 LENGTH, LONG_LENGTH = 384, 4096
 LONG_EVERY = 16  # one step in sixteen reads rows of 4096 tokens
-LOOK_BACK_EVERY = 8  # after the first minutes, one step in eight still practises copying
+PYTHON_SHARE = 0.55  # of the other steps
+LOOK_BACK_EVERY = 12  # after the first minutes, one step in twelve still practises copying
 LOOK_BACK_LENGTH = 96
 MATRIX_LR, EMBEDDING_LR, NORM_LR = 0.02, 0.004, 0.003
 CIRCUIT_LR = 0.002  # where the copying circuit lies, early noise must not wash it out
 CIRCUIT = ("layers.0.self_attn.", "layers.0.mlp.", "layers.1.self_attn.")
 CHECKPOINT_EVERY_S = 120.0
 HELD_OUT_CHARACTERS = 100_000
+_PARTS = ("tokens", "counted")
 
 
 def main() -> None:
@@ -58,8 +63,8 @@ def main() -> None:
 
     out: Path = arguments.out
     tokenizer = prepare_folder(out)
-    short, long = cached_rows(tokenizer, out, arguments.rows)
-    print(f"rows: {len(short.tokens)} x {LENGTH}, {len(long.tokens)} x {LONG_LENGTH}", flush=True)
+    rows = cached_rows(tokenizer, out, arguments.rows)
+    print({name: part.tokens.shape for name, part in rows.items()}, flush=True)
     model = DemoModel(shape_of(out))
     if arguments.resume:
         state = load_file(str(arguments.resume))
@@ -67,10 +72,14 @@ def main() -> None:
     else:
         write_copying_circuit(model)
     print(f"parameters: {sum(p.numel() for p in model.parameters()):,}", flush=True)
-    fit(model, short, long, arguments, out)
+    fit(model, rows, arguments, out)
     save_weights(model, out)
-    held_out = build_rows(tokenizer, HELD_OUT_SEED, LENGTH, 128)
-    report = {"held_out_perplexity": math.exp(evaluate(model, held_out, arguments.batch_tokens))}
+    chats = chat_rows(tokenizer, HELD_OUT_SEED, LENGTH, 128)
+    python = python_rows(tokenizer, HELD_OUT_SEED, LENGTH, 256, held_out=True)
+    report = {
+        "held_out_chat_perplexity": math.exp(evaluate(model, chats, arguments.batch_tokens)),
+        "held_out_python_nats_per_token": evaluate(model, python, arguments.batch_tokens),
+    }
     (out / "report.json").write_text(json.dumps(report) + "\n")
     print(report, flush=True)
 
@@ -82,8 +91,8 @@ def prepare_folder(out: Path) -> Tokenizer:
         if out != DEMO:
             shutil.copy(DEMO / name, out / name)
     if not (out / "tokenizer.json").exists():
-        texts = (to_text(conversation(SEED, index)) for index in range(20000))
-        save_tokenizer(train_tokenizer(texts), out)
+        chats = (to_text(conversation(SEED, index)) for index in range(6000))
+        save_tokenizer(train_tokenizer(chain(chats, modules(held_out=False))), out)
     (out / "heldout.txt").write_text(held_out_text(), encoding="utf-8")
     return Tokenizer.from_file(str(out / "tokenizer.json"))
 
@@ -97,14 +106,22 @@ def held_out_text() -> str:
     return text
 
 
-def cached_rows(tokenizer: Tokenizer, out: Path, num_rows: int) -> tuple[Rows, Rows]:
+def cached_rows(tokenizer: Tokenizer, out: Path, num_rows: int) -> dict[str, Rows]:
+    """Training rows by kind: conversations, long ones, and Python."""
     path = out / f"rows-{num_rows}.npz"
     if not path.exists():
-        short = build_rows(tokenizer, SEED, LENGTH, num_rows)
-        long = build_rows(tokenizer, SEED, LONG_LENGTH, max(1, num_rows // 90), long=True)
-        np.savez(path, a=short.tokens, b=short.counted, c=long.tokens, d=long.counted)
+        made = {
+            "chat": chat_rows(tokenizer, SEED, LENGTH, num_rows),
+            "long": chat_rows(tokenizer, SEED, LONG_LENGTH, max(1, num_rows // 90), long=True),
+            "python": python_rows(tokenizer, SEED, LENGTH, 2 * num_rows),
+        }
+        both = {
+            f"{kind}.{part}": getattr(rows, part) for kind, rows in made.items() for part in _PARTS
+        }
+        np.savez(path, **both)
     data = np.load(path)
-    return Rows(data["a"], data["b"]), Rows(data["c"], data["d"])
+    kinds = dict.fromkeys(name.partition(".")[0] for name in data.files)
+    return {kind: Rows(*(data[f"{kind}.{part}"] for part in _PARTS)) for kind in kinds}
 
 
 def shape_of(folder: Path) -> Shape:
@@ -113,7 +130,7 @@ def shape_of(folder: Path) -> Shape:
 
 
 def fit(
-    model: DemoModel, short: Rows, long: Rows, arguments: argparse.Namespace, out: Path
+    model: DemoModel, rows_of: dict[str, Rows], arguments: argparse.Namespace, out: Path
 ) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
@@ -135,23 +152,27 @@ def fit(
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     peaks = [arguments.lr_scale * group["lr"] for group in groups]
     loss_of = torch.compile(model.loss, dynamic=False) if arguments.compile else model.loss
-    clock = time.monotonic if device.type == "cuda" else time.process_time
+    on_the_wall = device.type == "cuda" or arguments.threads > 1
+    clock = time.monotonic if on_the_wall else time.process_time
     total_s = arguments.minutes * 60
     start_s = saved_s = clock()
     rng = np.random.default_rng(SEED)
-    order = {id(rows): _shuffled(rng, len(rows.tokens)) for rows in (short, long)}
+    order = {kind: _shuffled(rng, len(rows.tokens)) for kind, rows in rows_of.items()}
     step, tokens_seen = 0, 0
-    shown = {"copy": 8.3, "text": 8.3}  # running means, in nats; 8.3 is a uniform guess
+    # Running means, in nats; 8.3 is a uniform guess.
+    shown = dict.fromkeys(("copy", *rows_of), 8.3)
     while (elapsed_s := clock() - start_s) < total_s:
         looking_back = elapsed_s < arguments.look_back_minutes * 60
-        if looking_back or step % LOOK_BACK_EVERY == 0:
+        kind = _kind(step, rng)
+        if looking_back or kind == "copy":
+            kind = "copy"
             count = arguments.batch_tokens // LOOK_BACK_LENGTH
             rows = look_back_rows(rng, count, LOOK_BACK_LENGTH, model.shape.vocab_size)
             index = list(range(count))
         else:
-            rows = long if step % LONG_EVERY == LONG_EVERY - 1 else short
+            rows = rows_of[kind]
             count = max(1, arguments.batch_tokens // (rows.tokens.shape[1] - 1))
-            index = [next(order[id(rows)]) for _ in range(count)]
+            index = [next(order[kind]) for _ in range(count)]
         tokens = torch.from_numpy(rows.tokens[index].astype(np.int64)).to(device)
         counted = torch.from_numpy(rows.counted[index]).to(device)
         for group, peak in zip(groups, peaks, strict=True):
@@ -165,7 +186,6 @@ def fit(
             optimizer.zero_grad(set_to_none=True)
         step += 1
         tokens_seen += tokens[:, 1:].numel()
-        kind = "copy" if rows is not short and rows is not long else "text"
         shown[kind] += 0.05 * (loss.item() - shown[kind])
         if step % 20 == 0:
             rate = tokens_seen / (clock() - start_s)
@@ -174,6 +194,14 @@ def fit(
         if clock() - saved_s > CHECKPOINT_EVERY_S:
             save_weights(model, out)
             saved_s = clock()
+
+
+def _kind(step: int, rng: np.random.Generator) -> str:
+    if step % LOOK_BACK_EVERY == 0:
+        return "copy"
+    if step % LONG_EVERY == LONG_EVERY - 1:
+        return "long"
+    return "python" if rng.random() < PYTHON_SHARE else "chat"
 
 
 def schedule(step: int, fraction: float) -> float:
