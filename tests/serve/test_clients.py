@@ -15,7 +15,7 @@ from tests.serve.live_server import LiveServer
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
 QUESTION = "What is a stall?"
-ANSWER = "long pause"  # what the demo model says of a stall, greedily
+ANSWER = "running answer"  # what the demo model says of a stall, greedily
 
 
 def body(server: LiveServer, **more: object) -> dict[str, object]:
