@@ -160,8 +160,9 @@ class GraphPipeline(_Watched):
         )
         # Ray starts an actor to stand in for the reader of the graph's answers. Only writers on
         # other nodes ever ask it for anything: on one node it is a process that wakes for nothing.
+        # (Killed while it starts, it would leave its process behind: so it is asked to leave.)
         if len(set(self._graph.actor_to_node_id.values())) == 1:
-            ray.kill(self._graph._proxy_actor)
+            self._graph._proxy_actor.__ray_terminate__.remote()
 
     def _add_ticket(self) -> None:
         self._tickets.append(self._graph.execute(self._next_execution))
