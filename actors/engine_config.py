@@ -29,6 +29,8 @@ class EngineConfig:
 
     scheduler: likewise, num_blocks is filled in once the stages have reported their memory.
     transport: "graph" (Ray compiled graph) or "call" (plain actor calls).
+    accelerator: device type whose activations go from stage to stage without touching host memory
+        ("cuda"), through the graph's accelerator transport; None uses shared memory.
     channel_bytes: buffer of one graph channel. A channel that grows leaks its old buffer, so it is
         sized for the largest activation up front.
     step_deadline_s: a step that takes longer than this and than `deadline_factor` times its
@@ -39,6 +41,7 @@ class EngineConfig:
     scheduler: SchedulerConfig
     kv: KVMemory = field(default_factory=KVMemory)
     transport: str = "graph"
+    accelerator: str | None = None
     channel_bytes: int = 1 << 20
     cpus_per_rank: float = 0.5
     gpus_per_rank: float = 0.0

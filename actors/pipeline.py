@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import ray
 from ray.dag import InputNode, MultiOutputNode
 
+from actors.communicator import StageCommunicator
 from actors.messages import StepError, pack_plan, unpack_result
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.stage.actor import TICKET
@@ -102,9 +103,12 @@ class _Watched:
 class GraphPipeline(_Watched):
     """Stages chained by a Ray compiled graph (see the module's text)."""
 
-    def __init__(self, stages: StageHandles, depth: int) -> None:
+    def __init__(self, stages: StageHandles, depth: int, accelerator: str | None = None) -> None:
+        """accelerator: the device type whose tensors go from stage to stage without touching
+        host memory ("cuda"); None sends them through shared memory."""
         super().__init__(stages)
         self._depth = depth
+        self._accelerator = accelerator
         self._on_answer: Callable[[StepResult | StepError], None] | None = None
         self._first: list[FrameProtocol] = []
         self._bell: asyncio.AbstractServer | None = None
@@ -125,7 +129,7 @@ class GraphPipeline(_Watched):
             await self._connect(directory)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
-        self._compile()
+        self._compile(await self._communicator())
         self._watch(on_lost)
         for _ in range(self._depth + 1):
             self._add_ticket()
@@ -146,10 +150,19 @@ class GraphPipeline(_Watched):
         for rank in range(len(self._stages[0])):
             self._first.append(await connect(directory / f"0.{rank}", lambda _: None, lambda: None))
 
-    def _compile(self) -> None:
+    async def _communicator(self) -> StageCommunicator | None:
+        if self._accelerator is None or len(self._stages) == 1:
+            return None
+        address = await self._stages[0][0].free_address.remote()
+        flat = [actor for ranks in self._stages for actor in ranks]
+        return StageCommunicator(flat, address, self._accelerator)
+
+    def _compile(self, communicator: StageCommunicator | None) -> None:
         with InputNode() as ticket:
             chain = [actor.forward_first.bind(actor.gate.bind(ticket)) for actor in self._stages[0]]
             for ranks in self._stages[1:]:
+                if communicator is not None:
+                    chain = [node.with_tensor_transport(communicator) for node in chain]
                 chain = [
                     actor.forward.bind(actor.gate.bind(ticket), message)
                     for actor, message in zip(ranks, chain, strict=True)
@@ -261,10 +274,10 @@ class CallPipeline(_Watched):
         self._kill()
 
 
-def make_pipeline(transport: str, stages: StageHandles, depth: int) -> Pipeline:
-    """transport: "graph" or "call"."""
-    kinds: dict[str, Callable[[StageHandles, int], Pipeline]] = {
-        "graph": GraphPipeline,
-        "call": CallPipeline,
-    }
-    return kinds[transport](stages, depth)
+def make_pipeline(
+    transport: str, stages: StageHandles, depth: int, accelerator: str | None = None
+) -> Pipeline:
+    """transport: "graph" or "call". accelerator: see GraphPipeline; for "graph" only."""
+    if transport == "graph":
+        return GraphPipeline(stages, depth, accelerator)
+    return CallPipeline(stages, depth)

@@ -5,7 +5,6 @@ one bundle per stage, so that a tensor-parallel group never leaves its node.
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.engine_config import EngineConfig
 from actors.stage.actor import StageActor
+from actors.stage.group import free_address
 from actors.stage.spec import StageSpec
 
 REPLICA_CPUS = 0.5
@@ -49,12 +49,6 @@ def scheduler_options(group: PlacementGroup | None) -> dict[str, Any]:
     return {"num_cpus": 0, "scheduling_strategy": _strategy(group, 0), "max_concurrency": 1000}
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def threads_per_rank(config: EngineConfig) -> int:
     """Compute threads of one rank when the settings leave it open: the node's usable cores
     shared by the ranks that compute at the same time."""
@@ -70,7 +64,7 @@ def create_stages(config: EngineConfig, group: PlacementGroup | None) -> list[li
     threads = threads_per_rank(config)
     stages = []
     for stage in range(config.stage.num_stages):
-        address = f"127.0.0.1:{free_port()}" if config.stage.tensor_ranks > 1 else None
+        address = free_address("127.0.0.1") if config.stage.tensor_ranks > 1 else None
         ranks = []
         for rank in range(config.stage.tensor_ranks):
             spec: StageSpec = replace(

@@ -114,7 +114,10 @@ class StageSet:
         try:
             await asyncio.gather(*[actor.allocate.remote(*self._sizes) for actor in flat])
             pipeline = make_pipeline(
-                self._config.transport, self._actors, self._config.scheduler.depth
+                self._config.transport,
+                self._actors,
+                self._config.scheduler.depth,
+                self._config.accelerator,
             )
             await pipeline.open(self._on_answer, self._on_lost)
         except ray.exceptions.RayError as error:

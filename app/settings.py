@@ -52,6 +52,11 @@ class ParallelSettings(_Section):
     transport: Literal["graph", "call"] = Field(
         "graph", description="Ray compiled graph, or plain actor calls."
     )
+    activations: Literal["auto", "memory", "accelerator"] = Field(
+        "auto",
+        description="Between stages: shared memory, or GPU to GPU through the graph; auto takes "
+        "the latter where every rank has a GPU of its own.",
+    )
     device: Literal["cpu", "cuda"] = "cpu"
     backend: Literal["auto", "cpu", "torch", "triton", "flash_attn"] = "auto"
     threads_per_rank: int = Field(0, ge=0, description="0: cores shared by the ranks.")
@@ -216,12 +221,14 @@ def resolve(settings: Settings) -> EngineConfig:
     gpus = parallel.gpus_per_rank
     if gpus is None:
         gpus = 1.0 if parallel.device == "cuda" else 0.0
+    accelerator = _accelerator(parallel, gpus)
     activation_bytes = 4 * int(config.get("hidden_size") or 0) * max_step_tokens
     return EngineConfig(
         stage=stage,
         scheduler=_scheduler(settings, max_model_len, max_step_tokens),
         kv=KVMemory(kv.memory_gib, kv.memory_fraction, kv.swap_gib),
         transport=parallel.transport,
+        accelerator=accelerator,
         channel_bytes=(1 << 20) + (activation_bytes if stages > 1 else 0),
         cpus_per_rank=parallel.cpus_per_rank,
         gpus_per_rank=gpus,
@@ -230,6 +237,19 @@ def resolve(settings: Settings) -> EngineConfig:
         event_log=settings.telemetry.directory if settings.telemetry.events else None,
         max_rebuilds=settings.engine.max_rebuilds,
     )
+
+
+def _accelerator(parallel: ParallelSettings, gpus_per_rank: float) -> str | None:
+    """The device type that activations travel between, None for host memory."""
+    conditions = {
+        "parallel.device: cuda": parallel.device == "cuda",
+        "parallel.transport: graph": parallel.transport == "graph",
+        "a whole GPU per rank (parallel.gpus_per_rank: 1)": gpus_per_rank >= 1,
+    }
+    missing = [wish for wish, met in conditions.items() if not met]
+    if parallel.activations == "accelerator" and missing:
+        raise SettingsError(f"parallel.activations: accelerator needs {' and '.join(missing)}")
+    return None if missing or parallel.activations == "memory" else parallel.device
 
 
 def _scheduler(settings: Settings, max_model_len: int, max_step_tokens: int) -> SchedulerConfig:

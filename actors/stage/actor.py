@@ -23,6 +23,7 @@ import torch
 from actors.messages import pack_result, unpack_plan
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
+from actors.stage.group import free_address
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageInfo, StageSpec
 from actors.wire import ConnectionLost, Mailbox, Sender
@@ -68,6 +69,10 @@ class StageActor:
 
     def listen(self, path: str) -> None:
         self._mailbox = Mailbox(Path(path))
+
+    def free_address(self) -> str:
+        """Where on this node a group of ranks may meet, as "host:port"."""
+        return free_address(ray.util.get_node_ip_address())
 
     def connect_next(self, path: str) -> None:
         self._next = Sender(Path(path))

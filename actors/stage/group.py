@@ -1,4 +1,4 @@
-"""The ranks of one stage talking to each other: all-reduce, gather and broadcast.
+"""Ranks talking to each other: all-reduce, gather and broadcast in a stage, send between stages.
 
 A process group object of its own, not torch's global one: a process may hold ranks of several
 stages, and nothing here is shared between engines. gloo on CPU, NCCL on CUDA.
@@ -59,12 +59,27 @@ class RankGroup:
             self._group.broadcast([x]).wait()
         return x
 
+    def send(self, x: torch.Tensor, rank: int) -> Any:
+        """Start sending x; returns the work, whose end says that x may be overwritten."""
+        return self._group.send([x], rank, 0)
+
+    def receive(self, x: torch.Tensor, rank: int) -> None:
+        """Fill x; on a GPU, before anything that this stream runs later."""
+        self._group.recv([x], rank, 0).wait()
+
     def close(self) -> None:
         """Leave the group; ranks still waiting in an operation get an error."""
         if self._group is not None:
             self._group.shutdown()
             self._group = None
             del self._store
+
+
+def free_address(host: str) -> str:
+    """An address of this node, "host:port", that nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind((host, 0))
+        return f"{host}:{sock.getsockname()[1]}"
 
 
 def _is_loopback(host: str) -> bool:

@@ -51,6 +51,10 @@ def test_shipped_configs_are_valid(config: Path) -> None:
         ({"parallel": {"pipeline_stages": 99}}, "parallel.pipeline_stages: 99 stages for"),
         ({"model": {"path": "no/such/folder"}}, "model.path: no folder 'no/such/folder'"),
         ({"slo": {"tbt_ms": -5}}, "slo.tbt_ms"),
+        (
+            {"parallel": {"activations": "accelerator"}},
+            "accelerator needs parallel.device: cuda and",
+        ),
         ({"api": {"max_m": 3}}, "api.max_m: unknown setting; did you mean 'max_n'"),
     ],
 )

@@ -1,0 +1,112 @@
+"""Activations from stage to stage over torch.distributed, for the graph's accelerator transport.
+
+Ray's own communicator needs cupy; this one is the process group that tensor parallelism uses
+already: NCCL between GPUs, so that hidden states never touch host memory. (gloo speaks the same
+interface between CPU ranks, which is how the tests prove the ordering without a GPU.)
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from ray.experimental.channel.communicator import Communicator, TorchTensorAllocator
+
+from actors.stage.group import RankGroup
+
+
+class StageCommunicator(Communicator):
+    """All ranks of all stages in one group; only neighbours ever talk.
+
+    Made by whoever compiles the graph, then copied into every actor, where Ray calls
+    `initialize`. Not thread-safe: Ray's graph loop is the only caller.
+    """
+
+    def __init__(self, actors: Sequence[Any], address: str, device: str) -> None:
+        """actors: handles in the order of ranks. address: "host:port" of the group's store, on
+        the node of actors[0]. device: "cuda" or "cpu"."""
+        self._actors = list(actors)
+        self._address = address
+        self._device = torch.device(device)
+        self._rank: int | None = None
+        self._group: RankGroup | None = None
+        # What is under way keeps its tensor alive: nobody waits for a send.
+        self._sending: deque[tuple[Any, torch.Tensor]] = deque()
+
+    def initialize(self, rank: int) -> None:
+        self._rank = rank
+        self._group = RankGroup(rank, len(self._actors), self._address, self._device)
+
+    def get_actor_handles(self) -> list[Any]:
+        return self._actors
+
+    def get_rank(self, actor: Any) -> int:
+        ids = [handle._actor_id for handle in self._actors]
+        return ids.index(actor._actor_id)
+
+    def get_self_rank(self) -> int | None:
+        return self._rank
+
+    def get_world_size(self) -> int:
+        return len(self._actors)
+
+    def send(self, value: torch.Tensor, peer_rank: int) -> None:
+        """Starts sending and returns: a stage that waited for its successor to receive would
+        stall its own next micro-batch."""
+        while self._sending and self._sending[0][0].is_completed():
+            self._sending.popleft()
+        value = value.contiguous()
+        self._sending.append((self._joined().send(value, peer_rank), value))
+
+    def recv(
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        peer_rank: int,
+        allocator: TorchTensorAllocator | None = None,
+    ) -> torch.Tensor:
+        """The tensor, ready for whatever the caller's stream runs next."""
+        received = torch.empty(shape, dtype=dtype, device=self._device)
+        self._joined().receive(received, peer_rank)
+        return received
+
+    def destroy(self) -> None:
+        group, self._group = self._group, None
+        self._sending.clear()
+        if group is not None:
+            group.close()
+
+    def get_transport_name(self) -> str:
+        return "accelerator"
+
+    @classmethod
+    def generate_communicator_id(cls) -> str:
+        return uuid.uuid4().hex
+
+    def _joined(self) -> RankGroup:
+        if self._group is None:
+            raise RuntimeError("communicator used before initialize() or after destroy()")
+        return self._group
+
+    # Ray asks for these only where a graph overlaps communication or holds collectives: ours
+    # does neither (the ranks of a stage reduce among themselves, see RankGroup).
+
+    @property
+    def recv_stream(self) -> Any:
+        raise NotImplementedError
+
+    @property
+    def send_stream(self) -> Any:
+        raise NotImplementedError
+
+    def allgather(self, send_buf: torch.Tensor, recv_buf: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def allreduce(self, send_buf: torch.Tensor, recv_buf: torch.Tensor, op: Any = None) -> None:
+        raise NotImplementedError
+
+    def reducescatter(self, send_buf: torch.Tensor, recv_buf: torch.Tensor, op: Any = None) -> None:
+        raise NotImplementedError
