@@ -228,6 +228,7 @@ def pack_outputs(outputs: tuple[Output, ...]) -> list[Any]:
                     [_pack_logprobs(entry) for entry in o.prompt_logprobs],
                     o.pooled,
                     o.error,
+                    o.queued_s,
                 )
             )
     return rows
@@ -236,7 +237,10 @@ def pack_outputs(outputs: tuple[Output, ...]) -> list[Any]:
 def unpack_output(row: Any) -> Output:
     if len(row) == 3:
         return Output(row[0], row[1], tuple(row[2]))
-    request_id, index, tokens, reason, cached, logprobs, prompt_logprobs, pooled, error = row
+    (
+        request_id, index, tokens, reason, cached,
+        logprobs, prompt_logprobs, pooled, error, queued_s,
+    ) = row  # fmt: skip
     return Output(
         request_id,
         index,
@@ -247,6 +251,7 @@ def unpack_output(row: Any) -> Output:
         tuple(_unpack_logprobs(entry) for entry in prompt_logprobs),
         tuple(pooled),
         error,
+        queued_s,
     )
 
 

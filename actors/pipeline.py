@@ -9,6 +9,9 @@ next ticket in its channel at once and sleeps in its `gate` method, in a socket 
 plan (first stage) or its predecessor's ring (later stages) arrives. The last stage rings the
 scheduler before it writes its answer, so the scheduler enters the channel only when the answer
 is about to be there. Idle cost: none.
+
+A pipeline of one process passes nothing on, so one ticket is enough for its life: plans come by the
+socket as always, and answers ride on the ring.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from ray.dag import InputNode, MultiOutputNode
 from actors.communicator import StageCommunicator
 from actors.messages import StepError, pack_plan, unpack_result
 from actors.scheduling.plan import StepPlan, StepResult
-from actors.stage.actor import TICKET
+from actors.stage.actor import TICKET, Answer, unpack_answer
 from actors.wire import FrameProtocol, connect, listen, private_directory
 
 StageHandles = Sequence[Sequence[Any]]  # [stage][rank] -> actor handle of StageActor
@@ -109,6 +112,7 @@ class GraphPipeline(_Watched):
         super().__init__(stages)
         self._depth = depth
         self._accelerator = accelerator
+        self._alone = sum(len(ranks) for ranks in stages) == 1
         self._on_answer: Callable[[StepResult | StepError], None] | None = None
         self._first: list[FrameProtocol] = []
         self._bell: asyncio.AbstractServer | None = None
@@ -131,7 +135,7 @@ class GraphPipeline(_Watched):
             shutil.rmtree(directory, ignore_errors=True)
         self._compile(await self._communicator())
         self._watch(on_lost)
-        for _ in range(self._depth + 1):
+        for _ in range(1 if self._alone else self._depth + 1):
             self._add_ticket()
 
     async def _connect(self, directory: Any) -> None:
@@ -190,22 +194,32 @@ class GraphPipeline(_Watched):
             rank.send(frame)
 
     def _rung(self, frame: bytes) -> None:
-        """The last stage has ended a step: its answer is in the channel, or nearly so."""
+        """The last stage has ended a step: its answer is here, or in the channel, or nearly so."""
         if self._on_answer is None or not self._unanswered:
             return
         ticket, step_id = self._unanswered.popleft()
+        answer = unpack_answer(frame) if self._alone else self._read_channel(frame)
+        if answer is None:
+            return
+        answered, packed, failure = answer
+        if answered != ticket:
+            self._lose(f"ticket {ticket} was answered with {answered}")
+            return
+        self._on_answer(_decode(step_id, packed, failure))
+
+    def _read_channel(self, frame: bytes) -> Answer | None:
+        """What all ranks of the last stage say, as one answer; None if the graph is lost."""
         try:
             answers = [ref.get(timeout=_READ_TIMEOUT_S) for ref in self._tickets.popleft()]
         except (ray.exceptions.RayError, ray.exceptions.RayChannelError, TimeoutError) as error:
             self._lose(f"no answer in the graph: {type(error).__name__}: {error}")
-            return
-        answered, packed, failure = answers[0]
-        failure = failure or next((a[2] for a in answers if a[2] is not None), None)
-        if answered != ticket or TICKET.unpack(frame)[0] != ticket:
-            self._lose(f"ticket {ticket} was answered with {answered}")
-            return
+            return None
         self._add_ticket()
-        self._on_answer(_decode(step_id, packed, failure))
+        answered, packed, _ = answers[0]
+        if TICKET.unpack(frame)[0] != answered:
+            self._lose(f"rung for ticket {TICKET.unpack(frame)[0]}, answered with {answered}")
+            return None
+        return answered, packed, next((a[2] for a in answers if a[2] is not None), None)
 
     def _bell_lost(self) -> None:
         self._lose("the last stage closed its bell")

@@ -63,7 +63,8 @@ class TokenChunk:
     """Everything new of one continuation since the last chunk.
 
     index: which continuation (0 <= index < n). first: number of its first token here.
-    Several iterations' tokens arrive as one chunk when the reader is slow.
+    Several iterations' tokens arrive as one chunk when the reader is slow. queued_s: arrival to
+    its first plan, on the first chunk.
     """
 
     index: int
@@ -74,6 +75,7 @@ class TokenChunk:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     pooled: tuple[float, ...] = ()
+    queued_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,11 @@ class ParallelSettings(_Section):
     threads_per_rank: int = Field(0, ge=0, description="0: cores shared by the ranks.")
     cpus_per_rank: float = Field(0.5, ge=0, description="Ray resources reserved per rank.")
     gpus_per_rank: float | None = Field(None, ge=0, description="1 on cuda if absent.")
+    cuda_graphs: bool = Field(True, description="Capture the usual sizes of step (cuda).")
+    graph_tokens: int = Field(2048, ge=0, description="Largest captured step with prefill.")
+    symmetric_memory: bool = Field(
+        False, description="Small all-reduces of a stage's GPUs by torch's symmetric memory."
+    )
 
 
 class SchedulingSettings(_Section):
@@ -217,11 +222,16 @@ def resolve(settings: Settings) -> EngineConfig:
         max_step_tokens=max_step_tokens,
         num_threads=parallel.threads_per_rank,
         seed=model.seed,
+        cuda_graphs=parallel.cuda_graphs,
+        graph_tokens=parallel.graph_tokens,
+        symmetric_memory=parallel.symmetric_memory,
     )
     gpus = parallel.gpus_per_rank
     if gpus is None:
         gpus = 1.0 if parallel.device == "cuda" else 0.0
     accelerator = _accelerator(parallel, gpus)
+    if parallel.symmetric_memory and parallel.device != "cuda":
+        raise SettingsError("parallel.symmetric_memory: needs parallel.device: cuda")
     activation_bytes = 4 * int(config.get("hidden_size") or 0) * max_step_tokens
     return EngineConfig(
         stage=stage,

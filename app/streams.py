@@ -36,6 +36,7 @@ class Stream:
             queued.finish_reason = chunk.finish_reason
             queued.num_cached_tokens = queued.num_cached_tokens or chunk.num_cached_tokens
             queued.pooled = queued.pooled or chunk.pooled
+            queued.queued_s = queued.queued_s or chunk.queued_s
         self._wake()
 
     def fail(self, error: EngineError) -> None:
@@ -100,6 +101,7 @@ class Continuation:
                 logprobs=list(output.logprobs[skip:]),
                 prompt_logprobs=list(output.prompt_logprobs),
                 pooled=output.pooled,
+                queued_s=output.queued_s,
             )
         )
 

@@ -87,6 +87,7 @@ class Output(NamedTuple):
     num_cached_tokens: prompt tokens whose KV came from the prefix cache or from the group,
         on the first output of a request's life. An aborted request gets one last output
         with finish_reason ABORT, an erroneous one with ERROR and the message in `error`.
+    queued_s: arrival to its first plan, on the first output of a request's life.
     """
 
     request_id: int
@@ -98,6 +99,7 @@ class Output(NamedTuple):
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     pooled: tuple[float, ...] = ()
     error: str | None = None
+    queued_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Outcomes:
             state.last_token_s = now_s
             if logprobs is None:
                 index = length - state.num_prompt_tokens
-                add(_make(Output, (request_id, index, (token,), None, 0, (), (), (), None)))
+                add(_make(Output, (request_id, index, (token,), None, 0, (), (), (), None, 0.0)))
             else:
                 add(_output(state, token, None, logprobs))
         self._take_partial(step, result, outputs)
@@ -133,6 +133,7 @@ class Outcomes:
             FinishReason.STOP,
             state.num_cached_tokens,
             pooled=pooled[state.request_id],
+            queued_s=_queued_s(state),
         )
 
     def _take_prompt_logprobs(
@@ -178,4 +179,10 @@ def _output(
         state.num_cached_tokens if is_first else 0,
         () if entry is None else (entry,),
         tuple(state.prompt_logprobs) if wants_prompt else (),
+        queued_s=_queued_s(state) if is_first else 0.0,
     )
+
+
+def _queued_s(state: RequestState) -> float:
+    planned_s = state.first_planned_s
+    return 0.0 if planned_s is None else planned_s - state.request.arrival_s

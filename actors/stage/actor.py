@@ -3,7 +3,9 @@
 The compiled graph runs two methods per step here. `gate` sleeps in a socket read until this step
 may start (the first stage gets the plan there, later stages a bare ring from their predecessor);
 `forward` then reads the activations, which by then are in the channel, computes, and rings
-the successor. Ordinary actor calls (load, allocate, watch) run beside the graph's loop.
+the successor. A lone stage has nobody to hand activations to: it serves step after step within one
+execution of the graph, and its answers ride on the ring. Ordinary actor calls (load, allocate,
+watch) run beside the graph's loop.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import ray
 import torch
 
@@ -33,6 +36,15 @@ Message = tuple[int, bytes, torch.Tensor | None, tuple[tuple[float, float], ...]
 # What the last stage answers: (ticket, packed result, error).
 Answer = tuple[int, bytes, str | None]
 TICKET = struct.Struct("<Q")
+
+
+def pack_answer(answer: Message | Answer) -> bytes:
+    return msgpack.packb(answer)
+
+
+def unpack_answer(frame: bytes) -> Answer:
+    ticket, packed, error = msgpack.unpackb(frame)
+    return ticket, packed, error
 
 
 class StageActor:
@@ -126,8 +138,21 @@ class StageActor:
         return ticket, frame[TICKET.size :]
 
     def forward_first(self, gated: tuple[int, bytes]) -> Message | Answer:
+        if self._spec.is_alone:
+            return self._serve_alone(gated)
         ticket, packed = gated
         return self._step((ticket, packed, None, (), None))
+
+    def _serve_alone(self, gated: tuple[int, bytes]) -> Answer:
+        """Answer plan after plan by the ring, until the scheduler closes the mailbox."""
+        assert self._next is not None
+        ticket, packed = gated
+        while packed:
+            answer = self._compute((ticket, packed, None, (), None))
+            with contextlib.suppress(ConnectionLost):
+                self._next.send(pack_answer(answer))
+            ticket, packed = self.gate(ticket + 1)
+        return ticket, b"", None
 
     def forward(self, gated: tuple[int, bytes], message: Message) -> Message | Answer:
         if gated[0] != message[0]:
@@ -146,14 +171,22 @@ class StageActor:
 
     def _following(self) -> StepPlan | None:
         """The plan of the next step, if it is here: a single stage may launch it early."""
-        if self._mailbox is None or not (self._spec.is_first and self._spec.is_last):
+        if self._mailbox is None or self._spec.num_stages > 1:
             return None
         frame = self._mailbox.peek()
         packed = b"" if frame is None else frame[TICKET.size :]
         return unpack_plan(packed) if packed else None
 
     def _step(self, message: Message) -> Message | Answer:
-        """Compute one micro-batch. Exceptions travel as data, so that the chain never breaks."""
+        """Compute one micro-batch and ring whoever waits for it."""
+        answer = self._compute(message)
+        if self._next is not None:
+            with contextlib.suppress(ConnectionLost):
+                self._next.send(TICKET.pack(message[0]))
+        return answer
+
+    def _compute(self, message: Message) -> Message | Answer:
+        """Exceptions travel as data, so that the chain never breaks."""
         ticket, packed, hidden, times, error = message
         begin_s = time.monotonic()
         output: torch.Tensor | StepResult | None = None
@@ -165,9 +198,6 @@ class StageActor:
             except Exception as failure:
                 error = f"{type(failure).__name__}: {failure}\n{traceback.format_exc(limit=-4)}"
         times = (*times, (begin_s, time.monotonic()))
-        if self._next is not None:
-            with contextlib.suppress(ConnectionLost):
-                self._next.send(TICKET.pack(ticket))
         if not self._spec.is_last:
             return (
                 ticket,

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed
 
+from actors.stage.symmetric import SymmetricMemory
+
 # The classes behind torch.distributed's functions are public but typed only in part.
 dist: Any = torch.distributed
 
@@ -28,22 +30,36 @@ class RankGroup:
         self.rank = rank
         self.size = size
         self._group: Any = None
+        self._symmetric: SymmetricMemory | None = None
         if size == 1:
             return
         if address is None:
             raise ValueError(f"tensor_ranks is {size}: group_address must be host:port")
+        self._address = address
+        self._device = device or torch.device("cpu")
         host, _, port = address.rpartition(":")
         self._store = _store(host, int(port), rank, size)
-        if device is not None and device.type == "cuda":
+        if self._device.type == "cuda":
             self._group = dist.ProcessGroupNCCL(self._store, rank, size, _nccl_options())
         else:
             self._group = dist.ProcessGroupGloo(self._store, rank, size, _gloo_options(host))
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, in place; returns x."""
+        if self._symmetric is not None and self._symmetric.fits(x):
+            return self._symmetric.all_reduce(x)
         if self._group is not None:
             self._group.allreduce([x]).wait()
         return x
+
+    def use_symmetric_memory(self, dtype: torch.dtype) -> None:
+        """From here on, all-reduces of small tensors of this type go another way. Every rank
+        calls this; with one rank it does nothing."""
+        if self._group is not None:
+            store = dist.PrefixStore("symmetric", self._store)
+            self._symmetric = SymmetricMemory(
+                f"legato/{self._address}", self.rank, self.size, store, dtype, self._device
+            )
 
     def gather_columns(self, local_RV: torch.Tensor) -> torch.Tensor | None:
         """Ranks' columns side by side on rank 0; None elsewhere. All ranks give equal shapes."""
@@ -71,7 +87,7 @@ class RankGroup:
         """Leave the group; ranks still waiting in an operation get an error."""
         if self._group is not None:
             self._group.shutdown()
-            self._group = None
+            self._group = self._symmetric = None
             del self._store
 
 

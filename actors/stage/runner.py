@@ -40,8 +40,6 @@ from kernels.registry import (
 
 _log = logging.getLogger(__name__)
 
-# Larger hybrid batches run launch by launch: their kernels outlast their launches.
-_GRAPH_TOKENS = 2048
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Caches narrower than the model, and the backend whose kernels read them.
 _NARROW_KV = {"fp8": (torch.float8_e4m3fn, "triton"), "int8": (torch.int8, "cpu")}
@@ -85,6 +83,8 @@ class StageRunner:
             loader = Loader(source, config, part, spec, self._backend, self._device, dtype, packed)
             weights = loader.stage(max_model_len, progress or (lambda fraction: None))
         self._group = RankGroup(spec.rank, spec.tensor_ranks, spec.group_address, self._device)
+        if spec.symmetric_memory:
+            self._group.use_symmetric_memory(dtype)
         self._decoder = Decoder(
             weights, self._backend, self._shape, config.norm_eps, config.vocab_size, self._group
         )
@@ -112,28 +112,23 @@ class StageRunner:
             self._shape, self._kv_dtype, self._device,
         )  # fmt: skip
         self._decoder.attach(self._kv.layers)
-        if self._device.type == "cuda" and self.spec.options.get("cuda_graphs") != "off":
+        if self._device.type == "cuda" and self.spec.cuda_graphs:
             self.capture(capture_on_gpu())
 
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
-        """Capture the forward pass at its usual sizes; `allocate` does so on a GPU.
-
-        options: "cuda_graphs": "off" runs every step launch by launch; "graph_tokens" is the
-        largest captured hybrid batch, 0 for decodes only.
-        """
+        """Capture the forward pass at its usual sizes; `allocate` does so on a GPU."""
         captures_hybrid = captures_hybrid_of(self._backend)
         if captures_hybrid is None:
             _log.info("backend %s cannot be captured: no CUDA graphs", self._backend.name)
             return
         spec = self.spec
-        wanted = int(spec.options.get("graph_tokens", str(_GRAPH_TOKENS)))
         graphs = StepGraphs(
             self._decoder,
             self._state,
             self._state.max_model_len,
             spec.max_requests,
-            min(wanted, spec.max_step_tokens) if captures_hybrid else 0,
+            min(spec.graph_tokens, spec.max_step_tokens) if captures_hybrid else 0,
             spec.is_first,
             spec.is_last,
             resolve_draw() if self._sampler is not None else None,

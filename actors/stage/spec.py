@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,10 @@ class StageSpec:
     quantization: "none", "int8" or "int4" (weights, group-wise; GPTQ/AWQ folders detect theirs).
     backend: "auto", "cpu" (C++), "torch" (plain), "triton" or "flash_attn"; resolved and logged.
     num_threads: compute threads of this rank; 0 leaves the choice to the stage.
+    cuda_graphs: capture the forward pass on a GPU; False runs every step launch by launch.
+    graph_tokens: largest captured hybrid batch, 0 for decodes only. Larger ones run launch by
+        launch: their kernels outlast their launches.
+    symmetric_memory: small all-reduces of a stage's GPUs by torch's symmetric memory.
     group_address: "host:port" of the stage's torch.distributed store when tensor_ranks > 1.
     """
 
@@ -36,11 +40,18 @@ class StageSpec:
     num_threads: int = 0
     seed: int = 0
     group_address: str | None = None
-    options: dict[str, str] = field(default_factory=dict)
+    cuda_graphs: bool = True
+    graph_tokens: int = 2048
+    symmetric_memory: bool = False
 
     @property
     def is_first(self) -> bool:
         return self.stage == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """One process is the whole pipeline."""
+        return self.num_stages == 1 and self.tensor_ranks == 1
 
     @property
     def is_last(self) -> bool:

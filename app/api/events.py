@@ -24,12 +24,17 @@ class RequestInfo:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """How it ended. status: HTTP status; reason: finish reason, "disconnect" or error code."""
+    """How it ended. status: HTTP status; reason: finish reason, "disconnect" or error code.
+
+    queued_s: arrival at the engine to the first plan that holds it; of several prompts, the one
+    that waited longest; 0 where nothing came of it.
+    """
 
     status: int
     reason: str
     num_completion_tokens: int
     num_cached_tokens: int
+    queued_s: float = 0.0
 
 
 class ApiEvents:

@@ -39,6 +39,7 @@ class Generation:
         self.num_prompt_tokens = sum(len(request.prompt) for request in requests)
         self.prompt_logprobs: list[list[TokenLogprobs | None]] = [[] for _ in requests]
         self._num_cached_tokens = [0] * len(requests)
+        self._queued_s = 0.0
         self.continuations = [
             Continuation(p * self._n + i, request.prompt, rules, context.text)
             for p, request in enumerate(requests)
@@ -104,7 +105,13 @@ class Generation:
             self._call.charge(self.num_completion_tokens)
             events.on_finish(
                 info,
-                RequestOutcome(status, reason, self.num_completion_tokens, self.num_cached_tokens),
+                RequestOutcome(
+                    status,
+                    reason,
+                    self.num_completion_tokens,
+                    self.num_cached_tokens,
+                    self._queued_s,
+                ),
                 clock(),
             )
 
@@ -135,6 +142,7 @@ class Generation:
     def _note_prompt(self, number: int, chunk: TokenChunk) -> None:
         if chunk.num_cached_tokens > self._num_cached_tokens[number]:
             self._num_cached_tokens[number] = chunk.num_cached_tokens
+        self._queued_s = max(self._queued_s, chunk.queued_s)
         if chunk.prompt_logprobs and chunk.index == 0:
             self.prompt_logprobs[number].extend(chunk.prompt_logprobs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -100,9 +101,33 @@ class Limits:
     ttft_p50_ms: float = MEDIAN_TTFT_LIMIT_MS
 
     def passed(self, r: Report) -> bool:
-        return (
-            r.num_failed == 0 and r.tbt_p99_ms <= self.tbt_ms and r.ttft_p50_ms <= self.ttft_p50_ms
-        )
+        return r.num_failed == 0 and self.hold(r.tbt_p99_ms, r.ttft_p50_ms)
+
+    def hold(self, tbt_p99_ms: float, ttft_p50_ms: float) -> bool:
+        return tbt_p99_ms <= self.tbt_ms and ttft_p50_ms <= self.ttft_p50_ms
+
+
+def bisect(guess_qps: float, tolerance: float) -> Generator[float, bool, float]:
+    """The search for a capacity: yields a load to try, is sent whether it passed, and returns the
+    highest that did; bracketed by doubling or halving, then bisected."""
+    low, high, qps = 0.0, math.inf, guess_qps
+    while high - low > tolerance * high or high == math.inf:
+        low, high = (qps, high) if (yield qps) else (low, qps)
+        if low == 0.0 and high < 0.05:
+            break
+        qps = qps * 2 if high == math.inf else (low + high) / 2 if low else high / 2
+    return low
+
+
+def bisected(guess_qps: float, tolerance: float, passes: Callable[[float], bool]) -> float:
+    """The capacity by `bisect`, where a load can be judged without awaiting anything."""
+    loads = bisect(guess_qps, tolerance)
+    qps = next(loads)
+    while True:
+        try:
+            qps = loads.send(passes(qps))
+        except StopIteration as found:
+            return float(found.value)
 
 
 def search(
@@ -115,22 +140,23 @@ def search(
     tolerance: float,
     seed: int = 0,
 ) -> tuple[float, list[Report]]:
-    """Highest passing load, bracketed by doubling and bisected; the same requests throughout."""
-    low, high, qps = 0.0, math.inf, guess_qps
+    """Highest passing load and what was seen on the way; the same requests throughout."""
     probes: list[Report] = []
-    while high - low > tolerance * high or high == math.inf:
+
+    def passes(qps: float) -> bool:
         result = run_load(client, lengths, qps, seconds, tbt_ms=limits.tbt_ms, seed=seed)
         probes.append(result)
-        passed = limits.passed(result)
-        _err.print(
-            f"  {qps:6.2f} requests/s  P99 TBT {result.tbt_p99_ms:7.1f} ms  "
-            f"median TTFT {result.ttft_p50_ms:7.0f} ms  {'ok' if passed else 'over'}"
-        )
-        low, high = (qps, high) if passed else (low, qps)
-        if low == 0.0 and high < 0.05:
-            break
-        qps = qps * 2 if high == math.inf else (low + high) / 2 if low else high / 2
-    return low, probes
+        say_probe(qps, result, limits)
+        return limits.passed(result)
+
+    return bisected(guess_qps, tolerance, passes), probes
+
+
+def say_probe(qps: float, result: Report, limits: Limits) -> None:
+    _err.print(
+        f"  {qps:6.2f} requests/s  P99 TBT {result.tbt_p99_ms:7.1f} ms  "
+        f"median TTFT {result.ttft_p50_ms:7.0f} ms  {'ok' if limits.passed(result) else 'over'}"
+    )
 
 
 def capacity(

@@ -89,7 +89,8 @@ def bench_overhead(
     url: Annotated[str, typer.Option(help="A server on this machine.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option()] = None,
     streams: Annotated[int, typer.Option(min=1)] = 32,
-    tokens: Annotated[int, typer.Option(min=16, help="Tokens per stream.")] = 400,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per stream.")] = 400,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt of each stream.")] = 16,
     idle_s: Annotated[float, typer.Option(min=1.0)] = 10.0,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
@@ -101,7 +102,7 @@ def bench_overhead(
     idle = meter.read()
 
     # First without the feed, for CPU; then with it, for the gaps between steps.
-    jobs = [Job(0.0, 16, tokens)] * streams
+    jobs = [Job(0.0, prompt_tokens, tokens)] * streams
     meter = Meter()
     traces = asyncio.run(client.run(jobs))
     load = meter.read()
@@ -109,15 +110,19 @@ def bench_overhead(
     num_tokens = sum(t.num_tokens for t in traces)
     extra = {kind: load.cpu_s[kind] - idle.percent(kind) / 100 * load.span_s for kind in load.cpu_s}
     outside = sum(cpu_s for kind, cpu_s in extra.items() if kind != "stage")
+    beside = sum(load.percent(kind) for kind in load.cpu_s if kind != "stage")
     result = {
         "machine": describe(),
         "streams": streams,
+        "prompt_tokens": prompt_tokens,
         "num_tokens": num_tokens,
         "span_s": load.span_s,
         "cpu_us_per_token": {k: 1e6 * v / num_tokens for k, v in extra.items()},
         "cpu_us_per_token_outside_stage": 1e6 * outside / num_tokens,
         "gap_between_steps_ms_p50": 1e3 * statistics.median(gaps_s),
         "gap_between_steps_ms_p90": 1e3 * statistics.quantiles(gaps_s, n=10)[-1],
+        "load_percent_of_one_core": {k: load.percent(k) for k in load.cpu_s},
+        "load_percent_of_one_core_outside_stage": beside,
         "idle_percent_of_one_core": {k: idle.percent(k) for k in idle.cpu_s},
         "idle": asdict(idle),
     }
@@ -147,16 +152,17 @@ def _gaps(url: str, client: LoadClient, jobs: list[Job]) -> list[float]:
 
 def _print(result: dict[str, Any]) -> None:
     table = Table(title=f"{result['streams']} streams", title_justify="left")
-    for column in ("process", "us CPU per token", "% of a core idle"):
+    for column in ("process", "us CPU per token", "% of a core", "% of a core idle"):
         table.add_column(column, justify="left" if column == "process" else "right")
-    idle = result["idle_percent_of_one_core"]
+    idle, busy = result["idle_percent_of_one_core"], result["load_percent_of_one_core"]
     for kind, us in sorted(result["cpu_us_per_token"].items(), key=lambda item: -item[1]):
-        table.add_row(kind, f"{us:.1f}", f"{idle.get(kind, 0.0):.1f}")
+        table.add_row(kind, f"{us:.1f}", f"{busy[kind]:.1f}", f"{idle.get(kind, 0.0):.1f}")
     console = Console(stderr=True, highlight=False)
     console.print(table)
     console.print(
-        f"outside the stages {result['cpu_us_per_token_outside_stage']:.1f} us per token; gap "
-        f"between steps {result['gap_between_steps_ms_p50']:.2f} ms (median), "
+        f"outside the stages {result['cpu_us_per_token_outside_stage']:.1f} us per token, "
+        f"{result['load_percent_of_one_core_outside_stage']:.1f} % of a core while they compute; "
+        f"gap between steps {result['gap_between_steps_ms_p50']:.2f} ms (median), "
         f"{result['gap_between_steps_ms_p90']:.2f} ms (P90)"
     )
 

@@ -36,7 +36,7 @@ class LoadedStage:
         device: str = "cpu",
         block_size: int = BLOCK_SIZE,
         max_model_len: int | None = None,
-        options: dict[str, str] | None = None,
+        cuda_graphs: bool = True,
     ) -> None:
         self.config: dict[str, Any] = json.loads((model / "config.json").read_text())
         self.spec = StageSpec(
@@ -51,7 +51,7 @@ class LoadedStage:
             max_model_len=max_model_len or int(self.config["max_position_embeddings"]),
             max_step_tokens=max_step_tokens,
             num_threads=threads,
-            options=options or {},
+            cuda_graphs=cuda_graphs,
         )
         self.kv_tokens = kv_tokens
         self.runner = StageRunner(self.spec)

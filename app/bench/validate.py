@@ -1,9 +1,10 @@
 """`legato bench validate`: the simulator against this machine, on the very same arrivals.
 
-A live engine serves every load under every policy, with its event log on. The first run, of other
-requests, only measures the machine's mood (how much slower than its profile it is today, and how
-much passes between steps); then each run is simulated and its figures are put beside the live
-ones. The same log says how far the cost model is from steps that its fit never saw.
+A live engine serves every load under every policy, with its event log on. A first run of each
+policy, of other requests, only measures the machine's mood (how much slower than its profile it is
+today, and how much passes between steps); then each run is simulated and its figures are put
+beside the live ones. The same log says how far the cost model is from steps that its fit never
+saw, and repeated rounds say how far the machine is from itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
@@ -102,20 +104,31 @@ def policy_changes(policy: str) -> dict[str, Any]:
 
 
 async def serve_all(
-    args: Mapping[str, Any], loads: Sequence[Load], order: Sequence[tuple[str, int]], warm_up: Load
+    args: Mapping[str, Any], order: Sequence[tuple[str, Load]]
 ) -> list[list[Trace]]:
-    """The traces of the warm-up and of every (policy, load) of `order`, on one live engine."""
+    """The traces of every (policy, load) of `order`, on one live engine."""
     chance = random.Random()  # unseeded: prompts that no engine has seen
     async with local_engine(args) as engine:
         # Pages, buffers and sizes of step that nothing has touched yet.
         await run_jobs(engine, [Job(0.0, n, 8) for n in (1, 64, 1000)], chance)
-        await engine.reconfigure(policy_changes(order[0][0]))
-        traces = [await run_jobs(engine, warm_up.jobs(), chance)]
-        for policy, index in order:
-            _err.print(f"  live: {policy}, {loads[index].qps:g} requests/s")
+        traces = []
+        for policy, load in order:
+            _err.print(f"  live: {policy}, {load.qps:g} requests/s")
             await engine.reconfigure(policy_changes(policy))
-            traces.append(await run_jobs(engine, loads[index].jobs(), chance))
+            traces.append(await run_jobs(engine, load.jobs(), chance))
     return traces
+
+
+def read_log(folder: Path) -> tuple[SchedulerConfig, CostModel, list[list[LiveStep]]]:
+    """The engine's settings, its profile, and its steps, a list for every live change.
+
+    Raises ValueError if the deployment has no cost model.
+    """
+    rows = [row for file in sorted(folder.rglob("events-*.parquet")) for row in read_events(file)]
+    config = config_of(rows[0])
+    if config.cost_model is None:
+        raise ValueError("scheduling.cost_model is not set: run `legato profile`")
+    return config, CostModel.from_dict(config.cost_model), runs(rows)
 
 
 def validate(
@@ -124,32 +137,29 @@ def validate(
     """Serve, then simulate. Raises ValueError if the deployment has no cost model."""
     with tempfile.TemporaryDirectory(prefix="legato-validate-") as folder:
         args = {**args, "telemetry": {"directory": folder, "events": True}}
-        order = [(p, i) for _ in range(repeats) for p in policies for i in range(len(loads))]
+        order = [(p, load) for _ in range(repeats) for p in policies for load in loads]
         warm_up = dataclasses.replace(loads[-1], seed=loads[-1].seed + 1000)
-        traces = asyncio.run(serve_all(args, loads, order, warm_up))
-        rows = [row for file in sorted(Path(folder).rglob("events-*.parquet"))
-                for row in read_events(file)]  # fmt: skip
-    config = config_of(rows[0])
-    if config.cost_model is None:
-        raise ValueError("scheduling.cost_model is not set: run `legato profile`")
-    profile = CostModel.from_dict(config.cost_model)
-    _, calibration, *measured = runs(rows)
+        warm_ups = [(policy, warm_up) for policy in policies]
+        traces = asyncio.run(serve_all(args, [*warm_ups, *order]))
+        config, profile, (_, *steps_of) = read_log(Path(folder))
+    calibrations = dict(zip(policies, steps_of, strict=False))
     found = []
-    for number, ((policy, index), run, steps) in enumerate(
-        zip(order, traces[1:], measured, strict=True)
-    ):
+    measured = zip(order, traces[len(policies) :], steps_of[len(policies) :], strict=True)
+    for number, ((policy, load), run, steps) in enumerate(measured):
         settings = config.with_changes(policy_changes(policy))
         found.append(
             Run(
                 policy,
-                loads[index].qps,
+                load.qps,
                 number // (len(policies) * len(loads)),
                 live_figures(run),
-                simulated_figures(loads[index].jobs(), settings, profile, calibration, seed=number),
+                simulated_figures(
+                    load.jobs(), settings, profile, calibrations[policy], seed=number
+                ),
                 mood(steps, profile),
             )
         )
-    return mood(calibration, profile), found
+    return mood(calibrations[policies[0]], profile), found
 
 
 def command(
@@ -176,6 +186,7 @@ def command(
             "lengths": lengths,
             "seconds": seconds,
             "today": dataclasses.asdict(today),
+            "drift_between_rounds": drifts(found),
             "runs": [run.to_dict() for run in found],
         },
         as_json,
@@ -183,6 +194,17 @@ def command(
     )
     if not as_json:
         show(today, found)
+
+
+def drifts(found: Sequence[Run]) -> dict[str, float]:
+    """Median difference of each live figure between the first round and later ones."""
+    first = {(run.policy, run.qps): run.live for run in found if run.repeat == 0}
+    later = [run for run in found if run.repeat]
+    return {
+        name: median(abs(r.live[name] / first[r.policy, r.qps][name] - 1.0) for r in later)
+        for name in FIGURES
+        if later
+    }
 
 
 def show(today: Mood, found: Sequence[Run]) -> None:
@@ -198,6 +220,9 @@ def show(today: Mood, found: Sequence[Run]) -> None:
         errors = f"{100 * run.steps.median_error:.1f} %, {100 * run.steps.p95_error:.1f} %"
         table.add_row(run.policy, f"{run.qps:g}", *cells, errors)
     _err.print(table)
+    if drift := drifts(found):
+        worst = ", ".join(f"{name} {100 * share:.0f} %" for name, share in drift.items())
+        _err.print(f"the machine against itself, median difference between rounds: {worst}")
     _err.print(
         f"today: steps {today.ratio:.2f} x the profile, spread {100 * today.sigma:.0f} %, "
         f"{1e3 * today.gap_s:.2f} ms between steps, {1e3 * today.answer_s:.2f} ms to the core"

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from app.bench import accuracy, compare, engine, load, overhead, policies, profile, validate
+from app.bench import (
+    accuracy,
+    budgets,
+    compare,
+    engine,
+    load,
+    overhead,
+    policies,
+    profile,
+    validate,
+)
 from app.bench.gpu import command as gpu
 from app.cli import config, records, serve, talk
 from app.simulate import command as simulate
@@ -34,6 +44,7 @@ compare.register(bench)
 overhead.register(bench)
 load.register(bench, app)
 policies.register(bench)
+budgets.register(bench)
 validate.register(bench)
 
 

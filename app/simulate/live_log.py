@@ -19,7 +19,7 @@ from actors.scheduling.events import Execute, Reconfigure, StepDone
 from actors.scheduling.interfaces import StepShape
 from actors.scheduling.plan import Slice
 from app.simulate.fit import Measurement, predict
-from app.simulate.replica import Ratios
+from app.simulate.ratios import StepRatios
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +115,14 @@ def mood(steps: Sequence[LiveStep], model: CostModel) -> Mood:
     )
 
 
-def ratios(steps: Iterable[LiveStep], model: CostModel) -> Ratios:
-    """measured / predicted of every step: (decodes alone, with prefill).
-
-    A simulation that draws from them has the machine's speed of the day and its hiccups too.
-    """
-    alone: list[float] = []
-    mixed: list[float] = []
+def ratios(steps: Iterable[LiveStep], model: CostModel) -> StepRatios:
+    """A simulation that draws from these has the machine's speed of the day and its hiccups too."""
+    alone: list[tuple[float, float]] = []
+    mixed: list[tuple[float, float]] = []
     for step in steps:
-        ratio = step.seconds / predict(model, step.shape)
-        (mixed if step.shape.prefills else alone).append(ratio)
-    return tuple(alone or mixed), tuple(mixed or alone)
+        predicted_s = predict(model, step.shape)
+        (mixed if step.shape.prefills else alone).append((predicted_s, step.seconds / predicted_s))
+    return StepRatios(alone, mixed)
 
 
 def measurements(steps: Iterable[LiveStep]) -> list[Measurement]:

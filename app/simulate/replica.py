@@ -24,6 +24,7 @@ from actors.scheduling.events import (
 )
 from actors.scheduling.mix import Mix
 from actors.scheduling.plan import StepPlan, StepResult
+from app.simulate.ratios import StepRatios
 from app.simulate.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 INFINITY = float("inf")
 
-# measured / modelled step times to draw from: of decodes alone, of steps with prefill
-Ratios = tuple[tuple[float, ...], tuple[float, ...]]
 TokenOf = Callable[[int, int], int]  # (request id, position) -> token
 
 
@@ -52,7 +51,7 @@ class Replica:
         *,
         index: int = 0,
         jitter: float = 0.0,
-        ratios: Ratios | None = None,
+        ratios: StepRatios | None = None,
         seed: int = 0,
         host_s: float = 0.0,
         token_of: TokenOf | None = None,
@@ -60,7 +59,7 @@ class Replica:
         """
         model: the truth about step times (the core may believe another).
         jitter: sigma of the log-normal factor on each step's time (0: none).
-        ratios: factors measured on a live machine, to draw one from for each step.
+        ratios: what a live machine showed, to draw a factor from for each step.
         host_s: time from a step's end until the core hears of it.
         token_of: what is sampled; without it every token is 0.
         """
@@ -134,7 +133,7 @@ class Replica:
         if self._jitter:
             stage_s *= self._rng.lognormvariate(0.0, self._jitter)
         if self._ratios is not None:
-            stage_s *= self._rng.choice(self._ratios[mix.prefill_tokens > 0])
+            stage_s *= self._ratios.draw(mix.prefill_tokens > 0, stage_s, self._rng)
         stages = self._stages
         if len(stages) == 1:
             free_s = stages[0]

@@ -18,8 +18,9 @@ from actors.scheduling.events import Submit
 from actors.scheduling.online import OnlineCostModel
 from actors.scheduling.request import Objective, Request, SamplingParams
 from app.simulate.autoscale import AutoscalePolicy, Autoscaler
+from app.simulate.ratios import StepRatios
 from app.simulate.recorder import Recorder, Summary, summarise
-from app.simulate.replica import INFINITY, Ratios, Replica
+from app.simulate.replica import INFINITY, Replica
 from app.simulate.routing import Router, make_router
 from app.simulate.workload import Workload
 
@@ -44,7 +45,7 @@ class Deployment:
     autoscale: AutoscalePolicy | None = None
     jitter: float = 0.0
     host_s: float = 0.0
-    ratios: Ratios | None = None
+    ratios: StepRatios | None = None
 
 
 @dataclass(slots=True)

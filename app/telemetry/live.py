@@ -83,6 +83,11 @@ class Telemetry(ApiEvents):
         if entry is None:
             return
         self.metrics.e2e.observe(now_s - entry.start_s)
+        if entry.first_s is not None:
+            planned_s = min(entry.start_s + outcome.queued_s, entry.first_s)
+            self.metrics.queue_time.observe(planned_s - entry.start_s)
+            self.metrics.prefill_time.observe(entry.first_s - planned_s)
+            self.metrics.decode_time.observe(now_s - entry.first_s)
         if self._spans is not None:
             self._spans.record(
                 request,
@@ -99,6 +104,7 @@ class Telemetry(ApiEvents):
                     "endpoint": request.endpoint,
                     "tenant": request.tenant,
                     "start_s": entry.start_s,
+                    "queued_s": outcome.queued_s,
                     "ttft_s": None if entry.first_s is None else entry.first_s - entry.start_s,
                     "max_tbt_s": entry.max_tbt_s,
                     "e2e_s": now_s - entry.start_s,

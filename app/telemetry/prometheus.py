@@ -32,6 +32,15 @@ class Metrics:
         self.e2e = self._histogram(
             "e2e_request_latency_seconds", "Arrival to last token", (*_TTFT_S, 80, 160)
         )
+        self.queue_time = self._histogram(
+            "request_queue_time_seconds", "Arrival to the first plan that holds it", _TTFT_S
+        )
+        self.prefill_time = self._histogram(
+            "request_prefill_time_seconds", "First plan to first token", _TTFT_S
+        )
+        self.decode_time = self._histogram(
+            "request_decode_time_seconds", "First token to last", (*_TTFT_S, 80, 160)
+        )
         self.prompt_length = self._histogram("request_prompt_tokens", "Prompt length", _TOKENS)
         self.output_length = self._histogram("request_generation_tokens", "Output length", _TOKENS)
         self.step_time = self._histogram(

@@ -45,6 +45,7 @@ REQUESTS = pa.schema(
         ("endpoint", pa.string()),
         ("tenant", pa.string()),
         ("start_s", pa.float64()),
+        ("queued_s", pa.float64()),
         ("ttft_s", pa.float64()),
         ("max_tbt_s", pa.float64()),
         ("e2e_s", pa.float64()),

@@ -1,7 +1,8 @@
-"""OpenTelemetry: one span per request, a child of the caller's where it sent a `traceparent`.
+"""OpenTelemetry: a span per request, a child of the caller's where it sent a `traceparent`.
 
-A span is made when its request is over, from times already noted: a running request costs
-nothing more for being traced, and the exporter works in a thread of its own.
+It has three children, one after another: queue, prefill, decode. Spans are made when their
+request is over, from times already noted: a running request costs nothing more for being traced,
+and the exporter works in a thread of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from app.api.events import RequestInfo, RequestOutcome
@@ -66,7 +67,15 @@ class Spans:
             "legato.num_cached_tokens": outcome.num_cached_tokens,
             "legato.reason": outcome.reason,
         }
+        phases: list[tuple[str, float, float]] = []
         if first_s is not None:
+            planned_s = min(start_s + outcome.queued_s, first_s)
+            phases = [
+                ("queue", start_s, planned_s),
+                ("prefill", planned_s, first_s),
+                ("decode", first_s, end_s),
+            ]
+            attributes["legato.queued_s"] = planned_s - start_s
             attributes["legato.ttft_s"] = first_s - start_s
             attributes["legato.decode_s"] = end_s - first_s
             attributes["legato.max_tbt_s"] = max_tbt_s
@@ -79,6 +88,11 @@ class Spans:
         )
         if first_s is not None:
             span.add_event("first token", timestamp=wall_ns(first_s))
+        for name, from_s, to_s in phases:
+            child = self._tracer.start_span(
+                name, set_span_in_context(span), start_time=wall_ns(from_s)
+            )
+            child.end(wall_ns(to_s))
         if outcome.status >= 500:
             span.set_status(Status(StatusCode.ERROR, outcome.reason))
         span.end(wall_ns(end_s))

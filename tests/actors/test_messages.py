@@ -121,6 +121,7 @@ def test_submission(requests: list[Request]) -> None:
             prompt_logprobs=st.lists(st.none() | logprob, max_size=2).map(tuple),
             pooled=st.lists(floats, max_size=2).map(tuple),
             error=st.none() | st.text(max_size=5),
+            queued_s=floats,
         ),
         max_size=4,
     ).map(tuple)

@@ -25,6 +25,7 @@ def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
 COMMANDS = (
     "serve", "generate", "chat", "profile", "simulate", "capacity", "plot", "trace", "replay",
     "bench serve", "bench stall", "bench engine", "bench overhead", "bench policies",
+    "bench budgets",
     "config check", "config show", "config reference",
 )  # fmt: skip
 
@@ -51,6 +52,7 @@ def test_shipped_configs_are_valid(config: Path) -> None:
         ({"parallel": {"pipeline_stages": 99}}, "parallel.pipeline_stages: 99 stages for"),
         ({"model": {"path": "no/such/folder"}}, "model.path: no folder 'no/such/folder'"),
         ({"slo": {"tbt_ms": -5}}, "slo.tbt_ms"),
+        ({"parallel": {"symmetric_memory": True}}, "symmetric_memory: needs parallel.device: cuda"),
         (
             {"parallel": {"activations": "accelerator"}},
             "accelerator needs parallel.device: cuda and",

@@ -29,7 +29,7 @@ from tests.stage.mini_planner import MiniPlanner, chain, make_runner
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 LENGTHS = (1, 3, 13)
 TOKENS = 4
-SMALL = {"max_requests": 4, "options": {"graph_tokens": "32"}, "max_model_len": 64}
+SMALL = {"max_requests": 4, "graph_tokens": 32, "max_model_len": 64}
 GREEDY = SamplingParams(max_tokens=TOKENS)
 
 
@@ -99,7 +99,7 @@ def test_steps_beyond_the_captured_sizes_run_uncaptured(tiny_model: Callable[...
     runner, capture = captured(
         make_runner(
             tiny_model("llama"), backend="triton", max_requests=2, max_model_len=64,
-            options={"graph_tokens": "0"},
+            graph_tokens=0,
         )
     )  # fmt: skip
     planner = MiniPlanner(chain([runner]), chunk=64, budget=64)
@@ -149,14 +149,18 @@ def test_a_float8_cache_halves_the_blocks_and_keeps_most_tokens(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("graphs", ["on", "off"])
+@pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("variant", ["llama", "mistral", "qwen3", "llama-head-dim"])
 def test_tokens_of_transformers_on_the_gpu(
-    tiny_model: Callable[..., Path], variant: str, graphs: str
+    tiny_model: Callable[..., Path], variant: str, graphs: bool
 ) -> None:
-    options = {"graph_tokens": "64", "cuda_graphs": graphs}
     runner = make_runner(
-        tiny_model(variant), backend="triton", device="cuda", max_requests=4, options=options
+        tiny_model(variant),
+        backend="triton",
+        device="cuda",
+        max_requests=4,
+        graph_tokens=64,
+        cuda_graphs=graphs,
     )
     planner = MiniPlanner(chain([runner]), chunk=8, budget=24)
     assert planner.run(make_prompts(LENGTHS), GREEDY) == greedy(variant)

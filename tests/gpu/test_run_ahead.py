@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 )
 LENGTHS = (1, 3, 13)
 TOKENS = 6
-SPEC = {"max_requests": 4, "options": {"graph_tokens": "32"}, "max_model_len": 64}
+SPEC = {"max_requests": 4, "graph_tokens": 32, "max_model_len": 64}
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from short_lives import config, request
 
 from actors.scheduling.build import build_core
 from actors.scheduling.events import (
+    Emit,
     Refuse,
     Submit,
     Tick,
@@ -43,6 +44,22 @@ def test_the_longest_possible_request_is_served() -> None:
     driver.submit(request(1, prompt=60, output=100))
     driver.drain()
     assert len(driver.callers[1].tokens) == 4
+
+
+def test_the_first_news_tells_how_long_a_request_waited() -> None:
+    driver = Driver(config(max_requests=1))
+    for number in (1, 2):
+        driver.submit(request(number, output=3, arrival_s=0.0))
+    driver.drain()
+    told = [
+        output.queued_s
+        for _, _, instructions in driver.log
+        for emitted in instructions
+        if isinstance(emitted, Emit)
+        for output in emitted.outputs
+    ]
+    # Events are 10 ms apart: the fifth is the answer that ends the first request.
+    assert told == pytest.approx([0.01, 0, 0, 0.05, 0, 0])
 
 
 def test_a_full_queue_refuses_for_a_while() -> None:

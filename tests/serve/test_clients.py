@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 import httpx
+import openai
 import pytest
 
 from tests.serve.live_server import LiveServer
@@ -119,3 +120,41 @@ def test_llama_index(demo: LiveServer) -> None:
     whole = model.complete(QUESTION).text
     assert ANSWER in whole
     assert [part.text for part in model.stream_complete(QUESTION)][-1] == whole
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get current weather for a location.",
+        "parameters": {
+            "type": "object",
+            "properties": {"location": {"type": "string", "description": "City name"}},
+            "required": ["location"],
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_tool_is_called_and_its_answer_put_into_words(demo: LiveServer, choice: str) -> None:
+    client = openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none")
+    messages: list[dict[str, object]] = [
+        {"role": "user", "content": "What is the weather in Oslo?"}
+    ]
+    called = client.chat.completions.create(
+        model=demo.model, messages=messages, tools=[WEATHER], tool_choice=choice, temperature=0
+    ).choices[0]
+    assert called.finish_reason == "tool_calls"
+    (call,) = called.message.tool_calls
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"location": "Oslo"}
+    messages += [
+        called.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 4, "sky": "cloudy"}'},
+    ]
+    said = client.chat.completions.create(
+        model=demo.model, messages=messages, tools=[WEATHER], temperature=0
+    ).choices[0]
+    assert said.finish_reason == "stop"
+    assert "4 degrees" in said.message.content

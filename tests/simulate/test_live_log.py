@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from actors.scheduling.build import build_core
@@ -16,6 +18,7 @@ from app.simulate.arrivals import fixed_interval
 from app.simulate.fit import predict
 from app.simulate.lengths import fixed_lengths
 from app.simulate.live_log import mood, ratios, runs, shape_of
+from app.simulate.ratios import StepRatios
 from app.simulate.recorder import Recorder as Figures
 from app.simulate.replica import Replica
 from app.simulate.run import Deployment, scheduler_config, simulate
@@ -73,17 +76,30 @@ def test_a_slower_day_is_told_and_simulated() -> None:
     today = mood(steps, halved)
     assert 1.6 < today.ratio < 2.4
     assert today.median_error == pytest.approx(1.0 - 1.0 / today.ratio, abs=0.05)
-    alone, mixed = ratios(steps, halved)
-    assert len(alone) + len(mixed) == len(steps)
     assert mood(steps, PROFILE).p95_error == pytest.approx(0.0, abs=1e-9)
-    assert ratios(steps[-3:], PROFILE)[1] == pytest.approx((1.0, 1.0, 1.0))  # no prefill seen
+    chance = random.Random(0)
+    no_prefill_seen = ratios(steps[-3:], PROFILE)
+    assert no_prefill_seen.draw(True, 0.01, chance) == pytest.approx(1.0)
     config = scheduler_config(PROFILE)
     traffic = generate(fixed_interval(2.0), fixed_lengths(100, 10), 5)
     plain, doubled = (
         simulate(traffic, Deployment(config, PROFILE, ratios=drawn)).summary().tbt_p50
-        for drawn in (None, ((2.0,), (2.0,)))
+        for drawn in (None, StepRatios([(0.01, 2.0)], []))
     )
     assert doubled == pytest.approx(2.0 * plain)
+
+
+def test_a_step_is_slowed_as_its_like_was() -> None:
+    short = [(0.001 * i, 2.0) for i in range(50)]
+    long = [(0.1 + 0.001 * i, 1.25) for i in range(50)]
+    drawn = StepRatios([(0.01, 3.0)], [*long, *short])
+    chance = random.Random(0)
+    for _ in range(50):
+        assert drawn.draw(True, 0.01, chance) == 2.0
+        assert drawn.draw(True, 9.0, chance) == 1.25
+        assert drawn.draw(False, 0.01, chance) == 3.0
+    with pytest.raises(ValueError, match="no steps"):
+        StepRatios([], [])
 
 
 def test_nothing_answered_tells_nothing() -> None:

@@ -40,12 +40,20 @@ def test_a_span_tells_a_request(telemetry: Telemetry, exporter: InMemorySpanExpo
     telemetry.on_tokens(request, 1, 100.5)
     telemetry.on_tokens(request, 1, 100.75)
     telemetry.on_tokens(request, 2, 101.0)
-    telemetry.on_finish(request, RequestOutcome(200, "stop", 4, 3), 101.0)
-    (span,) = finished(telemetry, exporter)
+    telemetry.on_finish(request, RequestOutcome(200, "stop", 4, 3, 0.125), 101.0)
+    *phases, span = finished(telemetry, exporter)
     assert (span.name, span.kind, span.parent) == ("chat tiny", SpanKind.SERVER, None)
     assert span.start_time is not None
     assert span.end_time is not None
     assert span.end_time - span.start_time == 1_000_000_000
+    begin_ns = span.start_time
+    times = [(p.name, (p.start_time or 0) - begin_ns, (p.end_time or 0) - begin_ns) for p in phases]
+    assert times == [
+        ("queue", 0, 125_000_000),
+        ("prefill", 125_000_000, 500_000_000),
+        ("decode", 500_000_000, 1_000_000_000),
+    ]
+    assert {p.parent.span_id for p in phases if p.parent} == {span.context.span_id}
     (first,) = span.events
     assert (first.name, first.timestamp - span.start_time) == ("first token", 500_000_000)
     assert span.attributes is not None
@@ -61,6 +69,7 @@ def test_a_span_tells_a_request(telemetry: Telemetry, exporter: InMemorySpanExpo
         "legato.num_continuations": 1,
         "legato.num_cached_tokens": 3,
         "legato.reason": "stop",
+        "legato.queued_s": 0.125,
         "legato.ttft_s": 0.5,
         "legato.decode_s": 0.5,
         "legato.max_tbt_s": 0.25,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 
 from actors.messages import ITERATION_FIELDS, iteration_dict
 from app.api.events import RequestInfo, RequestOutcome
@@ -53,7 +54,10 @@ def test_a_request_and_its_tokens_are_counted() -> None:
     telemetry.on_tokens(request, 1, 100.4)
     telemetry.on_tokens(request, 1, 100.42)
     telemetry.on_tokens(request, 2, 100.52)  # a stall of 100 ms, objective 50
-    telemetry.on_finish(request, RequestOutcome(200, "stop", 4, 3), 100.52)
+    telemetry.on_finish(request, RequestOutcome(200, "stop", 4, 3, 0.25), 100.52)
+    assert value(telemetry, "request_queue_time_seconds_sum") == pytest.approx(0.25)
+    assert value(telemetry, "request_prefill_time_seconds_sum") == pytest.approx(0.15)
+    assert value(telemetry, "request_decode_time_seconds_sum") == pytest.approx(0.12)
     assert value(telemetry, "time_to_first_token_seconds_sum") == 0.4000000000000057
     assert value(telemetry, "inter_token_latency_seconds_count") == 2
     assert value(telemetry, "tbt_objective_violations_total") == 1

@@ -149,7 +149,7 @@ def _stage_sections(
     from app.bench.gpu.capacity import capacities, fit_cost_model
     from app.bench.gpu.steps import time_steps
 
-    for graphs in ("on", "off") if "steps" in sections else ("on",):
+    for graphs in (True, False) if "steps" in sections else (True,):
         stage = LoadedStage(
             shape,
             backend=backend,
@@ -159,12 +159,12 @@ def _stage_sections(
             max_model_len=8192,
             max_step_tokens=8192,
             kv_tokens=kv_tokens,
-            options={"cuda_graphs": graphs},
+            cuda_graphs=graphs,
         )
         if "steps" in sections:
             for row in time_steps(stage, ceilings):
                 report.add("steps", row)
-        if "capacity" in sections and graphs == "on":
+        if "capacity" in sections and graphs:
             name = f"{shape.name}-{backend}"
             model, error, _ = fit_cost_model(stage, name, 4096, num_mixed=80)
             fits = report.extra.setdefault("cost_models", {})

@@ -63,7 +63,7 @@ def time_steps(
         yield StepTime(
             model=stage.spec.model_path.rstrip("/").rpartition("/")[2],
             backend=stage.info.backend,
-            graphs=stage.spec.options.get("cuda_graphs") != "off",
+            graphs=stage.spec.cuda_graphs,
             case=case.name,
             step_ms=1000 * step_s,
             floor_ms=1000 * floor_s,

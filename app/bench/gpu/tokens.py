@@ -76,7 +76,8 @@ def check_tokens(
                     block_size=block_size,
                     max_requests=4,
                     max_model_len=256,
-                    options={"cuda_graphs": "on" if graphs else "off", "graph_tokens": "256"},
+                    cuda_graphs=graphs,
+                    graph_tokens=256,
                 )
                 answers = _generate(spec, prompts)
                 equal = sum(

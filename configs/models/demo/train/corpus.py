@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import chats
 import tasks
+import tools
 import writing
 from chats import Turns
 from tokenizer import IM_END, IM_START
@@ -39,6 +40,7 @@ MIXTURE: tuple[tuple[Exchange, float], ...] = (
     (tasks.reading, 7),
     (tasks.summarise, 3),
 )
+TOOLS_SHARE = 0.08  # of the conversations: they begin with a list of tools
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
     "You are a friendly assistant.",
@@ -73,6 +75,8 @@ def conversation(seed: int, index: int, *, long: bool = False) -> Turns:
     """A whole conversation: some start with a system prompt, about half change the subject."""
     rng = random.Random(f"{seed}/{index}/{long}")
     turns: Turns = []
+    if not long and rng.random() < TOOLS_SHARE:
+        return tools.tools(rng)
     if rng.random() < 0.15:
         turns.append(("system", rng.choice(SYSTEM_PROMPTS)))
     if long:

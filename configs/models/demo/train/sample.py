@@ -41,6 +41,23 @@ CONVERSATIONS: tuple[tuple[str, ...], ...] = (
     ("Who are you?", "What can you do?"),
     ("Tell me a joke.", "Goodbye"),
 )
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get current weather for a location.",
+        "parameters": {
+            "type": "object",
+            "properties": {"location": {"type": "string", "description": "City name"}},
+            "required": ["location"],
+        },
+    },
+}
+WITH_TOOLS: tuple[tuple[str, str], ...] = (
+    ("user", "What is the weather in Oslo?"),
+    ("tool", '{"temperature": 4, "sky": "cloudy"}'),
+    ("user", "And in San Francisco?"),
+)
 
 
 def long_prompt() -> str:
@@ -61,12 +78,17 @@ def main() -> None:
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(arguments.folder)
     model = AutoModelForCausalLM.from_pretrained(arguments.folder, dtype=torch.float32)
-    for questions in (*CONVERSATIONS, (long_prompt(),)):
+    plain = [[("user", text) for text in texts] for texts in (*CONVERSATIONS, (long_prompt(),))]
+    for turns in (*plain, WITH_TOOLS):
         messages: Messages = []
-        for question in questions:
-            messages.append({"role": "user", "content": question})
+        for role, question in turns:
+            messages.append({"role": role, "content": question})
             inputs = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+                messages,
+                tools=[WEATHER] if turns is WITH_TOOLS else None,
+                add_generation_prompt=True,
+                return_tensors="pt",
+                return_dict=True,
             )
             length = inputs["input_ids"].shape[1]
             sampling = {"do_sample": True, "temperature": arguments.temperature}
@@ -75,7 +97,7 @@ def main() -> None:
             output = model.generate(**inputs, max_new_tokens=400, **sampling)
             answer = tokenizer.decode(output[0, length:], skip_special_tokens=True)
             shown = question if len(question) < 400 else f"[{length} tokens] ...{question[-80:]}"
-            print(f"user> {shown}\nmodel> {answer}\n")
+            print(f"{role}> {shown}\nmodel> {answer}\n")
             messages.append({"role": "assistant", "content": answer})
         print("-" * 60)
 

@@ -30,7 +30,7 @@ CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {{- '<|im_start|>' + message['role'] + '\\n' + text_of(message['content']) -}}
 {%- for call in message['tool_calls'] or [] -%}
-{{- '\\n' + (call['function'] | tojson) -}}
+{{- '<tool_call>' + (call['function'] | tojson) + '</tool_call>' -}}
 {%- endfor -%}
 {{- '<|im_end|>\\n' -}}
 {%- endfor -%}

@@ -1,0 +1,52 @@
+"""Small all-reduces through memory that all GPUs of a stage see (torch's symmetric memory).
+
+A decode step reduces tens of kilobytes sixty-odd times, and NCCL's latency is then most of their
+cost. Here every rank puts its part where its peers can read it, and one kernel adds them up: each
+rank all of it (one shot, the least latency), or each its share, then everybody's (two shots, the
+least traffic). What does not fit the buffer stays with NCCL.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+ONE_SHOT_BYTES = 256 << 10  # up to here latency decides, beyond it traffic
+BUFFER_BYTES = 8 << 20
+_ALIGNMENT_BYTES = 16  # the kernels move whole vectors
+
+
+class SymmetricMemory:
+    """One buffer per rank, mapped by all. Every rank makes the same calls in the same order."""
+
+    def __init__(
+        self, name: str, rank: int, size: int, store: Any, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """name: the same on all ranks, and of this group alone. store: torch.distributed's."""
+        from torch._C._distributed_c10d import _SymmetricMemory
+
+        self._name = name
+        self._dtype = dtype
+        _SymmetricMemory.set_group_info(name, rank, size, store)
+        self._buffer = _SymmetricMemory.empty_strided_p2p(
+            (BUFFER_BYTES // dtype.itemsize,), (1,), dtype, device, name
+        )
+        self._mapping = _SymmetricMemory.rendezvous(self._buffer)
+
+    def fits(self, x: torch.Tensor) -> bool:
+        num_bytes = x.numel() * x.element_size()
+        aligned = num_bytes % _ALIGNMENT_BYTES == 0 and x.is_contiguous()
+        return x.dtype == self._dtype and aligned and 0 < num_bytes <= BUFFER_BYTES
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks, in place; returns x, which must fit."""
+        flat = x.view(-1)
+        window = self._buffer[: flat.numel()]
+        window.copy_(flat)
+        if flat.numel() * flat.element_size() <= ONE_SHOT_BYTES:
+            torch.ops.symm_mem.one_shot_all_reduce_out(window, "sum", self._name, flat)
+        else:
+            torch.ops.symm_mem.two_shot_all_reduce_(window, "sum", self._name)
+            flat.copy_(window)
+        return x
