@@ -76,6 +76,16 @@ class Meter:
         return Usage({k: now[k] - self._begin.get(k, 0.0) for k in now}, span_s)
 
 
+def settle(limit_s: float = 120.0) -> None:
+    """Wait until the stages rest: after its start one still clears KV memory, on idle cores."""
+    give_up_s = time.monotonic() + limit_s
+    while time.monotonic() < give_up_s:
+        meter = Meter()
+        time.sleep(1.0)
+        if meter.read().percent("stage") < 5.0:
+            return
+
+
 def _feed(url: str, stop: threading.Event) -> Iterator[dict[str, Any]]:
     with httpx.stream("GET", f"{url}/console/feed", timeout=30) as answer:
         for line in answer.iter_lines():
@@ -97,6 +107,7 @@ def bench_overhead(
     """CPU per streamed token and per iteration by process; CPU while idle."""
     client = LoadClient(url, model or first_model(url))
     asyncio.run(client.run([Job(0.0, 16, 16)] * 4))  # warm up
+    settle()
     meter = Meter()
     time.sleep(idle_s)
     idle = meter.read()
