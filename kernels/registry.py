@@ -144,6 +144,16 @@ def limit_threads(backend: Backend, num_threads: int) -> None:
         importlib.import_module("kernels.cpu.library").set_num_threads(num_threads)
 
 
+def leave_cores_to(backend: Backend) -> None:
+    """Once weights are loaded: no threads of torch's beside a backend that has its own.
+
+    torch spreads any operation on 32768 numbers or more, such as looking up 57 embeddings of 576,
+    over its threads, which then spin for milliseconds on the cores that the backend computes on.
+    """
+    if backend.name == "cpu":
+        torch.set_num_threads(1)
+
+
 def _load(name: str, kind: str, dtype: torch.dtype, block_size: int | None) -> Backend:
     known = _BACKENDS.get(name)
     if known is None:

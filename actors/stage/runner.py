@@ -32,6 +32,7 @@ from actors.stage.weights.load import Loader
 from kernels.interface import AttentionShape
 from kernels.registry import (
     captures_hybrid_of,
+    leave_cores_to,
     limit_threads,
     resolve_backend,
     resolve_draw,
@@ -92,6 +93,7 @@ class StageRunner:
         self._state = RequestState(spec.max_requests, max_model_len, spec.block_size)
         if spec.is_last:
             self._head = self._make_head(folder)
+        leave_cores_to(self._backend)
         return StageInfo(
             hidden_size=config.hidden_size,
             vocab_size=config.vocab_size,
