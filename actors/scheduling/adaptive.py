@@ -4,7 +4,8 @@ Three bounds, each from what is known at this moment:
 
 1. *Slack.* The step's predicted time, at a learned quantile of the prediction's error, and what
    passes outside the stages between two answers, at a learned quantile too, fit the least slack
-   of the decodes it holds, and leave those in the other micro-batches theirs.
+   of the decodes it holds, and leave those in the other micro-batches theirs. Where that
+   misses the objective all the same, it plans for less of it (`feedback`).
 2. *Rate.* Among the sizes that fit, the one with the least time per token: a step ends at a tile
    edge, and grows no further than where longer steps hardly gain (`_cheapest_at_most`).
 3. *Pace.* While sequence slots or KV blocks are nearly used up, prefill only makes decodes wait
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from actors.scheduling.budget import stage_share_s
+from actors.scheduling.feedback import KeptShare
 from actors.scheduling.interfaces import EngineView, RequestView, StepShape
 from actors.scheduling.mix import Mix
 from actors.scheduling.online import OnlineCostModel
@@ -64,7 +66,8 @@ class AdaptiveBudget:
     _cheapest: list[int] = field(default_factory=list)  # by tokens: see `_cheapest_at_most`
     _pace_tokens: float = INFINITY  # see `_paced`
     _outside: RecentQuantile = field(init=False)  # seconds, see `_watch`
-    _durations: list[float] = field(default_factory=list)  # of steps answered and not yet watched
+    _answered: list[tuple[StepShape, float]] = field(default_factory=list)  # and not yet watched
+    _kept: KeptShare = field(default_factory=KeptShare)
     _asked_at_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -76,7 +79,7 @@ class AdaptiveBudget:
     def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
         self._clock.sync(engine)
         self._watch(engine)
-        limit_s = self._limit_s(shape, engine) - self._outside.value
+        limit_s = self._limit_s(shape, engine) * self._kept.value - self._outside.value
         self.last_limit_s = limit_s
         if limit_s == INFINITY:
             return self.max_step_tokens
@@ -86,24 +89,29 @@ class AdaptiveBudget:
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
         """The core teaches the shared cost model itself; here only what passes outside it."""
-        self._durations.append(duration_s)
+        self._answered.append((shape, duration_s))
 
     def _watch(self, engine: EngineView) -> None:
-        """Learn how much longer an answer takes than its step: scheduling, transport, waking up.
+        """Learn how much longer an answer takes than its step (scheduling, transport, waking up),
+        and whether streams got it in time.
 
         With several stages the way through them hides it, and nothing is learnt.
         """
-        durations, begin_s = self._durations, self._asked_at_s
+        answered, begin_s = self._answered, self._asked_at_s
         self._asked_at_s = now_s = engine.now_s
-        if not durations:
+        if not answered:
             return
         # The step began when we were last asked: then the one before it was answered, or it was
         # planned on an idle engine. Of several answered since, none is timed.
         running = engine.decoding or engine.prefilling
-        if len(durations) == 1 and running and self.cost.profile.num_stages == 1:
-            most_s = OUTSIDE_SHARE * (self.tbt_s or INFINITY)
-            self._outside.add(min(max(0.0, now_s - begin_s - durations[0]), most_s))
-        durations.clear()
+        if len(answered) == 1 and running and self.cost.profile.num_stages == 1:
+            ((shape, duration_s),) = answered
+            gap_s, tbt_s = now_s - begin_s, self.tbt_s or INFINITY
+            self._outside.add(min(max(0.0, gap_s - duration_s), OUTSIDE_SHARE * tbt_s))
+            # Without prefill there was nothing to leave out.
+            if shape.num_decodes and (gap_s <= tbt_s or shape.prefills):
+                self._kept.note(gap_s <= tbt_s)
+        answered.clear()
 
     # ---- how long may this step take --------------------------------------------------
 

@@ -109,13 +109,14 @@ class Limits:
 
 def bisect(guess_qps: float, tolerance: float) -> Generator[float, bool, float]:
     """The search for a capacity: yields a load to try, is sent whether it passed, and returns the
-    highest that did; bracketed by doubling or halving, then bisected."""
+    highest that did; bracketed in strides, then bisected."""
     low, high, qps = 0.0, math.inf, guess_qps
     while high - low > tolerance * high or high == math.inf:
         low, high = (qps, high) if (yield qps) else (low, qps)
         if low == 0.0 and high < 0.05:
             break
-        qps = qps * 2 if high == math.inf else (low + high) / 2 if low else high / 2
+        # An overloaded probe takes long to drain, so the way up is in smaller strides.
+        qps = qps * 1.5 if high == math.inf else (low + high) / 2 if low else high / 2
     return low
 
 
