@@ -30,6 +30,7 @@ from app.bench.client import Job, Trace, jobs_of
 from app.bench.load import Json, LengthsOption, Out, lengths_of, publish
 from app.bench.machine import describe
 from app.bench.measure import Report, report
+from app.bench.overhead import settle
 from app.engine import EngineClient, EngineError, GenerationRequest
 from app.simulate.arrivals import poisson
 from app.simulate.workload import generate
@@ -147,6 +148,7 @@ async def local_engine(args: Mapping[str, Any]) -> AsyncGenerator[EngineClient, 
         engine = LiveEngine(resolve(settings), Path(settings.model.path).name)
         await engine.start()
         try:
+            await asyncio.to_thread(settle)
             yield engine
         finally:
             await engine.close()

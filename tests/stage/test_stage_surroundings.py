@@ -15,6 +15,8 @@ from actors.stage.memory import available_bytes, cgroup_headroom_bytes
 from kernels.plain import PlainBackend
 from kernels.registry import BackendError, resolve_backend, resolve_sampling
 from kernels.sampling import sample
+from tests.stage.greedy_reference import skip_unless_available
+from tests.stage.mini_planner import make_runner
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -114,3 +116,17 @@ def test_transformers_beside_our_kernels_package(tiny_model: Callable[..., Path]
     )
     assert done.returncode == 0, done.stderr
     assert "torch.Size([1, 3, 263])" in done.stdout
+
+
+@pytest.mark.parametrize(("backend", "left"), [("cpu", 1), ("torch", 2)])
+def test_a_backend_with_threads_of_its_own_has_no_others_beside_it(
+    tiny_model: Callable[..., Path], backend: str, left: int
+) -> None:
+    """Once loaded: torch's threads spin after every operation that it spreads over them."""
+    skip_unless_available(backend)
+    before = torch.get_num_threads()
+    try:
+        make_runner(tiny_model("llama"), backend=backend, num_threads=2)
+        assert torch.get_num_threads() == left
+    finally:
+        torch.set_num_threads(before)
