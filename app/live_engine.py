@@ -191,6 +191,10 @@ class LiveEngine:
         """KV blocks of the running engine."""
         return self._num_blocks
 
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         if self._failure is not None:
             raise EngineUnavailable(self._failure, retry_after_s=10.0)
