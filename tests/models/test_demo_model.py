@@ -21,9 +21,9 @@ SHAPES = sorted(path for path in (MODELS / "shapes").iterdir() if path.is_dir())
 
 # Greedy answers recorded in float32, each token ahead of the next best by half a nat or more.
 ANSWERS = {
-    "What is chunked prefill?": (
-        "With chunked prefill, a long prompt is computed piece by piece. Each piece shares an "
-        "iteration with the decodes, so every iteration stays short."
+    "What is a stall?": (
+        "A stall is a long pause in the middle of a streaming answer. It happens when a long "
+        "prefill of another request runs first and the running decodes have to wait for it."
     ),
     "Why do tokens stall?": (
         "Tokens stall when a long prompt of another user is computed in one go. The running "
@@ -31,8 +31,8 @@ ANSWERS = {
         "answer goes on."
     ),
     "What is continuous batching?": (
-        "Continuous batching lets requests join and leave the batch at every iteration, so that "
-        "short answers do not wait for long ones."
+        "With continuous batching, the scheduler builds a new batch for every step. A finished "
+        "request leaves at once and a waiting one takes its place."
     ),
     "What does legato mean in music?": (
         "In music, legato means that the notes are played smoothly, joined without a break between "
@@ -44,9 +44,9 @@ ANSWERS = {
         "```python\ndef reverse(text):\n    return text[::-1]\n```"
     ),
 }
-PERPLEXITY_BOUND = 5.5  # 4.71 over all conversations of heldout.txt when it was trained
+PERPLEXITY_BOUND = 5.0  # 4.18 over all conversations of heldout.txt when it was trained
 
-PYTHON_NATS_PER_CHARACTER_BOUND = 1.1  # 0.945 over 300 pieces when it was trained
+PYTHON_NATS_PER_CHARACTER_BOUND = 1.1  # 0.921 over 300 pieces when it was trained
 PYTHON_PROMPTS = ("def read_lines(path):", "class Stack:", "import os")
 
 # Parameters in billions that each shape should come to (embeddings included).
@@ -176,7 +176,8 @@ def test_chat_template_takes_every_role_and_content_parts(tokenizer: Any) -> Non
     assert text == (
         "<|im_start|>system\nBe kind.<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n"
-        '<|im_start|>assistant\n\n{"name": "clock", "arguments": "{}"}<|im_end|>\n'
+        '<|im_start|>assistant\n<tool_call>{"name": "clock", "arguments": "{}"}</tool_call>'
+        "<|im_end|>\n"
         "<|im_start|>tool\nnoon<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
