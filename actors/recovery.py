@@ -10,8 +10,9 @@ from typing import Any
 import ray
 
 from actors.engine_config import GIB, EngineConfig
+from actors.graph_pipeline import GraphPipeline
 from actors.messages import StepError
-from actors.pipeline import Pipeline, make_pipeline
+from actors.pipeline import CallPipeline, Pipeline
 from actors.placement import create_stages, current_group
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
@@ -113,17 +114,18 @@ class StageSet:
         flat = [actor for ranks in self._actors for actor in ranks]
         try:
             await asyncio.gather(*[actor.allocate.remote(*self._sizes) for actor in flat])
-            pipeline = make_pipeline(
-                self._config.transport,
-                self._actors,
-                self._config.scheduler.depth,
-                self._config.accelerator,
-            )
+            pipeline = self._make_pipeline()
             await pipeline.open(self._on_answer, self._on_lost)
         except ray.exceptions.RayError as error:
             self._kill_actors()
             raise StagesFailed(f"a stage died while connecting: {error}") from error
         self._pipeline = pipeline
+
+    def _make_pipeline(self) -> Pipeline:
+        config, depth = self._config, self._config.scheduler.depth
+        if config.transport == "graph":
+            return GraphPipeline(self._actors, depth, config.accelerator)
+        return CallPipeline(self._actors, depth)
 
     def submit(self, plan: StepPlan) -> None:
         if self._pipeline is not None:

@@ -91,7 +91,7 @@ class SchedulerActor:
         if self._config.event_log is not None:
             self._events = EventFile(Path(self._config.event_log))
             self._call = Recorder(self._core, self._events.write).handle
-        self._replica = await connect(Path(socket_path), self._received, self._replica_gone)
+        self._replica = await connect(socket_path, self._received, self._replica_gone)
         logger.info("ready: %s backend, %d KV blocks", info.backend, num_blocks)
         return replace(info, max_model_len=scheduler.max_model_len), num_blocks
 

@@ -1,7 +1,9 @@
-"""Framed messages over Unix stream sockets: how processes of one replica ring each other.
+"""Framed messages over stream sockets: how processes of one replica ring each other.
 
 A frame is a little-endian uint32 length and that many bytes. Payloads are msgpack or empty, never
-pickle. Sockets live in a private 0700 directory and are unlinked as soon as they are connected.
+pickle. On one node sockets are Unix ones in a private 0700 directory, unlinked as soon as they are
+connected. Between nodes they are TCP, "host:port" in the place of a path: there a connection must
+begin with the replica's secret, or it is closed unread.
 
 Why sockets beside Ray's channels: whoever waits in a compiled graph's channel spins, and a core
 that spins is stolen from the stages. A read on a socket sleeps (measured: 0.01 s of CPU in an idle
@@ -12,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import os
+import secrets
 import select
 import socket
 import struct
@@ -34,14 +38,39 @@ def private_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix="legato-", dir="/tmp" if os.path.isdir("/tmp") else None))
 
 
+SECRET_BYTES = 32
+_SECRET_WAIT_S = 5.0  # for whoever connects without saying it
+
+
+def new_secret() -> bytes:
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def is_path(address: str) -> bool:
+    return "/" in address
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 class Mailbox:
     """The blocking receiving end: one listener, one peer, frames read in order."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
-        self._listener.listen(1)
+    def __init__(self, address: str, secret: bytes = b"") -> None:
+        """address: a path, or "host:0" for a free port of that host.
+        secret: what a connection by TCP must begin with."""
+        self._secret = secret
+        if is_path(address):
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._listener.bind(address)
+            self._listener.listen(1)
+            self.address = address
+        else:
+            host, port = _host_and_port(address)
+            self._listener = socket.create_server((host, port))
+            self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._peer: socket.socket | None = None
         self._peeked: bytes | None = None
 
@@ -60,12 +89,30 @@ class Mailbox:
             frame, self._peeked = self._peeked, None
             return frame
         if self._peer is None:
-            self._peer, _ = self._listener.accept()
+            self._peer = self._accept()
             self._listener.close()
-            with contextlib.suppress(FileNotFoundError):
-                self.path.unlink()
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         return self._read(length)
+
+    def _accept(self) -> socket.socket:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError as error:
+                raise ConnectionLost(self.address) from error
+            if is_path(self.address):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self.address)
+                return peer
+            peer.settimeout(_SECRET_WAIT_S)
+            with contextlib.suppress(OSError):
+                said = b""
+                while len(said) < SECRET_BYTES and (more := peer.recv(SECRET_BYTES - len(said))):
+                    said += more
+                if hmac.compare_digest(said, self._secret):
+                    peer.settimeout(None)
+                    return peer
+            peer.close()
 
     def _read(self, count: int) -> bytes:
         assert self._peer is not None
@@ -77,11 +124,11 @@ class Mailbox:
             while len(parts) < count:
                 data = self._peer.recv(count - len(parts), socket.MSG_WAITALL)
                 if not data:
-                    raise ConnectionLost(str(self.path))
+                    raise ConnectionLost(self.address)
                 parts += data
             return bytes(parts)
         except OSError as error:
-            raise ConnectionLost(str(self.path)) from error
+            raise ConnectionLost(self.address) from error
 
     def close(self) -> None:
         for sock in (self._peer, self._listener):
@@ -94,9 +141,14 @@ class Mailbox:
 class Sender:
     """The blocking sending end, for stage processes."""
 
-    def __init__(self, path: Path) -> None:
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sock.connect(str(path))
+    def __init__(self, address: str, secret: bytes = b"") -> None:
+        if is_path(address):
+            self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._sock.connect(address)
+        else:
+            self._sock = socket.create_connection(_host_and_port(address))
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sock.sendall(secret)
 
     def send(self, payload: bytes = b"") -> None:
         try:
@@ -111,9 +163,17 @@ class Sender:
 class FrameProtocol(asyncio.Protocol):
     """The event-loop end: calls `on_frame` for each frame and `on_lost` once at the end."""
 
-    def __init__(self, on_frame: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        on_frame: Callable[[bytes], None],
+        on_lost: Callable[[], None],
+        secret: bytes = b"",
+    ) -> None:
+        """secret: what the other end must say before its first frame. Whoever does not is cut
+        off, and `on_lost` is not told of it."""
         self._on_frame = on_frame
         self._on_lost = on_lost
+        self._secret = secret
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
 
@@ -125,6 +185,15 @@ class FrameProtocol(asyncio.Protocol):
         buffer = self._buffer
         buffer += data
         offset = 0
+        if self._secret:
+            offset = len(self._secret)
+            if len(buffer) < offset:
+                return
+            if not hmac.compare_digest(bytes(buffer[:offset]), self._secret):
+                buffer.clear()
+                self.close()
+                return
+            self._secret = b""
         while len(buffer) - offset >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(buffer, offset)
             end = offset + _LENGTH.size + length
@@ -136,7 +205,8 @@ class FrameProtocol(asyncio.Protocol):
         del buffer[:offset]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._on_lost()
+        if not self._secret:
+            self._on_lost()
 
     def send(self, payload: bytes = b"") -> None:
         """Queue a frame; the loop writes it. Silently dropped once the peer has gone
@@ -150,16 +220,33 @@ class FrameProtocol(asyncio.Protocol):
 
 
 async def connect(
-    path: Path, on_frame: Callable[[bytes], None], on_lost: Callable[[], None]
+    address: str,
+    on_frame: Callable[[bytes], None],
+    on_lost: Callable[[], None],
+    secret: bytes = b"",
 ) -> FrameProtocol:
     """Connect from an event loop to a Mailbox or to `listen`."""
     loop = asyncio.get_running_loop()
-    _, protocol = await loop.create_unix_connection(
-        lambda: FrameProtocol(on_frame, on_lost), str(path)
-    )
+    if is_path(address):
+        _, protocol = await loop.create_unix_connection(
+            lambda: FrameProtocol(on_frame, on_lost), address
+        )
+    else:
+        transport, protocol = await loop.create_connection(
+            lambda: FrameProtocol(on_frame, on_lost), *_host_and_port(address)
+        )
+        transport.write(secret)
     return protocol
 
 
-async def listen(path: Path, make_protocol: Callable[[], FrameProtocol]) -> asyncio.AbstractServer:
-    """Accept connections on `path` from an event loop."""
-    return await asyncio.get_running_loop().create_unix_server(make_protocol, str(path))
+async def listen(
+    address: str, make_protocol: Callable[[], FrameProtocol]
+) -> tuple[asyncio.Server, str]:
+    """Accept connections from an event loop; address as for Mailbox. Returns the server and
+    where it listens. By TCP, protocols must be made with a secret."""
+    loop = asyncio.get_running_loop()
+    if is_path(address):
+        return await loop.create_unix_server(make_protocol, address), address
+    host, port = _host_and_port(address)
+    server = await loop.create_server(make_protocol, host, port)
+    return server, f"{host}:{server.sockets[0].getsockname()[1]}"

@@ -89,7 +89,7 @@ class LiveEngine:
                 connected.set_result(protocol)
             return protocol
 
-        self._server = await listen(directory / "replica", accept)
+        self._server, _ = await listen(path, accept)
         actor_class = ray.remote(SchedulerActor)
         environment = {"RAY_CGRAPH_buffer_size_bytes": str(self._config.channel_bytes)}
         self._actor = actor_class.options(

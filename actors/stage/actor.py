@@ -17,7 +17,6 @@ import threading
 import time
 import traceback
 from dataclasses import replace
-from pathlib import Path
 
 import msgpack
 import ray
@@ -79,15 +78,20 @@ class StageActor:
     def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
         self._running().allocate(num_blocks, num_host_blocks)
 
-    def listen(self, path: str) -> None:
-        self._mailbox = Mailbox(Path(path))
+    def node_id(self) -> str:
+        return ray.get_runtime_context().get_node_id()
+
+    def listen(self, path: str | None, secret: bytes) -> str:
+        """Open the mailbox, at a path or (None) at a free port of this node; returns where."""
+        self._mailbox = Mailbox(path or f"{ray.util.get_node_ip_address()}:0", secret)
+        return self._mailbox.address
 
     def free_address(self) -> str:
         """Where on this node a group of ranks may meet, as "host:port"."""
         return free_address(ray.util.get_node_ip_address())
 
-    def connect_next(self, path: str) -> None:
-        self._next = Sender(Path(path))
+    def connect_next(self, address: str, secret: bytes) -> None:
+        self._next = Sender(address, secret)
 
     def compile_grammar(self, grammar: Grammar) -> str | None:
         """None when the grammar is fine, else what is wrong with it."""

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from actors.wire import ConnectionLost, FrameProtocol, Mailbox, Sender, connect, private_directory
+from actors.wire import (
+    ConnectionLost,
+    FrameProtocol,
+    Mailbox,
+    Sender,
+    connect,
+    listen,
+    new_secret,
+    private_directory,
+)
 
 
 @pytest.fixture
@@ -26,8 +35,8 @@ def test_directory_is_private(directory: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 5000, 3_000_000])
 def test_frame_of_any_size_arrives_whole(directory: Path, size: int) -> None:
-    mailbox = Mailbox(directory / "m")
-    sender = Sender(directory / "m")
+    mailbox = Mailbox(str(directory / "m"))
+    sender = Sender(str(directory / "m"))
     payload = bytes(i % 251 for i in range(size))
     thread = threading.Thread(target=lambda: (sender.send(payload), sender.send(b"after")))
     thread.start()
@@ -42,9 +51,9 @@ def test_frame_of_any_size_arrives_whole(directory: Path, size: int) -> None:
 
 
 def test_a_peek_neither_waits_nor_takes(directory: Path) -> None:
-    mailbox = Mailbox(directory / "m")
+    mailbox = Mailbox(str(directory / "m"))
     assert mailbox.peek() is None  # nobody has connected
-    sender = Sender(directory / "m")
+    sender = Sender(str(directory / "m"))
     sender.send(b"one")
     sender.send(b"two")
     assert mailbox.receive() == b"one"
@@ -69,11 +78,50 @@ async def test_event_loop_end_reassembles_split_frames(directory: Path) -> None:
 
 
 async def test_loop_to_mailbox_and_loss(directory: Path) -> None:
-    mailbox = Mailbox(directory / "m")
+    mailbox = Mailbox(str(directory / "m"))
     lost = asyncio.Event()
-    protocol = await connect(directory / "m", lambda _: None, lost.set)
+    protocol = await connect(str(directory / "m"), lambda _: None, lost.set)
     protocol.send(b"plan")
     assert await asyncio.to_thread(mailbox.receive) == b"plan"
     mailbox.close()
     await asyncio.wait_for(lost.wait(), 5)
     protocol.send(b"to nobody")  # dropped: the owner has been told
+
+
+def test_between_nodes_only_the_secret_opens_a_mailbox() -> None:
+    secret = new_secret()
+    mailbox = Mailbox("127.0.0.1:0", secret)
+    assert not mailbox.address.endswith(":0")
+    strangers = [Sender(mailbox.address, said) for said in (new_secret(), b"")]
+    strangers[1].close()
+    friend = Sender(mailbox.address, secret)
+    friend.send(b"plan")
+    assert mailbox.receive() == b"plan"
+    friend.close()
+    strangers[0].close()
+    with pytest.raises(ConnectionLost):
+        mailbox.receive()
+    mailbox.close()
+
+
+async def test_the_event_loop_cuts_strangers_off_and_goes_on_listening() -> None:
+    secret, frames = new_secret(), list[bytes]()
+    lost, heard = asyncio.Event(), asyncio.Event()
+
+    def note(frame: bytes) -> None:
+        frames.append(frame)
+        heard.set()
+
+    server, address = await listen("127.0.0.1:0", lambda: FrameProtocol(note, lost.set, secret))
+    cut_off = asyncio.Event()
+    stranger = await connect(address, lambda _: None, cut_off.set, new_secret())
+    stranger.send(b"a plan of mine")
+    await asyncio.wait_for(cut_off.wait(), 5)
+    assert not lost.is_set()
+    friend = await connect(address, lambda _: None, lambda: None, secret)
+    friend.send(b"answer")
+    await asyncio.wait_for(heard.wait(), 5)
+    assert frames == [b"answer"]
+    friend.close()
+    await asyncio.wait_for(lost.wait(), 5)
+    server.close()

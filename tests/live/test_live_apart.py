@@ -1,0 +1,154 @@
+"""What a single machine does not do by itself: activations beside Ray's channels, as between GPUs,
+and rings by TCP, as between nodes. The same tokens, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.util.placement_group import PlacementGroup
+
+from actors.graph_pipeline import GraphPipeline
+from actors.messages import StepError
+from actors.placement import create_stages
+from actors.scheduling.build import build_core
+from actors.scheduling.core import Core
+from actors.scheduling.events import Emit, Event, Execute, StepDone, Submit
+from actors.scheduling.plan import StepResult
+from actors.scheduling.request import Request, SamplingParams
+from app.settings import parse, resolve
+from tests.live.accelerated_stage import AcceleratedStage
+from tests.live.reference import MAX_TOKENS, expected, make_prompts
+
+pytestmark = pytest.mark.ray
+
+
+@asynccontextmanager
+async def opened(
+    model: Path,
+    stages: int,
+    ranks: int,
+    accelerator: str | None = None,
+    group: PlacementGroup | None = None,
+) -> AsyncGenerator[list[Any]]:
+    """Stage actors whose pipeline has answered forty prompts, exactly and with all stages busy."""
+    config = resolve(
+        parse(
+            {
+                "model": {"path": str(model)},
+                "parallel": {"pipeline_stages": stages, "tensor_ranks": ranks},
+                "scheduling": {"token_budget": 64, "max_requests": 32},
+                "kv": {"block_size": 4},
+            }
+        )
+    )
+    actors = create_stages(config, group)
+    flat = [actor for group in actors for actor in group]
+    pipeline = GraphPipeline(actors, config.scheduler.depth, accelerator)
+    try:
+        await asyncio.gather(*[actor.load.remote() for actor in flat])
+        await asyncio.gather(*[actor.allocate.remote(512, 0) for actor in flat])
+        core = build_core(replace(config.scheduler, num_blocks=512))
+        answers, most_in_flight = await asyncio.wait_for(answered(core, pipeline), 120)
+        assert answers == expected("llama")
+        assert most_in_flight == config.scheduler.depth
+        yield flat
+    finally:
+        pipeline.close()
+        for actor in flat:
+            ray.kill(actor)
+
+
+async def answered(core: Core, pipeline: GraphPipeline) -> tuple[list[list[int]], int]:
+    """Answers to the prompts, and the most steps that were in flight at once."""
+    prompts = make_prompts()
+    answers: list[list[int]] = [[] for _ in prompts]
+    finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    most_in_flight, num_left = 0, len(prompts)
+
+    def handle(event: Event) -> None:
+        nonlocal num_left, most_in_flight
+        for instruction in core.handle(event, time.monotonic()):
+            if isinstance(instruction, Execute):
+                pipeline.submit(instruction.plan)
+            elif isinstance(instruction, Emit):
+                for output in instruction.outputs:
+                    answers[output.request_id] += output.tokens
+                    num_left -= output.finish_reason is not None
+        most_in_flight = max(most_in_flight, len(core.in_flight))
+        if num_left == 0 and not core.in_flight and not finished.done():
+            finished.set_result(None)
+
+    def on_answer(answer: StepResult | StepError) -> None:
+        if isinstance(answer, StepError):
+            on_lost(answer.message)
+        else:
+            handle(StepDone(answer))
+
+    def on_lost(reason: str) -> None:
+        if not finished.done():
+            finished.set_exception(RuntimeError(reason))
+
+    await pipeline.open(on_answer, on_lost)
+    sampling = SamplingParams(max_tokens=MAX_TOKENS)
+    for i, prompt in enumerate(prompts):
+        handle(Submit(Request(i, prompt, sampling, time.monotonic())))
+    await finished
+    return answers, most_in_flight
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("stages", [2, 3])
+async def test_activations_over_the_accelerator_transport(
+    ray_cluster: None,
+    tiny_model: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    stages: int,
+    ranks: int,
+) -> None:
+    monkeypatch.setattr("actors.placement.StageActor", AcceleratedStage)
+    async with opened(tiny_model("llama"), stages, ranks, "cpu") as actors:
+        traffic = await asyncio.gather(*[actor.traffic.remote() for actor in actors])
+        for number, (sent, received) in enumerate(traffic):
+            assert (sent > 0) == (number < len(actors) - ranks), "all stages but the last send"
+            assert (received > 0) == (number >= ranks), "all stages but the first receive"
+
+
+@pytest.mark.parametrize(("stages", "ranks"), [(1, 1), (2, 1), (2, 2)])
+async def test_rings_by_tcp_as_between_nodes(
+    ray_cluster: None,
+    tiny_model: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    stages: int,
+    ranks: int,
+) -> None:
+    async def several(self: GraphPipeline) -> bool:
+        return False
+
+    monkeypatch.setattr(GraphPipeline, "_on_one_node", several)
+    async with opened(tiny_model("llama"), stages, ranks):
+        pass
+
+
+@pytest.mark.timeout(240)
+def test_stages_on_several_nodes(tiny_model: Callable[..., Path]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.live.several_nodes", str(tiny_model("llama"))],
+        cwd=Path(__file__).resolve().parents[2],
+        env={key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert "exact" in done.stdout, done.stderr[-3000:]
