@@ -147,6 +147,11 @@ def _decode(client: LoadClient, probe: Decode) -> dict[str, float]:
         # While all decode: from the last first token to the first last one.
         begin_s = max(t.event_times_s[0] for t in traces)
         end_s = min(t.event_times_s[-1] for t in traces)
+        if end_s <= begin_s:
+            raise typer.BadParameter(
+                f"decode.output_tokens: {probe.output_tokens} are so few that {streams} streams "
+                "never decoded together"
+            )
         count = sum(begin_s < at <= end_s for t in traces for at in t.event_times_s)
         found[f"decode {streams}, tokens/s"] = count / (end_s - begin_s)
     return found

@@ -32,6 +32,9 @@ class Message(Strict):
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = Field(default=None, max_length=128)
     refusal: str | None = None
+    annotations: list[Any] | None = Field(
+        default=None, description="Accepted and ignored: answers carry it, and are sent back."
+    )
     reasoning_content: str | None = Field(default=None, description="Given to the chat template.")
     audio: None = None
     function_call: None = None
