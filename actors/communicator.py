@@ -17,6 +17,8 @@ from ray.experimental.channel.communicator import Communicator, TorchTensorAlloc
 
 from actors.stage.group import RankGroup
 
+_NEVER_ASKED = "Legato's graphs neither overlap communication nor hold collectives"
+
 
 class StageCommunicator(Communicator):
     """All ranks of all stages in one group; only neighbours ever talk.
@@ -96,17 +98,17 @@ class StageCommunicator(Communicator):
 
     @property
     def recv_stream(self) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError(_NEVER_ASKED)
 
     @property
     def send_stream(self) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError(_NEVER_ASKED)
 
     def allgather(self, send_buf: torch.Tensor, recv_buf: torch.Tensor) -> None:
-        raise NotImplementedError
+        raise NotImplementedError(_NEVER_ASKED)
 
     def allreduce(self, send_buf: torch.Tensor, recv_buf: torch.Tensor, op: Any = None) -> None:
-        raise NotImplementedError
+        raise NotImplementedError(_NEVER_ASKED)
 
     def reducescatter(self, send_buf: torch.Tensor, recv_buf: torch.Tensor, op: Any = None) -> None:
-        raise NotImplementedError
+        raise NotImplementedError(_NEVER_ASKED)

@@ -44,7 +44,7 @@ ANSWERS = {
         "```python\ndef reverse(text):\n    return text[::-1]\n```"
     ),
 }
-PERPLEXITY_BOUND = 5.0  # 4.18 over all conversations of heldout.txt when it was trained
+PERPLEXITY_BOUND = 5.0  # 3.99 over all conversations of heldout.txt when it was trained
 
 PYTHON_NATS_PER_CHARACTER_BOUND = 1.1  # 0.921 over 300 pieces when it was trained
 PYTHON_PROMPTS = ("def read_lines(path):", "class Stack:", "import os")
