@@ -29,6 +29,7 @@ from actors.messages import iteration_dict
 from actors.scheduling.request import Objective
 from app.api.application import build_api
 from app.console.routes import console_routes
+from app.door import Door
 from app.engine import EngineUnavailable, GenerationRequest, ModelCard
 from app.handle_params import sampling_from
 from app.live_engine import EngineFailed, LiveEngine
@@ -66,6 +67,8 @@ class LLMServer:
         self.text = await text_task
         self.telemetry = self._observe(config, name)
         self.text.grammars.warm()
+        self.api = self._build_api()
+        self.door = await self._open_door()
         # What lives as long as the replica need not be walked by every collection.
         gc.collect()
         gc.freeze()
@@ -82,11 +85,24 @@ class LLMServer:
         self.engine.iterations.observers.append(telemetry.on_iteration)
         return telemetry
 
-    def __serve_build_asgi_app__(self) -> ASGIApp:
+    def _build_api(self) -> ASGIApp:
         routes = [Route("/metrics", self._metrics), *console_routes(self.engine)]
         return build_api(
             self.engine, self.text, self.settings.api, events=self.telemetry, extra_routes=routes
         )
+
+    async def _open_door(self) -> Door | None:
+        if self.settings.listen is None:
+            return None
+        door = Door(self.api, *self.settings.listen_address)
+        try:
+            await door.open()
+        except OSError as error:
+            raise EngineFailed(f"listen: {self.settings.listen}: {error.strerror}") from error
+        return door
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self.api
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.telemetry.metrics.render(), media_type=CONTENT_TYPE)
@@ -107,6 +123,9 @@ class LLMServer:
         return {"open_requests": float(self.engine.num_open)}
 
     async def __del__(self) -> None:
+        door = getattr(self, "door", None)
+        if door is not None:  # Serve waits for the requests it knows; these it does not
+            await door.close()
         engine = getattr(self, "engine", None)
         if engine is not None:
             await engine.close()

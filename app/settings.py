@@ -139,6 +139,18 @@ class Settings(_Section):
     engine: EngineSettings = EngineSettings()
     api: ApiOptions = Field(ApiOptions(), description="Guard rails: app/api/README.md.")
     telemetry: TelemetrySettings = TelemetrySettings()
+    listen: str | None = Field(
+        None,
+        pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\[\]]+):\d{1,5}$",
+        description="host:port where the replica itself answers HTTP, without any proxy: for one "
+        "replica, beside `proxy_location: Disabled`.",
+    )
+
+    @property
+    def listen_address(self) -> tuple[str, int]:
+        """Host and port of `listen`."""
+        host, _, port = (self.listen or "").rpartition(":")
+        return host.strip("[]"), int(port)
 
 
 def parse(args: Mapping[str, Any]) -> Settings:

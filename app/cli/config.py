@@ -11,7 +11,7 @@ import typer
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
-from app.cli.serve import load_config
+from app.cli.serve import load_config, place
 from app.settings import Settings, SettingsError, parse, resolve
 
 _err = Console(stderr=True, highlight=False)
@@ -21,7 +21,9 @@ Target = Annotated[Path, typer.Argument(help="A Serve config (YAML) or a model f
 
 def _applications(target: Path) -> list[dict[str, Any]]:
     try:
-        return list(load_config(target)["applications"])
+        config = load_config(target)
+        place(config, None, None)
+        return list(config["applications"])
     except SettingsError as error:
         _err.print(f"[red]error:[/] {error}")
         raise typer.Exit(2) from None
@@ -54,30 +56,28 @@ def show(target: Target) -> None:
 @config.command()
 def reference() -> None:
     """Print the reference of every setting as Markdown (configs/README.md is made of it)."""
-    typer.echo("\n".join(_lines(Settings, "")))
+    typer.echo("\n".join([*_HEAD, *_lines(Settings, "")]))
+
+
+_HEAD = ("| key | type | default | meaning |", "|---|---|---|---|")
 
 
 def _lines(section: Any, prefix: str) -> list[str]:
+    """The rows of a section's own keys, then its sections, each under a heading."""
     lines: list[str] = []
+    sections: list[str] = []
     fields: dict[str, FieldInfo] = section.model_fields
     for name, field in fields.items():
         nested: Any = field.annotation
         if hasattr(nested, "model_fields"):
-            lines += [
-                "",
-                f"### `{name}`",
-                "",
-                "| key | type | default | meaning |",
-                "|---|---|---|---|",
-            ]
-            lines += _lines(nested, f"{prefix}{name}.")
+            sections += ["", f"### `{name}`", "", *_HEAD, *_lines(nested, f"{prefix}{name}.")]
         else:
             kind = _kind(nested)
             default = "required" if field.is_required() else f"`{field.get_default()!r}`"
             if dataclasses.is_dataclass(nested):
                 default = "see app/api/README.md"
             lines.append(f"| `{prefix}{name}` | {kind} | {default} | {field.description or ''} |")
-    return lines
+    return lines + sections
 
 
 def _kind(annotation: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -68,17 +69,63 @@ def serve(
     """Serve a model until Ctrl-C."""
     try:
         config = load_config(target)
+        address = place(config, host, port)
         for application in config["applications"]:
             resolve(parse(application.get("args") or {}))
+        _check_free(*address)
     except SettingsError as error:
         _console.print(f"[red]error:[/] {error}")
         raise typer.Exit(2) from None
-    http = config.setdefault("http_options", {})
-    http["host"] = host or http.get("host", "127.0.0.1")
-    http["port"] = port or http.get("port", 8000)
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
+    if config.get("proxy_location") == "Disabled":
+        os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
     raise typer.Exit(_run(config))
+
+
+def place(config: dict[str, Any], host: str | None, port: int | None) -> tuple[str, int]:
+    """Set where the config's HTTP answers and return it: the proxies', or a lone replica's own.
+
+    Raises SettingsError where nothing would answer, or `listen` contradicts the rest.
+    """
+    http = config.setdefault("http_options", {})
+    listening = [a["args"] for a in config["applications"] if (a.get("args") or {}).get("listen")]
+    if listening:
+        _check_alone(config)
+        own = parse(listening[0]).listen_address
+        http["host"], http["port"] = host or own[0], port or own[1]
+        shown = f"[{http['host']}]" if ":" in http["host"] else http["host"]
+        listening[0]["listen"] = f"{shown}:{http['port']}"
+    elif config.get("proxy_location") == "Disabled":
+        raise SettingsError("proxy_location: Disabled leaves no HTTP; set args.listen or HeadOnly")
+    else:
+        http["host"] = host or http.get("host", "127.0.0.1")
+        http["port"] = port or http.get("port", 8000)
+    return http["host"], http["port"]
+
+
+def _check_alone(config: dict[str, Any]) -> None:
+    """`listen` is for one replica of one application."""
+    deployments = [d for a in config["applications"] for d in a.get("deployments") or []]
+    several = any(
+        d.get("num_replicas") not in (None, 1) or d.get("autoscaling_config") for d in deployments
+    )
+    if len(config["applications"]) > 1 or several:
+        raise SettingsError(
+            "listen: only for one replica; for several, drop it and set proxy_location: HeadOnly"
+        )
+    if config.get("proxy_location") != "Disabled":
+        raise SettingsError("listen: needs proxy_location: Disabled, or a proxy takes the port")
+
+
+def _check_free(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise SettingsError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose with --host, --port"
+        ) from error
 
 
 def load_config(target: Path) -> dict[str, Any]:

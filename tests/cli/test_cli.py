@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,38 @@ def test_serve_refuses_a_bad_config_before_anything_starts(tmp_path: Path) -> No
     assert result.exit_code == 2
     assert "block_sise" in result.output
     assert "block_size" in result.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"proxy_location": "HeadOnly"}, "listen: needs proxy_location: Disabled"),
+        ({"deployments": [{"name": "LLMServer", "num_replicas": 2}]}, "only for one replica"),
+        ({"listen": None}, "proxy_location: Disabled leaves no HTTP"),
+        ({"listen": "8000"}, "listen: String should match"),
+    ],
+)
+def test_serve_refuses_a_config_that_could_not_be_reached(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    config = yaml.safe_load((ROOT / "configs/serve/demo.yaml").read_text())
+    application = config["applications"][0]
+    for key, value in changes.items():
+        place = {"proxy_location": config, "listen": application["args"]}.get(key, application)
+        place[key] = value
+    path = tmp_path / "unreachable.yaml"
+    path.write_text(yaml.safe_dump(config))
+    result = runner.invoke(app, ["serve", str(path)])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+def test_serve_says_at_once_that_a_port_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = runner.invoke(app, ["serve", "configs/serve/demo.yaml", "--port", str(port)])
+    assert result.exit_code == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in result.output
 
 
 def test_generate_says_how_to_start_a_server() -> None:

@@ -42,11 +42,16 @@ def _environment() -> dict[str, str]:
 
 @contextmanager
 def running(folder: Path, args: dict[str, Any], **deployment: Any) -> Iterator[Server]:
-    """`legato serve CONFIG` until the block ends, then Ctrl-C as a user would."""
-    config: dict[str, Any] = yaml.safe_load((ROOT / "configs/serve/demo.yaml").read_text())
-    config["applications"][0]["args"] = args
+    """`legato serve CONFIG` until the block ends, then Ctrl-C as a user would.
+
+    A lone replica answers HTTP itself; with `deployment` (num_replicas=2, ...) HAProxy is in front.
+    """
+    name = "two_replicas" if deployment else "demo"
+    config: dict[str, Any] = yaml.safe_load((ROOT / f"configs/serve/{name}.yaml").read_text())
+    application = config["applications"][0]
+    application["args"] = args if deployment else {"listen": "127.0.0.1:8000", **args}
     if deployment:
-        config["applications"][0]["deployments"] = [{"name": "LLMServer", **deployment}]
+        application["deployments"] = [{"name": "LLMServer", **deployment}]
     path = folder / "serve.yaml"
     path.write_text(yaml.safe_dump(config))
     port = free_port()
