@@ -302,4 +302,5 @@ class LiveEngine:
                     del open_[output.request_id]
         if record is not None:
             self._rebuilds = 0
-            self.iterations.publish(record)
+            # After the streams that were just woken: their tokens go out first.
+            asyncio.get_running_loop().call_soon(self.iterations.publish, record)

@@ -105,7 +105,7 @@ class LLMServer:
         return self.api
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self.telemetry.metrics.render(), media_type=CONTENT_TYPE)
+        return Response(self.telemetry.render(), media_type=CONTENT_TYPE)
 
     # ---- Serve's hooks -----------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ _KINDS = (
     ("ray::SchedulerActor", "scheduler"),
     ("ray::StageActor", "stage"),
     ("haproxy", "haproxy"),
+    ("legato serve", "driver"),
     ("ray::", "ray"),
     ("raylet", "ray"),
     ("gcs_server", "ray"),

@@ -38,7 +38,13 @@ ENVIRONMENT = {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray's daemons poll for clusters of thousands of nodes; on one machine that is idle heat.
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",
+    "EVENT_AGENT_REPORT_INTERVAL_SECONDS": "10",
+    "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
+    "RAY_raylet_check_gc_period_milliseconds": "2000",
+    "RAY_object_manager_timer_freq_ms": "1000",
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_gcs_pull_resource_loads_period_milliseconds": "5000",
     "RAY_kill_idle_workers_interval_ms": "5000",
@@ -187,8 +193,7 @@ def _run(config: dict[str, Any]) -> int:
             problem = "interrupted"
     if problem is None and not done.is_set():
         _banner(config, address, time.monotonic() - begin_s)
-        while not done.wait(0.5):
-            pass
+        done.wait()
     if problem is not None:
         _console.print(f"[red]error:[/] {problem}")
     with _console.status("draining and stopping (Ctrl-C again to stop at once)"):

@@ -39,6 +39,7 @@ def iteration(step: int, **changes: Any) -> list[Any]:
 
 
 def value(telemetry: Telemetry, name: str, **labels: str) -> float:
+    telemetry.catch_up()
     found = telemetry.metrics.registry.get_sample_value(
         f"legato_{name}", {"model_name": "tiny", **labels}
     )
@@ -64,7 +65,11 @@ def test_a_request_and_its_tokens_are_counted() -> None:
     assert value(telemetry, "generation_tokens_total") == 4
     assert value(telemetry, "prefix_cache_hit_tokens_total") == 3
     assert value(telemetry, "request_success_total", finished_reason="stop") == 1
-    assert b"# TYPE legato_inter_token_latency_seconds histogram" in telemetry.metrics.render()
+    telemetry.on_request_start(request, 200.0)
+    telemetry.on_tokens(request, 5, 200.5)
+    rendered = telemetry.render().decode()  # counts what has only been noted so far
+    assert "# TYPE legato_inter_token_latency_seconds histogram" in rendered
+    assert 'legato_generation_tokens_total{model_name="tiny"} 9.0' in rendered
 
 
 def test_iterations_give_gauges_bubbles_and_counts() -> None:
