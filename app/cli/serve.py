@@ -198,6 +198,8 @@ def _run(config: dict[str, Any]) -> int:
         _console.print(f"[red]error:[/] {problem}")
     with _console.status("draining and stopping (Ctrl-C again to stop at once)"):
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+        # Serve kills its controller in the middle of a call, and Ray tells the user so.
+        ray._private.worker._worker_logs_enabled = False
         ray_serve.shutdown()
         ray.shutdown()
     return 0 if problem is None else 1
