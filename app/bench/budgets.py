@@ -3,7 +3,7 @@
 The capacity of fixed token budgets and of the adaptive one under the same objective: one engine,
 the budget switched live between searches, equal arrivals and lengths for all. The adaptive budget
 is searched first and last, which shows how far the machine drifted meanwhile. The simulator makes
-every search too, on a machine of today's mood (see `validate`).
+every search too, on a machine as fast as it was in the searches before and after (see `validate`).
 """
 
 from __future__ import annotations
@@ -119,11 +119,13 @@ def search_all(
     with tempfile.TemporaryDirectory(prefix="legato-budgets-") as folder:
         args = {**args, "telemetry": {"directory": folder, "events": True}}
         live = asyncio.run(search_live(args, budgets, load, limits, tolerance))
-        config, profile, (_, calibration, *_) = read_log(Path(folder))
+        config, profile, (_, *steps_of) = read_log(Path(folder))
     found = []
-    for budget, (qps, probes) in zip(budgets, live, strict=True):
+    for number, (budget, (qps, probes)) in enumerate(zip(budgets, live, strict=True)):
         settings = config.with_changes(budget_changes(budget, limits.tbt_ms))
-        simulated = simulated_capacity(settings, profile, calibration, load, limits, tolerance)
+        # The first run only told the mood, so what precedes this search's steps is at `number`.
+        around = [*steps_of[number], *(steps_of[number + 2] if number + 2 < len(steps_of) else ())]
+        simulated = simulated_capacity(settings, profile, around, load, limits, tolerance)
         found.append(Found(budget, qps, simulated, tuple(probes)))
     return found
 

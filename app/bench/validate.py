@@ -1,10 +1,11 @@
 """`legato bench validate`: the simulator against this machine, on the very same arrivals.
 
-A live engine serves every load under every policy, with its event log on. A first run of each
-policy, of other requests, only measures the machine's mood (how much slower than its profile it is
-today, and how much passes between steps); then each run is simulated and its figures are put
-beside the live ones. The same log says how far the cost model is from steps that its fit never
-saw, and repeated rounds say how far the machine is from itself.
+A live engine serves every load under every policy, with its event log on. Then each run is
+simulated, and its figures are put beside the live ones. What the simulation is told of the mood of
+the machine (how much slower than its profile steps are, and how much passes between them) comes
+from the policy's other runs of the same round, never from the run it is held against; with a single
+load, from a first run of other requests. The same log says how far the cost model is from steps
+that its fit never saw, and repeated rounds say how far the machine is from itself.
 """
 
 from __future__ import annotations
@@ -142,24 +143,30 @@ def validate(
         warm_ups = [(policy, warm_up) for policy in policies]
         traces = asyncio.run(serve_all(args, [*warm_ups, *order]))
         config, profile, (_, *steps_of) = read_log(Path(folder))
-    calibrations = dict(zip(policies, steps_of, strict=False))
+    first, steps_of = dict(zip(policies, steps_of, strict=False)), steps_of[len(policies) :]
     found = []
-    measured = zip(order, traces[len(policies) :], steps_of[len(policies) :], strict=True)
-    for number, ((policy, load), run, steps) in enumerate(measured):
-        settings = config.with_changes(policy_changes(policy))
+    for number, (policy, load) in enumerate(order):
+        # A block of `order` is one policy's runs of one round.
+        block_begin = number - number % len(loads)
+        block = range(block_begin, block_begin + len(loads))
+        others = [step for other in block if other != number for step in steps_of[other]]
         found.append(
             Run(
                 policy,
                 load.qps,
                 number // (len(policies) * len(loads)),
-                live_figures(run),
+                live_figures(traces[len(policies) + number]),
                 simulated_figures(
-                    load.jobs(), settings, profile, calibrations[policy], seed=number
+                    load.jobs(),
+                    config.with_changes(policy_changes(policy)),
+                    profile,
+                    others or first[policy],
+                    seed=number,
                 ),
-                mood(steps, profile),
+                mood(steps_of[number], profile),
             )
         )
-    return mood(calibrations[policies[0]], profile), found
+    return mood(first[policies[0]], profile), found
 
 
 def command(
