@@ -18,7 +18,8 @@ class IterationFeed:
 
     def __init__(self) -> None:
         self.observers: list[Observer] = []
-        self._subscribers: set[asyncio.Queue[list[Any]]] = set()
+        self._subscribers: set[asyncio.Queue[list[Any] | None]] = set()
+        self._closed = False
 
     def publish(self, record: list[Any]) -> None:
         for observer in self.observers:
@@ -27,15 +28,24 @@ class IterationFeed:
             with suppress(asyncio.QueueFull):  # a console that sleeps misses iterations
                 queue.put_nowait(record)
 
+    def close(self) -> None:
+        """End every subscription: whoever watches must not hold up a replica that leaves."""
+        self._closed = True
+        for queue in self._subscribers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(None)
+
     async def subscribe(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
-        """Batches of iterations as dicts, from now on."""
-        queue: asyncio.Queue[list[Any]] = asyncio.Queue(_MAX_QUEUED)
+        """Batches of iterations as dicts, from now on until the feed is closed."""
+        queue: asyncio.Queue[list[Any] | None] = asyncio.Queue(_MAX_QUEUED)
         self._subscribers.add(queue)
         try:
-            while True:
+            while not self._closed:
                 batch = [await queue.get()]
                 while not queue.empty():
                     batch.append(queue.get_nowait())
-                yield [iteration_dict(record) for record in batch]
+                if records := [iteration_dict(record) for record in batch if record is not None]:
+                    yield records
         finally:
             self._subscribers.discard(queue)

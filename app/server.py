@@ -125,6 +125,7 @@ class LLMServer:
     async def __del__(self) -> None:
         door = getattr(self, "door", None)
         if door is not None:  # Serve waits for the requests it knows; these it does not
+            self.engine.iterations.close()
             await door.close()
         engine = getattr(self, "engine", None)
         if engine is not None:

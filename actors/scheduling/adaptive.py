@@ -43,7 +43,8 @@ class AdaptiveBudget:
     tbt_s: the deployment's objective; a request's own takes precedence; None promises nothing.
     max_requests: sequence slots; with max_step_tokens the limits of the engine.
     smoothness: longest gap allowed, in objectives (see `slack`).
-    headroom: share of every limit kept back for what happens behind the engine's answers.
+    headroom: share of every limit kept back for what happens behind the engine's answers, on the
+        way to a client's eyes; a step that needed it counts as a miss.
     growth: context tokens by which running requests may still grow; new prompts are held back
         while decodes alone would miss the objective after that growth.
     efficiency: share of the best token rate that ends the wish for longer steps.
@@ -55,7 +56,7 @@ class AdaptiveBudget:
     max_step_tokens: int
     max_requests: int
     smoothness: float = 1.0
-    headroom: float = 0.01
+    headroom: float = 0.05
     growth: int = 128
     efficiency: float = 0.9
     pace: float = 0.01
@@ -108,9 +109,10 @@ class AdaptiveBudget:
             ((shape, duration_s),) = answered
             gap_s, tbt_s = now_s - begin_s, self.tbt_s or INFINITY
             self._outside.add(min(max(0.0, gap_s - duration_s), OUTSIDE_SHARE * tbt_s))
+            kept = gap_s <= tbt_s * (1.0 - self.headroom)
             # Without prefill there was nothing to leave out.
-            if shape.num_decodes and (gap_s <= tbt_s or shape.prefills):
-                self._kept.note(gap_s <= tbt_s)
+            if shape.num_decodes and (kept or shape.prefills):
+                self._kept.note(kept)
         answered.clear()
 
     # ---- how long may this step take --------------------------------------------------

@@ -12,12 +12,13 @@ class KeptShare:
     Bounds from predictions know neither what they were not shown (another process on the core, a
     page fault) nor how such delays add up. A miss lowers the share by `rate`; steps that keep
     the objective raise it so slowly that one miss in 1 / `allowed` steps leaves it where it is.
+    It begins below one: trust is earned, a thousand steps for the first tenth.
     """
 
     allowed: float = 0.005  # half of what a P99 objective forgives
     rate: float = 0.02
     least: float = 0.7
-    value: float = 1.0
+    value: float = 0.9
 
     def note(self, kept: bool) -> None:
         if kept:

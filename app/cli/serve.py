@@ -37,6 +37,8 @@ ENVIRONMENT = {
     # Ray runs its workers 15 nice levels below everybody else's: tokens would wait for anything.
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's own processes talk, and listen, on the loopback address alone.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # Ray's daemons poll for clusters of thousands of nodes; on one machine that is idle heat.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",

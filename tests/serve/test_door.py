@@ -114,11 +114,16 @@ def test_a_killed_replica_comes_back_on_its_port_and_ctrl_c_drains(
 
         body = {"model": server.model, "prompt": [7] * 5, "max_tokens": 200}
         body |= {"ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+        with (
+            httpx.stream("GET", f"{server.url}/console/feed") as watching,
+            httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer,
+        ):
             lines = answer.iter_lines()
             next(lines)
             server.process.send_signal(signal.SIGINT)
             assert [line for line in lines if line][-1] == "data: [DONE]"
+            assert "data: " in watching.read().decode()  # to its end: an open console is let go
+        assert server.process.wait(60) == 0
 
 
 @pytest.mark.serve
