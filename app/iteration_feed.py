@@ -45,7 +45,8 @@ class IterationFeed:
                 batch = [await queue.get()]
                 while not queue.empty():
                     batch.append(queue.get_nowait())
-                if records := [iteration_dict(record) for record in batch if record is not None]:
-                    yield records
+                known = [record for record in batch if record is not None]
+                if known:
+                    yield [iteration_dict(record) for record in known]
         finally:
             self._subscribers.discard(queue)
