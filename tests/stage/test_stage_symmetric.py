@@ -32,9 +32,9 @@ def reduce_all(rank: int, address: str, answers: Any) -> None:
     for name, shape in ITEMS.items():
         x = torch.randn(shape, generator=generator)
         assert group.all_reduce(x) is x
-        answers.put((name, rank, x))
+        answers.put((name, rank, x.numpy()))  # by value: a tensor's memory ends with its process
     other = torch.full((8,), rank + 1, dtype=torch.int64)
-    answers.put(("other type", rank, group.all_reduce(other)))
+    answers.put(("other type", rank, group.all_reduce(other).numpy()))
     (memory,) = shared_symmetric_memory.SharedMemory.groups.values()
     answers.put(("shots", rank, (memory.num_one_shots, memory.num_two_shots)))
     group.close()
@@ -61,7 +61,7 @@ def test_sums_are_those_of_the_group() -> None:
     for name, shape in ITEMS.items():
         expected = sum(torch.randn(shape, generator=g) for g in generators)
         for rank in range(2):
-            torch.testing.assert_close(found[name, rank], expected)
+            torch.testing.assert_close(torch.from_numpy(found[name, rank]), expected)
     for rank in range(2):
         assert found["other type", rank].tolist() == [3] * 8
         assert found["shots", rank] == (2, 1)
