@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from actors.engine_config import EngineConfig, KVMemory
 from actors.scheduling.build import check_config
@@ -145,6 +145,13 @@ class Settings(_Section):
         description="host:port where the replica itself answers HTTP, without any proxy: for one "
         "replica, beside `proxy_location: Disabled`.",
     )
+
+    @field_validator("listen")
+    @classmethod
+    def _port_exists(cls, value: str | None) -> str | None:
+        if value is not None and not 1 <= int(value.rpartition(":")[2]) <= 65535:
+            raise ValueError("the port must lie between 1 and 65535")
+        return value
 
     @property
     def listen_address(self) -> tuple[str, int]:

@@ -72,7 +72,9 @@ def serve(
         typer.Argument(help="A Serve config (YAML), or a Hugging Face model folder."),
     ] = DEFAULT_CONFIG,
     host: Annotated[str | None, typer.Option(help="Overrides the config's host.")] = None,
-    port: Annotated[int | None, typer.Option(help="Overrides the config's port.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Overrides the config's port.")
+    ] = None,
 ) -> None:
     """Serve a model until Ctrl-C."""
     try:
@@ -130,9 +132,10 @@ def _check_free(host: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()
-    except OSError as error:
+    except (OSError, OverflowError, TypeError) as error:  # taken, or no such address or port
+        reason = getattr(error, "strerror", None) or error
         raise SettingsError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose with --host, --port"
+            f"cannot listen on {host}:{port}: {reason}; choose with --host, --port"
         ) from error
 
 

@@ -86,6 +86,9 @@ def test_serve_refuses_a_bad_config_before_anything_starts(tmp_path: Path) -> No
         ({"deployments": [{"name": "LLMServer", "num_replicas": 2}]}, "only for one replica"),
         ({"listen": None}, "proxy_location: Disabled leaves no HTTP"),
         ({"listen": "8000"}, "listen: String should match"),
+        ({"listen": "127.0.0.1:0"}, "the port must lie between 1 and 65535"),
+        ({"listen": "127.0.0.1:70000"}, "the port must lie between 1 and 65535"),
+        ({"listen": "no.such.host.invalid:8000"}, "cannot listen on no.such.host.invalid:8000"),
     ],
 )
 def test_serve_refuses_a_config_that_could_not_be_reached(
