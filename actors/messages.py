@@ -207,14 +207,15 @@ def pack_abort(request_ids: list[int]) -> bytes:
 # ---- scheduler -> replica -------------------------------------------------------------------
 
 
-_PLAIN = Output(0, 0, ())[3:]
+PLAIN_FIELDS = 3  # request, index, tokens: the row of a token that comes with nothing else
+_PLAIN = Output(0, 0, ())[PLAIN_FIELDS:]
 
 
 def pack_outputs(outputs: tuple[Output, ...]) -> list[Any]:
-    """Rows of an iteration's news; the common case (one plain token) stays three fields."""
+    """Rows of an iteration's news; the common case (a plain token) is PLAIN_FIELDS long."""
     rows: list[Any] = []
     for o in outputs:
-        if o[3:] == _PLAIN:
+        if o[PLAIN_FIELDS:] == _PLAIN:
             rows.append((o.request_id, o.index, o.tokens))
         else:
             rows.append(
@@ -235,7 +236,7 @@ def pack_outputs(outputs: tuple[Output, ...]) -> list[Any]:
 
 
 def unpack_output(row: Any) -> Output:
-    if len(row) == 3:
+    if len(row) == PLAIN_FIELDS:
         return Output(row[0], row[1], tuple(row[2]))
     (
         request_id, index, tokens, reason, cached,

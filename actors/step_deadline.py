@@ -27,7 +27,8 @@ class StepDeadline:
     """Calls `overdue(limit_s)` when the oldest outstanding step takes implausibly long.
 
     A step may take `factor` times what is predicted, or else what its tokens have taken lately,
-    but never less than `floor_s`.
+    but never less than `floor_s`. A timer that rings early sets itself anew: cheaper than one for
+    every step.
     """
 
     def __init__(self, floor_s: float, factor: float, overdue: Callable[[float], None]) -> None:
@@ -36,6 +37,8 @@ class StepDeadline:
         self._overdue = overdue
         self._steps: deque[Outstanding] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._limit_s = 0.0  # of the oldest step, from when it became the oldest
+        self._due_s = 0.0  # on the loop's clock
         self._slowest_token_s = 0.0
 
     def __len__(self) -> int:
@@ -43,13 +46,13 @@ class StepDeadline:
 
     def submitted(self, plan: StepPlan, now_s: float, predicted_s: float | None) -> None:
         self._steps.append(Outstanding(plan, now_s, predicted_s))
-        if self._timer is None:
-            self._arm()
+        if len(self._steps) == 1:
+            self._expect()
 
     def answered(self) -> Outstanding:
         """The oldest step has its answer; the clock of the next one starts."""
         step = self._steps.popleft()
-        self._arm()
+        self._expect()
         return step
 
     def observe(self, num_tokens: int, seconds: float) -> None:
@@ -59,18 +62,31 @@ class StepDeadline:
     def clear(self) -> None:
         """Whatever is outstanding will not be answered."""
         self._steps.clear()
-        self._arm()
 
-    def _arm(self) -> None:
+    def _expect(self) -> None:
+        """The oldest step, if there is one, has from now on until its limit."""
+        if not self._steps:
+            return
+        loop = asyncio.get_running_loop()
+        self._limit_s = self._limit_of(self._steps[0])
+        self._due_s = loop.time() + self._limit_s
         if self._timer is not None:
+            if self._timer.when() <= self._due_s:
+                return
             self._timer.cancel()
-            self._timer = None
-        if self._steps:
-            limit_s = self._limit_s(self._steps[0])
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(limit_s, self._overdue, limit_s)
+        self._timer = loop.call_at(self._due_s, self._look)
 
-    def _limit_s(self, step: Outstanding) -> float:
+    def _look(self) -> None:
+        self._timer = None
+        if not self._steps:
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._due_s:
+            self._timer = loop.call_at(self._due_s, self._look)
+        else:
+            self._overdue(self._limit_s)
+
+    def _limit_of(self, step: Outstanding) -> float:
         num_tokens = step.plan.num_tokens
         estimate_s = step.predicted_s or num_tokens * self._slowest_token_s
         limit_s = max(self._floor_s, estimate_s * self._factor)

@@ -15,7 +15,9 @@ from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from app.api.ingress import BODY_WRITER
 
 logger = logging.getLogger("legato.door")
 
@@ -35,7 +37,7 @@ class Door:
         self._address = (host, port)
         config = uvicorn.Config(
             app,
-            http=_Protocol,
+            http=DoorProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -63,7 +65,29 @@ class Door:
         await self._server.shutdown()
 
 
-class _Protocol(HttpToolsProtocol):
+class _BodyWriter:
+    """`app.api.ingress.BodyWriter`: what `RequestResponseCycle.send` does with a chunk."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def is_open(self) -> bool:
+        cycle = self._cycle
+        return bool(
+            cycle.chunked_encoding
+            and not cycle.response_complete
+            and not cycle.disconnected
+            and not cycle.flow.write_paused
+            and not cycle.transport.is_closing()
+        )
+
+    def write(self, body: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+
+
+class DoorProtocol(HttpToolsProtocol):
     """uvicorn's, with limits to the size and the age of a request's head, which it lacks."""
 
     _in_head = True
@@ -85,6 +109,8 @@ class _Protocol(HttpToolsProtocol):
         now = formatdate(usegmt=True).encode()
         self.server_state.default_headers = [(b"date", now)]
         super().on_headers_complete()
+        cycle = self.cycle
+        cycle.scope[BODY_WRITER] = _BodyWriter(cycle)  # type: ignore[typeddict-unknown-key]
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

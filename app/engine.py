@@ -6,7 +6,7 @@ and over a hand-computable engine in the tests. No Ray, no torch.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -78,6 +78,11 @@ class TokenChunk:
     queued_s: float = 0.0
 
 
+# Takes plain tokens (no end, no log-probabilities) of continuation `index` on the spot, or returns
+# False: then they come as a chunk.
+Express = Callable[[int, list[int]], bool]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """What clients may know of the served model."""
@@ -97,8 +102,13 @@ class EngineClient(Protocol):
     @property
     def card(self) -> ModelCard: ...
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+    def generate(
+        self, request: GenerationRequest, express: Express | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
         """Stream chunks until every continuation has a finish_reason.
+
+        Tokens that come while the caller waits for a chunk may be handed to `express` instead.
+        What it raises, the caller gets.
 
         Closing the generator (or cancelling its task) aborts and frees the KV blocks.
         Raises EngineError subclasses, before the first chunk where possible.

@@ -21,7 +21,7 @@ import msgpack
 import ray
 
 from actors.engine_config import EngineConfig
-from actors.messages import pack_abort, pack_submit, unpack_output
+from actors.messages import PLAIN_FIELDS, pack_abort, pack_submit, unpack_output
 from actors.placement import current_group, scheduler_options
 from actors.scheduler import SchedulerActor
 from actors.scheduling.request import Request
@@ -29,6 +29,7 @@ from actors.stage.spec import StageInfo
 from actors.wire import FrameProtocol, listen, private_directory
 from app.engine import (
     EngineUnavailable,
+    Express,
     GenerationFailed,
     GenerationRequest,
     ModelCard,
@@ -195,7 +196,9 @@ class LiveEngine:
     def num_open(self) -> int:
         return len(self._open)
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+    async def generate(
+        self, request: GenerationRequest, express: Express | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
         if self._failure is not None:
             raise EngineUnavailable(self._failure, retry_after_s=10.0)
         if not self._ready.is_set():
@@ -203,7 +206,7 @@ class LiveEngine:
                 await asyncio.wait_for(self._ready.wait(), 30.0)
             except TimeoutError:
                 raise EngineUnavailable("the engine is being rebuilt", retry_after_s=5.0) from None
-        stream = Stream()
+        stream = Stream(express)
         ids = self._ids[request.request_id] = self._submit(request, stream)
         try:
             while stream.num_open > 0:
@@ -292,6 +295,9 @@ class LiveEngine:
             continuation = open_.get(row[0])
             if continuation is None:
                 continue  # finished or abandoned meanwhile
+            if len(row) == PLAIN_FIELDS:
+                continuation.deliver_plain(row[1], row[2])
+                continue
             output = unpack_output(row)
             if output.error is not None:
                 open_.pop(output.request_id)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from actors.scheduling.events import Output
 from actors.scheduling.request import Request
-from app.engine import EngineError, TokenChunk
+from app.engine import Express, TokenChunk
 
 
 class Stream:
@@ -15,15 +15,31 @@ class Stream:
 
     A slow reader costs memory for its own token ids alone: chunks queued for the same continuation
     merge into one.
+
+    Waking a reader for every token costs more than the token: caches are cold by the time it
+    comes. `express`, where given, is called in place of that, but only while the reader waits, so
+    that nothing is overtaken.
     """
 
-    __slots__ = ("_error", "_pending", "_waiter", "num_open")
+    __slots__ = ("_error", "_express", "_pending", "_waiter", "num_open")
 
-    def __init__(self) -> None:
+    def __init__(self, express: Express | None = None) -> None:
         self._pending: dict[int, TokenChunk] = {}
         self._waiter: asyncio.Future[None] | None = None
-        self._error: EngineError | None = None
+        self._error: Exception | None = None
+        self._express = express
         self.num_open = 0  # continuations without a finish reason taken by the reader
+
+    def pass_on(self, index: int, tokens: list[int]) -> bool:
+        """Hand plain tokens to `express`; False when they must be pushed."""
+        waiter = self._waiter
+        if self._express is None or waiter is None or waiter.done():
+            return False
+        try:
+            return self._express(index, tokens)
+        except Exception as error:  # the reader's own, so it shall have it
+            self.fail(error)
+            return True
 
     def push(self, chunk: TokenChunk) -> None:
         queued = self._pending.get(chunk.index)
@@ -39,7 +55,7 @@ class Stream:
             queued.queued_s = queued.queued_s or chunk.queued_s
         self._wake()
 
-    def fail(self, error: EngineError) -> None:
+    def fail(self, error: Exception) -> None:
         self._error = error
         self._wake()
 
@@ -82,6 +98,13 @@ class Continuation:
 
     def __post_init__(self) -> None:
         self.base = len(self.request.output)
+
+    def deliver_plain(self, index: int, tokens: list[int]) -> None:
+        """`deliver` for tokens that come with nothing else, as nearly all do."""
+        if index == self.base + len(self.delivered) and self.stream.pass_on(self.index, tokens):
+            self.delivered += tokens
+        else:
+            self.deliver(Output(self.request.request_id, index, tuple(tokens)))
 
     def deliver(self, output: Output) -> None:
         """Pass on what is new; a replayed token that was delivered before is dropped."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import ApiError, from_engine
-from app.api.ingress import TRANSPORT
+from app.api.ingress import BODY_WRITER, TRANSPORT, BodyWriter
 from app.api.options import ApiOptions
 from app.api.validation import parse_body
 from app.engine import EngineError
@@ -107,6 +107,11 @@ class Call:
     def watch_client(self) -> ClientWatch:
         """A context that ends with ClientGone as soon as the client disconnects."""
         return ClientWatch(self._receive)
+
+    @property
+    def body_writer(self) -> BodyWriter | None:
+        """For parts of a streamed body that must not wait; None where the server has none."""
+        return self.scope.get(BODY_WRITER)
 
     def abort(self) -> None:
         """Drop the connection at once, unsent bytes included."""

@@ -64,6 +64,16 @@ class Continuation:
         self._shown_chars = 0  # given out so far
         self._held_entries: list[tuple[TokenLogprobs, int]] = []
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a plain token is a piece of text and nothing more, which `take_plain` needs."""
+        return self._stops is None and not self.finished
+
+    def take_plain(self, tokens: list[int]) -> Piece:
+        """The piece of tokens that come with nothing else."""
+        self.num_tokens += len(tokens)
+        return Piece(self.index, self._detokenizer.push(tokens), len(tokens))
+
     def take(self, chunk: TokenChunk) -> Piece:
         """The piece of text that this chunk makes certain; raises EngineError if it failed."""
         reason = chunk.finish_reason
@@ -72,8 +82,7 @@ class Continuation:
         if reason is FinishReason.ABORT:
             raise EngineUnavailable("The generation was ended by the server.")
         if self._stops is None and not chunk.logprobs and reason is None:
-            self.num_tokens += len(chunk.tokens)
-            return Piece(self.index, self._detokenizer.push(chunk.tokens), len(chunk.tokens))
+            return self.take_plain(chunk.tokens)
         return self._take_carefully(chunk)
 
     def _take_carefully(self, chunk: TokenChunk) -> Piece:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Final
+from typing import Final, Protocol
 
 from actors.scheduling.plan import TokenLogprobs
 from app.api.call import Call, ClientGone
@@ -13,9 +13,19 @@ from app.api.context import Context
 from app.api.continuation import Continuation, Piece, TextRules
 from app.api.errors import from_engine
 from app.api.events import RequestInfo, RequestOutcome
-from app.engine import EngineError, GenerationRequest, TokenChunk
+from app.engine import EngineError, Express, GenerationRequest, TokenChunk
 
 _MERGE_QUEUE: Final = 64  # chunks waiting between the prompts of a batch and their one reader
+
+
+class Outlet(Protocol):
+    """Where a piece of text can go without waiting."""
+
+    def is_open(self) -> bool:
+        """False while it would have to wait."""
+        ...
+
+    def put(self, piece: Piece) -> None: ...
 
 
 class Generation:
@@ -64,9 +74,10 @@ class Generation:
     def num_cached_tokens(self) -> int:
         return sum(self._num_cached_tokens)
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
+    async def pieces(self, outlet: Outlet | None = None) -> AsyncGenerator[Piece, None]:
         """Every continuation's news until all are finished; close it to abort.
 
+        Pieces that are mere text and come while the caller waits may go to `outlet` instead.
         Raises EngineError. Reports to ApiEvents, whichever way it ends.
         """
         context = self._context
@@ -77,7 +88,10 @@ class Generation:
         started = False
         status, reason = 200, "disconnect"
         try:
-            source = self._one(0) if len(self._requests) == 1 else self._all()
+            if len(self._requests) == 1:
+                source = self._one(0, None if outlet is None else self._express(outlet))
+            else:
+                source = self._all()
             async with aclosing(source) as pieces:
                 async for piece in pieces:
                     if piece.num_tokens:
@@ -115,14 +129,32 @@ class Generation:
                 clock(),
             )
 
-    async def _one(self, number: int) -> AsyncGenerator[Piece, None]:
+    def _express(self, outlet: Outlet) -> Express:
+        """A token's short way to the client: no task wakes for it."""
+        continuations, info = self.continuations, self.info
+        on_tokens = self._context.events.on_tokens
+        clock = asyncio.get_running_loop().time
+
+        def take(index: int, tokens: list[int]) -> bool:
+            continuation = continuations[index]
+            if not (continuation.is_plain and outlet.is_open()):
+                return False
+            on_tokens(info, len(tokens), clock())
+            outlet.put(continuation.take_plain(tokens))
+            return True
+
+        return take
+
+    async def _one(
+        self, number: int, express: Express | None = None
+    ) -> AsyncGenerator[Piece, None]:
         """The continuations of one prompt."""
         engine = self._context.engine
         request = self._requests[number]
         first = number * self._n
         mine = self.continuations[first : first + self._n]
         num_open = len(mine)
-        async with aclosing(engine.generate(request)) as chunks:
+        async with aclosing(engine.generate(request, express)) as chunks:
             async for chunk in chunks:
                 continuation = mine[chunk.index]
                 self._note_prompt(number, chunk)

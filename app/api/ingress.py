@@ -8,7 +8,7 @@ Python proxies) run, and they are gone by then. The application does the same fo
 from __future__ import annotations
 
 import socket
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,6 +18,20 @@ INTERNAL_HEADERS: Final = frozenset(
     {b"x-request-disconnect-disabled", b"x-request-timeout-seconds"}
 )
 TRANSPORT: Final = "legato.transport"
+BODY_WRITER: Final = "legato.body_writer"  # a BodyWriter, where the server has one
+
+
+class BodyWriter(Protocol):
+    """A response's way to its connection for whoever cannot wait: ASGI's `send` is a coroutine
+    through every layer that wraps it."""
+
+    def is_open(self) -> bool:
+        """True between the response's head and its end, while the client keeps up."""
+        ...
+
+    def write(self, body: bytes) -> None:
+        """Write a part of a streamed body now."""
+        ...
 
 
 def entered(scope: Scope, send: Send) -> Scope:

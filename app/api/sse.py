@@ -19,6 +19,7 @@ from app.api.context import Context
 from app.api.continuation import Piece
 from app.api.errors import ApiError, from_engine
 from app.api.generation import Generation
+from app.api.ingress import BodyWriter
 from app.engine import EngineError
 
 _log = logging.getLogger("legato.api")
@@ -44,6 +45,22 @@ def named_event(name: str, content: Any) -> bytes:
     return f"event: {name}\n".encode() + event(content)
 
 
+class _Outlet:
+    """Events of mere text, written by whoever has them."""
+
+    __slots__ = ("_writer", "_write", "is_open")
+
+    def __init__(self, writer: BodyWriter, write: Callable[[Piece], bytes]) -> None:
+        self._writer = writer
+        self._write = write
+        self.is_open = writer.is_open
+
+    def put(self, piece: Piece) -> None:
+        data = self._write(piece)
+        if data:
+            self._writer.write(data)
+
+
 async def stream_reply(
     call: Call,
     context: Context,
@@ -60,10 +77,12 @@ async def stream_reply(
     reader = context.slow_readers.add()
     clock = asyncio.get_running_loop().time
     send = call.send
+    writer = call.body_writer
+    outlet = None if writer is None else _Outlet(writer, write)
     try:
         async with call.watch_client() as watch:
             try:
-                async with aclosing(generation.pieces()) as pieces:
+                async with aclosing(generation.pieces(outlet)) as pieces:
                     async for piece in pieces:
                         data = write(piece)
                         if not call.started:

@@ -14,6 +14,7 @@ import uvicorn
 from app.api.application import build_api
 from app.api.events import ApiEvents
 from app.api.options import ApiOptions
+from app.door import DoorProtocol
 from app.engine import ModelCard
 from app.text.processor import TextProcessor
 from tests.api.hand_engine import HandEngine
@@ -46,8 +47,14 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextProcessor]:
 StartServer = Callable[..., Awaitable[Server]]
 
 
+@pytest.fixture(params=["plain", "door"])
+def protocol(request: pytest.FixtureRequest) -> Any:
+    """uvicorn as Serve runs it behind HAProxy, and as a lone replica runs it."""
+    return DoorProtocol if request.param == "door" else "httptools"
+
+
 @pytest.fixture
-async def start_server(text: TextProcessor) -> AsyncIterator[StartServer]:
+async def start_server(text: TextProcessor, protocol: Any) -> AsyncIterator[StartServer]:
     """Start servers on ephemeral loopback ports; they stop with the test."""
     running: list[tuple[uvicorn.Server, httpx.AsyncClient]] = []
 
@@ -65,8 +72,10 @@ async def start_server(text: TextProcessor) -> AsyncIterator[StartServer]:
         engine = HandEngine(ModelCard(**{**fields, **card}))
         app = build_api(engine, text, options or ApiOptions(), events=events)
         listener = socket.create_server(("127.0.0.1", 0))
+        # Small, so that a slow reader is one after kilobytes instead of megabytes.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
         port = listener.getsockname()[1]
-        config = uvicorn.Config(app, log_level="warning")
+        config = uvicorn.Config(app, http=protocol, ws="none", log_level="warning")
         config.load()
         server = uvicorn.Server(config)
         server.lifespan = config.lifespan_class(config)
