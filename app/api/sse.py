@@ -48,7 +48,7 @@ def named_event(name: str, content: Any) -> bytes:
 class _Outlet:
     """Events of mere text, written by whoever has them."""
 
-    __slots__ = ("_writer", "_write", "is_open")
+    __slots__ = ("_write", "_writer", "is_open")
 
     def __init__(self, writer: BodyWriter, write: Callable[[Piece], bytes]) -> None:
         self._writer = writer

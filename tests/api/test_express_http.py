@@ -134,7 +134,9 @@ async def test_requests_in_one_packet_are_answered_in_order(server: Server) -> N
 
 async def test_an_upgrade_is_declined_and_the_connection_goes_on(server: Server) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    asked = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    asked = (
+        b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    )
     writer.write(asked)
     assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     writer.close()
