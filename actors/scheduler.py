@@ -22,6 +22,7 @@ import msgpack
 from actors.engine_config import EngineConfig
 from actors.event_recorder import EventFile
 from actors.messages import StepError, pack_outputs, unpack_requests
+from actors.quiet_gc import keep_collector_quiet
 from actors.recovery import StageSet, StagesFailed
 from actors.scheduling.build import build_core
 from actors.scheduling.core import Core
@@ -92,6 +93,7 @@ class SchedulerActor:
             self._events = EventFile(Path(self._config.event_log))
             self._call = Recorder(self._core, self._events.write).handle
         self._replica = await connect(socket_path, self._received, self._replica_gone)
+        keep_collector_quiet()
         logger.info("ready: %s backend, %d KV blocks", info.backend, num_blocks)
         return replace(info, max_model_len=scheduler.max_model_len), num_blocks
 
@@ -182,7 +184,7 @@ class SchedulerActor:
             self._handle(StepFailed(step.plan.step_id, answer.message.splitlines()[0]))
             return
         begin_s = answer.stage_times_s[0][0] if answer.stage_times_s else step.submitted_s
-        self._outstanding.observe(step.plan.num_tokens, now_s - begin_s)
+        self._outstanding.observe(step, now_s - begin_s)
         self._handle(StepDone(answer), self._record(step, now_s, answer))
 
     def _record(self, step: Outstanding, done_s: float, answer: StepResult) -> list[Any]:
@@ -197,7 +199,7 @@ class SchedulerActor:
             done_s,
             step.predicted_s,
             decodes,
-            plan.num_tokens - decodes,
+            step.num_tokens - decodes,
             len(plan.slices),
             answer.stage_times_s,
             len(residents.decoding),

@@ -19,6 +19,7 @@ class Outstanding:
     """A step handed to the pipeline and not yet answered."""
 
     plan: StepPlan
+    num_tokens: int  # of the plan, which counts them anew each time it is asked
     submitted_s: float
     predicted_s: float | None
 
@@ -45,7 +46,7 @@ class StepDeadline:
         return len(self._steps)
 
     def submitted(self, plan: StepPlan, now_s: float, predicted_s: float | None) -> None:
-        self._steps.append(Outstanding(plan, now_s, predicted_s))
+        self._steps.append(Outstanding(plan, plan.num_tokens, now_s, predicted_s))
         if len(self._steps) == 1:
             self._expect()
 
@@ -55,9 +56,9 @@ class StepDeadline:
         self._expect()
         return step
 
-    def observe(self, num_tokens: int, seconds: float) -> None:
+    def observe(self, step: Outstanding, seconds: float) -> None:
         """Learn from a step that went well: the slowest token of late, forgotten slowly."""
-        self._slowest_token_s = max(0.99 * self._slowest_token_s, seconds / max(1, num_tokens))
+        self._slowest_token_s = max(0.99 * self._slowest_token_s, seconds / max(1, step.num_tokens))
 
     def clear(self) -> None:
         """Whatever is outstanding will not be answered."""
@@ -87,9 +88,8 @@ class StepDeadline:
             self._overdue(self._limit_s)
 
     def _limit_of(self, step: Outstanding) -> float:
-        num_tokens = step.plan.num_tokens
-        estimate_s = step.predicted_s or num_tokens * self._slowest_token_s
+        estimate_s = step.predicted_s or step.num_tokens * self._slowest_token_s
         limit_s = max(self._floor_s, estimate_s * self._factor)
         if self._slowest_token_s == 0.0:
-            limit_s = max(limit_s, _FIRST_STEP_S + _FIRST_STEP_TOKEN_S * num_tokens)
+            limit_s = max(limit_s, _FIRST_STEP_S + _FIRST_STEP_TOKEN_S * step.num_tokens)
         return limit_s

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
 import logging
 import os
 import uuid
@@ -26,6 +25,7 @@ from starlette.types import ASGIApp
 
 from actors.engine_config import EngineConfig
 from actors.messages import iteration_dict
+from actors.quiet_gc import keep_collector_quiet
 from actors.scheduling.request import Objective
 from app.api.application import build_api
 from app.console.routes import console_routes
@@ -69,9 +69,7 @@ class LLMServer:
         self.text.grammars.warm()
         self.api = self._build_api()
         self.door = await self._open_door()
-        # What lives as long as the replica need not be walked by every collection.
-        gc.collect()
-        gc.freeze()
+        keep_collector_quiet()
 
     def _observe(self, config: EngineConfig, name: str) -> Telemetry:
         log = None

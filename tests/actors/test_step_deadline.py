@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from actors.scheduling.plan import StepPlan
-from actors.step_deadline import StepDeadline
+from actors.step_deadline import Outstanding, StepDeadline
 
 FLOOR_S = 10.0
 
@@ -67,7 +67,9 @@ def _plan(step_id: int) -> StepPlan:
 
 def _deadline(overdue: list[float]) -> StepDeadline:
     deadline = StepDeadline(FLOOR_S, 5.0, overdue.append)
-    deadline.observe(1, 0.001)  # something has been measured: the first step's grace is over
+    deadline.observe(
+        Outstanding(_plan(0), 1, 0.0, None), 0.001
+    )  # something has been measured: the first step's grace is over
     return deadline
 
 
