@@ -48,6 +48,7 @@ class Continuation:
         "_stops",
         "finished",
         "index",
+        "is_plain",
         "num_tokens",
     )
 
@@ -60,14 +61,11 @@ class Continuation:
         self._rules = rules
         self._detokenizer = text.detokenizer(prompt, skip_special_tokens=rules.skip_special_tokens)
         self._stops = StopStrings(rules.stops) if rules.stops else None
+        # A plain token is a piece of text and nothing more, which `take_plain` needs.
+        self.is_plain = self._stops is None
         self._num_chars = 0  # detokenised so far, held back or not
         self._shown_chars = 0  # given out so far
         self._held_entries: list[tuple[TokenLogprobs, int]] = []
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a plain token is a piece of text and nothing more, which `take_plain` needs."""
-        return self._stops is None and not self.finished
 
     def take_plain(self, tokens: list[int]) -> Piece:
         """The piece of tokens that come with nothing else."""
@@ -127,5 +125,6 @@ class Continuation:
         if self._shown_chars != self._num_chars:  # text is held back, or was cut off
             entries = [entry for entry in entries if entry[1] < self._shown_chars]
         self._held_entries = self._held_entries[len(entries) :]
-        self.finished = reason is not None
+        if reason is not None:
+            self.finished, self.is_plain = True, False
         return Piece(self.index, text, num_tokens, reason, entries)

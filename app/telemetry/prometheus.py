@@ -11,6 +11,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from app.telemetry.quick_histogram import QuickHistogram
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 3, 5, 10, 20, 40)
@@ -26,8 +28,12 @@ class Metrics:
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "Arrival to first token", _TTFT_S
         )
-        self.tbt = self._histogram(
-            "inter_token_latency_seconds", "Time between tokens of a stream (TBT)", _LATENCY_S
+        self.tbt = QuickHistogram(
+            "legato_inter_token_latency_seconds",
+            "Time between tokens of a stream (TBT)",
+            self._labels,
+            _LATENCY_S,
+            self.registry,
         )
         self.e2e = self._histogram(
             "e2e_request_latency_seconds", "Arrival to last token", (*_TTFT_S, 80, 160)

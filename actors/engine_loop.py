@@ -1,0 +1,280 @@
+"""The loop around the pure core: events in, instructions carried out.
+
+It feeds events (submissions and aborts from the replica's socket, answers from the pipeline,
+deaths and missed deadlines) to `Core.handle`, and carries out the instructions: plans go to the
+pipeline, news go to the replica, one message per iteration. Planning the next step overlaps
+executing this one because the core keeps up to `depth` steps outstanding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from actors.engine_config import EngineConfig
+from actors.event_recorder import EventFile
+from actors.messages import StepError, pack_outputs, unpack_requests
+from actors.quiet_gc import keep_collector_quiet
+from actors.recovery import StageSet, StagesFailed
+from actors.scheduling.build import build_core
+from actors.scheduling.core import Core
+from actors.scheduling.event_log import Recorder
+from actors.scheduling.events import (
+    Abort,
+    Emit,
+    Event,
+    Execute,
+    Instruction,
+    PipelineLost,
+    Reconfigure,
+    Refuse,
+    StepDone,
+    StepFailed,
+    Submit,
+    Tick,
+    WakeAt,
+)
+from actors.scheduling.plan import StepResult
+from actors.scheduling.request import Grammar, Request
+from actors.stage.spec import StageInfo
+from actors.step_deadline import Outstanding, StepDeadline
+from actors.wire import FrameProtocol, connect
+
+logger = logging.getLogger("legato.scheduler")
+
+
+def _not_started(event: Event, now_s: float) -> list[Instruction]:
+    raise RuntimeError("scheduler used before start()")
+
+
+class EngineLoop:
+    """One per scheduler actor. All state belongs to the running event loop."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self.stages = StageSet(config, self._answered, self._lost)
+        self._core: Core | None = None
+        self._call: Callable[[Event, float], list[Instruction]] = _not_started
+        self._events: EventFile | None = None
+        self._replica: FrameProtocol | None = None
+        self._outstanding = StepDeadline(
+            config.step_deadline_s, config.deadline_factor, self._overdue
+        )
+        self._wake: asyncio.TimerHandle | None = None
+        self._rebuilding = False
+        self._rebuilds_in_a_row = 0
+        self._recoveries = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- life --------------------------------------------------------------------------------
+
+    async def start(self, socket_path: str) -> tuple[StageInfo, int]:
+        """Load the stages, size the KV cache, connect to the replica's socket.
+
+        Returns what a rank reports and the number of KV blocks."""
+        info, num_blocks, num_host_blocks = await self.stages.build()
+        scheduler = replace(
+            self._config.scheduler,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            max_model_len=min(self._config.scheduler.max_model_len, info.max_model_len),
+        )
+        self._core = build_core(scheduler)
+        self._call = self._core.handle
+        if self._config.event_log is not None:
+            self._events = EventFile(Path(self._config.event_log))
+            self._call = Recorder(self._core, self._events.write).handle
+        self._replica = await connect(socket_path, self._received, self._replica_gone)
+        keep_collector_quiet()
+        logger.info("ready: %s backend, %d KV blocks", info.backend, num_blocks)
+        return replace(info, max_model_len=scheduler.max_model_len), num_blocks
+
+    def reconfigure(self, changes: Mapping[str, Any]) -> str | None:
+        """Change scheduling settings live; returns what is wrong with them, if anything."""
+        try:
+            self._handle(Reconfigure(changes))
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def status(self) -> dict[str, Any]:
+        core = self._running()
+        return {
+            **core.statistics(),
+            "policy": core.config.policy,
+            "token_budget": core.config.token_budget,
+            "tbt_s": core.config.tbt_s,
+            "ttft_s": core.config.ttft_s,
+            "recoveries": self._recoveries,
+            "rebuilding": self._rebuilding,
+            "outstanding_steps": len(self._outstanding),
+            "pid": os.getpid(),
+        }
+
+    def stop(self) -> None:
+        self.stages.close()
+        if self._events is not None:
+            self._events.close()
+        if self._replica is not None:
+            self._replica.close()
+
+    def _replica_gone(self) -> None:
+        # The replica owns this actor: when its socket closes, nobody is left to serve.
+        self.stages.close()
+
+    def _running(self) -> Core:
+        if self._core is None:
+            raise RuntimeError("scheduler used before start()")
+        return self._core
+
+    # ---- from the replica ----------------------------------------------------------------------
+
+    def _received(self, frame: bytes) -> None:
+        kind, rows = msgpack.unpackb(frame)
+        if kind == "abort":
+            for request_id in rows:
+                self._handle(Abort(request_id))
+            return
+        for request in unpack_requests(rows):
+            if request.sampling.grammar is None:
+                self._handle(Submit(request))
+            else:
+                self._spawn(self._submit_with_grammar(request, request.sampling.grammar))
+
+    async def _submit_with_grammar(self, request: Request, grammar: Grammar) -> None:
+        """The last stage compiles the grammar off its step loop before the request may start."""
+        try:
+            problem = await self.stages.compile_grammar(grammar)
+        except StagesFailed:
+            problem = None  # the rebuilt stage compiles it when the request enters
+        if problem is None:
+            self._handle(Submit(request))
+        else:
+            self._send("refuse", [(request.request_id, problem, "response_format", None)])
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- from the pipeline -----------------------------------------------------------------------
+
+    def _answered(self, answer: StepResult | StepError) -> None:
+        if self._rebuilding:
+            return
+        step = self._outstanding.answered()
+        now_s = time.monotonic()
+        self._rebuilds_in_a_row = 0
+        if isinstance(answer, StepError):
+            logger.error("step %d failed: %s", answer.step_id, answer.message)
+            self._handle(StepFailed(step.plan.step_id, answer.message.splitlines()[0]))
+            return
+        begin_s = answer.stage_times_s[0][0] if answer.stage_times_s else step.submitted_s
+        self._outstanding.observe(step, now_s - begin_s)
+        self._handle(StepDone(answer), self._record(step, now_s, answer))
+
+    def _record(self, step: Outstanding, done_s: float, answer: StepResult) -> list[Any]:
+        """One iteration for the timeline and the logs: `messages.ITERATION_FIELDS`."""
+        plan = step.plan
+        decodes = sum(1 for s in plan.slices if s.num_tokens == 1 and s.samples)
+        core = self._running()
+        residents = core.residents
+        return [
+            plan.step_id,
+            step.submitted_s,
+            done_s,
+            step.predicted_s,
+            decodes,
+            step.num_tokens - decodes,
+            len(plan.slices),
+            answer.stage_times_s,
+            len(residents.decoding),
+            len(residents.prefilling),
+            residents.num_waiting,
+            residents.num_free_blocks,
+            residents.num_preemptions,
+            self._recoveries,
+            core.config.token_budget,
+        ]
+
+    def _overdue(self, limit_s: float) -> None:
+        self._lost(f"no answer within {limit_s:.1f} s")
+
+    # ---- recovery ----------------------------------------------------------------------------
+
+    def _lost(self, reason: str) -> None:
+        if not self._rebuilding:
+            self._rebuilding = True
+            self._spawn(self._rebuild(reason))
+
+    async def _rebuild(self, reason: str) -> None:
+        """Kill what is left of the stages, build them anew, replay what was running."""
+        begin_s = time.monotonic()
+        self._outstanding.clear()
+        while True:
+            self._rebuilds_in_a_row += 1
+            logger.error("pipeline lost (%s): rebuild %d", reason, self._rebuilds_in_a_row)
+            if self._rebuilds_in_a_row > self._config.max_rebuilds:
+                logger.critical("giving up after %d rebuilds", self._config.max_rebuilds)
+                os._exit(1)  # the replica's health check sees it and Serve replaces the replica
+            self.stages.close()
+            try:
+                await self.stages.rebuild()
+                break
+            except StagesFailed as failure:
+                reason = str(failure)
+        self._rebuilding = False
+        self._recoveries += 1
+        logger.warning("pipeline rebuilt in %.1f s", time.monotonic() - begin_s)
+        self._handle(PipelineLost())
+
+    # ---- the core ------------------------------------------------------------------------------
+
+    def _handle(self, event: Event, record: list[Any] | None = None) -> None:
+        now_s = time.monotonic()
+        news: list[Any] = []
+        for instruction in self._call(event, now_s):
+            if isinstance(instruction, Execute):
+                self._execute(instruction, now_s)
+            elif isinstance(instruction, Emit):
+                news += pack_outputs(instruction.outputs)
+            elif isinstance(instruction, Refuse):
+                self._send(
+                    "refuse",
+                    [
+                        (
+                            instruction.request_id,
+                            instruction.message,
+                            instruction.param,
+                            instruction.retry_after_s,
+                        )
+                    ],
+                )
+            elif isinstance(instruction, WakeAt):
+                self._wake_at(instruction.time_s - now_s)
+        if news or record is not None:
+            self._send("news", news, record)
+
+    def _execute(self, instruction: Execute, now_s: float) -> None:
+        if self._rebuilding:
+            return  # PipelineLost follows the rebuild and plans this work again
+        self._outstanding.submitted(instruction.plan, now_s, instruction.predicted_s)
+        self.stages.submit(instruction.plan)
+
+    def _wake_at(self, delay_s: float) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+        loop = asyncio.get_running_loop()
+        self._wake = loop.call_later(max(0.0, delay_s), self._handle, Tick())
+
+    def _send(self, *message: Any) -> None:
+        if self._replica is not None:
+            self._replica.send(msgpack.packb(message))
