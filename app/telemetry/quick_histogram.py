@@ -50,6 +50,7 @@ class QuickHistogram(Collector):
         buckets: list[tuple[str, float]] = []
         for bound, count in zip(self._bounds, self._counts, strict=True):
             total += count
-            buckets.append((floatToGoString(bound), total))
+            bound_text = floatToGoString(bound)  # type: ignore[no-untyped-call]
+            buckets.append((bound_text, total))
         family.add_metric(list(self._labels.values()), buckets, self._sum)
         yield family
