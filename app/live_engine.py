@@ -14,7 +14,6 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -24,7 +23,6 @@ from actors.engine_config import EngineConfig
 from actors.messages import PLAIN_FIELDS, pack_abort, pack_submit, unpack_output
 from actors.placement import current_group, scheduler_options
 from actors.scheduler import SchedulerActor
-from actors.scheduling.request import Request
 from actors.stage.spec import StageInfo
 from actors.wire import FrameProtocol, listen, private_directory
 from app.engine import (
@@ -37,7 +35,7 @@ from app.engine import (
     TokenChunk,
 )
 from app.iteration_feed import IterationFeed
-from app.streams import Continuation, Stream
+from app.streams import Continuation, Stream, core_requests
 
 logger = logging.getLogger("legato.engine")
 
@@ -224,27 +222,8 @@ class LiveEngine:
             continuation.stream.leave()
 
     def _submit(self, request: GenerationRequest, stream: Stream) -> list[int]:
-        now_s = time.monotonic()
-        group = request.request_id if request.n > 1 else None
-        requests = []
-        for index in range(request.n):
-            sampling = request.sampling
-            if index:
-                sampling = replace(sampling, seed=(sampling.seed + index) % (1 << 63))
-            core_request = Request(
-                request_id=next(self._next_id),
-                prompt=request.prompt,
-                sampling=sampling,
-                arrival_s=now_s,
-                output=request.output,
-                tenant=request.tenant,
-                priority=request.priority,
-                objective=request.objective,
-                group=group,
-                pooling=request.pooling,
-                cache_salt=request.tenant,
-            )
-            requests.append(core_request)
+        requests = core_requests(request, self._next_id, time.monotonic())
+        for index, core_request in enumerate(requests):
             self._open[core_request.request_id] = Continuation(core_request, index, stream)
         stream.num_open = request.n
         self._send(pack_submit(requests))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from actors.scheduling.events import Output
 from actors.scheduling.request import Request
-from app.engine import Express, TokenChunk
+from app.engine import Express, GenerationRequest, TokenChunk
 
 
 class Stream:
@@ -84,6 +85,29 @@ class Stream:
         self._pending = {}
         self.num_open -= sum(1 for c in chunks if c.finish_reason is not None)
         return chunks
+
+
+def core_requests(request: GenerationRequest, ids: Iterator[int], now_s: float) -> list[Request]:
+    """What the scheduler gets of a request: one per continuation, each with a seed of its own."""
+    sampling = request.sampling
+    return [
+        Request(
+            request_id=next(ids),
+            prompt=request.prompt,
+            sampling=replace(sampling, seed=(sampling.seed + index) % (1 << 63))
+            if index
+            else sampling,
+            arrival_s=now_s,
+            output=request.output,
+            tenant=request.tenant,
+            priority=request.priority,
+            objective=request.objective,
+            group=request.request_id if request.n > 1 else None,
+            pooling=request.pooling,
+            cache_salt=request.tenant,
+        )
+        for index in range(request.n)
+    ]
 
 
 @dataclass(slots=True)
