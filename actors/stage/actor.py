@@ -23,7 +23,6 @@ import ray
 import torch
 
 from actors.messages import pack_result, unpack_plan
-from actors.quiet_gc import keep_collector_quiet
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.group import free_address
@@ -78,7 +77,6 @@ class StageActor:
 
     def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
         self._running().allocate(num_blocks, num_host_blocks)
-        keep_collector_quiet()
 
     def node_id(self) -> str:
         return ray.get_runtime_context().get_node_id()
