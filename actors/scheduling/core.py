@@ -188,8 +188,10 @@ class Core:
             raise ValueError(f"answer to step {step_id}, but the oldest outstanding is {oldest}")
         step = self.in_flight.popleft()
         self.residents.num_in_flight -= 1
-        self.residents.blocks.free(step.pinned)
-        self.residents.swap.host.free(step.host_blocks)
+        if step.pinned:
+            self.residents.blocks.free(step.pinned)
+        if step.host_blocks:
+            self.residents.swap.host.free(step.host_blocks)
         return step
 
     def _pipeline_lost(self, event: PipelineLost, out: list[Instruction]) -> None:

@@ -137,23 +137,25 @@ class Telemetry(ApiEvents):
         if self.tbt_s is not None:
             self.metrics.violations.inc(sum(gap_s > self.tbt_s for gap_s in self._gaps_s))
         self._gaps_s.clear()
-        for raw in self._records:
-            self._count_iteration(raw)
+        records = [self._name_fields(raw) for raw in self._records]
         self._records.clear()
+        self.metrics.iterations(records, self.num_blocks)
+        for record in records:
+            self._count_iteration(record)
 
     def render(self) -> bytes:
         """The metrics as they are now, in Prometheus' text format."""
         self.catch_up()
         return self.metrics.render()
 
-    def _count_iteration(self, raw: list[Any]) -> None:
-        record = self._name_fields(raw)
-        self.metrics.iteration(record, self.num_blocks)
+    def _count_iteration(self, record: Mapping[str, Any]) -> None:
         for name, counter in self._counted.items():
-            # Counts start at 0 again with a rebuilt scheduler.
-            counter.inc(max(0, record[name] - self._seen[name]))
-            self._seen[name] = record[name]
-        self._bubbles(record)
+            if record[name] != self._seen[name]:
+                # Counts start at 0 again with a rebuilt scheduler.
+                counter.inc(max(0, record[name] - self._seen[name]))
+                self._seen[name] = record[name]
+        if len(record["stages_s"]) > 1:
+            self._bubbles(record)
         if self._log is not None:
             self._log.iteration(record)
 

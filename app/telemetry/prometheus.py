@@ -6,7 +6,7 @@ README from the objects below, so what is documented is what is exported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -28,12 +28,8 @@ class Metrics:
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "Arrival to first token", _TTFT_S
         )
-        self.tbt = QuickHistogram(
-            "legato_inter_token_latency_seconds",
-            "Time between tokens of a stream (TBT)",
-            self._labels,
-            _LATENCY_S,
-            self.registry,
+        self.tbt = self._quick_histogram(
+            "inter_token_latency_seconds", "Time between tokens of a stream (TBT)", _LATENCY_S
         )
         self.e2e = self._histogram(
             "e2e_request_latency_seconds", "Arrival to last token", (*_TTFT_S, 80, 160)
@@ -49,18 +45,18 @@ class Metrics:
         )
         self.prompt_length = self._histogram("request_prompt_tokens", "Prompt length", _TOKENS)
         self.output_length = self._histogram("request_generation_tokens", "Output length", _TOKENS)
-        self.step_time = self._histogram(
+        self.step_time = self._quick_histogram(
             "iteration_seconds", "Busy time of an iteration, first stage to last", _LATENCY_S
         )
-        self.step_error = self._histogram(
+        self.step_error = self._quick_histogram(
             "iteration_prediction_error_ratio",
             "Measured over predicted iteration time",
             (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0),
         )
-        self.step_tokens = self._histogram(
+        self.step_tokens = self._quick_histogram(
             "iteration_tokens", "Tokens of an iteration, prefill and decode", _TOKENS
         )
-        self.chunk_tokens = self._histogram(
+        self.chunk_tokens = self._quick_histogram(
             "prefill_chunk_tokens", "Prefill tokens of an iteration that has any", _TOKENS
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens received")
@@ -84,6 +80,11 @@ class Metrics:
         )
         return metric.labels(**self._labels)
 
+    def _quick_histogram(
+        self, name: str, text: str, buckets: tuple[float, ...]
+    ) -> QuickHistogram:
+        return QuickHistogram(f"legato_{name}", text, self._labels, buckets, self.registry)
+
     def _counter(self, name: str, text: str, *labels: str) -> Any:
         metric = Counter(f"legato_{name}", text, ["model_name", *labels], registry=self.registry)
         return metric if labels else metric.labels(**self._labels)
@@ -95,18 +96,26 @@ class Metrics:
     def labelled(self, counter: Any, **labels: str) -> Counter:
         return counter.labels(**self._labels, **labels)
 
-    def iteration(self, record: Mapping[str, Any], num_blocks: int) -> None:
-        """One iteration record (`actors.messages.ITERATION_FIELDS`, named)."""
-        stages = record["stages_s"]
-        if stages:
-            busy_s = stages[-1][1] - stages[0][0]
-            self.step_time.observe(busy_s)
-            if record["predicted_s"]:
-                slowest_s = max(end - begin for begin, end in stages)
-                self.step_error.observe(slowest_s / record["predicted_s"])
-        self.step_tokens.observe(record["num_decode_tokens"] + record["num_prefill_tokens"])
-        if record["num_prefill_tokens"]:
-            self.chunk_tokens.observe(record["num_prefill_tokens"])
+    def iterations(self, records: Sequence[Mapping[str, Any]], num_blocks: int) -> None:
+        """Iteration records (`actors.messages.ITERATION_FIELDS`, named), oldest first."""
+        timed = [r for r in records if r["stages_s"]]
+        self.step_time.observe_all([r["stages_s"][-1][1] - r["stages_s"][0][0] for r in timed])
+        self.step_error.observe_all(
+            [
+                max(end - begin for begin, end in r["stages_s"]) / r["predicted_s"]
+                for r in timed
+                if r["predicted_s"]
+            ]
+        )
+        self.step_tokens.observe_all(
+            [r["num_decode_tokens"] + r["num_prefill_tokens"] for r in records]
+        )
+        chunks = [r["num_prefill_tokens"] for r in records]
+        self.chunk_tokens.observe_all([num_tokens for num_tokens in chunks if num_tokens])
+        if records:
+            self._state(records[-1], num_blocks)
+
+    def _state(self, record: Mapping[str, Any], num_blocks: int) -> None:
         self.running.set(record["num_decoding"] + record["num_prefilling"])
         self.waiting.set(record["num_waiting"])
         self.budget.set(record["token_budget"])

@@ -1,4 +1,4 @@
-"""A histogram for what comes with every token.
+"""A histogram for what comes with every token or iteration.
 
 prometheus_client's own takes a lock and walks its buckets in Python at each observation, which at
 some thousand tokens a second is a good part of what a token costs outside the model.
