@@ -80,9 +80,7 @@ class Metrics:
         )
         return metric.labels(**self._labels)
 
-    def _quick_histogram(
-        self, name: str, text: str, buckets: tuple[float, ...]
-    ) -> QuickHistogram:
+    def _quick_histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> QuickHistogram:
         return QuickHistogram(f"legato_{name}", text, self._labels, buckets, self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Any:
