@@ -4,6 +4,9 @@ It feeds events (submissions and aborts from the replica's socket, answers from 
 deaths and missed deadlines) to `Core.handle`, and carries out the instructions: plans go to the
 pipeline, news go to the replica, one message per iteration. Planning the next step overlaps
 executing this one because the core keeps up to `depth` steps outstanding.
+
+A step finds the caches full of the model's weights, so what counts here is not how much is
+computed but how many functions and objects are touched: what can wait is done some steps at a time.
 """
 
 from __future__ import annotations
@@ -50,6 +53,8 @@ from actors.wire import FrameProtocol, connect
 
 logger = logging.getLogger("legato.scheduler")
 
+_RECORDS_EVERY_S = 0.1  # how long iteration records wait for others, while there are steps
+
 
 def _not_started(event: Event, now_s: float) -> list[Instruction]:
     raise RuntimeError("scheduler used before start()")
@@ -69,6 +74,8 @@ class EngineLoop:
             config.step_deadline_s, config.deadline_factor, self._overdue
         )
         self._wake: asyncio.TimerHandle | None = None
+        self._records: list[list[Any]] = []  # of iterations, not yet sent
+        self._records_sent_s = 0.0
         self._rebuilding = False
         self._rebuilds_in_a_row = 0
         self._recoveries = 0
@@ -170,8 +177,8 @@ class EngineLoop:
     def _answered(self, answer: StepResult | StepError) -> None:
         if self._rebuilding:
             return
-        step = self._outstanding.answered()
         now_s = time.monotonic()
+        step = self._outstanding.answered(now_s)
         self._rebuilds_in_a_row = 0
         if isinstance(answer, StepError):
             logger.error("step %d failed: %s", answer.step_id, answer.message)
@@ -179,31 +186,35 @@ class EngineLoop:
             return
         begin_s = answer.stage_times_s[0][0] if answer.stage_times_s else step.submitted_s
         self._outstanding.observe(step, now_s - begin_s)
-        self._handle(StepDone(answer), self._record(step, now_s, answer))
+        self._record(step, now_s, answer)
+        self._handle(StepDone(answer))
 
-    def _record(self, step: Outstanding, done_s: float, answer: StepResult) -> list[Any]:
+    def _record(self, step: Outstanding, done_s: float, answer: StepResult) -> None:
         """One iteration for the timeline and the logs: `messages.ITERATION_FIELDS`."""
-        plan = step.plan
-        decodes = sum(1 for s in plan.slices if s.num_tokens == 1 and s.samples)
-        core = self._running()
+        core = self._core
+        if core is None or not core.in_flight:
+            return
+        num_decodes = core.in_flight[0].shape.num_decodes
         residents = core.residents
-        return [
-            plan.step_id,
-            step.submitted_s,
-            done_s,
-            step.predicted_s,
-            decodes,
-            step.num_tokens - decodes,
-            len(plan.slices),
-            answer.stage_times_s,
-            len(residents.decoding),
-            len(residents.prefilling),
-            residents.num_waiting,
-            residents.num_free_blocks,
-            residents.num_preemptions,
-            self._recoveries,
-            core.config.token_budget,
-        ]
+        self._records.append(
+            [
+                step.plan.step_id,
+                step.submitted_s,
+                done_s,
+                step.predicted_s,
+                num_decodes,
+                step.num_tokens - num_decodes,
+                len(step.plan.slices),
+                answer.stage_times_s,
+                len(residents.decoding),
+                len(residents.prefilling),
+                residents.num_waiting,
+                residents.blocks.num_free,
+                residents.num_preemptions,
+                self._recoveries,
+                core.config.token_budget,
+            ]
+        )
 
     def _overdue(self, limit_s: float) -> None:
         self._lost(f"no answer within {limit_s:.1f} s")
@@ -238,7 +249,7 @@ class EngineLoop:
 
     # ---- the core ------------------------------------------------------------------------------
 
-    def _handle(self, event: Event, record: list[Any] | None = None) -> None:
+    def _handle(self, event: Event) -> None:
         now_s = time.monotonic()
         news: list[Any] = []
         for instruction in self._call(event, now_s):
@@ -260,8 +271,18 @@ class EngineLoop:
                 )
             elif isinstance(instruction, WakeAt):
                 self._wake_at(instruction.time_s - now_s)
-        if news or record is not None:
-            self._send("news", news, record)
+        records = self._records_due(now_s) if self._records else None
+        if news or records:
+            self._send("news", news, records)
+
+    def _records_due(self, now_s: float) -> list[list[Any]] | None:
+        """Iteration records, when it is time to send them: at once before the engine rests."""
+        resting = self._core is None or not self._core.in_flight
+        if not resting and now_s - self._records_sent_s < _RECORDS_EVERY_S:
+            return None
+        records, self._records = self._records, []
+        self._records_sent_s = now_s
+        return records
 
     def _execute(self, instruction: Execute, now_s: float) -> None:
         if self._rebuilding:

@@ -65,25 +65,26 @@ def pack_plan(plan: StepPlan) -> bytes:
     return msgpack.packb(
         (
             plan.step_id,
-            [(s.request_id, s.start, s.num_tokens, s.samples) for s in plan.slices],
+            plan.slices,
             plan.released,
             plan.swap_out,
             plan.swap_in,
             plan.copies,
-            [
-                (
-                    r.request_id,
-                    r.tokens,
-                    r.num_prompt_tokens,
-                    r.block_ids,
-                    _pack_sampling(r.sampling),
-                    r.pooling,
-                )
-                for r in plan.started
-            ],
+            tuple(map(_pack_start, plan.started)),
             plan.new_blocks,
             plan.fed,
         )
+    )
+
+
+def _pack_start(start: RequestStart) -> tuple[Any, ...]:
+    return (
+        start.request_id,
+        start.tokens,
+        start.num_prompt_tokens,
+        start.block_ids,
+        _pack_sampling(start.sampling),
+        start.pooling,
     )
 
 
@@ -141,14 +142,20 @@ def unpack_result(data: bytes) -> StepResult:
     return StepResult(
         step_id,
         tokens,
-        tuple((r, _known_logprobs(entry)) for r, entry in logprobs),
-        tuple(
-            (r, first, tuple(_known_logprobs(entry) for entry in entries))
-            for r, first, entries in prompt_logprobs
-        ),
+        tuple(map(_token_logprobs, logprobs)),
+        tuple(map(_prompt_logprobs, prompt_logprobs)),
         pooled,
         times,
     )
+
+
+def _token_logprobs(row: tuple[int, Any]) -> tuple[int, TokenLogprobs]:
+    return row[0], _known_logprobs(row[1])
+
+
+def _prompt_logprobs(row: tuple[int, int, Any]) -> tuple[int, int, tuple[TokenLogprobs, ...]]:
+    request_id, first, entries = row
+    return request_id, first, tuple(map(_known_logprobs, entries))
 
 
 # ---- replica -> scheduler -------------------------------------------------------------------
@@ -256,7 +263,7 @@ def unpack_output(row: Any) -> Output:
     )
 
 
-# An iteration record rides on each news message: these fields, in this order.
+# Iteration records ride on news messages: these fields, in this order.
 ITERATION_FIELDS = (
     "step",
     "submitted_s",

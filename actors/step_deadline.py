@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,8 +39,9 @@ class StepDeadline:
         self._overdue = overdue
         self._steps: deque[Outstanding] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._rings_s = 0.0  # when the timer does
         self._limit_s = 0.0  # of the oldest step, from when it became the oldest
-        self._due_s = 0.0  # on the loop's clock
+        self._due_s = 0.0
         self._slowest_token_s = 0.0
 
     def __len__(self) -> int:
@@ -48,12 +50,13 @@ class StepDeadline:
     def submitted(self, plan: StepPlan, now_s: float, predicted_s: float | None) -> None:
         self._steps.append(Outstanding(plan, plan.num_tokens, now_s, predicted_s))
         if len(self._steps) == 1:
-            self._expect()
+            self._expect(now_s)
 
-    def answered(self) -> Outstanding:
+    def answered(self, now_s: float) -> Outstanding:
         """The oldest step has its answer; the clock of the next one starts."""
         step = self._steps.popleft()
-        self._expect()
+        if self._steps:
+            self._expect(now_s)
         return step
 
     def observe(self, step: Outstanding, seconds: float) -> None:
@@ -64,26 +67,27 @@ class StepDeadline:
         """Whatever is outstanding will not be answered."""
         self._steps.clear()
 
-    def _expect(self) -> None:
-        """The oldest step, if there is one, has from now on until its limit."""
-        if not self._steps:
-            return
-        loop = asyncio.get_running_loop()
+    def _expect(self, now_s: float) -> None:
+        """The oldest step has from now on until its limit."""
         self._limit_s = self._limit_of(self._steps[0])
-        self._due_s = loop.time() + self._limit_s
-        if self._timer is not None:
-            if self._timer.when() <= self._due_s:
-                return
+        self._due_s = now_s + self._limit_s
+        if self._timer is None:
+            self._ring_at_due(now_s)
+        elif self._due_s < self._rings_s:
             self._timer.cancel()
-        self._timer = loop.call_at(self._due_s, self._look)
+            self._ring_at_due(now_s)
+
+    def _ring_at_due(self, now_s: float) -> None:
+        self._rings_s = self._due_s
+        self._timer = asyncio.get_running_loop().call_later(self._due_s - now_s, self._look)
 
     def _look(self) -> None:
         self._timer = None
+        now_s = time.monotonic()
         if not self._steps:
             return
-        loop = asyncio.get_running_loop()
-        if loop.time() < self._due_s:
-            self._timer = loop.call_at(self._due_s, self._look)
+        if now_s < self._due_s:
+            self._ring_at_due(now_s)
         else:
             self._overdue(self._limit_s)
 

@@ -1,4 +1,4 @@
-"""Every iteration's record to those who watch: telemetry at once, consoles as they read."""
+"""Iterations' records to those who watch: telemetry at once, consoles as they read."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from typing import Any, Final
 
 from actors.messages import iteration_dict
 
-Observer = Callable[[list[Any]], None]
-_MAX_QUEUED: Final = 1000  # records per subscriber
+Record = list[Any]  # messages.ITERATION_FIELDS
+Observer = Callable[[list[Record]], None]
+_MAX_QUEUED: Final = 1000  # batches per subscriber
 
 
 class IterationFeed:
-    """Records as `messages.ITERATION_FIELDS`; `observers` are called with each of them."""
+    """Records come in batches, as the scheduler sends them; `observers` get each batch."""
 
     def __init__(self) -> None:
         self.observers: list[Observer] = []
-        self._subscribers: set[asyncio.Queue[list[Any] | None]] = set()
+        self._subscribers: set[asyncio.Queue[list[Record] | None]] = set()
         self._closed = False
 
-    def publish(self, record: list[Any]) -> None:
+    def publish(self, records: list[Record]) -> None:
         for observer in self.observers:
-            observer(record)
+            observer(records)
         for queue in self._subscribers:
             with suppress(asyncio.QueueFull):  # a console that sleeps misses iterations
-                queue.put_nowait(record)
+                queue.put_nowait(records)
 
     def close(self) -> None:
         """End every subscription: whoever watches must not hold up a replica that leaves."""
@@ -38,15 +39,15 @@ class IterationFeed:
 
     async def subscribe(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
         """Batches of iterations as dicts, from now on until the feed is closed."""
-        queue: asyncio.Queue[list[Any] | None] = asyncio.Queue(_MAX_QUEUED)
+        queue: asyncio.Queue[list[Record] | None] = asyncio.Queue(_MAX_QUEUED)
         self._subscribers.add(queue)
         try:
             while not self._closed:
-                batch = [await queue.get()]
+                batches = [await queue.get()]
                 while not queue.empty():
-                    batch.append(queue.get_nowait())
-                known = [record for record in batch if record is not None]
-                if known:
-                    yield [iteration_dict(record) for record in known]
+                    batches.append(queue.get_nowait())
+                records = [record for batch in batches if batch is not None for record in batch]
+                if records:
+                    yield [iteration_dict(record) for record in records]
         finally:
             self._subscribers.discard(queue)

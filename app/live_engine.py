@@ -268,7 +268,7 @@ class LiveEngine:
                         RequestRefused(text, param=param, retry_after_s=retry_after_s)
                     )
             return
-        _, rows, record = message
+        _, rows, records = message
         open_ = self._open
         for row in rows:
             continuation = open_.get(row[0])
@@ -285,7 +285,7 @@ class LiveEngine:
                 continuation.deliver(output)
                 if output.finish_reason is not None:
                     del open_[output.request_id]
-        if record is not None:
+        if records:
             self._rebuilds = 0
             # After the streams that were just woken: their tokens go out first.
-            asyncio.get_running_loop().call_soon(self.iterations.publish, record)
+            asyncio.get_running_loop().call_soon(self.iterations.publish, records)

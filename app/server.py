@@ -80,7 +80,7 @@ class LLMServer:
         spans = None if spans_to is None else Spans(name, otlp_exporter(spans_to))
         telemetry = Telemetry(name, config.scheduler.tbt_s, iteration_dict, log, spans)
         telemetry.num_blocks = self.engine.num_blocks
-        self.engine.iterations.observers.append(telemetry.on_iteration)
+        self.engine.iterations.observers.append(telemetry.on_iterations)
         return telemetry
 
     def _build_api(self) -> ASGIApp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 
@@ -16,7 +17,7 @@ class ConfigError(ValueError):
         self.key = key
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: what every step asks for is cached
 class SchedulerConfig:
     """Frozen settings of one core.
 
@@ -81,19 +82,19 @@ class SchedulerConfig:
         """How far `max_requests` may be raised while running: rows of the stages' tables."""
         return self.max_requests if self.request_slots is None else self.request_slots
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Steps that may be outstanding at once."""
         if self.pipeline_depth is not None:
             return self.pipeline_depth
         return self.num_stages if self.num_stages > 1 else (2 if self.lookahead else 1)
 
-    @property
+    @cached_property
     def steps_per_request(self) -> int:
         """In how many outstanding steps one request may be: two with lookahead, else one."""
         return 2 if self.num_stages == 1 and self.lookahead else 1
 
-    @property
+    @cached_property
     def chunks_per_request(self) -> int:
         """In how many outstanding steps one unfinished prompt may be."""
         if self.num_stages > 1 and self.overlap_chunks:

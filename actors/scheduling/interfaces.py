@@ -29,7 +29,9 @@ class StepShape(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        return self.num_decodes + sum(n for _, n in self.prefills)
+        if not self.prefills:
+            return self.num_decodes
+        return self.num_decodes + sum([n for _, n in self.prefills])
 
 
 class RequestView(Protocol):

@@ -54,7 +54,8 @@ class Outcomes:
                 add(_make(Output, (request_id, index, (token,), None, 0, (), (), (), None, 0.0)))
             else:
                 add(_output(state, token, None, logprobs))
-        self._take_partial(step, result, outputs)
+        if step.partial:
+            self._take_partial(step, result, outputs)
         return outputs
 
     def _attend(

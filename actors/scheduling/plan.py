@@ -14,6 +14,7 @@ costs four times as much to build, and planning must not cost what computing sav
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from actors.scheduling.request import SamplingParams
@@ -31,6 +32,9 @@ class Slice(NamedTuple):
     start: int
     num_tokens: int
     samples: bool
+
+
+_num_tokens = attrgetter("num_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(s.num_tokens for s in self.slices)
+        return sum(map(_num_tokens, self.slices))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 
 from actors.scheduling.interfaces import Admission, StepShape, TokenBudget
 from actors.scheduling.microbatch import decode_share, prefill_share, spread
@@ -73,8 +74,10 @@ class StepBuilder:
 
     @property
     def shape(self) -> StepShape:
-        prefills = tuple((s.planned - n, n) for s, n in self._prefills.items())
-        return StepShape(self.num_decodes, self.decode_context_tokens, prefills)
+        prefills: tuple[tuple[int, int], ...] = ()
+        if self._prefills:
+            prefills = tuple([(s.planned - n, n) for s, n in self._prefills.items()])
+        return _make(StepShape, (self.num_decodes, self.decode_context_tokens, prefills))
 
     @property
     def room(self) -> int:
@@ -264,8 +267,8 @@ class StepBuilder:
             swap_out=tuple(residents.swap.swap_out),
             swap_in=tuple(residents.swap.swap_in),
             copies=tuple(residents.copies),
-            started=tuple(_introduce(state) for state in self._starting),
-            new_blocks=tuple((i, tuple(b)) for i, b in self._new_blocks.items()),
+            started=tuple(map(_introduce, self._starting)),
+            new_blocks=tuple(map(_frozen, self._new_blocks.items())),
             fed=tuple(self._fed),
         )
         step = InFlight(
@@ -273,7 +276,7 @@ class StepBuilder:
             sampled,
             partial,
             shape,
-            [source for source, _ in residents.copies],
+            list(map(_source, residents.copies)),
             residents.swap.returned,
             residents.swap.swapped_out,
             residents.now_s,
@@ -281,6 +284,13 @@ class StepBuilder:
         residents.released, residents.copies = [], []
         residents.swap.clear()
         return step
+
+
+_source = itemgetter(0)  # of a (source, destination) copy
+
+
+def _frozen(entry: tuple[int, list[int]]) -> tuple[int, tuple[int, ...]]:
+    return entry[0], tuple(entry[1])
 
 
 def _introduce(state: RequestState) -> RequestStart:

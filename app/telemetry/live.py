@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from app.api.events import ApiEvents, RequestInfo, RequestOutcome
 from app.telemetry.prometheus import Metrics
 from app.telemetry.records import RecordLog
 from app.telemetry.spans import Spans
-
-_COUNTED_AT_A_TIME: Final = 16  # iterations; well under a millisecond of work
 
 
 @dataclass(slots=True)
@@ -26,9 +24,9 @@ class Telemetry(ApiEvents):
     """tbt_s: the deployment's objective, for counting violations. log: Parquet, or None.
     spans: OpenTelemetry, or None.
 
-    name_fields turns a raw iteration record into named fields. What comes with every token or
-    iteration is only noted, and counted some iterations at a time: code that runs once in a while
-    finds cold caches, and that was the dearest part of an iteration's way through the replica.
+    name_fields turns a raw iteration record into named fields. What comes with every token is
+    only noted, and counted when the scheduler sends records of some iterations: code that runs
+    once in a while finds cold caches, and that was the dearest part of an iteration's way here.
     """
 
     def __init__(
@@ -54,7 +52,6 @@ class Telemetry(ApiEvents):
         self._stage_end_s: list[float] = []
         self._num_generated = 0
         self._gaps_s: list[float] = []
-        self._records: list[list[Any]] = []
 
     # ---- API events ----------------------------------------------------------------------------
 
@@ -124,10 +121,12 @@ class Telemetry(ApiEvents):
 
     # ---- the engine ------------------------------------------------------------------------------
 
-    def on_iteration(self, raw: list[Any]) -> None:
-        self._records.append(raw)
-        if len(self._records) >= _COUNTED_AT_A_TIME:
-            self.catch_up()
+    def on_iterations(self, batch: list[list[Any]]) -> None:
+        self.catch_up()
+        records = [self._name_fields(raw) for raw in batch]
+        self.metrics.iterations(records, self.num_blocks)
+        for record in records:
+            self._count_iteration(record)
 
     def catch_up(self) -> None:
         """Count what has been noted."""
@@ -137,11 +136,6 @@ class Telemetry(ApiEvents):
         if self.tbt_s is not None:
             self.metrics.violations.inc(sum(gap_s > self.tbt_s for gap_s in self._gaps_s))
         self._gaps_s.clear()
-        records = [self._name_fields(raw) for raw in self._records]
-        self._records.clear()
-        self.metrics.iterations(records, self.num_blocks)
-        for record in records:
-            self._count_iteration(record)
 
     def render(self) -> bytes:
         """The metrics as they are now, in Prometheus' text format."""

@@ -75,11 +75,9 @@ def test_a_request_and_its_tokens_are_counted() -> None:
 def test_iterations_give_gauges_bubbles_and_counts() -> None:
     telemetry = Telemetry("tiny", None, iteration_dict)
     telemetry.num_blocks = 100
-    telemetry.on_iteration(iteration(0))
-    telemetry.on_iteration(iteration(1, num_preemptions=2))
-    telemetry.on_iteration(
-        iteration(2, num_preemptions=0, num_recoveries=1)
-    )  # a rebuilt scheduler starts at 0
+    telemetry.on_iterations([iteration(0), iteration(1, num_preemptions=2)])
+    # A rebuilt scheduler starts at 0.
+    telemetry.on_iterations([iteration(2, num_preemptions=0, num_recoveries=1)])
     assert value(telemetry, "kv_cache_usage_perc") == 0.25
     assert value(telemetry, "num_requests_running") == 4
     assert value(telemetry, "num_requests_waiting") == 2
@@ -93,7 +91,7 @@ def test_logs_are_parquet_with_the_settings_beside(tmp_path: Path) -> None:
     log = RecordLog(tmp_path, {"policy": "sarathi"}, rows_per_file=2)
     telemetry = Telemetry("tiny", None, iteration_dict, log)
     for step in range(3):
-        telemetry.on_iteration(iteration(step))
+        telemetry.on_iterations([iteration(step)])
     request = RequestInfo("r1", "/v1/completions", "t", False, 7, 1)
     telemetry.on_request_start(request, 1.0)
     telemetry.on_finish(request, RequestOutcome(200, "length", 4, 0), 2.5)

@@ -32,6 +32,8 @@ def fill_with_chunks(
 
     With `max_chunk` set, no prompt gets more until every other has had its share.
     """
+    if not step.residents.prefilling and not step.residents.num_waiting:
+        return
     cap = step.config.max_chunk
     most = left if cap is None else cap
     for state in step.runnable_prefills():
