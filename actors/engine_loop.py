@@ -24,6 +24,7 @@ import msgpack
 
 from actors.engine_config import EngineConfig
 from actors.event_recorder import EventFile
+from actors.iteration_records import IterationRecords
 from actors.messages import StepError, pack_outputs, unpack_requests
 from actors.quiet_gc import keep_collector_quiet
 from actors.recovery import StageSet, StagesFailed
@@ -48,12 +49,10 @@ from actors.scheduling.events import (
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Grammar, Request
 from actors.stage.spec import StageInfo
-from actors.step_deadline import Outstanding, StepDeadline
+from actors.step_deadline import StepDeadline
 from actors.wire import FrameProtocol, connect
 
 logger = logging.getLogger("legato.scheduler")
-
-_RECORDS_EVERY_S = 0.1  # how long iteration records wait for others, while there are steps
 
 
 def _not_started(event: Event, now_s: float) -> list[Instruction]:
@@ -70,12 +69,12 @@ class EngineLoop:
         self._call: Callable[[Event, float], list[Instruction]] = _not_started
         self._events: EventFile | None = None
         self._replica: FrameProtocol | None = None
+        self._finished = asyncio.Event()
         self._outstanding = StepDeadline(
             config.step_deadline_s, config.deadline_factor, self._overdue
         )
         self._wake: asyncio.TimerHandle | None = None
-        self._records: list[list[Any]] = []  # of iterations, not yet sent
-        self._records_sent_s = 0.0
+        self._records: IterationRecords | None = None
         self._rebuilding = False
         self._rebuilds_in_a_row = 0
         self._recoveries = 0
@@ -96,6 +95,7 @@ class EngineLoop:
         )
         self._core = build_core(scheduler)
         self._call = self._core.handle
+        self._records = IterationRecords(self._core)
         if self._config.event_log is not None:
             self._events = EventFile(Path(self._config.event_log))
             self._call = Recorder(self._core, self._events.write).handle
@@ -103,6 +103,19 @@ class EngineLoop:
         keep_collector_quiet()
         logger.info("ready: %s backend, %d KV blocks", info.backend, num_blocks)
         return replace(info, max_model_len=scheduler.max_model_len), num_blocks
+
+    async def finished(self) -> None:
+        """Wait until the replica is gone, and with it the stages."""
+        await self._finished.wait()
+
+    def _replica_gone(self) -> None:
+        # The replica owns this engine: when its socket closes, nobody is left to serve.
+        self.stages.close()
+        if self._events is not None:
+            self._events.close()
+        self._finished.set()
+
+    # ---- what the replica may ask --------------------------------------------------------------
 
     def reconfigure(self, changes: Mapping[str, Any]) -> str | None:
         """Change scheduling settings live; returns what is wrong with them, if anything."""
@@ -112,8 +125,15 @@ class EngineLoop:
             return str(error)
         return None
 
+    def stage_pids(self) -> list[list[int]]:
+        """Process ids of the stage ranks, [stage][rank]."""
+        return self.stages.pids
+
     def status(self) -> dict[str, Any]:
-        core = self._running()
+        """A snapshot for the console: plain data."""
+        core = self._core
+        if core is None:
+            raise RuntimeError("scheduler used before start()")
         return {
             **core.statistics(),
             "policy": core.config.policy,
@@ -126,22 +146,6 @@ class EngineLoop:
             "pid": os.getpid(),
         }
 
-    def stop(self) -> None:
-        self.stages.close()
-        if self._events is not None:
-            self._events.close()
-        if self._replica is not None:
-            self._replica.close()
-
-    def _replica_gone(self) -> None:
-        # The replica owns this actor: when its socket closes, nobody is left to serve.
-        self.stages.close()
-
-    def _running(self) -> Core:
-        if self._core is None:
-            raise RuntimeError("scheduler used before start()")
-        return self._core
-
     # ---- from the replica ----------------------------------------------------------------------
 
     def _received(self, frame: bytes) -> None:
@@ -149,12 +153,15 @@ class EngineLoop:
         if kind == "abort":
             for request_id in rows:
                 self._handle(Abort(request_id))
-            return
-        for request in unpack_requests(rows):
-            if request.sampling.grammar is None:
-                self._handle(Submit(request))
-            else:
-                self._spawn(self._submit_with_grammar(request, request.sampling.grammar))
+        elif kind == "ask":
+            ticket, question, arguments = rows
+            self._send("answer", ticket, getattr(self, question)(*arguments))
+        else:
+            for request in unpack_requests(rows):
+                if request.sampling.grammar is None:
+                    self._handle(Submit(request))
+                else:
+                    self._spawn(self._submit_with_grammar(request, request.sampling.grammar))
 
     async def _submit_with_grammar(self, request: Request, grammar: Grammar) -> None:
         """The last stage compiles the grammar off its step loop before the request may start."""
@@ -186,35 +193,9 @@ class EngineLoop:
             return
         begin_s = answer.stage_times_s[0][0] if answer.stage_times_s else step.submitted_s
         self._outstanding.observe(step, now_s - begin_s)
-        self._record(step, now_s, answer)
+        if self._records is not None:
+            self._records.note(step, now_s, answer, self._recoveries)
         self._handle(StepDone(answer))
-
-    def _record(self, step: Outstanding, done_s: float, answer: StepResult) -> None:
-        """One iteration for the timeline and the logs: `messages.ITERATION_FIELDS`."""
-        core = self._core
-        if core is None or not core.in_flight:
-            return
-        num_decodes = core.in_flight[0].shape.num_decodes
-        residents = core.residents
-        self._records.append(
-            [
-                step.plan.step_id,
-                step.submitted_s,
-                done_s,
-                step.predicted_s,
-                num_decodes,
-                step.num_tokens - num_decodes,
-                len(step.plan.slices),
-                answer.stage_times_s,
-                len(residents.decoding),
-                len(residents.prefilling),
-                residents.num_waiting,
-                residents.blocks.num_free,
-                residents.num_preemptions,
-                self._recoveries,
-                core.config.token_budget,
-            ]
-        )
 
     def _overdue(self, limit_s: float) -> None:
         self._lost(f"no answer within {limit_s:.1f} s")
@@ -271,18 +252,9 @@ class EngineLoop:
                 )
             elif isinstance(instruction, WakeAt):
                 self._wake_at(instruction.time_s - now_s)
-        records = self._records_due(now_s) if self._records else None
+        records = [] if self._records is None else self._records.take_due(now_s)
         if news or records:
             self._send("news", news, records)
-
-    def _records_due(self, now_s: float) -> list[list[Any]] | None:
-        """Iteration records, when it is time to send them: at once before the engine rests."""
-        resting = self._core is None or not self._core.in_flight
-        if not resting and now_s - self._records_sent_s < _RECORDS_EVERY_S:
-            return None
-        records, self._records = self._records, []
-        self._records_sent_s = now_s
-        return records
 
     def _execute(self, instruction: Execute, now_s: float) -> None:
         if self._rebuilding:

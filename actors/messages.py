@@ -1,6 +1,6 @@
 """What travels between the processes of one replica, as msgpack (never pickle).
 
-Replica -> scheduler: submissions, aborts. Scheduler -> stages: step plans. Last stage ->
+Replica -> scheduler: submissions, aborts, questions. Scheduler -> stages: step plans. Last stage ->
 scheduler: step results (through the compiled graph). Scheduler -> replica: one news message per
 iteration. Only plain frozen data, no tensors.
 """
@@ -8,13 +8,15 @@ iteration. Only plain frozen data, no tensors.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import msgpack
 
 from actors.scheduling.events import Output
 from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult, TokenLogprobs
 from actors.scheduling.request import FinishReason, Grammar, Objective, Request, SamplingParams
+
+Question = Literal["status", "stage_pids", "reconfigure"]
 
 # ---- pieces ------------------------------------------------------------------------------
 
@@ -209,6 +211,11 @@ def unpack_requests(rows: list[Any]) -> list[Request]:
 
 def pack_abort(request_ids: list[int]) -> bytes:
     return msgpack.packb(("abort", request_ids))
+
+
+def pack_ask(ticket: int, question: Question, arguments: tuple[Any, ...] = ()) -> bytes:
+    """One of `EngineLoop`'s answers is wanted; it comes back as ("answer", ticket, value)."""
+    return msgpack.packb(("ask", (ticket, question, arguments)))
 
 
 # ---- scheduler -> replica -------------------------------------------------------------------

@@ -46,7 +46,7 @@ def _strategy(group: PlacementGroup | None, bundle: int) -> Any:
 
 def scheduler_options(group: PlacementGroup | None) -> dict[str, Any]:
     """The scheduler shares the replica's bundle; it must be on the replica's node."""
-    return {"num_cpus": 0, "scheduling_strategy": _strategy(group, 0), "max_concurrency": 1000}
+    return {"num_cpus": 0, "scheduling_strategy": _strategy(group, 0)}
 
 
 def threads_per_rank(config: EngineConfig) -> int:

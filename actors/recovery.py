@@ -20,6 +20,8 @@ from actors.stage.spec import StageInfo
 
 logger = logging.getLogger("legato.recovery")
 
+_REPORT_EVERY_S = 5.0
+
 
 class StagesFailed(Exception):
     """The stages could not be built; the message says what they said."""
@@ -41,7 +43,6 @@ class StageSet:
         self._pipeline: Pipeline | None = None
         self._sizes = (0, 0)
         self.pids: list[list[int]] = []
-        self.progress = 0.0
 
     async def build(self) -> tuple[StageInfo, int, int]:
         """Create, load, size KV from memory, connect. Returns (info, blocks, host blocks).
@@ -59,7 +60,6 @@ class StageSet:
         await self._open()
 
     async def _load(self) -> tuple[StageInfo, int]:
-        self.progress = 0.0
         self._actors = create_stages(self._config, current_group())
         flat = [actor for ranks in self._actors for actor in ranks]
         reporter = asyncio.create_task(self._report(flat))
@@ -81,18 +81,17 @@ class StageSet:
             raise StagesFailed(f"a stage died while loading: {type(error).__name__}") from error
         finally:
             reporter.cancel()
-        self.progress = 1.0
         return infos[0], self._blocks_that_fit(infos)
 
     async def _report(self, flat: list[Any]) -> None:
-        """Keep `progress` at the slowest rank's share of loading."""
+        """Say now and then how far the slowest rank has come: large models take minutes."""
         while True:
+            await asyncio.sleep(_REPORT_EVERY_S)
             try:
                 shares = await asyncio.gather(*[a.loading_progress.remote() for a in flat])
             except ray.exceptions.RayError:
                 return  # load() tells the story
-            self.progress = min(shares)
-            await asyncio.sleep(0.25)
+            logger.info("loading weights: %.0f %%", 100 * min(shares))
 
     def _blocks_that_fit(self, infos: list[StageInfo]) -> int:
         kv = self._config.kv

@@ -1,13 +1,17 @@
 """The scheduler actor: what Ray sees of the engine loop.
 
-Ray wraps every method of an actor's class for its tracing, private ones as well, and consults its
-settings at each call. What runs for every iteration therefore lives in a plain class.
+It is no asyncio actor. Ray would run the loop in a thread beside the main one, and an idle actor's
+main thread wakes a hundred times a second to look for signals (0.6 % of a core). So the loop has
+the main thread, `serve` does not return while the replica lives, and what the replica wants of
+the scheduler it says on their socket.
+
+Ray also wraps every method of an actor's class for its tracing, private ones as well, and consults
+its settings at each call: what runs for every iteration lives in a plain class (`engine_loop`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import uvloop
 
 from actors.engine_config import EngineConfig
 from actors.engine_loop import EngineLoop
@@ -18,30 +22,16 @@ class SchedulerActor:
     """One per replica."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._loop = EngineLoop(config)
+        self._loop = uvloop.new_event_loop()
+        self._engine = EngineLoop(config)
 
-    async def start(self, socket_path: str) -> tuple[StageInfo, int]:
+    def start(self, socket_path: str) -> tuple[StageInfo, int]:
         """Load the stages, size the KV cache, connect to the replica's socket.
 
         Returns what a rank reports and the number of KV blocks."""
-        return await self._loop.start(socket_path)
+        return self._loop.run_until_complete(self._engine.start(socket_path))
 
-    def loading_progress(self) -> float:
-        """The slowest rank's share of loading, 0 to 1."""
-        return self._loop.stages.progress
-
-    async def reconfigure(self, changes: Mapping[str, Any]) -> str | None:
-        """Change scheduling settings live; returns what is wrong with them, if anything."""
-        return self._loop.reconfigure(changes)
-
-    def status(self) -> dict[str, Any]:
-        """A snapshot for the console: plain data."""
-        return self._loop.status()
-
-    def stage_pids(self) -> list[list[int]]:
-        """Process ids of the stage ranks, [stage][rank]."""
-        return self._loop.stages.pids
-
-    def stop(self) -> None:
-        """End the stages and the connection to the replica."""
-        self._loop.stop()
+    def serve(self) -> None:
+        """To be called once started: returns when the replica has closed its socket and the
+        stages have been ended."""
+        self._loop.run_until_complete(self._engine.finished())

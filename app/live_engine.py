@@ -10,21 +10,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import shutil
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import suppress
 from typing import Any
 
 import msgpack
-import ray
 
 from actors.engine_config import EngineConfig
 from actors.messages import PLAIN_FIELDS, pack_abort, pack_submit, unpack_output
-from actors.placement import current_group, scheduler_options
-from actors.scheduler import SchedulerActor
 from actors.stage.spec import StageInfo
-from actors.wire import FrameProtocol, listen, private_directory
 from app.engine import (
     EngineUnavailable,
     Express,
@@ -35,15 +29,12 @@ from app.engine import (
     TokenChunk,
 )
 from app.iteration_feed import IterationFeed
+from app.scheduler_link import EngineFailed, SchedulerLink
 from app.streams import Continuation, Stream, core_requests
 
 logger = logging.getLogger("legato.engine")
 
 _HEARTBEAT_S = 5.0
-
-
-class EngineFailed(RuntimeError):
-    """The engine could not be started; the message carries the loader's own words."""
 
 
 class LiveEngine:
@@ -53,9 +44,7 @@ class LiveEngine:
         self._config = config
         self._name = name
         self._max_rebuilds = max_rebuilds
-        self._actor: Any = None
-        self._socket: FrameProtocol | None = None
-        self._server: asyncio.AbstractServer | None = None
+        self._link = SchedulerLink(config, self._received, self._lost)
         self._info: StageInfo | None = None
         self._num_blocks = 0
         self._created_s = int(time.time())
@@ -78,73 +67,43 @@ class LiveEngine:
         self._heartbeat = asyncio.create_task(self._beat())
 
     async def _build(self) -> None:
-        directory = private_directory()
-        path = str(directory / "replica")
-        connected: asyncio.Future[FrameProtocol] = asyncio.get_running_loop().create_future()
-
-        def accept() -> FrameProtocol:
-            protocol = FrameProtocol(self._received, lambda: self._lost(protocol))
-            if not connected.done():
-                connected.set_result(protocol)
-            return protocol
-
-        self._server, _ = await listen(path, accept)
-        actor_class = ray.remote(SchedulerActor)
-        environment = {"RAY_CGRAPH_buffer_size_bytes": str(self._config.channel_bytes)}
-        self._actor = actor_class.options(
-            **scheduler_options(current_group()), runtime_env={"env_vars": environment}
-        ).remote(self._config)
-        try:
-            self._info, self._num_blocks = await self._actor.start.remote(path)
-            self._socket = await connected
-        except ray.exceptions.RayTaskError as error:
-            raise EngineFailed(str(error.cause)) from error
-        except ray.exceptions.RayError as error:
-            raise EngineFailed(f"the scheduler died while starting: {error}") from error
-        finally:
-            self._server.close()
-            shutil.rmtree(directory, ignore_errors=True)
+        self._info, self._num_blocks = await self._link.open()
         self._ready.set()
 
     async def close(self) -> None:
-        self._closing = True
         for task in (self._heartbeat, self._rebuilding):
             if task is not None:
                 task.cancel()
-        if self._actor is not None:
-            with suppress(ray.exceptions.RayError):
-                await self._actor.stop.remote()
-            ray.kill(self._actor)
+        await self._link.close()
 
     async def _beat(self) -> None:
         """A scheduler that is alive but stuck is as dead: ask it now and then, and act."""
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
-            if not self._ready.is_set():
-                continue
+            link = self._link
+            if not link.is_open:
+                continue  # the socket's end has told, and started the rebuild
             try:
-                await asyncio.wait_for(self._actor.loading_progress.remote(), 2 * _HEARTBEAT_S)
-            except TimeoutError:
-                logger.error("scheduler does not answer: killing it")
-                ray.kill(self._actor)
-            except ray.exceptions.RayError:
-                pass  # the socket's end tells, and starts the rebuild
+                await link.ask("stage_pids")
+            except EngineUnavailable:
+                if link.is_open:
+                    logger.error("scheduler does not answer: killing it")
+                    link.kill()
 
-    def _lost(self, protocol: FrameProtocol) -> None:
-        if protocol is self._socket and not self._closing:
-            self._socket = None
-            self._ready.clear()
-            self._rebuilding = asyncio.create_task(self._rebuild())
+    def _lost(self) -> None:
+        self._ready.clear()
+        self._rebuilding = asyncio.create_task(self._rebuild())
 
     async def _rebuild(self) -> None:
         begin_s = time.monotonic()
-        ray.kill(self._actor)
         while True:
+            self._link.kill()
             self._rebuilds += 1
             logger.error("scheduler lost: rebuild %d", self._rebuilds)
             if self._rebuilds > self._max_rebuilds:
                 self._fail("the scheduler could not be rebuilt")
                 return
+            self._link = SchedulerLink(self._config, self._received, self._lost)
             try:
                 await self._build()
                 break
@@ -153,7 +112,7 @@ class LiveEngine:
         logger.warning("scheduler rebuilt in %.1f s", time.monotonic() - begin_s)
         again = [c.resumed() for c in self._open.values()]
         if again:
-            self._send(pack_submit(again))
+            self._link.send(pack_submit(again))
 
     def _fail(self, reason: str) -> None:
         self._failure = reason
@@ -226,30 +185,25 @@ class LiveEngine:
         for index, core_request in enumerate(requests):
             self._open[core_request.request_id] = Continuation(core_request, index, stream)
         stream.num_open = request.n
-        self._send(pack_submit(requests))
+        self._link.send(pack_submit(requests))
         return [r.request_id for r in requests]
 
     def _abandon(self, ids: list[int]) -> None:
         left = [i for i in ids if self._open.pop(i, None) is not None]
         if left:
-            self._send(pack_abort(left))
-
-    def _send(self, frame: bytes) -> None:
-        if self._socket is not None:
-            self._socket.send(frame)
+            self._link.send(pack_abort(left))
 
     async def status(self) -> Mapping[str, Any]:
-        try:
-            return await asyncio.wait_for(self._actor.status.remote(), 5.0)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            raise EngineUnavailable("the scheduler does not answer") from error
+        status: Mapping[str, Any] = await self._link.ask("status")
+        return status
 
     async def stage_pids(self) -> list[list[int]]:
         """Process ids of the stage ranks, [stage][rank]."""
-        return await self._actor.stage_pids.remote()
+        pids: list[list[int]] = await self._link.ask("stage_pids")
+        return pids
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
-        problem = await self._actor.reconfigure.remote(dict(changes))
+        problem = await self._link.ask("reconfigure", dict(changes))
         if problem is not None:
             raise RequestRefused(problem, param=problem.split(":")[0])
 
@@ -267,6 +221,9 @@ class LiveEngine:
                     continuation.stream.fail(
                         RequestRefused(text, param=param, retry_after_s=retry_after_s)
                     )
+            return
+        if message[0] == "answer":
+            self._link.answered(*message[1:])
             return
         _, rows, records = message
         open_ = self._open

@@ -32,7 +32,8 @@ from app.console.routes import console_routes
 from app.door import Door
 from app.engine import EngineUnavailable, GenerationRequest, ModelCard
 from app.handle_params import sampling_from
-from app.live_engine import EngineFailed, LiveEngine
+from app.live_engine import LiveEngine
+from app.scheduler_link import EngineFailed
 from app.settings import Settings, parse, resolve
 from app.telemetry.live import Telemetry
 from app.telemetry.prometheus import CONTENT_TYPE

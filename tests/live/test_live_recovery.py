@@ -12,7 +12,8 @@ import pytest
 
 from actors.scheduling.request import SamplingParams
 from app.engine import GenerationRequest
-from app.live_engine import EngineFailed, LiveEngine
+from app.live_engine import LiveEngine
+from app.scheduler_link import EngineFailed
 from tests.live.reference import ask, expected, make_prompts, settled
 
 pytestmark = pytest.mark.ray
