@@ -70,6 +70,7 @@ class AdaptiveBudget:
     _answered: list[tuple[StepShape, float]] = field(default_factory=list)  # and not yet watched
     _kept: KeptShare = field(default_factory=KeptShare)
     _asked_at_s: float = 0.0
+    _tightest_s: float = INFINITY  # objective of those who decoded when last asked
 
     def __post_init__(self) -> None:
         self._clock = PipelineClock(self.cost)
@@ -107,7 +108,7 @@ class AdaptiveBudget:
         running = engine.decoding or engine.prefilling
         if len(answered) == 1 and running and self.cost.profile.num_stages == 1:
             ((shape, duration_s),) = answered
-            gap_s, tbt_s = now_s - begin_s, self.tbt_s or INFINITY
+            gap_s, tbt_s = now_s - begin_s, self._tightest_s
             self._outside.add(min(max(0.0, gap_s - duration_s), OUTSIDE_SHARE * tbt_s))
             kept = gap_s <= tbt_s * (1.0 - self.headroom)
             # Without prefill there was nothing to leave out.
@@ -124,7 +125,7 @@ class AdaptiveBudget:
         busy_s = max(clock.ends[-1][0] if clock.ends else 0.0, engine.now_s)
         default_tbt_s = self.tbt_s
         seen: dict[int, tuple[float, float]] = {}
-        due_s = others_tbt_s = INFINITY
+        due_s = ours_tbt_s = others_tbt_s = INFINITY
         for view in decoding:
             tbt_s = view.request.objective.tbt_s or default_tbt_s
             if tbt_s is None:
@@ -133,6 +134,8 @@ class AdaptiveBudget:
                 if tbt_s < others_tbt_s:
                     others_tbt_s = tbt_s
                 continue
+            if tbt_s < ours_tbt_s:
+                ours_tbt_s = tbt_s
             last_s = view.last_token_s
             # A token of it may still be in flight (lookahead), and then this one follows that.
             pending = view.planned > view.length or last_s is None
@@ -146,6 +149,9 @@ class AdaptiveBudget:
             if next_s < due_s:
                 due_s = next_s
         self._due = seen
+        self._tightest_s = min(ours_tbt_s, others_tbt_s)
+        if self._tightest_s == INFINITY and default_tbt_s is not None:
+            self._tightest_s = default_tbt_s
         send_s = self.cost.profile.send_s(self.max_step_tokens // 16)
         limit_s = INFINITY
         if due_s < INFINITY:
@@ -267,7 +273,7 @@ class AdaptiveBudget:
 
     def _may_grow(self, engine: EngineView) -> bool:
         """Whether decodes alone would keep the objective with one request more, all grown."""
-        if self.tbt_s is None:
+        if self._tightest_s == INFINITY:
             return True
         profile = self.cost.profile
         running = len(engine.decoding) + len(engine.prefilling) + 1
@@ -275,5 +281,5 @@ class AdaptiveBudget:
         stages = profile.num_stages
         share = -(-running // stages)
         mix = Mix(share, (context + running * self.growth) // stages)
-        limit_s = stage_share_s(profile, self.tbt_s, share) * (1.0 - self.headroom)
+        limit_s = stage_share_s(profile, self._tightest_s, share) * (1.0 - self.headroom)
         return profile.stage_s(mix) * self.cost.bound_factor(mix) <= limit_s
