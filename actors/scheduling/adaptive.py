@@ -56,7 +56,7 @@ class AdaptiveBudget:
     max_step_tokens: int
     max_requests: int
     smoothness: float = 1.0
-    headroom: float = 0.05
+    headroom: float = 0.04
     growth: int = 128
     efficiency: float = 0.9
     pace: float = 0.01
