@@ -25,7 +25,7 @@ import msgpack
 from actors.engine_config import EngineConfig
 from actors.event_recorder import EventFile
 from actors.iteration_records import IterationRecords
-from actors.messages import StepError, pack_outputs, unpack_requests
+from actors.messages import Question, StepError, pack_outputs, unpack_requests
 from actors.quiet_gc import keep_collector_quiet
 from actors.recovery import StageSet, StagesFailed
 from actors.scheduling.build import build_core
@@ -154,14 +154,22 @@ class EngineLoop:
             for request_id in rows:
                 self._handle(Abort(request_id))
         elif kind == "ask":
-            ticket, question, arguments = rows
-            self._send("answer", ticket, getattr(self, question)(*arguments))
+            self._answer(*rows)
         else:
             for request in unpack_requests(rows):
                 if request.sampling.grammar is None:
                     self._handle(Submit(request))
                 else:
                     self._spawn(self._submit_with_grammar(request, request.sampling.grammar))
+
+    def _answer(self, ticket: int, question: Question, arguments: list[Any]) -> None:
+        """A question that cannot be answered must not cost the replica its engine."""
+        try:
+            value, failure = getattr(self, question)(*arguments), None
+        except Exception as error:  # whatever a setting of the wrong type may raise
+            logger.exception("no answer to %s%r", question, tuple(arguments))
+            value, failure = None, f"{type(error).__name__}: {error}"
+        self._send("answer", ticket, value, failure)
 
     async def _submit_with_grammar(self, request: Request, grammar: Grammar) -> None:
         """The last stage compiles the grammar off its step loop before the request may start."""

@@ -34,6 +34,10 @@ class EngineFailed(RuntimeError):
     """The engine could not be started; the message carries the loader's own words."""
 
 
+class QuestionFailed(RuntimeError):
+    """The scheduler raised instead of answering; the message says what."""
+
+
 class SchedulerLink:
     """One life of a scheduler. `on_lost` is called once if it ends before `close`."""
 
@@ -100,7 +104,8 @@ class SchedulerLink:
             self._socket.send(frame)
 
     async def ask(self, question: Question, *arguments: Any) -> Any:
-        """The scheduler's answer; raises EngineUnavailable when none comes."""
+        """The scheduler's answer; raises EngineUnavailable when none comes and QuestionFailed
+        when answering raised."""
         ticket = next(self._tickets)
         answer = self._asked[ticket] = asyncio.get_running_loop().create_future()
         self.send(pack_ask(ticket, question, arguments))
@@ -113,11 +118,15 @@ class SchedulerLink:
         finally:
             del self._asked[ticket]
 
-    def answered(self, ticket: int, value: Any) -> None:
+    def answered(self, ticket: int, value: Any, failure: str | None) -> None:
         """To be called with what a frame of kind "answer" says."""
         answer = self._asked.get(ticket)
-        if answer is not None and not answer.done():
+        if answer is None or answer.done():
+            return
+        if failure is None:
             answer.set_result(value)
+        else:
+            answer.set_exception(QuestionFailed(failure))
 
     def _lost(self) -> None:
         if self._socket is None:

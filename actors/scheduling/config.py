@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 
 class ConfigError(ValueError):
@@ -109,12 +110,15 @@ class SchedulerConfig:
         updates: dict[str, Any] = {}
         for key, value in changes.items():
             name = key.removeprefix("scheduling.").removeprefix("slo.")
-            if name in ("tbt_ms", "ttft_ms"):
-                updates[name[:-3] + "_s"] = None if value is None else value / 1000.0
-            elif name in LIVE_KEYS:
-                updates[name] = value
-            else:
+            milliseconds = name in ("tbt_ms", "ttft_ms")
+            if milliseconds:
+                name = name.removesuffix("ms") + "s"
+            if name not in LIVE_KEYS:
                 raise ConfigError(key, "unknown, or fixed while the engine runs")
+            kind = get_type_hints(SchedulerConfig)[name]
+            if not _fits(value, kind):
+                raise ConfigError(key, f"must be {_in_words(kind)}, not {value!r}")
+            updates[name] = value / 1000.0 if milliseconds and value is not None else value
         for name in ("policy", "order", "budget", "admission"):
             if name in updates:  # options belong to the part they were written for
                 updates.setdefault(f"{name}_options", {})
@@ -156,6 +160,28 @@ class SchedulerConfig:
             limit = getattr(self, key)
             if limit is not None and limit < 1:
                 raise ConfigError(key, f"must be positive or null, not {limit!r}")
+        for key in ("tbt_s", "ttft_s"):
+            objective_s = getattr(self, key)
+            if objective_s is not None and not objective_s > 0:
+                name = key.removesuffix("s") + "ms"
+                raise ConfigError(name, f"must be positive or null, not {1000 * objective_s:g}")
+
+
+def _kinds(declared: Any) -> tuple[Any, ...]:
+    return get_args(declared) if isinstance(declared, UnionType) else (declared,)
+
+
+def _fits(value: Any, declared: Any) -> bool:
+    """Whether a value from outside has the type a field is declared with."""
+    kinds = [
+        int | float if kind is float else get_origin(kind) or kind for kind in _kinds(declared)
+    ]
+    return not isinstance(value, bool) and isinstance(value, tuple(kinds))
+
+
+def _in_words(declared: Any) -> str:
+    words = {int: "an integer", float: "a number", str: "a name", NoneType: "null"}
+    return " or ".join(words.get(kind, "a mapping") for kind in _kinds(declared))
 
 
 LIVE_KEYS = frozenset(

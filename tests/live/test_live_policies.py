@@ -14,6 +14,7 @@ from actors.scheduling.policies import POLICIES
 from app.bench.policies import COLUMNS, Load, compare, markdown, result
 from app.engine import RequestRefused
 from app.live_engine import LiveEngine
+from app.scheduler_link import QuestionFailed
 from tests.live.reference import ask_all, expected, make_prompts, settled
 
 pytestmark = pytest.mark.ray
@@ -40,6 +41,11 @@ async def test_policies_give_equal_tokens_and_the_log_replays(
         with pytest.raises(RequestRefused, match="the stages were built for 32") as caught:
             await engine.reconfigure({"scheduling.max_requests": 33})
         assert caught.value.param == "max_requests"
+        with pytest.raises(RequestRefused, match="tbt_ms: must be a number or null"):
+            await engine.reconfigure({"tbt_ms": "soon"})
+        with pytest.raises(QuestionFailed, match="TypeError"):
+            await engine._link.ask("reconfigure", {"policy": "sarathi"}, "one too many")
+        assert await ask_all(engine, make_prompts()[:2]) == expected("llama")[:2]
     finally:
         await engine.close()
     (file,) = list(tmp_path.glob("events-*.parquet"))  # noqa: ASYNC240 (a local folder)

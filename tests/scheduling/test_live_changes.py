@@ -42,6 +42,12 @@ def test_a_live_switch_loses_nobody(policy: str) -> None:
         {"policy_options": {"chunks": "nonsense"}},
         {"order": "nonsense"},
         {"token_budget": "many"},
+        {"token_budget": True},
+        {"watermark": None},
+        {"max_chunk": "long"},
+        {"tbt_ms": "soon"},
+        {"tbt_ms": 0},
+        {"policy_options": ["chunks"]},
         {"max_requests": 9},  # the stages were built for 8
         {"budget": "nonsense"},
         {"budget": "fixed", "budget_options": {"nonsense": 1}},
