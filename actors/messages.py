@@ -214,7 +214,7 @@ def pack_abort(request_ids: list[int]) -> bytes:
 
 
 def pack_ask(ticket: int, question: Question, arguments: tuple[Any, ...] = ()) -> bytes:
-    """One of `EngineLoop`'s answers is wanted; it comes back as ("answer", ticket, value, failure)."""
+    """Call a method of `EngineLoop`; comes back as ("answer", ticket, value, failure or None)."""
     return msgpack.packb(("ask", (ticket, question, arguments)))
 
 
