@@ -12,7 +12,7 @@ class KeptShare:
     Bounds from predictions know neither what they were not shown (another process on the core, a
     page fault) nor how such delays add up. A miss lowers the share by `rate`; steps that keep
     the objective raise it so slowly that one miss in 1 / `allowed` steps leaves it where it is.
-    It begins below one: trust is earned, a thousand steps for the first tenth.
+    It begins below one: trust is earned, seven hundred steps for the first tenth.
     """
 
     allowed: float = 0.0075  # of the hundredth that a P99 objective forgives
