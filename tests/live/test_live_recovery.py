@@ -77,6 +77,25 @@ async def test_scheduler_killed_mid_stream(
         await engine.close()
 
 
+async def test_frozen_scheduler_is_replaced(
+    make_engine: Callable[..., LiveEngine],
+    tiny_model: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lives and its socket is open, but a question stays unanswered."""
+    monkeypatch.setattr("app.live_engine._HEARTBEAT_S", 0.2)
+    monkeypatch.setattr("app.scheduler_link._ANSWER_WITHIN_S", 3.0)
+    engine = make_engine(tiny_model("llama"))
+    await engine.start()
+    try:
+        pid = (await engine.status())["pid"]
+        answers = await streams_through(engine, lambda: os.kill(pid, signal.SIGSTOP))
+        assert answers == expected("llama", LENGTHS, MAX_TOKENS)
+        assert (await settled(engine))["pid"] != pid
+    finally:
+        await engine.close()
+
+
 async def test_frozen_stage_is_replaced(
     make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path]
 ) -> None:
