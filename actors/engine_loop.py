@@ -110,10 +110,13 @@ class EngineLoop:
 
     def _replica_gone(self) -> None:
         # The replica owns this engine: when its socket closes, nobody is left to serve.
-        self.stages.close()
-        if self._events is not None:
-            self._events.close()
-        self._finished.set()
+        # The log comes first: without its end it cannot be read, and ending stages may fail.
+        try:
+            if self._events is not None:
+                self._events.close()
+            self.stages.close()
+        finally:
+            self._finished.set()
 
     # ---- what the replica may ask --------------------------------------------------------------
 
