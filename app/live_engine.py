@@ -53,7 +53,6 @@ class LiveEngine:
         self._ids: dict[str, list[int]] = {}  # request id -> its continuations' ids
         self._ready = asyncio.Event()
         self._failure: str | None = None
-        self._closing = False
         self._rebuilds = 0
         self._heartbeat: asyncio.Task[None] | None = None
         self._rebuilding: asyncio.Task[None] | None = None
