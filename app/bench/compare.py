@@ -30,8 +30,10 @@ from rich.table import Table
 from app.bench.client import Job, LoadClient
 from app.bench.load import Limits, first_model, lengths_of, publish, run_load, search, stall_probe
 from app.bench.machine import describe
+from app.bench.measure import rate_together
 
 _err = Console(stderr=True, highlight=False)
+DECODE_TRIES = 3
 
 
 class _Part(BaseModel):
@@ -140,21 +142,25 @@ def _wait_ready(process: subprocess.Popen[bytes], server: Server, log: Path) -> 
 
 
 def _decode(client: LoadClient, probe: Decode) -> dict[str, float]:
-    found = {}
-    for streams in probe.streams:
-        jobs = [Job(0.0, probe.prompt_tokens, probe.output_tokens)] * streams
+    return {
+        f"decode {streams}, tokens/s": _decode_rate(client, probe, streams)
+        for streams in probe.streams
+    }
+
+
+def _decode_rate(client: LoadClient, probe: Decode, streams: int) -> float:
+    """A pause of the machine can keep short streams apart: try again before blaming the plan."""
+    jobs = [Job(0.0, probe.prompt_tokens, probe.output_tokens)] * streams
+    for _ in range(DECODE_TRIES):
         traces = asyncio.run(client.run(jobs))
-        # While all decode: from the last first token to the first last one.
-        begin_s = max(t.event_times_s[0] for t in traces)
-        end_s = min(t.event_times_s[-1] for t in traces)
-        if end_s <= begin_s:
-            raise typer.BadParameter(
-                f"decode.output_tokens: {probe.output_tokens} are so few that {streams} streams "
-                "never decoded together"
-            )
-        count = sum(begin_s < at <= end_s for t in traces for at in t.event_times_s)
-        found[f"decode {streams}, tokens/s"] = count / (end_s - begin_s)
-    return found
+        if error := next((t.error for t in traces if t.error), None):
+            raise typer.BadParameter(f"decode: a stream failed: {error}")
+        if rate := rate_together(traces):
+            return rate
+    raise typer.BadParameter(
+        f"decode.output_tokens: {probe.output_tokens} are so few that {streams} streams "
+        f"never decoded together in {DECODE_TRIES} tries"
+    )
 
 
 def _prefill(client: LoadClient, probe: Prefill) -> dict[str, float]:

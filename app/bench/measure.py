@@ -69,3 +69,18 @@ def report(
         goodput_qps=kept / span_s if span_s else 0.0,
         first_error=next((t.error for t in traces if t.error), None),
     )
+
+
+def rate_together(traces: Sequence[Trace]) -> float | None:
+    """Tokens per second while all streams decode: from the last first token to the first last one.
+
+    None when they never did: one had ended before another began, or streamed nothing.
+    """
+    if not all(t.event_times_s for t in traces):
+        return None
+    begin_s = max(t.event_times_s[0] for t in traces)
+    end_s = min(t.event_times_s[-1] for t in traces)
+    if end_s <= begin_s:
+        return None
+    count = sum(begin_s < at <= end_s for t in traces for at in t.event_times_s)
+    return count / (end_s - begin_s)

@@ -32,7 +32,7 @@ def test_a_server_is_probed_and_stopped(tmp_path: Path, monkeypatch: pytest.Monk
                 "sends_objective": True,
             }
         },
-        "decode": {"streams": [1, 2], "prompt_tokens": 8, "output_tokens": 200},
+        "decode": {"streams": [1, 2], "prompt_tokens": 8, "output_tokens": 600},
         "prefill": {"prompt_tokens": 64, "repeats": 2},
         "stall": {"streams": 2, "prompt_tokens": 64, "repeats": 1},
         "capacity": None,
