@@ -29,8 +29,8 @@ class StepDeadline:
     """Calls `overdue(limit_s)` when the oldest outstanding step takes implausibly long.
 
     A step may take `factor` times what is predicted, or else what its tokens have taken lately,
-    but never less than `floor_s`. A timer that rings early sets itself anew: cheaper than one for
-    every step.
+    but never less than `floor_s`: whoever looks that often is never late, and the steps between
+    two looks cost no timers.
     """
 
     def __init__(self, floor_s: float, factor: float, overdue: Callable[[float], None]) -> None:
@@ -39,9 +39,7 @@ class StepDeadline:
         self._overdue = overdue
         self._steps: deque[Outstanding] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._rings_s = 0.0  # when the timer does
-        self._limit_s = 0.0  # of the oldest step, from when it became the oldest
-        self._due_s = 0.0
+        self._since_s = 0.0  # when the oldest step became that
         self._slowest_token_s = 0.0
 
     def __len__(self) -> int:
@@ -50,14 +48,14 @@ class StepDeadline:
     def submitted(self, plan: StepPlan, now_s: float, predicted_s: float | None) -> None:
         self._steps.append(Outstanding(plan, plan.num_tokens, now_s, predicted_s))
         if len(self._steps) == 1:
-            self._expect(now_s)
+            self._since_s = now_s
+            if self._timer is None:
+                self._look_after(self._floor_s)
 
     def answered(self, now_s: float) -> Outstanding:
         """The oldest step has its answer; the clock of the next one starts."""
-        step = self._steps.popleft()
-        if self._steps:
-            self._expect(now_s)
-        return step
+        self._since_s = now_s
+        return self._steps.popleft()
 
     def observe(self, step: Outstanding, seconds: float) -> None:
         """Learn from a step that went well: the slowest token of late, forgotten slowly."""
@@ -67,29 +65,19 @@ class StepDeadline:
         """Whatever is outstanding will not be answered."""
         self._steps.clear()
 
-    def _expect(self, now_s: float) -> None:
-        """The oldest step has from now on until its limit."""
-        self._limit_s = self._limit_of(self._steps[0])
-        self._due_s = now_s + self._limit_s
-        if self._timer is None:
-            self._ring_at_due(now_s)
-        elif self._due_s < self._rings_s:
-            self._timer.cancel()
-            self._ring_at_due(now_s)
-
-    def _ring_at_due(self, now_s: float) -> None:
-        self._rings_s = self._due_s
-        self._timer = asyncio.get_running_loop().call_later(self._due_s - now_s, self._look)
+    def _look_after(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        now_s = time.monotonic()
         if not self._steps:
             return
-        if now_s < self._due_s:
-            self._ring_at_due(now_s)
+        limit_s = self._limit_of(self._steps[0])
+        left_s = self._since_s + limit_s - time.monotonic()
+        if left_s > 0:
+            self._look_after(min(left_s, self._floor_s))
         else:
-            self._overdue(self._limit_s)
+            self._overdue(limit_s)
 
     def _limit_of(self, step: Outstanding) -> float:
         estimate_s = step.predicted_s or step.num_tokens * self._slowest_token_s

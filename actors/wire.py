@@ -182,7 +182,10 @@ class FrameProtocol(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        buffer = self._buffer
+        buffer, rest = self._buffer, len(data) - _LENGTH.size
+        if not (buffer or self._secret or rest < 0) and _LENGTH.unpack_from(data)[0] == rest:
+            self._on_frame(data[_LENGTH.size :])  # one whole frame, as nearly always
+            return
         buffer += data
         offset = 0
         if self._secret:

@@ -76,9 +76,7 @@ class _BodyWriter:
     def is_open(self) -> bool:
         cycle = self._cycle
         return bool(
-            cycle.chunked_encoding
-            and not cycle.response_complete
-            and not cycle.disconnected
+            cycle.chunked_encoding  # the head has gone out
             and not cycle.flow.write_paused
             and not cycle.transport.is_closing()
         )

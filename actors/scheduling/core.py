@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from actors.scheduling.bubbles import BubbleMeter
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import (
     Abort,
@@ -64,7 +63,6 @@ class Core:
         self.faults = Faults(self.residents, self.outcomes)
         self.in_flight: deque[InFlight] = deque()
         self.residents.in_flight = self.in_flight
-        self.bubbles = BubbleMeter()
         self.num_steps = 0  # planned so far: the next step's id
         self.num_forced_steps = 0  # planned because the policy alone would have stood still
         self._num_submitted = 0
@@ -160,8 +158,7 @@ class Core:
         now_s = self.residents.now_s
         times = event.result.stage_times_s
         if times:
-            duration_s = max(end - start for start, end in times)
-            self.bubbles.observe(times)
+            duration_s = max([end - start for start, end in times])
         else:
             duration_s = now_s - max(step.planned_at_s, self._last_answer_s)
         self._last_answer_s = now_s

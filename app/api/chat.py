@@ -17,7 +17,7 @@ from app.api.generation import Generation, usage_of
 from app.api.logprobs import chat_logprobs
 from app.api.sampling import checked_grammar, requested_grammar, sampling_params, stop_strings
 from app.api.schema.chat import ChatRequest
-from app.api.sse import event, json_string, stream_reply
+from app.api.sse import StreamWriter, event, json_string, stream_reply
 from app.api.tool_choice import ToolPlan, plan_tools
 from app.engine import GenerationRequest
 from app.text.tool_calls import CallDelta, ToolCallParser
@@ -88,12 +88,12 @@ class Chat:
         generation = Generation(context, call, [request], rules, stream=bool(body.stream))
         answer = _Answer(context, body, completion_id, generation, tools)
         if body.stream:
-            await stream_reply(call, context, generation, answer.write, answer.closing)
+            await stream_reply(call, context, generation, answer)
         else:
             await answer.reply(call)
 
 
-class _Answer:
+class _Answer(StreamWriter):
     """Writes the answer of one chat request, whole or as events."""
 
     def __init__(
@@ -110,6 +110,7 @@ class _Answer:
         count = len(generation.continuations)
         self._parsers = [ToolCallParser(tools.format) for _ in range(count)] if tools.parse else []
         self._opened = [False] * count
+        self._is_bare = not self._parsers and not body.logprobs
         self._head: dict[str, Any] = {
             "id": completion_id,
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
@@ -126,6 +127,13 @@ class _Answer:
 
     # ---- events -----------------------------------------------------------------------
 
+    def write_text(self, index: int, text: str) -> bytes:
+        if not (self._is_bare and self._opened[index]):
+            return super().write_text(index, text)
+        return (
+            f'{self._prefixes[index]}{json_string(text)}}},"logprobs":null,"finish_reason":null}}]}}\n\n'
+        ).encode()
+
     def write(self, piece: Piece) -> bytes:
         """The events of one piece, opened by the role in a continuation's first."""
         index = piece.index
@@ -134,18 +142,12 @@ class _Answer:
             self._opened[index] = True
             content = None if self._parsers else ""
             opening = self._event(index, {"role": "assistant", "content": content}, None, None)
+        if self._is_bare and piece.finish_reason is None:
+            return opening + self.write_text(index, piece.text)
         logprobs = None
         if self._body.logprobs:
             logprobs = chat_logprobs(
                 self._context.text, piece.entries, self._body.top_logprobs or 0
-            )
-        elif not self._parsers and piece.finish_reason is None:
-            return (
-                opening
-                + (
-                    f'{self._prefixes[piece.index]}{json_string(piece.text)}}},"logprobs":null,'
-                    '"finish_reason":null}]}\n\n'
-                ).encode()
             )
         if not self._parsers:
             return opening + self._event(

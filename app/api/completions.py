@@ -18,7 +18,7 @@ from app.api.logprobs import completion_logprobs
 from app.api.prompts import as_list, tokenized
 from app.api.sampling import checked_grammar, requested_grammar, sampling_params, stop_strings
 from app.api.schema.completions import CompletionRequest
-from app.api.sse import event, json_string, stream_reply
+from app.api.sse import StreamWriter, event, json_string, stream_reply
 from app.engine import GenerationRequest
 
 _DEFAULT_MAX_TOKENS = 16
@@ -79,7 +79,7 @@ class Completions:
         generation = Generation(context, call, requests, rules, stream=stream)
         answer = _Answer(context, body, completion_id, generation, n, best_of, prompts, echoes)
         if stream:
-            await stream_reply(call, context, generation, answer.write, answer.closing)
+            await stream_reply(call, context, generation, answer)
         else:
             await answer.reply(call)
 
@@ -113,7 +113,7 @@ def _engine_logprobs(body: CompletionRequest, choosing: bool) -> int | None:
     return body.logprobs
 
 
-class _Answer:
+class _Answer(StreamWriter):
     """Writes the answer of one completion request, whole or as events."""
 
     def __init__(
@@ -141,6 +141,7 @@ class _Answer:
             "model": context.engine.card.name,
         }
         self._only_echo = body.max_tokens == 0
+        self._is_bare = not echoes and not self._only_echo and body.logprobs is None
         self._opened: set[int] = set()
         self._include_usage = bool(body.stream_options and body.stream_options.include_usage)
         opening = event(self._head)[:-3].decode()  # without the closing brace and blank line
@@ -152,9 +153,17 @@ class _Answer:
 
     # ---- events -----------------------------------------------------------------------
 
+    def write_text(self, index: int, text: str) -> bytes:
+        if not self._is_bare:
+            return super().write_text(index, text)
+        return (
+            f'{self._prefixes[index]}{json_string(text)},"logprobs":null,"finish_reason":null}}]}}\n\n'
+        ).encode()
+
     def write(self, piece: Piece) -> bytes:
-        """The event of one piece."""
         text, entries, index = piece.text, piece.entries, piece.index
+        if self._is_bare and piece.finish_reason is None:
+            return self.write_text(index, text)
         if self._only_echo:
             text, entries = "", []
         if self._echoes and index not in self._opened:
@@ -169,11 +178,6 @@ class _Answer:
         return self._event(index, text, piece.finish_reason, logprobs)
 
     def _event(self, index: int, text: str, reason: str | None, logprobs: Any) -> bytes:
-        if logprobs is None and reason is None:
-            return (
-                f'{self._prefixes[index]}{json_string(text)},"logprobs":null,'
-                '"finish_reason":null}]}\n\n'
-            ).encode()
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         content = {**self._head, "choices": [choice]}
         if self._include_usage:

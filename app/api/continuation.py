@@ -67,10 +67,10 @@ class Continuation:
         self._shown_chars = 0  # given out so far
         self._held_entries: list[tuple[TokenLogprobs, int]] = []
 
-    def take_plain(self, tokens: list[int]) -> Piece:
-        """The piece of tokens that come with nothing else."""
+    def take_plain(self, tokens: list[int]) -> str:
+        """The text of tokens that come with nothing else."""
         self.num_tokens += len(tokens)
-        return Piece(self.index, self._detokenizer.push(tokens), len(tokens))
+        return self._detokenizer.push(tokens)
 
     def take(self, chunk: TokenChunk) -> Piece:
         """The piece of text that this chunk makes certain; raises EngineError if it failed."""
@@ -80,7 +80,7 @@ class Continuation:
         if reason is FinishReason.ABORT:
             raise EngineUnavailable("The generation was ended by the server.")
         if self._stops is None and not chunk.logprobs and reason is None:
-            return self.take_plain(chunk.tokens)
+            return Piece(self.index, self.take_plain(chunk.tokens), len(chunk.tokens))
         return self._take_carefully(chunk)
 
     def _take_carefully(self, chunk: TokenChunk) -> Piece:

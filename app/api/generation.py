@@ -19,13 +19,15 @@ _MERGE_QUEUE: Final = 64  # chunks waiting between the prompts of a batch and th
 
 
 class Outlet(Protocol):
-    """Where a piece of text can go without waiting."""
+    """Where mere text can go without waiting."""
 
     def is_open(self) -> bool:
         """False while it would have to wait."""
         ...
 
-    def put(self, piece: Piece) -> None: ...
+    def put(self, index: int, text: str) -> None:
+        """More text of continuation `index`."""
+        ...
 
 
 class Generation:
@@ -77,7 +79,7 @@ class Generation:
     async def pieces(self, outlet: Outlet | None = None) -> AsyncGenerator[Piece, None]:
         """Every continuation's news until all are finished; close it to abort.
 
-        Pieces that are mere text and come while the caller waits may go to `outlet` instead.
+        Mere text that comes while the caller waits may go to `outlet` instead.
         Raises EngineError. Reports to ApiEvents, whichever way it ends.
         """
         context = self._context
@@ -132,15 +134,16 @@ class Generation:
     def _express(self, outlet: Outlet) -> Express:
         """A token's short way to the client: no task wakes for it."""
         continuations, info = self.continuations, self.info
+        is_open, put = outlet.is_open, outlet.put
         on_tokens = self._context.events.on_tokens
         clock = asyncio.get_running_loop().time
 
         def take(index: int, tokens: list[int]) -> bool:
             continuation = continuations[index]
-            if not (continuation.is_plain and outlet.is_open()):
+            if not (continuation.is_plain and is_open()):
                 return False
             on_tokens(info, len(tokens), clock())
-            outlet.put(continuation.take_plain(tokens))
+            put(index, continuation.take_plain(tokens))
             return True
 
         return take

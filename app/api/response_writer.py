@@ -10,12 +10,12 @@ from app.api.continuation import Piece
 from app.api.errors import ApiError
 from app.api.generation import Generation
 from app.api.schema.responses import ResponseRequest
-from app.api.sse import named_event
+from app.api.sse import StreamWriter, named_event
 from app.api.tool_choice import ToolPlan
 from app.text.tool_calls import CallDelta, ToolCallParser
 
 
-class ResponseWriter:
+class ResponseWriter(StreamWriter):
     """`write` takes pieces and returns their events; `response` is the object so far."""
 
     def __init__(
@@ -60,12 +60,11 @@ class ResponseWriter:
         return self._taken()
 
     def closing(self) -> bytes:
-        """The last event: the whole response."""
+        """The whole response."""
         self._emit(f"response.{self._status}", response=self.response())
         return self._taken()
 
     def failing(self, error: ApiError) -> bytes:
-        """The last events of a stream that broke."""
         self._status = "failed"
         self._error = {"code": error.code or error.kind, "message": error.message}
         self._emit("response.failed", response=self.response())

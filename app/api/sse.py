@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import aclosing
 from json.encoder import encode_basestring_ascii
@@ -45,31 +46,45 @@ def named_event(name: str, content: Any) -> bytes:
     return f"event: {name}\n".encode() + event(content)
 
 
+class StreamWriter(ABC):
+    """Turns what a generation gives into one endpoint's events."""
+
+    @abstractmethod
+    def write(self, piece: Piece) -> bytes:
+        """The events of one piece."""
+
+    def write_text(self, index: int, text: str) -> bytes:
+        """The events of a piece of continuation `index` that is text and nothing more."""
+        return self.write(Piece(index, text, 0))
+
+    @abstractmethod
+    def closing(self) -> bytes:
+        """The last events before [DONE]."""
+
+    def failing(self, error: ApiError) -> bytes:
+        """The last events of a stream that broke."""
+        return b"data: " + error.body() + b"\n\n"
+
+
 class _Outlet:
     """Events of mere text, written by whoever has them."""
 
-    __slots__ = ("_write", "_writer", "is_open")
+    __slots__ = ("_events_of", "_write", "is_open")
 
-    def __init__(self, writer: BodyWriter, write: Callable[[Piece], bytes]) -> None:
-        self._writer = writer
-        self._write = write
-        self.is_open = writer.is_open
+    def __init__(self, body: BodyWriter, writer: StreamWriter) -> None:
+        self._events_of = writer.write_text
+        self._write = body.write
+        self.is_open = body.is_open
 
-    def put(self, piece: Piece) -> None:
-        data = self._write(piece)
-        if data:
-            self._writer.write(data)
+    def put(self, index: int, text: str) -> None:
+        if events := self._events_of(index, text):
+            self._write(events)
 
 
 async def stream_reply(
-    call: Call,
-    context: Context,
-    generation: Generation,
-    write: Callable[[Piece], bytes],
-    closing: Callable[[], bytes],
-    failing: Callable[[ApiError], bytes] | None = None,
+    call: Call, context: Context, generation: Generation, writer: StreamWriter
 ) -> None:
-    """Send every piece as it comes; `closing` adds the last events before [DONE].
+    """Send every piece as it comes.
 
     The head goes out with the first piece, so what is refused before it has an HTTP status. A
     failure after it becomes an error event: a stream never just ends.
@@ -77,21 +92,21 @@ async def stream_reply(
     reader = context.slow_readers.add()
     clock = asyncio.get_running_loop().time
     send = call.send
-    writer = call.body_writer
-    outlet = None if writer is None else _Outlet(writer, write)
+    body = call.body_writer
+    outlet = None if body is None else _Outlet(body, writer)
     try:
         async with call.watch_client() as watch:
             try:
                 async with aclosing(generation.pieces(outlet)) as pieces:
                     async for piece in pieces:
-                        data = write(piece)
+                        data = writer.write(piece)
                         if not call.started:
                             await call.start(200, HEADERS)
                         if data:
                             reader.sending_since_s = clock()
                             await send(data)
                             reader.sending_since_s = 0.0
-                last = closing()
+                last = writer.closing()
             except ClientGone:
                 raise
             except Exception as error:  # whatever it is, the stream must say that it ended
@@ -100,8 +115,7 @@ async def stream_reply(
                 failure = error if isinstance(error, ApiError) else from_engine(error)
                 if not isinstance(error, ApiError | EngineError):
                     _log.exception("request %s failed", call.request_id)
-                body = failure.body()
-                last = b"data: " + body + b"\n\n" if failing is None else failing(failure)
+                last = writer.failing(failure)
             watch.stop()
             reader.sending_since_s = clock()
             await send(last + DONE, more=False)

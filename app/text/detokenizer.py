@@ -33,24 +33,27 @@ class TableDetokenizer:
     table: bytes of every token id, empty for tokens that are not shown.
     """
 
-    __slots__ = ("_decode", "_table")
+    __slots__ = ("_decoder", "_table")
 
     def __init__(self, table: Sequence[bytes]) -> None:
         self._table = table
-        self._decode = _Utf8Decoder("replace").decode
+        self._decoder = _Utf8Decoder("replace")
 
     def push(self, tokens: Sequence[int]) -> str:
-        table = self._table
+        table, decoder = self._table, self._decoder
         try:
             if len(tokens) == 1:
-                return self._decode(table[tokens[0]])
-            return self._decode(b"".join([table[token] for token in tokens]))
+                raw = table[tokens[0]]
+                if raw.isascii() and not decoder.buffer:  # as most are: no state to keep
+                    return raw.decode("ascii")
+                return decoder.decode(raw)
+            return decoder.decode(b"".join([table[token] for token in tokens]))
         except IndexError:  # models pad their vocabulary beyond the tokenizer's
             known = [table[token] for token in tokens if token < len(table)]
-            return self._decode(b"".join(known))
+            return decoder.decode(b"".join(known))
 
     def flush(self) -> str:
-        return self._decode(b"", True)
+        return self._decoder.decode(b"", True)
 
 
 class PrefixDetokenizer:

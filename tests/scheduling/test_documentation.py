@@ -16,7 +16,7 @@ from actors.scheduling.policies import POLICIES
 ROOM = Path(actors.scheduling.__file__).parent
 
 
-@pytest.mark.parametrize("module", ["prefix", "bubbles", "policies.sarathi"])
+@pytest.mark.parametrize("module", ["prefix", "policies.sarathi"])
 def test_doctests(module: str) -> None:
     result = doctest.testmod(import_module(f"actors.scheduling.{module}"))
     assert result.attempted > 0
