@@ -15,15 +15,15 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.interface import Backend
-from kernels.plain import PlainBackend
-from kernels.sampling import Adjustment, Judged, SamplingRows, adjust, chosen_logprobs, sample
+from kernels.torch_native import PlainBackend
+from kernels.torch_sampling import Adjustment, Judged, SamplingRows, adjust, chosen_logprobs, sample
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingKernels:
-    """The operations of `kernels.sampling`: adjust logits in place, draw a token per row, judge
+    """The operations of `kernels.torch_sampling`: adjust logits in place, draw a token per row, judge
     tokens by the model's own distribution."""
 
     adjust: Callable[[torch.Tensor, Sequence[Adjustment]], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
 from actors.scheduling.interfaces import Admission, CostModel, TokenBudget
-from actors.scheduling.orders import build_order
+from actors.scheduling.queue import build_order
 from actors.scheduling.parts import build_admission, build_budget, build_cost_model
 from actors.scheduling.policies import build_policy
 

@@ -28,13 +28,13 @@ from actors.scheduling.events import (
     WakeAt,
 )
 from actors.scheduling.faults import Faults
-from actors.scheduling.intake import Intake
+from actors.scheduling.admission.limits import Intake
 from actors.scheduling.interfaces import Admission, CostModel, EngineView, TokenBudget
 from actors.scheduling.outcomes import Outcomes
 from actors.scheduling.parts import build_admission, build_budget
 from actors.scheduling.policies import Policy, build_policy
 from actors.scheduling.request import FinishReason
-from actors.scheduling.residents import Residents
+from actors.scheduling.memory.running import Residents
 from actors.scheduling.state import Fate, RequestState, Status
 from actors.scheduling.step import InFlight, StepBuilder
 

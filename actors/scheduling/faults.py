@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from actors.scheduling.events import Output
 from actors.scheduling.outcomes import Outcomes
 from actors.scheduling.request import FinishReason
-from actors.scheduling.residents import Residents
+from actors.scheduling.memory.running import Residents
 from actors.scheduling.state import Fate, RequestState, Status
 from actors.scheduling.step import InFlight
 

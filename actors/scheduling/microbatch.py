@@ -8,7 +8,7 @@ throttles tokens) instead of all going into the first.
 
 from __future__ import annotations
 
-from actors.scheduling.residents import Residents
+from actors.scheduling.memory.running import Residents
 from actors.scheduling.state import RequestState
 
 _LEAST_PREFILL = 32  # below this a chunk is not worth a step

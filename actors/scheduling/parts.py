@@ -7,15 +7,15 @@ the setting that is unknown, lacks something, or has an option the part does not
 from __future__ import annotations
 
 from actors.scheduling import interfaces
-from actors.scheduling.adaptive import AdaptiveBudget
-from actors.scheduling.admission import PredictedPeak, Promises
-from actors.scheduling.budget import ProfiledBudget, largest_budget
+from actors.scheduling.budgets.adaptive import AdaptiveBudget
+from actors.scheduling.admission.predictive import PredictedPeak, Promises
+from actors.scheduling.budgets.fixed import ProfiledBudget, largest_budget
 from actors.scheduling.config import ConfigError, SchedulerConfig
-from actors.scheduling.cost_model import CostModel
+from actors.scheduling.cost.model import CostModel
 from actors.scheduling.defaults import AcceptAll, FixedBudget
 from actors.scheduling.interfaces import Admission, TokenBudget
-from actors.scheduling.online import OnlineCostModel
-from actors.scheduling.throttle import ThrottledBudget
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.budgets.throttled import ThrottledBudget
 
 BUDGETS = ("fixed", "throttled", "profiled", "adaptive")
 ADMISSIONS = ("all", "predicted_peak", "promises")

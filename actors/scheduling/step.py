@@ -12,7 +12,7 @@ from operator import itemgetter
 from actors.scheduling.interfaces import Admission, StepShape, TokenBudget
 from actors.scheduling.microbatch import decode_share, prefill_share, spread
 from actors.scheduling.plan import RequestStart, Slice, StepPlan
-from actors.scheduling.residents import Residents
+from actors.scheduling.memory.running import Residents
 from actors.scheduling.state import RequestState, Status
 
 _make = tuple.__new__  # a NamedTuple without the Python-level constructor: once per token

@@ -22,13 +22,13 @@ import msgpack
 import ray
 import torch
 
-from actors.messages import pack_result, unpack_plan
+from actors.transport.messages import pack_result, unpack_plan
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.group import free_address
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageInfo, StageSpec
-from actors.wire import ConnectionLost, Mailbox, Sender
+from actors.transport.wire import ConnectionLost, Mailbox, Sender
 
 # A message between stages: (ticket, packed plan, activations, stage times so far, error).
 Message = tuple[int, bytes, torch.Tensor | None, tuple[tuple[float, float], ...], str | None]

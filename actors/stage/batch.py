@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from actors.scheduling.plan import Slice
-from actors.stage.state import RequestState
+from actors.stage.input_batch import RequestState
 from kernels.interface import Batch
 
 # Offsets of the packed tensors are multiples of this many int32, so that each starts on 64 bytes.

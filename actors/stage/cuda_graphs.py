@@ -26,7 +26,7 @@ import torch
 
 from actors.stage.batch import HostBatch
 from actors.stage.models.decoder import Decoder
-from actors.stage.state import RequestState
+from actors.stage.input_batch import RequestState
 from actors.stage.step_inputs import StepInputs
 from kernels.registry import CapturableDraw
 

@@ -20,7 +20,7 @@ from actors.stage.group import RankGroup
 from actors.stage.models.decoder import Decoder
 from actors.stage.pooling import Pools
 from actors.stage.sampler import Sampler
-from actors.stage.state import RequestState
+from actors.stage.input_batch import RequestState
 
 # Prompt rows go through the head in pieces of this many: logits are vocabulary-wide float32.
 _HEAD_ROWS = 256

@@ -16,7 +16,7 @@ import numpy as np
 from actors.scheduling.plan import StepPlan
 from actors.stage.batch import HostBatch, gather_batch
 from actors.stage.cuda_graphs import StepGraphs, StepOutput
-from actors.stage.state import RequestState
+from actors.stage.input_batch import RequestState
 
 
 @dataclass(frozen=True, slots=True)

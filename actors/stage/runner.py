@@ -26,7 +26,7 @@ from actors.stage.models.split import Split, split
 from actors.stage.run_ahead import Launched, RunAhead
 from actors.stage.sampler import Sampler
 from actors.stage.spec import StageInfo, StageSpec
-from actors.stage.state import RequestState
+from actors.stage.input_batch import RequestState
 from actors.stage.weights.folder import open_folder
 from actors.stage.weights.load import Loader
 from kernels.interface import AttentionShape

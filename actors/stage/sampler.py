@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from actors.scheduling.plan import TokenLogprobs
 from actors.stage.grammar import GrammarMasks
-from actors.stage.state import RequestState
+from actors.stage.input_batch import RequestState
 from kernels.registry import SamplingKernels
-from kernels.sampling import Adjustment
+from kernels.torch_sampling import Adjustment
 
 
 class Sampler:

@@ -16,23 +16,23 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from app.api.call import Call, Endpoint
-from app.api.chat import Chat
-from app.api.completions import Completions
+from app.api.http.call import Call, Endpoint
+from app.api.endpoints.chat import Chat
+from app.api.endpoints.completions import Completions
 from app.api.context import Context
-from app.api.embeddings import Embeddings
-from app.api.errors import ApiError, from_engine
+from app.api.endpoints.embeddings import Embeddings
+from app.api.http.errors import ApiError, from_engine
 from app.api.events import ApiEvents
-from app.api.guard import Guard
-from app.api.ingress import entered
-from app.api.keys import KeyRing
-from app.api.openapi import document
+from app.api.http.guard import Guard
+from app.api.http.ingress import entered
+from app.api.http.keys import KeyRing
+from app.api.schema.openapi import document
 from app.api.options import ApiOptions
-from app.api.probes import Probes
-from app.api.responses import Responses
-from app.api.slow_readers import SlowReaders
-from app.api.tokens import Tokens
-from app.engine import EngineClient
+from app.api.endpoints.probes import Probes
+from app.api.endpoints.responses import Responses
+from app.api.http.slow_readers import SlowReaders
+from app.api.endpoints.tokens import Tokens
+from app.engine.client import EngineClient
 from app.text.processor import TextProcessor
 
 _log = logging.getLogger("legato.api")

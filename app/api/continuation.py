@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from actors.scheduling.plan import TokenLogprobs
 from actors.scheduling.request import FinishReason
-from app.engine import EngineUnavailable, GenerationFailed, TokenChunk
+from app.engine.client import EngineUnavailable, GenerationFailed, TokenChunk
 from app.text.processor import TextProcessor
 from app.text.stops import StopStrings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.api.context import Context
-from app.api.errors import invalid
+from app.api.http.errors import invalid
 
 GivenPrompts = str | list[int] | list[str] | list[list[int]]
 

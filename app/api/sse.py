@@ -15,13 +15,13 @@ from contextlib import aclosing
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 
-from app.api.call import Call, ClientGone
+from app.api.http.call import Call, ClientGone
 from app.api.context import Context
 from app.api.continuation import Piece
-from app.api.errors import ApiError, from_engine
+from app.api.http.errors import ApiError, from_engine
 from app.api.generation import Generation
-from app.api.ingress import BodyWriter
-from app.engine import EngineError
+from app.api.http.ingress import BodyWriter
+from app.engine.client import EngineError
 
 _log = logging.getLogger("legato.api")
 

@@ -52,8 +52,8 @@ def plot(
     tbt_ms: Annotated[float, typer.Option(help="Objective to draw.")] = 100.0,
 ) -> None:
     """Draw batch composition, step times against the objective, and the worst TBT of requests."""
-    from app.simulate import plots
-    from app.simulate.recorder import Steps
+    from app.simulate.run import plots
+    from app.simulate.run.recorder import Steps
 
     rows = _rows(folder, "iterations")
     steps = Steps()

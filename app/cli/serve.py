@@ -28,7 +28,7 @@ _console = Console(stderr=True, highlight=False)
 ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.api.ingress.middlewares",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.api.http.ingress.middlewares",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     # A replica that answers HTTP itself waits this long for a load balancer to look away.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",

@@ -17,7 +17,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import BaseRoute, Route
 
 from actors.scheduling.policies import POLICIES
-from app.engine import EngineClient, EngineUnavailable, RequestRefused
+from app.engine.client import EngineClient, EngineUnavailable, RequestRefused
 
 _PAGE = Path(__file__).parent / "page"
 _TYPES = {

@@ -11,17 +11,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
-from actors.scheduling.cost_model import CostModel
-from app.simulate import hardware, paper, paper_steps, published, tables
-from app.simulate.campaign import run_jobs
-from app.simulate.capacity import capacity
-from app.simulate.lengths import Lengths
-from app.simulate.recorder import write_parquet
-from app.simulate.run import Deployment, scheduler_config, simulate
-from app.simulate.search import candidates, search
-from app.simulate.specs import load_workload, parse_arrivals, parse_lengths
-from app.simulate.traces import read_trace
-from app.simulate.workload import Workload, generate
+from actors.scheduling.cost.model import CostModel
+from app.simulate.hardware import deployments as hardware
+from app.simulate.paper import compare as paper
+from app.simulate.paper import steps as paper_steps
+from app.simulate.paper import published
+from app.simulate.paper import tables
+from app.simulate.run.campaign import run_jobs
+from app.simulate.run.capacity import capacity
+from app.simulate.workload.lengths import Lengths
+from app.simulate.run.recorder import write_parquet
+from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.run.search import candidates, search
+from app.simulate.workload.specs import load_workload, parse_arrivals, parse_lengths
+from app.simulate.workload.traces import read_trace
+from app.simulate.workload.requests import Workload, generate
 
 # A short run flatters everyone: the queue never has time to build up.
 QUICK_REQUESTS, FULL_REQUESTS = 384, 768
@@ -131,7 +135,7 @@ def _run(
     title = f"{deployment.model.name}, {traffic.name}, {_words(deployment.config)}"
     tables.show(console, tables.summary_table(summary, title))
     if out is not None:
-        from app.simulate import plots
+        from app.simulate.run import plots
 
         out.mkdir(parents=True, exist_ok=True)
         write_parquet(result.recorder, str(out / "requests.parquet"))

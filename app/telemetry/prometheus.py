@@ -95,7 +95,7 @@ class Metrics:
         return counter.labels(**self._labels, **labels)
 
     def iterations(self, records: Sequence[Mapping[str, Any]], num_blocks: int) -> None:
-        """Iteration records (`actors.messages.ITERATION_FIELDS`, named), oldest first."""
+        """Iteration records (`actors.transport.messages.ITERATION_FIELDS`, named), oldest first."""
         timed = [r for r in records if r["stages_s"]]
         self.step_time.observe_all([r["stages_s"][-1][1] - r["stages_s"][0][0] for r in timed])
         self.step_error.observe_all(

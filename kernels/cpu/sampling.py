@@ -1,6 +1,6 @@
-"""Sampling on the CPU in C++ (src/sampling.cpp): the functions of `kernels.sampling`, faster.
+"""Sampling on the CPU in C++ (src/sampling.cpp): the functions of `kernels.torch_sampling`, faster.
 
-The semantics, row by row, are those of `kernels.sampling`; tokens are the same but where two
+The semantics, row by row, are those of `kernels.torch_sampling`; tokens are the same but where two
 cumulative probabilities agree to within float rounding. A row's token does not depend on the
 others. Rows run on the library's threads; nothing is sorted.
 """
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kernels.cpu import library
 from kernels.cpu.library import Pointer
-from kernels.sampling import Adjustment, SamplingRows
+from kernels.torch_sampling import Adjustment, SamplingRows
 
 _INT64 = ctypes.c_int64
 
@@ -124,7 +124,7 @@ def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
 def chosen_logprobs(
     logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
-    """As in `kernels.sampling`: log-probability and rank of each row's token, and the num_top
+    """As in `kernels.torch_sampling`: log-probability and rank of each row's token, and the num_top
     likeliest with their ids (lower ids first among equals)."""
     _check_logits(logits_RV)
     num_rows, vocabulary = logits_RV.shape

@@ -1,4 +1,4 @@
-"""Drawing tokens on the GPU without sorting the vocabulary: semantics of `kernels.sampling`.
+"""Drawing tokens on the GPU without sorting the vocabulary: semantics of `kernels.torch_sampling`.
 
 What top_k and top_p keep is everything above a threshold logit plus, among those equal to it,
 the first few ids. The threshold is found by bisection over the row (which stays in the L2
@@ -15,7 +15,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from kernels.random_stream import uniform
-from kernels.sampling import SamplingRows
+from kernels.torch_sampling import SamplingRows
 
 _BLOCK_V = 2048
 # exp(-104) is 0 in float32: logits further below the highest have no probability to lose.
@@ -237,7 +237,7 @@ def pack_rows(rows: SamplingRows) -> NDArray[np.float64]:
 
 
 def sample(logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
-    """One token id per row, as `kernels.sampling.sample`; waits for the GPU once."""
+    """One token id per row, as `kernels.torch_sampling.sample`; waits for the GPU once."""
     packed_R3 = torch.from_numpy(pack_rows(rows)).to(logits_SV.device, non_blocking=True)
     picked: NDArray[np.int64] = sample_rows(logits_SV, packed_R3).cpu().numpy().astype(np.int64)
     return picked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.iteration_records import IterationRecords
-from actors.messages import iteration_dict
+from actors.transport.messages import iteration_dict
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import Execute, StepDone, Submit

@@ -6,7 +6,7 @@ import msgpack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages import (
+from actors.transport.messages import (
     pack_outputs,
     pack_plan,
     pack_result,

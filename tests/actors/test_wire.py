@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.wire import (
+from actors.transport.wire import (
     ConnectionLost,
     FrameProtocol,
     Mailbox,

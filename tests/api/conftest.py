@@ -14,8 +14,8 @@ import uvicorn
 from app.api.application import build_api
 from app.api.events import ApiEvents
 from app.api.options import ApiOptions
-from app.door import DoorProtocol
-from app.engine import ModelCard
+from app.api.http.server import DoorProtocol
+from app.engine.client import ModelCard
 from app.text.processor import TextProcessor
 from tests.api.hand_engine import HandEngine
 from tests.text.tiny_tokenizer import byte_level_folder

@@ -12,7 +12,7 @@ from typing import Any
 
 from actors.scheduling.plan import TokenLogprobs
 from actors.scheduling.request import FinishReason
-from app.engine import EngineClient, Express, GenerationRequest, ModelCard, TokenChunk
+from app.engine.client import EngineClient, Express, GenerationRequest, ModelCard, TokenChunk
 
 
 def logprobs_of(token: int, num_top: int) -> TokenLogprobs:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from app.api.events import ApiEvents, RequestInfo
-from app.door import DoorProtocol
-from app.engine import TokenChunk
-from app.streams import Stream
+from app.api.http.server import DoorProtocol
+from app.engine.client import TokenChunk
+from app.engine.streams import Stream
 from tests.api.conftest import MODEL, Server, StartServer
 from tests.api.test_completions_http import events_of, letters
 

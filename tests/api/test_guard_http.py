@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.api.errors import ApiError
-from app.api.keys import KeyRing, TokenBucket
+from app.api.http.errors import ApiError
+from app.api.http.keys import KeyRing, TokenBucket
 from app.api.options import ApiOptions, KeyLimits
 from tests.api.conftest import MODEL, Server, StartServer
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.admission import CAUTION, WATCHED, Correction, PredictedPeak, peak_kv_tokens
+from actors.scheduling.admission.predictive import CAUTION, WATCHED, Correction, PredictedPeak, peak_kv_tokens
 from actors.scheduling.config import ConfigError, SchedulerConfig
-from actors.scheduling.cost_model import CostModel
+from actors.scheduling.cost.model import CostModel
 from actors.scheduling.parts import build_admission
-from app.simulate.arrivals import poisson
-from app.simulate.lengths import fixed_lengths
-from app.simulate.run import Deployment, Result, scheduler_config, simulate
-from app.simulate.workload import Workload, generate
+from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.lengths import fixed_lengths
+from app.simulate.run.simulation import Deployment, Result, scheduler_config, simulate
+from app.simulate.workload.requests import Workload, generate
 
 MODEL = CostModel(
     "m",

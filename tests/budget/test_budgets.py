@@ -8,25 +8,25 @@ import random
 import numpy as np
 import pytest
 
-from actors.scheduling.adaptive import AdaptiveBudget
-from actors.scheduling.budget import ProfiledBudget, largest_budget, stage_share_s
+from actors.scheduling.budgets.adaptive import AdaptiveBudget
+from actors.scheduling.budgets.fixed import ProfiledBudget, largest_budget, stage_share_s
 from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
-from actors.scheduling.cost_model import CostModel
+from actors.scheduling.cost.model import CostModel
 from actors.scheduling.events import Execute, Submit
-from actors.scheduling.feedback import KeptShare
+from actors.scheduling.budgets.objective import KeptShare
 from actors.scheduling.interfaces import StepShape
-from actors.scheduling.mix import Mix
-from actors.scheduling.online import OnlineCostModel
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.parts import build_budget
 from actors.scheduling.request import Objective, Request, SamplingParams
-from app.simulate.arrivals import poisson
-from app.simulate.lengths import fixed_lengths
-from app.simulate.ratios import StepRatios
-from app.simulate.recorder import Recorder
-from app.simulate.replica import Replica
-from app.simulate.run import Deployment, Result, scheduler_config, simulate
-from app.simulate.workload import Workload, generate
+from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.lengths import fixed_lengths
+from app.simulate.hardware.ratios import StepRatios
+from app.simulate.run.recorder import Recorder
+from app.simulate.run.replica import Replica
+from app.simulate.run.simulation import Deployment, Result, scheduler_config, simulate
+from app.simulate.workload.requests import Workload, generate
 
 # A memory floor of 10 ms, then 6.5 ms a tile of 64 tokens: flat inside, a jump at each edge.
 _TILES = [(edge, 0.0070 + 0.0065 * edge / 64) for edge in range(64, 2049, 64)]

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
-from actors.scheduling.cost_model import CostModel
+from actors.scheduling.cost.model import CostModel
 from actors.scheduling.interfaces import StepShape
-from actors.scheduling.mix import Mix
+from actors.scheduling.cost.mix import Mix
 from actors.scheduling.parts import build_cost_model
 from actors.scheduling.plan import Slice
-from actors.scheduling.step_table import StepTable, causal_pairs
+from actors.scheduling.cost.model import StepTable, causal_pairs
 
 
 def model(**changes: object) -> CostModel:

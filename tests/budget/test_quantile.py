@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.quantile import RecentQuantile
+from actors.scheduling.cost.online import RecentQuantile
 
 
 @given(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.bench.client import Job, Trace
-from app.bench.measure import rate_together
+from app.bench.load.client import Job, Trace
+from app.bench.load.measure import rate_together
 
 
 def traces(*times_s: list[float]) -> list[Trace]:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("triton", reason="Triton is not installed: the GPU bench drives its kernels")
 
-from app.bench.engine import Case
+from app.bench.engine.steps import Case
 from app.bench.gpu.capacity import POLICIES, capacities
 from app.bench.gpu.checks import CheckResult
 from app.bench.gpu.command import bench_gpu
@@ -24,10 +24,10 @@ from app.bench.gpu.report import Report, write
 from app.bench.gpu.steps import time_steps
 from app.bench.gpu.timing import Ceilings, measure_ceilings
 from app.bench.gpu.tokens import MODELS, check_tokens
-from app.bench.stage import LoadedStage
-from app.simulate.hardware import load_model
-from app.simulate.run import scheduler_config
-from app.simulate.workload import Workload
+from app.bench.engine.stage import LoadedStage
+from app.simulate.hardware.deployments import load_model
+from app.simulate.run.simulation import scheduler_config
+from app.simulate.workload.requests import Workload
 
 CPU = torch.device("cpu")
 

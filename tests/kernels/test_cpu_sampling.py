@@ -1,4 +1,4 @@
-"""The C++ sampler draws the tokens of `kernels.sampling`: ties, masks, penalties and all."""
+"""The C++ sampler draws the tokens of `kernels.torch_sampling`: ties, masks, penalties and all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import sampling as plain
+from kernels import torch_sampling as plain
 from kernels.cpu import library
 
 if library.load() is None:

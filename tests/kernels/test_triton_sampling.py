@@ -1,4 +1,4 @@
-"""The GPU sampler draws the tokens of `kernels.sampling`, ties, masks and all."""
+"""The GPU sampler draws the tokens of `kernels.torch_sampling`, ties, masks and all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed: its kernels canno
 # Set by tests/conftest.py where there is no GPU.
 ON_GPU = os.environ.get("TRITON_INTERPRET") != "1"
 
-from kernels import sampling as plain  # noqa: E402
+from kernels import torch_sampling as plain  # noqa: E402
 from kernels.triton import logits as triton_logits  # noqa: E402
 from kernels.triton import sampling as triton_sampling  # noqa: E402
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.live_engine import LiveEngine
+from app.engine.live import LiveEngine
 from app.settings import parse, resolve
 
 

@@ -18,8 +18,8 @@ import pytest
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from actors.graph_pipeline import GraphPipeline
-from actors.messages import StepError
+from actors.transport.graph_pipeline import GraphPipeline
+from actors.transport.messages import StepError
 from actors.placement import create_stages
 from actors.scheduling.build import build_core
 from actors.scheduling.core import Core

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.live_engine import LiveEngine
+from app.engine.live import LiveEngine
 from tests.live.reference import ask_all, expected, make_prompts, settled
 
 pytestmark = pytest.mark.ray

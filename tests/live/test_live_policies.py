@@ -11,10 +11,10 @@ import pytest
 from actors.event_recorder import read_events
 from actors.scheduling.event_log import check_replay
 from actors.scheduling.policies import POLICIES
-from app.bench.policies import COLUMNS, Load, compare, markdown, result
-from app.engine import RequestRefused
-from app.live_engine import LiveEngine
-from app.scheduler_link import QuestionFailed
+from app.bench.studies.policies import COLUMNS, Load, compare, markdown, result
+from app.engine.client import RequestRefused
+from app.engine.live import LiveEngine
+from app.engine.link import QuestionFailed
 from tests.live.reference import ask_all, expected, make_prompts, settled
 
 pytestmark = pytest.mark.ray

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from actors.scheduling.request import SamplingParams
-from app.engine import GenerationRequest
-from app.live_engine import LiveEngine
-from app.scheduler_link import EngineFailed
+from app.engine.client import GenerationRequest
+from app.engine.live import LiveEngine
+from app.engine.link import EngineFailed
 from tests.live.reference import ask, expected, make_prompts, settled
 
 pytestmark = pytest.mark.ray
@@ -83,8 +83,8 @@ async def test_frozen_scheduler_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It lives and its socket is open, but a question stays unanswered."""
-    monkeypatch.setattr("app.live_engine._HEARTBEAT_S", 0.2)
-    monkeypatch.setattr("app.scheduler_link._ANSWER_WITHIN_S", 3.0)
+    monkeypatch.setattr("app.engine.live._HEARTBEAT_S", 0.2)
+    monkeypatch.setattr("app.engine.link._ANSWER_WITHIN_S", 3.0)
     engine = make_engine(tiny_model("llama"))
     await engine.start()
     try:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.blocks import BlockManager, HostPool
+from actors.scheduling.memory.block_manager import BlockManager, HostPool
 from actors.scheduling.prefix import chain_next, chain_root, prefix_digests
 
 

@@ -12,7 +12,7 @@ from scheduling_fakes import Driver
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.events import Reconfigure, Tick
-from actors.scheduling.orders import ORDERS
+from actors.scheduling.queue import ORDERS
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.request import Objective, Request, SamplingParams
 

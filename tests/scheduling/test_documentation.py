@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import actors.scheduling
-from actors.scheduling.orders import ORDERS
+from actors.scheduling.queue import ORDERS
 from actors.scheduling.policies import POLICIES
 
 ROOM = Path(actors.scheduling.__file__).parent

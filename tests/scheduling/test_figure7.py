@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from actors.scheduling import figure7
-from actors.scheduling.figure7 import example_config, run_example
+from app.simulate.paper import figure7
+from app.simulate.paper.figure7 import example_config, run_example
 from actors.scheduling.policies import POLICIES
 
 ROOM = Path(figure7.__file__).parent
@@ -18,7 +18,7 @@ A, B, C, D = 1, 2, 3, 4
 def test_the_documentation_is_what_the_core_does() -> None:
     readme = (ROOM / "README.md").read_text()
     assert figure7.with_section(readme, figure7.documentation()) == readme, (
-        "run `python -m actors.scheduling.figure7` and look at what changed"
+        "run `python -m app.simulate.paper.figure7` and look at what changed"
     )
     for name, svg in figure7.pictures().items():
         assert (ROOM / "pictures" / name).read_text() == svg, name

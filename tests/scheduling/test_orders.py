@@ -11,7 +11,7 @@ from scheduling_fakes import Driver
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.events import Reconfigure
-from actors.scheduling.orders import ORDERS, build_order
+from actors.scheduling.queue import ORDERS, build_order
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.request import Objective, Request, SamplingParams
 from actors.scheduling.state import RequestState, Status

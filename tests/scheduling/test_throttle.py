@@ -13,8 +13,8 @@ from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.interfaces import StepShape
 from actors.scheduling.request import Request, SamplingParams
-from actors.scheduling.throttle import ThrottledBudget
-from app.bench.bubbles import measure
+from actors.scheduling.budgets.throttled import ThrottledBudget
+from app.bench.studies.bubbles import measure
 
 
 @dataclass
@@ -91,7 +91,7 @@ def test_memory_is_left_for_decodes_to_grow_into() -> None:
 
 @pytest.mark.parametrize("kv_tokens", [None, 40_000])
 def test_it_shrinks_the_bubbles_of_a_pipeline(kv_tokens: int | None) -> None:
-    """Two stages, the paper's 70B deployment, simulated: `python -m app.bench.bubbles` in small."""
+    """Two stages, the paper's 70B deployment, simulated: `python -m app.bench.studies.bubbles` in small."""
     fixed = measure(0.6, kv_tokens, "uniform", "fixed", num_requests=60)
     throttled = measure(0.6, kv_tokens, "uniform", "throttled", num_requests=60)
     assert throttled.bubble_share < 0.8 * fixed.bubble_share

@@ -16,7 +16,7 @@ import uvicorn
 
 from app.api.application import build_api
 from app.api.events import ApiEvents
-from app.live_engine import LiveEngine
+from app.engine.live import LiveEngine
 from app.settings import parse, resolve
 from app.text.processor import TextProcessor
 

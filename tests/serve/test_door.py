@@ -14,8 +14,8 @@ import psutil
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from app import door as door_module
-from app.door import MAX_HEAD_BYTES, Door
+from app.api.http import server as door_module
+from app.api.http.server import MAX_HEAD_BYTES, Door
 from tests.serve.conftest import free_port
 
 HOST = "127.0.0.1"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.scheduling.cost_model import CostModel
+from actors.scheduling.cost.model import CostModel
 from actors.scheduling.validation import validate
-from app.simulate.arrivals import poisson
-from app.simulate.autoscale import AutoscalePolicy
-from app.simulate.capacity import capacity
-from app.simulate.lengths import fixed_lengths, uniform_lengths
-from app.simulate.run import Deployment, scheduler_config, simulate
-from app.simulate.workload import concatenate, generate, multi_turn
+from app.simulate.workload.arrivals import poisson
+from app.simulate.run.autoscale import AutoscalePolicy
+from app.simulate.run.capacity import capacity
+from app.simulate.workload.lengths import fixed_lengths, uniform_lengths
+from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.workload.requests import concatenate, generate, multi_turn
 
 MODEL = CostModel(
     "m", ((1, 0.010), (32, 0.010), (2048, 0.200)), decode_kv_s=1e-8, kv_tokens=60_000,

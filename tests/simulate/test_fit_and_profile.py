@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.cost_model import CostModel
+from actors.scheduling.cost.model import CostModel
 from actors.scheduling.interfaces import StepShape
-from app.simulate.fit import Measurement, describe, fit, nnls, predict
-from app.simulate.profile import Limits, grid, measure, profile, read_parquet, write_parquet
+from app.simulate.hardware.fit import Measurement, describe, fit, nnls, predict
+from app.simulate.hardware.profile import Limits, grid, measure, profile, read_parquet, write_parquet
 
 TRUTH = CostModel(
     "machine",

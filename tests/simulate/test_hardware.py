@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from actors.scheduling.cost_model import CostModel
-from actors.scheduling.mix import Mix
-from app.simulate.hardware import PAPER, compose, load_model, paper_model
-from app.simulate.operators import CONFIGS
-from app.simulate.paper_steps import calibrated_to_artifact
-from app.simulate.published import DECODE_MS, DEPLOYMENTS, PREFILL_MS
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.mix import Mix
+from app.simulate.hardware.deployments import PAPER, compose, load_model, paper_model
+from app.simulate.hardware.operators import CONFIGS
+from app.simulate.paper.steps import calibrated_to_artifact
+from app.simulate.paper.published import DECODE_MS, DEPLOYMENTS, PREFILL_MS
 
 
 @pytest.mark.parametrize("name", sorted(PAPER))

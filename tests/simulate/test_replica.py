@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from actors.scheduling.build import build_core
-from actors.scheduling.cost_model import CostModel
+from actors.scheduling.cost.model import CostModel
 from actors.scheduling.events import Emit, Execute, StepDone, Submit
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request, SamplingParams
 from actors.scheduling.validation import validate
-from app.simulate.arrivals import fixed_interval
-from app.simulate.lengths import fixed_lengths
-from app.simulate.run import Deployment, scheduler_config, simulate
-from app.simulate.workload import Workload, generate
+from app.simulate.workload.arrivals import fixed_interval
+from app.simulate.workload.lengths import fixed_lengths
+from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.workload.requests import Workload, generate
 
 # A step takes 10 ms plus 1 ms a token; nothing else costs anything.
 PLAIN = CostModel("plain", ((1, 0.011), (1000, 1.010)), kv_tokens=16_000, max_model_len=1024)
@@ -71,7 +71,7 @@ def test_the_core_hears_only_what_a_live_one_hears() -> None:
     traffic = generate(fixed_interval(12.0), fixed_lengths(60, 9), 30)
     deployment = Deployment(config, model)
 
-    import app.simulate.run as run_module
+    import app.simulate.run.simulation as run_module
 
     def recording_core(*args: object, **options: object) -> object:
         core = build_core(*args, **options)  # type: ignore[arg-type]

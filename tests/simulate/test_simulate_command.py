@@ -9,10 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from app.simulate import published
-from app.simulate.campaign import CapacityJob, run_jobs
+from app.simulate.paper import published
+from app.simulate.run.campaign import CapacityJob, run_jobs
 from app.simulate.command import register
-from app.simulate.paper import (
+from app.simulate.paper.compare import (
     capacity_jobs,
     capacity_rows,
     curve_jobs,
@@ -20,7 +20,7 @@ from app.simulate.paper import (
     tp8_jobs,
     tp8_rows,
 )
-from app.simulate.paper_steps import chunking_rows, interference_rows
+from app.simulate.paper.steps import chunking_rows, interference_rows
 
 RESULTS = Path(__file__).resolve().parents[2] / "app/simulate/results"
 

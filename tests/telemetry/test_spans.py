@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from actors.messages import iteration_dict
+from actors.transport.messages import iteration_dict
 from app.api.events import RequestInfo, RequestOutcome
 from app.telemetry.live import Telemetry
 from app.telemetry.spans import Spans, otlp_exporter

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from actors.messages import ITERATION_FIELDS, iteration_dict
+from actors.transport.messages import ITERATION_FIELDS, iteration_dict
 from app.api.events import RequestInfo, RequestOutcome
 from app.telemetry.live import Telemetry
 from app.telemetry.prometheus import Metrics

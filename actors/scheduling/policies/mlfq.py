@@ -8,7 +8,7 @@ one. KV of the passed-over stays where it is until somebody better needs the mem
 from __future__ import annotations
 
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.orders.levels import FeedbackLevels
+from actors.scheduling.queue.mlfq import FeedbackLevels
 from actors.scheduling.policies.base import fill_with_chunks
 from actors.scheduling.state import RequestState, Status
 from actors.scheduling.step import StepBuilder

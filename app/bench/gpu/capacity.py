@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from actors.scheduling.cost_model import CostModel
+from actors.scheduling.cost.model import CostModel
 from app.bench.gpu.live import LiveRun
-from app.bench.stage import LoadedStage
-from app.simulate.arrivals import poisson
-from app.simulate.capacity import capacity
-from app.simulate.fit import FitReport, Measurement
-from app.simulate.lengths import sharegpt4
-from app.simulate.profile import Limits, profile
-from app.simulate.run import Deployment, scheduler_config
-from app.simulate.workload import generate
+from app.bench.engine.stage import LoadedStage
+from app.simulate.workload.arrivals import poisson
+from app.simulate.run.capacity import capacity
+from app.simulate.hardware.fit import FitReport, Measurement
+from app.simulate.workload.lengths import sharegpt4
+from app.simulate.hardware.profile import Limits, profile
+from app.simulate.run.simulation import Deployment, scheduler_config
+from app.simulate.workload.requests import generate
 
 # Requests a batch may hold: as in the paper, where Orca's reserved memory holds few.
 POLICIES: tuple[tuple[str, int], ...] = (

@@ -20,7 +20,7 @@ from app.bench.gpu.checks import (
     check_quantized,
     check_rope,
 )
-from kernels.sampling import Adjustment
+from kernels.torch_sampling import Adjustment
 from kernels.triton import logits, sampling
 from kernels.triton.backend import TritonBackend
 from kernels.triton.compile import CompiledKernel, compiling_for

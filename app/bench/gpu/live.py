@@ -14,9 +14,9 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import Emit, Execute, Instruction, StepDone, Submit, Tick, WakeAt
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.stage.runner import StageRunner
-from app.simulate.recorder import Recorder, Summary, summarise
-from app.simulate.run import requests_of
-from app.simulate.workload import Workload
+from app.simulate.run.recorder import Recorder, Summary, summarise
+from app.simulate.run.simulation import requests_of
+from app.simulate.workload.requests import Workload
 
 
 class LiveRun:

@@ -1,4 +1,4 @@
-// What changes a row's logits before the draw; the order is that of kernels/sampling.py.
+// What changes a row's logits before the draw; the order is that of kernels/torch_sampling.py.
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-// Drawing one token from one row of logits; the semantics are those of kernels/sampling.py.
+// Drawing one token from one row of logits; the semantics are those of kernels/torch_sampling.py.
 //
 // Nothing is sorted. With weights e = exp((logit - max) / temperature), top_k and top_p both keep a
 // prefix of the tokens in falling order of e, so each is one number: the weight of the last token

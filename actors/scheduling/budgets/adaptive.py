@@ -1,0 +1,285 @@
+"""A budget per iteration: the largest prefill that the running decodes have time for.
+
+Three bounds, each from what is known at this moment:
+
+1. *Slack.* The step's predicted time, at a learned quantile of the prediction's error, and what
+   passes outside the stages between two answers, at a learned quantile too, fit the least slack
+   of the decodes it holds, and leave those in the other micro-batches theirs. Where that
+   misses the objective all the same, it plans for less of it (`feedback`).
+2. *Rate.* Among the sizes that fit, the one with the least time per token: a step ends at a tile
+   edge, and grows no further than where longer steps hardly gain (`_cheapest_at_most`).
+3. *Pace.* While sequence slots or KV blocks are nearly used up, prefill only makes decodes wait
+   for a place, so it is spread evenly over the steps instead of bunched: a step prefills what
+   its decodes will make room for (prompt tokens per output token, learned), with some advance
+   while places are left. Evenly filled steps are cheap ones and leave no bubbles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from actors.scheduling.budgets.fixed import stage_share_s
+from actors.scheduling.budgets.objective import KeptShare
+from actors.scheduling.interfaces import EngineView, RequestView, StepShape
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.budgets.pipeline_clock import PipelineClock
+from actors.scheduling.cost.online import RecentQuantile
+from actors.scheduling.budgets.objective import due_after
+
+INFINITY = float("inf")
+LEAST_PACED_TOKENS = 256.0  # below this a step wastes more than bunching does
+DENT = 0.05  # differences of token rate that a profile cannot tell from noise: the longer step
+OUTSIDE_SHARE = 0.1  # of the objective: more than that outside the stages no chunk can mend
+FULL = 0.98  # share of the places (slots or KV blocks) in use from which nobody can start
+
+
+@dataclass(slots=True)
+class AdaptiveBudget:
+    """Implements `interfaces.TokenBudget`.
+
+    cost: what predicts and learns (the core teaches it).
+    tbt_s: the deployment's objective; a request's own takes precedence; None promises nothing.
+    max_requests: sequence slots; with max_step_tokens the limits of the engine.
+    smoothness: longest gap allowed, in objectives (see `slack`).
+    headroom: share of every limit kept back for what happens behind the engine's answers, on the
+        way to a client's eyes; a step that needed it counts as a miss.
+    growth: context tokens by which running requests may still grow; new prompts are held back
+        while decodes alone would miss the objective after that growth.
+    efficiency: share of the best token rate that ends the wish for longer steps.
+    pace: how fast the pace of prefill adjusts, as a share per step; 0: no pacing.
+    """
+
+    cost: OnlineCostModel
+    tbt_s: float | None
+    max_step_tokens: int
+    max_requests: int
+    smoothness: float = 1.0
+    headroom: float = 0.04
+    growth: int = 128
+    efficiency: float = 0.9
+    pace: float = 0.01
+    overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
+    last_limit_s: float = INFINITY  # what the last step was allowed to take, for traces
+    _clock: PipelineClock = field(init=False)
+    _due: dict[int, tuple[float, float]] = field(default_factory=dict)  # id: (last token, due)
+    _cheapest: list[int] = field(default_factory=list)  # by tokens: see `_cheapest_at_most`
+    _pace_tokens: float = INFINITY  # see `_paced`
+    _outside: RecentQuantile = field(init=False)  # seconds, see `_watch`
+    _answered: list[tuple[StepShape, float]] = field(default_factory=list)  # and not yet watched
+    _kept: KeptShare = field(default_factory=KeptShare)
+    _asked_at_s: float = 0.0
+    _tightest_s: float = INFINITY  # objective of those who decoded when last asked
+
+    def __post_init__(self) -> None:
+        self._clock = PipelineClock(self.cost)
+        self._outside = RecentQuantile(self.cost.quantile, max(self.cost.memory, 1), (0.0,))
+
+    # ---- interfaces.TokenBudget -------------------------------------------------------
+
+    def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
+        self._clock.sync(engine)
+        self._watch(engine)
+        limit_s = self._limit_s(shape, engine) * self._kept.value - self._outside.value
+        self.last_limit_s = limit_s
+        if limit_s == INFINITY:
+            return self.max_step_tokens
+        mix = Mix.of_shape(shape, self.cost.profile.attention_window)
+        tokens = self._fill(mix, limit_s * (1.0 - self.headroom), engine)
+        return min(tokens, shape.num_tokens + self._paced(engine))
+
+    def observe(self, shape: StepShape, duration_s: float) -> None:
+        """The core teaches the shared cost model itself; here only what passes outside it."""
+        self._answered.append((shape, duration_s))
+
+    def _watch(self, engine: EngineView) -> None:
+        """Learn how much longer an answer takes than its step (scheduling, transport, waking up),
+        and whether streams got it in time.
+
+        With several stages the way through them hides it, and nothing is learnt.
+        """
+        answered, begin_s = self._answered, self._asked_at_s
+        self._asked_at_s = now_s = engine.now_s
+        if not answered:
+            return
+        # The step began when we were last asked: then the one before it was answered, or it was
+        # planned on an idle engine. Of several answered since, none is timed.
+        running = engine.decoding or engine.prefilling
+        if len(answered) == 1 and running and self.cost.profile.num_stages == 1:
+            ((shape, duration_s),) = answered
+            gap_s, tbt_s = now_s - begin_s, self._tightest_s
+            self._outside.add(min(max(0.0, gap_s - duration_s), OUTSIDE_SHARE * tbt_s))
+            kept = gap_s <= tbt_s * (1.0 - self.headroom)
+            # Without prefill there was nothing to leave out.
+            if shape.num_decodes and (kept or shape.prefills):
+                self._kept.note(kept)
+        answered.clear()
+
+    # ---- how long may this step take --------------------------------------------------
+
+    def _limit_s(self, shape: StepShape, engine: EngineView) -> float:
+        """Seconds each stage may spend on this step; infinite when nobody would notice."""
+        decoding, clock, smooth = engine.decoding, self._clock, self.smoothness
+        ours = max((v.step_id for v in decoding), default=-1) if shape.num_decodes else -2
+        busy_s = max(clock.ends[-1][0] if clock.ends else 0.0, engine.now_s)
+        default_tbt_s = self.tbt_s
+        seen: dict[int, tuple[float, float]] = {}
+        due_s = ours_tbt_s = others_tbt_s = INFINITY
+        for view in decoding:
+            tbt_s = view.request.objective.tbt_s or default_tbt_s
+            if tbt_s is None:
+                continue
+            if view.step_id != ours:
+                if tbt_s < others_tbt_s:
+                    others_tbt_s = tbt_s
+                continue
+            if tbt_s < ours_tbt_s:
+                ours_tbt_s = tbt_s
+            last_s = view.last_token_s
+            # A token of it may still be in flight (lookahead), and then this one follows that.
+            pending = view.planned > view.length or last_s is None
+            if smooth == 1.0 or last_s is None:
+                base_s = busy_s if pending or last_s is None else last_s
+                next_s = base_s + tbt_s
+            else:
+                next_s = self._banked_s(view, last_s, tbt_s, seen)
+                if pending:
+                    next_s = due_after(next_s, busy_s, tbt_s, smooth)
+            if next_s < due_s:
+                due_s = next_s
+        self._due = seen
+        self._tightest_s = min(ours_tbt_s, others_tbt_s)
+        if self._tightest_s == INFINITY and default_tbt_s is not None:
+            self._tightest_s = default_tbt_s
+        send_s = self.cost.profile.send_s(self.max_step_tokens // 16)
+        limit_s = INFINITY
+        if due_s < INFINITY:
+            limit_s = clock.room_s(due_s, send_s)
+        if others_tbt_s < INFINITY and clock.ends:
+            limit_s = min(limit_s, clock.room_before_others_s(others_tbt_s * smooth, send_s))
+        return limit_s
+
+    def _banked_s(
+        self,
+        view: RequestView,
+        last_s: float,
+        tbt_s: float,
+        seen: dict[int, tuple[float, float]],
+    ) -> float:
+        """Due time of a stream's next token, from its bank of early tokens."""
+        known: Mapping[int, tuple[float, float]] = self._due
+        entry = known.get(view.request_id)
+        if entry is None:
+            entry = (last_s, last_s + tbt_s)
+        elif entry[0] != last_s:
+            entry = (last_s, due_after(entry[1], last_s, tbt_s, self.smoothness))
+        seen[view.request_id] = entry
+        return entry[1]
+
+    @property
+    def _one_at_a_time(self) -> bool:
+        return self.cost.profile.num_stages > 1 and not self.overlap_chunks
+
+    # ---- how much prefill fits --------------------------------------------------------
+
+    def _fill(self, mix: Mix, limit_s: float, engine: EngineView) -> int:
+        """Add chunks to `mix` in the order the policy will take them; returns its tokens."""
+        profile = self.cost.profile
+        most = max(self._cheapest_at_most(self.max_step_tokens), mix.num_tokens)
+        limit_s /= self._bound_factor(mix, limit_s)
+        # A prompt with a chunk in flight cannot join this step in a pipeline.
+        steps = {step.plan.step_id for step in engine.in_flight} if self._one_at_a_time else ()
+        for view in engine.prefilling:
+            if view.step_id in steps:
+                continue
+            remaining = min(view.length - view.planned, most - mix.num_tokens)
+            if remaining < 1:
+                continue
+            chunk = profile.largest_chunk(mix, view.planned, remaining, limit_s)
+            if chunk < remaining:
+                return self._snap(mix, view.planned, chunk)
+            mix.add(view.planned, chunk, profile.attention_window)
+        waiting = min(engine.num_waiting_tokens, most - mix.num_tokens)
+        if waiting > 0 and self._may_grow(engine):
+            chunk = profile.largest_chunk(mix, 0, waiting, limit_s)
+            if chunk < waiting:
+                return self._snap(mix, 0, chunk)
+            mix.add(0, chunk, profile.attention_window)
+        return mix.num_tokens
+
+    def _snap(self, mix: Mix, start: int, chunk: int) -> int:
+        """Cut the last chunk back to where tokens are cheapest, and add it; returns the tokens.
+
+        Behind a tile edge time jumps while tokens creep: a step just past one costs more per
+        token than the step that stops at it. Time saved goes to the next step.
+        """
+        tokens = mix.num_tokens
+        if chunk:
+            best = self._cheapest_at_most(tokens + chunk)
+            chunk = best - tokens if best > tokens else chunk
+            mix.add(start, chunk, self.cost.profile.attention_window)
+        return tokens + chunk
+
+    def _cheapest_at_most(self, num_tokens: int) -> int:
+        """The longest step up to num_tokens with (nearly) the least time per token.
+
+        From the size on that reaches `efficiency` of the best rate of all, that size is returned:
+        longer steps would only make decodes slower and micro-batches uneven.
+        """
+        known = self._cheapest
+        if not known:
+            known += self._sizes()
+        return known[min(num_tokens, self.max_step_tokens)]
+
+    def _sizes(self) -> list[int]:
+        profile, most = self.cost.profile, self.max_step_tokens
+        rates = [0.0] + [n / (profile.overhead_s + profile.linear_s(n)) for n in range(1, most + 1)]
+        enough = self.efficiency * max(rates)
+        sizes, chosen, best = [0], 0, 0.0
+        for n in range(1, most + 1):
+            best = max(best, rates[n])
+            if rates[chosen] < enough and rates[n] >= (1.0 - DENT) * best:
+                chosen = n
+            sizes.append(chosen)
+        return sizes
+
+    def _paced(self, engine: EngineView) -> int:
+        """Most prefill tokens of the step (bound 3 above).
+
+        A search for the balance: a step that goes without prefill though prompts wait, for want
+        of a place, shows that prefill ran ahead of the decodes that must make room; every other
+        step tries a little more. At rest one step in ten is such a one.
+        """
+        if not self.pace:
+            return self.max_step_tokens
+        running = len(engine.decoding) + len(engine.prefilling)
+        used_blocks = engine.num_blocks - engine.num_free_blocks
+        used = max(running / self.max_requests, used_blocks / engine.num_blocks)
+        if engine.num_waiting and used >= FULL and not engine.prefilling:
+            self._pace_tokens *= 1.0 - 9.0 * self.pace
+        elif engine.num_waiting:
+            self._pace_tokens *= 1.0 + self.pace
+        most = float(self.max_step_tokens)
+        self._pace_tokens = min(most, max(self._pace_tokens, LEAST_PACED_TOKENS))
+        return int(self._pace_tokens)
+
+    def _bound_factor(self, mix: Mix, limit_s: float) -> float:
+        """The learned error quantile of steps about as large as this one will be."""
+        guess = self.cost.profile.largest_chunk(mix, 0, self.max_step_tokens, limit_s)
+        return self.cost.bound_factor(
+            Mix(mix.num_decodes, mix.decode_kv_tokens, 1, guess) if guess else mix
+        )
+
+    def _may_grow(self, engine: EngineView) -> bool:
+        """Whether decodes alone would keep the objective with one request more, all grown."""
+        if self._tightest_s == INFINITY:
+            return True
+        profile = self.cost.profile
+        running = len(engine.decoding) + len(engine.prefilling) + 1
+        context = sum(v.length for v in engine.decoding) + sum(v.length for v in engine.prefilling)
+        stages = profile.num_stages
+        share = -(-running // stages)
+        mix = Mix(share, (context + running * self.growth) // stages)
+        limit_s = stage_share_s(profile, self._tightest_s, share) * (1.0 - self.headroom)
+        return profile.stage_s(mix) * self.cost.bound_factor(mix) <= limit_s

@@ -1,0 +1,80 @@
+"""What decides the time of a micro-batch, summed over its slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from actors.scheduling.interfaces import StepShape
+from actors.scheduling.plan import Slice
+from actors.scheduling.cost.model import causal_pairs
+
+
+@dataclass(slots=True)
+class Mix:
+    """What a micro-batch holds, summed: everything the cost model needs to know of it.
+
+    A slice of one token counts as a decode, whatever the request's phase.
+
+    decode_kv_tokens: sum over decodes of the positions they attend to.
+    prefill_kv_tokens: the same over prefill chunks (each chunk reads its context once).
+    prefill_pairs: sum over chunks of (query, key) pairs under the causal mask.
+    prefill_squares: sum over chunks of their length squared: kernels that compute a chunk's own
+        square in full, masked half included, pay by it.
+    """
+
+    num_decodes: int = 0
+    decode_kv_tokens: int = 0
+    num_prefills: int = 0
+    prefill_tokens: int = 0
+    prefill_kv_tokens: int = 0
+    prefill_pairs: float = 0.0
+    prefill_squares: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decodes + self.prefill_tokens
+
+    @property
+    def num_slices(self) -> int:
+        return self.num_decodes + self.num_prefills
+
+    def add(self, start: int, num_tokens: int, window: int = 0) -> None:
+        """Add the slice [start, start + num_tokens); window > 0 limits how far back it sees."""
+        context = start + num_tokens
+        if num_tokens == 1:
+            self.num_decodes += 1
+            self.decode_kv_tokens += min(context, window) if window else context
+            return
+        self.num_prefills += 1
+        self.prefill_tokens += num_tokens
+        self.prefill_kv_tokens += min(context, window + num_tokens) if window else context
+        self.prefill_pairs += causal_pairs(start, num_tokens, window)
+        self.prefill_squares += num_tokens * num_tokens
+
+    @classmethod
+    def of(cls, slices: Iterable[Slice], window: int = 0) -> Mix:
+        """The mix of a plan's slices."""
+        mix = cls()
+        decodes = kv_tokens = 0
+        for piece in slices:
+            if piece.num_tokens == 1:
+                decodes += 1
+                context = piece.start + 1
+                kv_tokens += context if not window or context < window else window
+            else:
+                mix.add(piece.start, piece.num_tokens, window)
+        mix.num_decodes += decodes
+        mix.decode_kv_tokens += kv_tokens
+        return mix
+
+    @classmethod
+    def of_shape(cls, shape: StepShape, window: int = 0) -> Mix:
+        """The mix of a step's shape. With a window, decodes count as seeing at most a full one."""
+        kv_tokens = shape.decode_context_tokens
+        if window:
+            kv_tokens = min(kv_tokens, shape.num_decodes * window)
+        mix = cls(shape.num_decodes, kv_tokens)
+        for start, num_tokens in shape.prefills:
+            mix.add(start, num_tokens, window)
+        return mix

@@ -1,0 +1,328 @@
+"""How long a step takes: a small, explainable model that is data.
+
+One micro-batch on one pipeline stage costs
+
+    overhead_s                                 launching, planning, sampling
+  + tokens_s[num_tokens]                       linear layers, norms, all-reduce: flat while the
+                                               weights are streamed (memory floor), then rising
+                                               tile by tile
+  + per_request_s * num_slices
+  + prefill attention: per slice, per kv token read, per query-key pair, per chunk squared
+  + decode attention:  per slice, per kv token read
+
+Every term is linear in its coefficient, so a profile is fitted by non-negative least squares
+(`app.simulate.hardware.fit`), and evaluating one costs about a microsecond: cheap enough to ask before
+every iteration. The simulator, the budgets and the live engine read the same file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.model import StepTable, causal_pairs
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Step time of one deployment; all coefficients are for ONE pipeline stage, in seconds.
+
+    tokens_s: knots (tokens, seconds) of everything that depends on the token count alone,
+        the stage's tensor-parallel all-reduces included.
+    transfer_s: knots of sending that many tokens' activations to the next stage.
+    last_stage_s: knots of what only the last stage does (the vocabulary projection), by slices.
+    attention_window: positions a token sees at most (sliding window), 0 for all.
+    ratio_quantiles: measured / predicted at given quantiles on held-out mixes, ascending.
+    kv_tokens: KV capacity of the deployment in tokens, 0 if unknown.
+    swap_block_s: moving one KV block to or from host memory; None: never measured.
+    """
+
+    name: str
+    tokens_s: tuple[tuple[int, float], ...]
+    num_stages: int = 1
+    tensor_ranks: int = 1
+    overhead_s: float = 0.0
+    per_request_s: float = 0.0
+    prefill_slice_s: float = 0.0
+    prefill_kv_s: float = 0.0
+    prefill_pair_s: float = 0.0
+    prefill_square_s: float = 0.0
+    decode_slice_s: float = 0.0
+    decode_kv_s: float = 0.0
+    transfer_s: tuple[tuple[int, float], ...] = ()
+    last_stage_s: tuple[tuple[int, float], ...] = ()
+    attention_window: int = 0
+    tile_tokens: int = 1
+    kv_tokens: int = 0
+    max_model_len: int = 0
+    swap_block_s: float | None = None
+    ratio_quantiles: tuple[tuple[float, float], ...] = ((0.5, 1.0),)
+    source: str = ""
+    notes: tuple[str, ...] = ()
+    _tokens: StepTable = field(init=False, repr=False, compare=False)
+    _transfer: StepTable = field(init=False, repr=False, compare=False)
+    _last: StepTable = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.num_stages < 1 or self.tensor_ranks < 1:
+            raise ValueError("num_stages and tensor_ranks are at least 1")
+        object.__setattr__(self, "_tokens", StepTable(self.tokens_s))
+        object.__setattr__(self, "_transfer", StepTable(self.transfer_s))
+        object.__setattr__(self, "_last", StepTable(self.last_stage_s))
+
+    # ---- predictions ------------------------------------------------------------------
+
+    def linear_s(self, num_tokens: int) -> float:
+        """Seconds one stage spends on what depends on the token count alone."""
+        return self._tokens(num_tokens)
+
+    def attention_s(self, mix: Mix) -> float:
+        """Seconds one stage spends on attention."""
+        return (
+            self.decode_slice_s * mix.num_decodes
+            + self.decode_kv_s * mix.decode_kv_tokens
+            + self.prefill_slice_s * mix.num_prefills
+            + self.prefill_kv_s * mix.prefill_kv_tokens
+            + self.prefill_pair_s * mix.prefill_pairs
+            + self.prefill_square_s * mix.prefill_squares
+        )
+
+    def stage_s(self, mix: Mix) -> float:
+        """Seconds the slowest (the last) stage is busy with this micro-batch."""
+        slices = mix.num_decodes + mix.num_prefills
+        return (
+            self.overhead_s
+            + self._tokens(mix.num_decodes + mix.prefill_tokens)
+            + self._last(slices)
+            + self.per_request_s * slices
+            + self.decode_slice_s * mix.num_decodes
+            + self.decode_kv_s * mix.decode_kv_tokens
+            + self.prefill_slice_s * mix.num_prefills
+            + self.prefill_kv_s * mix.prefill_kv_tokens
+            + self.prefill_pair_s * mix.prefill_pairs
+            + self.prefill_square_s * mix.prefill_squares
+        )
+
+    def last_s(self, num_slices: int) -> float:
+        """Seconds of `stage_s` that only the last stage spends (the vocabulary projection)."""
+        return self._last(num_slices)
+
+    def send_s(self, num_tokens: int) -> float:
+        """Seconds to hand a micro-batch's activations to the next stage."""
+        return self._transfer(num_tokens)
+
+    def latency_s(self, mix: Mix) -> float:
+        """Seconds from the first stage's start to the last one's end, the pipeline being idle."""
+        stage = self.stage_s(mix)
+        if self.num_stages == 1:
+            return stage
+        early = stage - self._last(mix.num_slices)
+        return (self.num_stages - 1) * (early + self._transfer(mix.num_tokens)) + stage
+
+    def chunk_s(self, num_tokens: int, start: int) -> float:
+        """Seconds that a prefill chunk adds beside its linear part: attention and per slice."""
+        window = self.attention_window
+        context = start + num_tokens
+        return (
+            self.per_request_s
+            + self.prefill_slice_s
+            + self.prefill_kv_s * (min(context, window + num_tokens) if window else context)
+            + self.prefill_pair_s * causal_pairs(start, num_tokens, window)
+            + self.prefill_square_s * (num_tokens * num_tokens)
+        )
+
+    def largest_chunk(self, mix: Mix, start: int, remaining: int, limit_s: float) -> int:
+        """The longest next chunk of one prompt that keeps the step within limit_s; 0 if none.
+
+        mix: the step so far. start, remaining: the prompt's computed and missing tokens. Exact
+        to the token: step time never falls as a chunk grows, so it is found by bisection.
+        """
+        base_tokens = mix.num_decodes + mix.prefill_tokens
+        base_s = (
+            self.overhead_s
+            + self.per_request_s * mix.num_slices
+            + self._last(mix.num_slices + 1)
+            + self.attention_s(mix)
+        )
+        room_s = limit_s - base_s
+        # Attention only adds to the linear part, which therefore bounds the chunk from above.
+        high = min(remaining, self._tokens.largest(room_s) - base_tokens)
+        if high < 1:
+            return 0
+        tokens_s, chunk_s = self._tokens, self.chunk_s
+        if tokens_s(base_tokens + high) + chunk_s(high, start) <= room_s:
+            return high
+        low = 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            if tokens_s(base_tokens + middle) + chunk_s(middle, start) <= room_s:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def ratio_at(self, quantile: float) -> float:
+        """Measured / predicted step time at this quantile of the held-out error."""
+        points = self.ratio_quantiles
+        if quantile <= points[0][0]:
+            return points[0][1]
+        for (q0, r0), (q1, r1) in pairwise(points):
+            if quantile <= q1:
+                return r0 + (r1 - r0) * (quantile - q0) / (q1 - q0)
+        return points[-1][1]
+
+    # ---- as data ----------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-able data; `from_dict` is its inverse."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> CostModel:
+        """Raises ValueError naming keys that are unknown or missing."""
+        unknown = sorted(set(data) - set(_FIELDS))
+        if unknown:
+            raise ValueError(f"unknown cost model keys: {', '.join(unknown)}")
+        missing = sorted({"name", "tokens_s"} - set(data))
+        if missing:
+            raise ValueError(f"missing cost model keys: {', '.join(missing)}")
+        values = dict(data)
+        for key in ("tokens_s", "transfer_s", "last_stage_s"):
+            values[key] = tuple((int(n), float(s)) for n, s in values.get(key, ()))
+        if "ratio_quantiles" in values:
+            values["ratio_quantiles"] = tuple(
+                (float(q), float(r)) for q, r in values["ratio_quantiles"]
+            )
+        values["notes"] = tuple(str(note) for note in values.get("notes", ()))
+        return cls(**values)
+
+    @classmethod
+    def load(cls, path: str | Path) -> CostModel:
+        """Read a JSON file as `save` writes it."""
+        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(_render(self.to_dict()), encoding="utf-8")
+
+
+def _render(data: Mapping[str, Any]) -> str:
+    """JSON with one key a line and tables folded, so that a person can read and compare it."""
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in data.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+_FIELDS = (
+    "name",
+    "source",
+    "notes",
+    "num_stages",
+    "tensor_ranks",
+    "overhead_s",
+    "per_request_s",
+    "prefill_slice_s",
+    "prefill_kv_s",
+    "prefill_pair_s",
+    "prefill_square_s",
+    "decode_slice_s",
+    "decode_kv_s",
+    "attention_window",
+    "tile_tokens",
+    "kv_tokens",
+    "max_model_len",
+    "swap_block_s",
+    "ratio_quantiles",
+    "tokens_s",
+    "transfer_s",
+    "last_stage_s",
+)
+
+
+# ==== merged from actors/scheduling/step_table
+
+"""Two pieces of arithmetic of the cost model: a table by tokens, and causal attention's work."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from itertools import pairwise
+
+
+def causal_pairs(start: int, num_tokens: int, window: int = 0) -> float:
+    """(query, key) pairs of a chunk under the causal mask, each query seeing `window` keys at most.
+
+    >>> causal_pairs(0, 4)
+    10.0
+    >>> causal_pairs(100, 2, window=50)
+    100.0
+    """
+    if not window or start + num_tokens <= window:
+        return num_tokens * (start + (num_tokens + 1) / 2)
+    if start >= window:
+        return float(num_tokens * window)
+    ramp = window - start  # queries that still see everything before them
+    return ramp * (start + (ramp + 1) / 2) + (num_tokens - ramp) * float(window)
+
+
+class StepTable:
+    """A piecewise-linear function of a token count, with jumps.
+
+    Knots are (tokens, seconds) in order. Between two knots the value is interpolated; a jump
+    (tile quantisation: 257 tokens cost far more than 256) is a pair of knots one token apart.
+    Beyond the last knot the last slope of at least `tail` tokens goes on.
+    """
+
+    __slots__ = ("_dense", "_last_tokens", "_tail_slope", "knots")
+
+    def __init__(self, knots: Iterable[tuple[int, float]]) -> None:
+        """Raises ValueError unless knots ascend strictly, start at 0 or more and never fall."""
+        points = tuple((int(n), float(s)) for n, s in knots)
+        if not points:
+            points = ((0, 0.0),)
+        for (n0, s0), (n1, s1) in pairwise(points):
+            if n1 <= n0 or s1 < s0:
+                raise ValueError(f"knots must ascend: ({n0}, {s0}) then ({n1}, {s1})")
+        if points[0][0] < 0 or points[0][1] < 0:
+            raise ValueError(f"first knot {points[0]} is negative")
+        self.knots = points
+        dense: list[float] = []
+        for (n0, s0), (n1, s1) in pairwise(points):
+            if not dense:
+                dense = [s0] * n0
+            slope = (s1 - s0) / (n1 - n0)
+            dense.extend(s0 + slope * i for i in range(n1 - n0))
+        if not dense:
+            dense = [points[0][1]] * points[0][0]
+        dense.append(points[-1][1])
+        dense[0] = 0.0  # no tokens, no work
+        self._dense = dense
+        self._last_tokens = len(dense) - 1
+        self._tail_slope = _tail_slope(points)
+
+    def __call__(self, num_tokens: int) -> float:
+        if num_tokens <= self._last_tokens:
+            return self._dense[num_tokens]
+        return self._dense[-1] + (num_tokens - self._last_tokens) * self._tail_slope
+
+    def largest(self, limit_s: float) -> int:
+        """The most tokens whose value stays at or below limit_s (0 if none does)."""
+        if limit_s < self._dense[-1]:
+            return max(0, bisect_right(self._dense, limit_s) - 1)
+        if self._tail_slope <= 0.0:
+            return self._last_tokens
+        return self._last_tokens + int((limit_s - self._dense[-1]) / self._tail_slope)
+
+
+def _tail_slope(points: tuple[tuple[int, float], ...]) -> float:
+    """Slope over the last half of the table: a single tile step would mislead."""
+    last_n, last_s = points[-1]
+    index = min(bisect_left(points, (last_n // 2, 0.0)), len(points) - 2)
+    if index < 0:
+        return 0.0
+    first_n, first_s = points[index]
+    return (last_s - first_s) / (last_n - first_n)

@@ -1,0 +1,180 @@
+"""The cost model at work: it keeps learning from the steps it predicted.
+
+The profile was taken on a quiet machine; heat, neighbours and other prompts change step times by
+regime (decodes alone, mixed, prefill alone, each by size). Per regime two numbers are kept, both
+of log(measured / profile): its running mean, and a quantile of its last few hundred values. A
+regime never met starts from the profile's own error on held-out steps, shifted by how much slower
+than the profile the engine has been so far.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.interfaces import StepShape
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.online import RecentQuantile
+
+ASSUMED = 20  # weight of what a regime starts with, in observations
+INTERRUPTED = math.log(1.5)  # more than that above the mean was not the step's doing
+
+
+@dataclass(slots=True)
+class Mean:
+    """A running mean that forgets: `log_ratio` after `count` observations."""
+
+    log_ratio: float
+    count: int = 0
+
+    def add(self, value: float, memory: int) -> None:
+        self.count += 1
+        # One outlier (a page fault, a collection) must not move the mean by its full size.
+        step = max(-0.5, min(0.5, value - self.log_ratio))
+        self.log_ratio += step * max(1.0 / self.count, 1.0 / memory)
+
+
+@dataclass(slots=True)
+class Regime:
+    """What was learnt about one kind of step, in logs of measured / profile."""
+
+    mean: Mean
+    bound: RecentQuantile
+
+
+class OnlineCostModel:
+    """A profile plus what the engine has seen since. Implements `interfaces.CostModel`.
+
+    quantile: share of steps that should take no longer than `bound_factor` promises.
+    memory: observations over which the past fades; 0 switches learning off.
+    """
+
+    def __init__(self, profile: CostModel, quantile: float = 0.99, memory: int = 200) -> None:
+        if not 0.5 <= quantile < 1.0:
+            raise ValueError(f"quantile must lie in [0.5, 1), got {quantile}")
+        self.profile = profile
+        self.quantile = quantile
+        self.memory = memory
+        self._regimes: dict[int, Regime] = {}
+        self._overall = Mean(0.0)
+        # Two at the quantile: one alone would count as a hiccup (see `RecentQuantile`).
+        shares = [(k + 0.5) / ASSUMED for k in range(ASSUMED - 2)]
+        shares += [quantile, quantile]
+        self._assumed = [math.log(max(profile.ratio_at(q), 1e-9)) for q in shares]
+
+    # ---- interfaces.CostModel ---------------------------------------------------------
+
+    def step_s(self, shape: StepShape) -> float:
+        """Expected seconds of the slowest stage."""
+        mix = Mix.of_shape(shape, self.profile.attention_window)
+        return self.profile.stage_s(mix) * self.ratio(mix)
+
+    def swap_s(self, num_blocks: int) -> float:
+        """Seconds to move KV blocks one way; infinite where it was never measured."""
+        per_block_s = self.profile.swap_block_s
+        return math.inf if per_block_s is None else per_block_s * num_blocks
+
+    def observe(self, shape: StepShape, duration_s: float) -> None:
+        """Learn from a finished step."""
+        if not self.memory or duration_s <= 0.0:
+            return
+        mix = Mix.of_shape(shape, self.profile.attention_window)
+        predicted_s = self.profile.stage_s(mix)
+        if predicted_s <= 0.0:
+            return
+        log_ratio = math.log(duration_s / predicted_s)
+        regime = self._regime(mix)
+        regime.mean.add(log_ratio, self.memory)
+        # Whatever was taken off its core for long says nothing of steps: no chunk mends that.
+        regime.bound.add(min(log_ratio, regime.mean.log_ratio + INTERRUPTED))
+        self._overall.add(log_ratio, self.memory)
+
+    # ---- for budgets and admission ----------------------------------------------------
+
+    def ratio(self, mix: Mix) -> float:
+        """Learned measured / profile ratio of this kind of step."""
+        regime = self._regimes.get(_key(mix))
+        return math.exp(self._shift if regime is None else regime.mean.log_ratio)
+
+    def bound_factor(self, mix: Mix) -> float:
+        """Factor on the profile's prediction that `quantile` of such steps stay below."""
+        regime = self._regimes.get(_key(mix))
+        if regime is None:
+            return math.exp(self._assumed[-1] + self._shift)
+        return math.exp(regime.bound.value)
+
+    @property
+    def _shift(self) -> float:
+        """How much slower than the profile the engine has been, for kinds of steps never met.
+
+        Never faster: what saves time in one kind of step need not in another.
+        """
+        return max(0.0, self._overall.log_ratio)
+
+    def _regime(self, mix: Mix) -> Regime:
+        key = _key(mix)
+        regime = self._regimes.get(key)
+        if regime is None:
+            seeds = [value + self._shift for value in self._assumed]
+            bound = RecentQuantile(self.quantile, max(self.memory, ASSUMED), seeds)
+            regime = self._regimes[key] = Regime(Mean(self._shift), bound)
+        return regime
+
+
+def _key(mix: Mix) -> int:
+    """Decodes alone, prefill alone or mixed, by powers of four of the token count."""
+    kind = 0 if not mix.prefill_tokens else 1 if not mix.num_decodes else 2
+    return kind * 16 + (mix.num_decodes + mix.prefill_tokens).bit_length() // 2
+
+
+# ==== merged from actors/scheduling/quantile
+
+"""A quantile of what was seen lately: exact, forgetful, a microsecond an observation."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable
+
+
+class RecentQuantile:
+    """The value that `share` of the last `size` observations do not exceed.
+
+    Rounded down to an observation: with few of them the worst one is no quantile yet.
+    seeds: what to assume until observations have pushed them out, oldest first; they count as
+    observations.
+
+    >>> recent = RecentQuantile(0.9, size=10, seeds=[5.0])
+    >>> for value in range(4):
+    ...     recent.add(value)
+    >>> recent.value
+    3
+    """
+
+    __slots__ = ("_ordered", "_recent", "share")
+
+    def __init__(self, share: float, size: int, seeds: Iterable[float] = ()) -> None:
+        """Raises ValueError unless 0 < share < 1 and size is positive."""
+        if not 0.0 < share < 1.0 or size < 1:
+            raise ValueError(f"need 0 < share < 1 and size >= 1, got {share}, {size}")
+        self.share = share
+        self._recent = deque(seeds, maxlen=size)
+        self._ordered = sorted(self._recent)
+
+    def __len__(self) -> int:
+        return len(self._ordered)
+
+    def add(self, value: float) -> None:
+        recent, ordered = self._recent, self._ordered
+        if len(recent) == recent.maxlen:
+            del ordered[bisect_left(ordered, recent[0])]
+        recent.append(value)
+        insort(ordered, value)
+
+    @property
+    def value(self) -> float:
+        """Raises IndexError before any observation or seed."""
+        ordered = self._ordered
+        return ordered[int(self.share * (len(ordered) - 1))]

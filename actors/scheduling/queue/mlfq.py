@@ -1,0 +1,72 @@
+"""The queue of a skip-join multi-level feedback queue (FastServe, section 4.1).
+
+Level k may use quantum_tokens * 2**k tokens before it is demoted. A new request skips the levels
+whose quantum its prompt would overrun anyway, so a long prompt does not block short ones, and a
+short one need not earn its way up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.queue.heap import HeapOrder
+from actors.scheduling.state import RequestState, Status
+
+
+class FeedbackLevels(HeapOrder):
+    """promote_s: whoever waits longer goes to the top level (starvation is bounded)."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        num_levels: int = 6,
+        quantum_tokens: int = 128,
+        promote_s: float = 10.0,
+    ) -> None:
+        super().__init__(config)
+        self.num_levels = num_levels
+        self.quantum_tokens = quantum_tokens
+        self.promote_s = promote_s
+        self._entered: deque[tuple[float, RequestState]] = deque()  # (since when it waits, who)
+
+    def quantum(self, level: int) -> int:
+        """Tokens that a request may be served at this level."""
+        return self.quantum_tokens << level
+
+    def join_level(self, num_tokens: int) -> int:
+        """The highest level whose quantum covers a prompt of this length."""
+        level = 0
+        while level < self.num_levels - 1 and self.quantum(level) < num_tokens:
+            level += 1
+        return level
+
+    def set_level(self, state: RequestState, level: int) -> None:
+        """Move to a level with a fresh quantum; the caller re-sorts what it keeps by rank."""
+        state.level = level
+        state.served = 0
+        state.rank = (float(level), state.sequence_number)
+
+    def adopt(self, state: RequestState) -> None:
+        self.set_level(state, self.join_level(state.remaining))
+
+    def push(self, state: RequestState, now_s: float) -> None:
+        super().push(state, now_s)
+        self._entered.append((now_s, state))
+
+    def restore(self, state: RequestState, now_s: float) -> None:
+        super().restore(state, now_s)
+        self._entered.append((now_s, state))
+
+    def peek(self, now_s: float) -> RequestState | None:
+        entered = self._entered
+        while entered and entered[0][0] + self.promote_s < now_s:
+            _, state = entered.popleft()
+            if state.status is Status.WAITING and state.level > 0:
+                self.set_level(state, 0)
+                self._enter(state)  # the old entry's rank no longer matches
+        return super().peek(now_s)
+
+    def drain(self) -> list[RequestState]:
+        self._entered.clear()
+        return super().drain()

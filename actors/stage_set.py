@@ -1,0 +1,151 @@
+"""The set of stage actors of one replica: built, watched, thrown away and built again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from actors.engine_config import GIB, EngineConfig
+from actors.transport.graph_pipeline import GraphPipeline
+from actors.transport.messages import StepError
+from actors.transport.pipeline import CallPipeline, Pipeline
+from actors.placement import create_stages, current_group
+from actors.scheduling.plan import StepPlan, StepResult
+from actors.scheduling.request import Grammar
+from actors.stage.spec import StageInfo
+
+logger = logging.getLogger("legato.recovery")
+
+_REPORT_EVERY_S = 5.0
+
+
+class StagesFailed(Exception):
+    """The stages could not be built; the message says what they said."""
+
+
+class StageSet:
+    """Stages and the pipeline through them. `rebuild` gives a fresh set with equal KV sizes."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_answer: Callable[[StepResult | StepError], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._on_answer = on_answer
+        self._on_lost = on_lost
+        self._actors: list[list[Any]] = []
+        self._pipeline: Pipeline | None = None
+        self._sizes = (0, 0)
+        self.pids: list[list[int]] = []
+
+    async def build(self) -> tuple[StageInfo, int, int]:
+        """Create, load, size KV from memory, connect. Returns (info, blocks, host blocks).
+
+        Raises StagesFailed with the loader's own words (file or parameter named).
+        """
+        info, num_blocks = await self._load()
+        swap = int(self._config.kv.swap_gib * GIB) // info.kv_block_bytes
+        self._sizes = (num_blocks, swap)
+        await self._open()
+        return info, num_blocks, swap
+
+    async def rebuild(self) -> None:
+        await self._load()
+        await self._open()
+
+    async def _load(self) -> tuple[StageInfo, int]:
+        self._actors = create_stages(self._config, current_group())
+        flat = [actor for ranks in self._actors for actor in ranks]
+        reporter = asyncio.create_task(self._report(flat))
+        try:
+            infos: list[StageInfo] = await asyncio.wait_for(
+                asyncio.gather(*[actor.load.remote() for actor in flat]),
+                self._config.load_timeout_s,
+            )
+            pids = iter(await asyncio.gather(*[actor.pid.remote() for actor in flat]))
+            self.pids = [[next(pids) for _ in ranks] for ranks in self._actors]
+        except TimeoutError as error:
+            self._kill_actors()
+            raise StagesFailed(f"loading took over {self._config.load_timeout_s:.0f} s") from error
+        except ray.exceptions.RayTaskError as error:
+            self._kill_actors()
+            raise StagesFailed(str(error.cause)) from error
+        except ray.exceptions.RayError as error:
+            self._kill_actors()
+            raise StagesFailed(f"a stage died while loading: {type(error).__name__}") from error
+        finally:
+            reporter.cancel()
+        return infos[0], self._blocks_that_fit(infos)
+
+    async def _report(self, flat: list[Any]) -> None:
+        """Say now and then how far the slowest rank has come: large models take minutes."""
+        while True:
+            await asyncio.sleep(_REPORT_EVERY_S)
+            try:
+                shares = await asyncio.gather(*[a.loading_progress.remote() for a in flat])
+            except ray.exceptions.RayError:
+                return  # load() tells the story
+            logger.info("loading weights: %.0f %%", 100 * min(shares))
+
+    def _blocks_that_fit(self, infos: list[StageInfo]) -> int:
+        kv = self._config.kv
+        counts = []
+        for info in infos:
+            if kv.gib is not None:
+                room = int(kv.gib * GIB)
+            else:
+                # On one node the ranks share what each of them saw as free.
+                share = len(infos) if self._config.stage.device == "cpu" else 1
+                room = int(info.available_bytes * kv.fraction) // share
+            counts.append(room // info.kv_block_bytes)
+        scheduler = self._config.scheduler
+        # More than every request at full length can never be used.
+        useful = scheduler.max_requests * -(-scheduler.max_model_len // scheduler.block_size)
+        return max(2, min(*counts, useful + 1))
+
+    async def _open(self) -> None:
+        flat = [actor for ranks in self._actors for actor in ranks]
+        try:
+            await asyncio.gather(*[actor.allocate.remote(*self._sizes) for actor in flat])
+            pipeline = self._make_pipeline()
+            await pipeline.open(self._on_answer, self._on_lost)
+        except ray.exceptions.RayError as error:
+            self._kill_actors()
+            raise StagesFailed(f"a stage died while connecting: {error}") from error
+        self._pipeline = pipeline
+
+    def _make_pipeline(self) -> Pipeline:
+        config, depth = self._config, self._config.scheduler.depth
+        if config.transport == "graph":
+            return GraphPipeline(self._actors, depth, config.accelerator)
+        return CallPipeline(self._actors, depth)
+
+    def submit(self, plan: StepPlan) -> None:
+        if self._pipeline is not None:
+            self._pipeline.submit(plan)
+
+    async def compile_grammar(self, grammar: Grammar) -> str | None:
+        try:
+            return await self._actors[-1][0].compile_grammar.remote(grammar)
+        except ray.exceptions.RayError as error:
+            raise StagesFailed(str(error)) from error
+
+    def close(self) -> None:
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            pipeline.close()
+        else:
+            self._kill_actors()
+        self._actors = []
+
+    def _kill_actors(self) -> None:
+        for ranks in self._actors:
+            for actor in ranks:
+                ray.kill(actor)
+        self._actors = []

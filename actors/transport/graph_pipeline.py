@@ -1,0 +1,200 @@
+"""Stages chained by a Ray compiled graph: the only file that knows of those.
+
+Tickets. Whoever waits in a compiled graph's channel spins, so nobody may wait there for long.
+Executions ("tickets") are therefore submitted ahead of need: a stage that ends a step finds the
+next ticket in its channel at once and sleeps in its `gate` method, in a socket read, until the
+plan (first stage) or its predecessor's ring (later stages) arrives. The last stage rings the
+scheduler before it writes its answer, so the scheduler enters the channel only when the answer
+is about to be there. Idle cost: none.
+
+A pipeline of one process passes nothing on, so one ticket is enough for its life: plans come by the
+socket as always, and answers ride on the ring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.dag import InputNode, MultiOutputNode
+
+from actors.transport.communicator import StageCommunicator
+from actors.transport.messages import StepError, pack_plan
+from actors.transport.pipeline import StageHandles, Watched, decode
+from actors.scheduling.plan import StepPlan, StepResult
+from actors.stage.actor import TICKET, Answer, unpack_answer
+from actors.transport.wire import FrameProtocol, connect, listen, new_secret, private_directory
+
+_READ_TIMEOUT_S = 5.0
+# Ray logs pages of tracebacks when stages are killed on purpose; a real death reaches on_lost.
+logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
+
+
+class GraphPipeline(Watched):
+    """See the module's text."""
+
+    def __init__(self, stages: StageHandles, depth: int, accelerator: str | None = None) -> None:
+        """accelerator: the device type whose tensors go from stage to stage without touching
+        host memory ("cuda"); None sends them through shared memory."""
+        super().__init__(stages)
+        self._depth = depth
+        self._accelerator = accelerator
+        self._alone = sum(len(ranks) for ranks in stages) == 1
+        self._on_answer: Callable[[StepResult | StepError], None] | None = None
+        self._first: list[FrameProtocol] = []
+        self._bell: asyncio.AbstractServer | None = None
+        self._graph: Any = None
+        self._tickets: deque[Any] = deque()  # references of executions submitted, oldest first
+        self._next_execution = 0
+        self._next_ticket = 0  # the ticket the next plan will use
+        self._unanswered: deque[tuple[int, int]] = deque()  # (ticket, step id)
+
+    async def open(
+        self,
+        on_answer: Callable[[StepResult | StepError], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._on_answer = on_answer
+        one_node = await self._on_one_node()
+        if one_node:
+            directory = private_directory()
+            try:
+                await self._connect(directory)
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
+        else:
+            await self._connect(None)
+        self._compile(await self._communicator(), one_node)
+        self.watch(on_lost)
+        # Between nodes a channel holds one message: a third ticket would wait for a second step.
+        ahead = 1 if self._alone else self._depth + 1 if one_node else 2
+        for _ in range(ahead):
+            self._add_ticket()
+
+    async def _on_one_node(self) -> bool:
+        nodes = await asyncio.gather(*[a.node_id.remote() for s in self._stages for a in s])
+        return {*nodes, ray.get_runtime_context().get_node_id()} == {nodes[0]}
+
+    async def _connect(self, directory: Path | None) -> None:
+        """directory: of Unix sockets; None where stages live on several nodes."""
+
+        def path(name: str) -> str | None:
+            return None if directory is None else str(directory / name)
+
+        secret = b"" if directory is not None else new_secret()
+        self._bell, bell = await listen(
+            path("bell") or f"{ray.util.get_node_ip_address()}:0",
+            lambda: FrameProtocol(self._rung, self._bell_lost, secret),
+        )
+        grid = [(s, r, a) for s, ranks in enumerate(self._stages) for r, a in enumerate(ranks)]
+        opened = await asyncio.gather(
+            *[a.listen.remote(path(f"{s}.{r}"), secret) for s, r, a in grid]
+        )
+        mailbox = {(s, r): address for (s, r, _), address in zip(grid, opened, strict=True)}
+        last = len(self._stages) - 1
+        await asyncio.gather(
+            *[a.connect_next.remote(mailbox[s + 1, r], secret) for s, r, a in grid if s < last],
+            self._stages[last][0].connect_next.remote(bell, secret),
+        )
+        for rank in range(len(self._stages[0])):
+            first = await connect(mailbox[0, rank], lambda _: None, lambda: None, secret)
+            self._first.append(first)
+
+    async def _communicator(self) -> StageCommunicator | None:
+        if self._accelerator is None or len(self._stages) == 1:
+            return None
+        address = await self._stages[0][0].free_address.remote()
+        flat = [actor for ranks in self._stages for actor in ranks]
+        return StageCommunicator(flat, address, self._accelerator)
+
+    def _compile(self, communicator: StageCommunicator | None, one_node: bool) -> None:
+        with InputNode() as ticket:
+            chain = [actor.forward_first.bind(actor.gate.bind(ticket)) for actor in self._stages[0]]
+            for ranks in self._stages[1:]:
+                if communicator is not None:
+                    chain = [node.with_tensor_transport(communicator) for node in chain]
+                chain = [
+                    actor.forward.bind(actor.gate.bind(ticket), message)
+                    for actor, message in zip(ranks, chain, strict=True)
+                ]
+            output = MultiOutputNode(chain)
+        self._graph = output.experimental_compile(
+            _submit_timeout=600.0, _max_inflight_executions=self._depth + 2
+        )
+        # Ray starts an actor to stand in for the reader of the graph's answers. Only writers on
+        # other nodes ever ask it for anything: on one node it is a process that wakes for nothing.
+        # (Killed while it starts, it would leave its process behind: so it is asked to leave.)
+        if one_node:
+            self._graph._proxy_actor.__ray_terminate__.remote()
+
+    def _add_ticket(self) -> None:
+        self._tickets.append(self._graph.execute(self._next_execution))
+        self._next_execution += 1
+
+    def submit(self, plan: StepPlan) -> None:
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        self._unanswered.append((ticket, plan.step_id))
+        frame = TICKET.pack(ticket) + pack_plan(plan)
+        for rank in self._first:
+            rank.send(frame)
+
+    def _rung(self, frame: bytes) -> None:
+        """The last stage has ended a step: its answer is here, or in the channel, or nearly so."""
+        if self._on_answer is None or not self._unanswered:
+            return
+        ticket, step_id = self._unanswered.popleft()
+        answer = unpack_answer(frame) if self._alone else self._read_channel(frame)
+        if answer is None:
+            return
+        answered, packed, failure = answer
+        if answered != ticket:
+            self.lose(f"ticket {ticket} was answered with {answered}")
+            return
+        self._on_answer(decode(step_id, packed, failure))
+
+    def _read_channel(self, frame: bytes) -> Answer | None:
+        """What all ranks of the last stage say, as one answer; None if the graph is lost."""
+        try:
+            answers = [ref.get(timeout=_READ_TIMEOUT_S) for ref in self._tickets.popleft()]
+        except (ray.exceptions.RayError, ray.exceptions.RayChannelError, TimeoutError) as error:
+            self.lose(f"no answer in the graph: {type(error).__name__}: {error}")
+            return None
+        self._add_ticket()
+        answered, packed, _ = answers[0]
+        if TICKET.unpack(frame)[0] != answered:
+            self.lose(f"rung for ticket {TICKET.unpack(frame)[0]}, answered with {answered}")
+            return None
+        return answered, packed, next((a[2] for a in answers if a[2] is not None), None)
+
+    def _bell_lost(self) -> None:
+        self.lose("the last stage closed its bell")
+
+    def close(self) -> None:
+        self._on_answer = None
+        self.kill()
+        for rank in self._first:
+            rank.close()
+        if self._bell is not None:
+            self._bell.close()
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            threading.Thread(target=_tear_down, args=(graph, self._tickets), daemon=True).start()
+        self._tickets = deque()
+
+
+def _tear_down(graph: Any, tickets: deque[Any]) -> None:
+    """Runs in a thread: teardown can block for ever on a stuck stage, and dropping an unread
+    ticket before it would wait in the channel. The stages are dead already, so a thread that
+    outlives the pipeline holds nothing."""
+    with contextlib.suppress(ray.exceptions.RayError):
+        graph.teardown(kill_actors=True)
+    tickets.clear()

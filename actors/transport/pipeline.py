@@ -1,0 +1,123 @@
+"""A chain of stages behind one small interface: plans go in, answers come out in order.
+
+`GraphPipeline` (graph_pipeline.py) is the product's spine; `CallPipeline` does the same by plain
+actor calls, so that a change of Ray's compiled graphs costs one file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import ray
+
+from actors.transport.messages import StepError, pack_plan, unpack_result
+from actors.scheduling.plan import StepPlan, StepResult
+
+StageHandles = Sequence[Sequence[Any]]  # [stage][rank] -> actor handle of StageActor
+
+
+class Pipeline(Protocol):
+    """Callbacks run on the owner's event loop: on_answer once per submitted plan, in order;
+    on_lost at most once, after which nothing more is answered."""
+
+    async def open(
+        self,
+        on_answer: Callable[[StepResult | StepError], None],
+        on_lost: Callable[[str], None],
+    ) -> None: ...
+
+    def submit(self, plan: StepPlan) -> None:
+        """Hand over a plan; at most `depth` may be unanswered."""
+        ...
+
+    def close(self) -> None:
+        """Stop answering and kill the stages."""
+        ...
+
+
+def decode(step_id: int, packed: bytes, error: str | None) -> StepResult | StepError:
+    if error is not None:
+        return StepError(step_id, error)
+    result = unpack_result(packed)
+    if result.step_id != step_id:
+        return StepError(step_id, f"step {step_id} was answered with step {result.step_id}")
+    return result
+
+
+class Watched:
+    """What both transports share: watching the stages live and killing them."""
+
+    def __init__(self, stages: StageHandles) -> None:
+        self._stages = stages
+        self._on_lost: Callable[[str], None] | None = None
+        self._watchers: list[asyncio.Task[None]] = []
+
+    def watch(self, on_lost: Callable[[str], None]) -> None:
+        self._on_lost = on_lost
+        for number, ranks in enumerate(self._stages):
+            for rank, actor in enumerate(ranks):
+                name = f"stage {number} rank {rank}"
+                self._watchers.append(asyncio.create_task(self._watch_one(name, actor)))
+
+    async def _watch_one(self, name: str, actor: Any) -> None:
+        try:
+            await actor.watch.remote()
+        except ray.exceptions.RayError as error:
+            self.lose(f"{name} died: {type(error).__name__}")
+
+    def lose(self, reason: str) -> None:
+        on_lost, self._on_lost = self._on_lost, None
+        if on_lost is not None:
+            on_lost(reason)
+
+    def kill(self) -> None:
+        self._on_lost = None
+        for task in self._watchers:
+            task.cancel()
+        for ranks in self._stages:
+            for actor in ranks:
+                ray.kill(actor)
+
+
+class CallPipeline(Watched):
+    """Stages chained by plain actor calls: slower, and independent of compiled graphs."""
+
+    def __init__(self, stages: StageHandles, depth: int) -> None:
+        super().__init__(stages)
+        self._pending: asyncio.Queue[tuple[int, list[Any]]] = asyncio.Queue()
+        self._next_ticket = 0
+        self._reader: asyncio.Task[None] | None = None
+
+    async def open(
+        self,
+        on_answer: Callable[[StepResult | StepError], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self.watch(on_lost)
+        self._reader = asyncio.create_task(self._read(on_answer))
+
+    def submit(self, plan: StepPlan) -> None:
+        message = (self._next_ticket, pack_plan(plan), None, (), None)
+        self._next_ticket += 1
+        messages: list[Any] = [message] * len(self._stages[0])
+        for ranks in self._stages:
+            messages = [actor.step.remote(m) for actor, m in zip(ranks, messages, strict=True)]
+        self._pending.put_nowait((plan.step_id, messages))
+
+    async def _read(self, on_answer: Callable[[StepResult | StepError], None]) -> None:
+        while True:
+            step_id, references = await self._pending.get()
+            try:
+                answers = [await reference for reference in references]
+            except ray.exceptions.RayError as error:
+                self.lose(f"a stage call failed: {type(error).__name__}")
+                return
+            failure = next((a[2] for a in answers if a[2] is not None), None)
+            on_answer(decode(step_id, answers[0][1], failure))
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+        self.kill()

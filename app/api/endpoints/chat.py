@@ -1,0 +1,263 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+from actors.scheduling.plan import TokenLogprobs
+from app.api.http.call import Call
+from app.api.context import Context, new_id, objective_of
+from app.api.continuation import Piece, TextRules
+from app.api.endpoints.conversation import prompt_tokens, template_messages
+from app.api.http.errors import invalid
+from app.api.generation import Generation, usage_of
+from app.api.endpoints.logprobs import chat_logprobs
+from app.api.sampling_params import checked_grammar, requested_grammar, sampling_params, stop_strings
+from app.api.schema.chat import ChatRequest
+from app.api.sse import StreamWriter, event, json_string, stream_reply
+from app.api.endpoints.tool_choice import ToolPlan, plan_tools
+from app.engine.client import GenerationRequest
+from app.text.tool_calls import CallDelta, ToolCallParser
+
+
+class Chat:
+    """Handler of one request to `/v1/chat/completions`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def __call__(self, call: Call) -> None:
+        context = self._context
+        options = context.options
+        body = await call.read_json(ChatRequest)
+        context.check_model(body.model)
+        n = body.n or 1
+        if n > min(options.max_n, options.max_continuations):
+            raise invalid(f"At most {options.max_n} are allowed.", "n")
+        if body.top_logprobs is not None:
+            if not body.logprobs:
+                raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
+            if body.top_logprobs > options.max_logprobs:
+                raise invalid(f"At most {options.max_logprobs} are allowed.", "top_logprobs")
+        tools = plan_tools(body, options)
+        grammar, grammar_param = requested_grammar(body)
+        if tools.grammar is not None:
+            if grammar is not None:
+                raise invalid(
+                    f"tool_choice already constrains the output; drop '{grammar_param}'.",
+                    grammar_param,
+                )
+            grammar, grammar_param = tools.grammar, "tools"
+        prompt = await prompt_tokens(
+            context,
+            template_messages(body.messages, options),
+            tools=tools.specs,
+            variables=body.chat_template_kwargs,
+        )
+        context.check_prompt(prompt, "messages")
+        grammar = await checked_grammar(grammar, context, grammar_param)
+        room = context.engine.card.max_model_len - len(prompt)
+        wanted = body.max_completion_tokens or body.max_tokens or room
+        sampling = sampling_params(
+            body,
+            context,
+            max_tokens=min(wanted, room),
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            grammar=grammar,
+        )
+        completion_id = new_id("chatcmpl")
+        request = GenerationRequest(
+            request_id=completion_id,
+            prompt=tuple(prompt),
+            sampling=sampling,
+            n=n,
+            tenant=call.tenant(body.user),
+            priority=body.priority or 0,
+            objective=objective_of(body),
+        )
+        rules = TextRules(
+            stops=stop_strings(body, context),
+            stop_token_ids=frozenset(sampling.stop_token_ids),
+            # Some tokenizers hold <tool_call> as a special token, which must then be seen.
+            skip_special_tokens=body.skip_special_tokens is not False and not tools.parse,
+        )
+        call.admit_tokens(len(prompt))
+        generation = Generation(context, call, [request], rules, stream=bool(body.stream))
+        answer = _Answer(context, body, completion_id, generation, tools)
+        if body.stream:
+            await stream_reply(call, context, generation, answer)
+        else:
+            await answer.reply(call)
+
+
+class _Answer(StreamWriter):
+    """Writes the answer of one chat request, whole or as events."""
+
+    def __init__(
+        self,
+        context: Context,
+        body: ChatRequest,
+        completion_id: str,
+        generation: Generation,
+        tools: ToolPlan,
+    ) -> None:
+        self._context = context
+        self._body = body
+        self._generation = generation
+        count = len(generation.continuations)
+        self._parsers = [ToolCallParser(tools.format) for _ in range(count)] if tools.parse else []
+        self._opened = [False] * count
+        self._is_bare = not self._parsers and not body.logprobs
+        self._head: dict[str, Any] = {
+            "id": completion_id,
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
+            "created": int(time.time()),
+            "model": context.engine.card.name,
+        }
+        self._include_usage = bool(body.stream_options and body.stream_options.include_usage)
+        opening = event(self._head)[:-3].decode()  # without the closing brace and blank line
+        usage = ',"usage":null' if self._include_usage else ""
+        self._prefixes = [
+            f'{opening}{usage},"choices":[{{"index":{index},"delta":{{"content":'
+            for index in range(count)
+        ]
+
+    # ---- events -----------------------------------------------------------------------
+
+    def write_text(self, index: int, text: str) -> bytes:
+        if not (self._is_bare and self._opened[index]):
+            return super().write_text(index, text)
+        return (
+            f'{self._prefixes[index]}{json_string(text)}}},"logprobs":null,"finish_reason":null}}]}}\n\n'
+        ).encode()
+
+    def write(self, piece: Piece) -> bytes:
+        """The events of one piece, opened by the role in a continuation's first."""
+        index = piece.index
+        opening = b""
+        if not self._opened[index]:
+            self._opened[index] = True
+            content = None if self._parsers else ""
+            opening = self._event(index, {"role": "assistant", "content": content}, None, None)
+        if self._is_bare and piece.finish_reason is None:
+            return opening + self.write_text(index, piece.text)
+        logprobs = None
+        if self._body.logprobs:
+            logprobs = chat_logprobs(
+                self._context.text, piece.entries, self._body.top_logprobs or 0
+            )
+        if not self._parsers:
+            return opening + self._event(
+                index, {"content": piece.text}, piece.finish_reason, logprobs
+            )
+        return opening + self._tool_event(piece, logprobs)
+
+    def _tool_event(self, piece: Piece, logprobs: Any) -> bytes:
+        parser = self._parsers[piece.index]
+        text, deltas = parser.push(piece.text)
+        reason = piece.finish_reason
+        if reason is not None:
+            rest, more = parser.finish()
+            text, deltas = text + rest, [*deltas, *more]
+            reason = _reason(reason, parser)
+        delta: dict[str, Any] = {}
+        if text or not deltas:
+            delta["content"] = text
+        if deltas:
+            delta["tool_calls"] = [_call_event(found) for found in deltas]
+        return self._event(piece.index, delta, reason, logprobs)
+
+    def _event(self, index: int, delta: Any, reason: str | None, logprobs: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        content = {**self._head, "choices": [choice]}
+        if self._include_usage:
+            content["usage"] = None
+        return event(content)
+
+    def closing(self) -> bytes:
+        """The usage event, when asked for."""
+        if not self._include_usage:
+            return b""
+        return event({**self._head, "choices": [], "usage": usage_of(self._generation)})
+
+    # ---- whole ------------------------------------------------------------------------
+
+    async def reply(self, call: Call) -> None:
+        """Gather everything and send it."""
+        count = len(self._generation.continuations)
+        texts: list[list[str]] = [[] for _ in range(count)]
+        entries: list[list[tuple[TokenLogprobs, int]]] = [[] for _ in range(count)]
+        reasons = [""] * count
+        async with call.watch_client() as watch:
+            async with aclosing(self._generation.pieces()) as pieces:
+                async for piece in pieces:
+                    texts[piece.index].append(piece.text)
+                    entries[piece.index].extend(piece.entries)
+                    reasons[piece.index] = piece.finish_reason or ""
+            watch.stop()
+            choices = [
+                self._choice(index, "".join(texts[index]), entries[index], reasons[index])
+                for index in range(count)
+            ]
+            await call.reply_json(
+                {**self._head, "choices": choices, "usage": usage_of(self._generation)}
+            )
+
+    def _choice(
+        self,
+        index: int,
+        text: str,
+        entries: Sequence[tuple[TokenLogprobs, int]],
+        reason: str,
+    ) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text,
+            "refusal": None,
+            "annotations": [],
+        }
+        if self._parsers:
+            parser = self._parsers[index]
+            shown, deltas = parser.push(text)
+            rest, more = parser.finish()
+            message["content"] = (shown + rest) or None
+            calls = _gathered([*deltas, *more])
+            if calls:
+                message["tool_calls"] = calls
+            elif message["content"] is None:
+                message["content"] = ""
+            reason = _reason(reason, parser)
+        logprobs = None
+        if self._body.logprobs:
+            logprobs = chat_logprobs(self._context.text, entries, self._body.top_logprobs or 0)
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _reason(reason: str, parser: ToolCallParser) -> str:
+    return "tool_calls" if parser.num_calls and reason == "stop" else reason
+
+
+def _call_event(delta: CallDelta) -> dict[str, Any]:
+    """A tool call's beginning carries its id and name; later parts only more arguments."""
+    if delta.name is None:
+        return {"index": delta.index, "function": {"arguments": delta.arguments}}
+    return {
+        "index": delta.index,
+        "id": new_id("call"),
+        "type": "function",
+        "function": {"name": delta.name, "arguments": delta.arguments},
+    }
+
+
+def _gathered(deltas: Sequence[CallDelta]) -> list[dict[str, Any]]:
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        if delta.name is not None:
+            function = {"name": delta.name, "arguments": delta.arguments}
+            calls.append({"id": new_id("call"), "type": "function", "function": function})
+        else:
+            calls[delta.index]["function"]["arguments"] += delta.arguments
+    return calls

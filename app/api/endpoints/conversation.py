@@ -1,0 +1,93 @@
+"""Chat messages as the model's template wants them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from app.api.context import Context
+from app.api.http.errors import ApiError, invalid
+from app.api.options import ApiOptions
+from app.api.schema.chat import Message
+from app.text.chat_template import TemplateError, TemplateHostile, TemplateMissing
+
+
+def template_messages(messages: Sequence[Message], options: ApiOptions) -> list[dict[str, Any]]:
+    """Plain data for the template: parts joined to text, a call's arguments as an object."""
+    if len(messages) > options.max_messages:
+        raise invalid(f"At most {options.max_messages} messages are allowed.", "messages")
+    return [_plain(message, number) for number, message in enumerate(messages)]
+
+
+def _plain(message: Message, number: int) -> dict[str, Any]:
+    role = "system" if message.role == "developer" else message.role
+    plain: dict[str, Any] = {"role": role, "content": _text(message)}
+    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+        param = f"messages.{number}.content"
+        raise invalid(f"Missing required parameter: '{param}'.", param, "missing_parameter")
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    elif message.role == "tool":
+        param = f"messages.{number}.tool_call_id"
+        raise invalid(f"Missing required parameter: '{param}'.", param, "missing_parameter")
+    if message.reasoning_content is not None:
+        plain["reasoning_content"] = message.reasoning_content
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    return plain
+
+
+def _text(message: Message) -> str:
+    if message.content is None:
+        return message.refusal or ""
+    if isinstance(message.content, str):
+        return message.content
+    return "".join(part.text for part in message.content)
+
+
+def _arguments(text: str) -> Any:
+    """Templates expect an object; what is none is passed on as it came."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return found if isinstance(found, dict) else text
+
+
+async def prompt_tokens(
+    context: Context,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """Token ids of a conversation; raises 400, or 500 where the template itself is at fault."""
+    try:
+        text = await context.text.render_chat(
+            messages,
+            tools=tools,
+            variables=variables,
+            add_generation_prompt=add_generation_prompt,
+        )
+    except TemplateMissing as error:
+        raise invalid(f"{error}.", "messages", "no_chat_template") from None
+    except TemplateHostile as error:
+        raise ApiError(500, f"{error}.", "messages", "chat_template_failed") from None
+    except TemplateError as error:
+        raise invalid(f"{error}.", "messages", "invalid_messages") from None
+    context.check_length(text, "messages")
+    return await context.text.encode(text, add_special_tokens=False)  # the template writes its own

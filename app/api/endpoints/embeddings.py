@@ -1,0 +1,102 @@
+"""`POST /v1/embeddings`: a hidden state of the model as a vector."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+import struct
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from actors.scheduling.request import SamplingParams
+from app.api.http.call import Call
+from app.api.context import Context, new_id, objective_of
+from app.api.http.errors import invalid
+from app.api.prompts import as_list, tokenized
+from app.api.schema.other import EmbeddingRequest
+from app.engine.client import EngineError, GenerationRequest
+
+
+class Embeddings:
+    """Handler of one request to `/v1/embeddings`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def __call__(self, call: Call) -> None:
+        context = self._context
+        body = await call.read_json(EmbeddingRequest)
+        context.check_model(body.model)
+        if not context.engine.card.supports_embeddings:
+            raise invalid("This model gives no embeddings.", "model", "unsupported_model")
+        given = as_list(body.input, "input", context.options.max_embedding_inputs)
+        prompts = await tokenized(given, context, "input")
+        num_tokens = sum(map(len, prompts))
+        call.admit_tokens(num_tokens)
+        embedding_id = new_id("embd")
+        requests = [
+            GenerationRequest(
+                request_id=f"{embedding_id}-{number}",
+                prompt=tuple(prompt),
+                sampling=SamplingParams(max_tokens=1),
+                tenant=call.tenant(body.user),
+                priority=body.priority or 0,
+                objective=objective_of(body),
+                pooling=body.pooling or "mean",
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+        async with call.watch_client() as watch:
+            vectors = await self._vectors(requests)
+            watch.stop()
+            if body.normalize is not False:
+                vectors = [_normalized(vector) for vector in vectors]
+            as_base64 = body.encoding_format == "base64"
+            await call.reply_json(
+                {
+                    "object": "list",
+                    "data": [
+                        {
+                            "object": "embedding",
+                            "index": index,
+                            "embedding": _base64(vector) if as_base64 else list(vector),
+                        }
+                        for index, vector in enumerate(vectors)
+                    ],
+                    "model": context.engine.card.name,
+                    "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+                }
+            )
+
+    async def _vectors(self, requests: Sequence[GenerationRequest]) -> list[tuple[float, ...]]:
+        """Every prompt's vector; one failure ends them all."""
+        context = self._context
+        context.begin()
+        tasks = [asyncio.create_task(self._vector(request)) for request in requests]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            context.end()
+
+    async def _vector(self, request: GenerationRequest) -> tuple[float, ...]:
+        vector: tuple[float, ...] = ()
+        async with aclosing(self._context.engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                vector = chunk.pooled or vector
+        if not vector:
+            raise EngineError("The engine gave no embedding.")
+        return vector
+
+
+def _normalized(vector: Sequence[float]) -> tuple[float, ...]:
+    length = math.sqrt(math.fsum(value * value for value in vector))
+    return tuple(value / length for value in vector) if length else tuple(vector)
+
+
+def _base64(vector: Sequence[float]) -> str:
+    """Little-endian float32, as OpenAI's clients ask for by default."""
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,0 +1,211 @@
+"""The response object of /v1/responses, grown piece by piece, and the events that tell of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from app.api.context import Context, new_id
+from app.api.continuation import Piece
+from app.api.http.errors import ApiError
+from app.api.generation import Generation
+from app.api.schema.responses import ResponseRequest
+from app.api.sse import StreamWriter, named_event
+from app.api.endpoints.tool_choice import ToolPlan
+from app.text.tool_calls import CallDelta, ToolCallParser
+
+
+class ResponseWriter(StreamWriter):
+    """`write` takes pieces and returns their events; `response` is the object so far."""
+
+    def __init__(
+        self,
+        context: Context,
+        body: ResponseRequest,
+        response_id: str,
+        generation: Generation,
+        tools: ToolPlan,
+    ) -> None:
+        self._generation = generation
+        self._parser = ToolCallParser(tools.format) if tools.parse else None
+        self._body = body
+        self._base = _base(context, body, response_id)
+        self._output: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None  # the last item of _output, still growing
+        self._events: list[bytes] = []
+        self._sequence = 0
+        self._status = "in_progress"
+        self._error: dict[str, Any] | None = None
+
+    def write(self, piece: Piece) -> bytes:
+        """The events of one piece, opened by `response.created` before the first."""
+        if self._sequence == 0:
+            self._emit("response.created", response=self.response())
+            self._emit("response.in_progress", response=self.response())
+        text, deltas = piece.text, list[CallDelta]()
+        if self._parser is not None:
+            text, deltas = self._parser.push(piece.text)
+            if piece.finish_reason is not None:
+                rest, more = self._parser.finish()
+                text, deltas = text + rest, [*deltas, *more]
+        if text:
+            self._add_text(text)
+        for delta in deltas:
+            self._add_call(delta)
+        if piece.finish_reason is not None:
+            if not self._output:
+                self._add_text("")
+            self._status = "incomplete" if piece.finish_reason == "length" else "completed"
+            self._close_item()
+        return self._taken()
+
+    def closing(self) -> bytes:
+        """The whole response."""
+        self._emit(f"response.{self._status}", response=self.response())
+        return self._taken()
+
+    def failing(self, error: ApiError) -> bytes:
+        self._status = "failed"
+        self._error = {"code": error.code or error.kind, "message": error.message}
+        self._emit("response.failed", response=self.response())
+        self._emit("error", code=error.code, message=error.message, param=error.param)
+        return self._taken()
+
+    def response(self) -> dict[str, Any]:
+        """The response object; its usage is exact once the generation is over."""
+        generation = self._generation
+        usage = None
+        if self._status in ("completed", "incomplete"):
+            prompt, answer = generation.num_prompt_tokens, generation.num_completion_tokens
+            usage = {
+                "input_tokens": prompt,
+                "input_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+                "output_tokens": answer,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": prompt + answer,
+            }
+        incomplete = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
+        return {
+            **self._base,
+            "status": self._status,
+            "error": self._error,
+            "incomplete_details": incomplete,
+            "output": self._output,
+            "usage": usage,
+        }
+
+    # ---- items ------------------------------------------------------------------------
+
+    def _add_text(self, text: str) -> None:
+        item = self._open
+        if item is None or item["type"] != "message":
+            self._close_item()
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            item = {
+                "id": new_id("msg").replace("-", "_"),
+                "type": "message",
+                "status": "in_progress",
+                "role": "assistant",
+                "content": [],
+            }
+            self._open_item(item)
+            self._emit("response.content_part.added", **self._where(item), part=dict(part))
+            item["content"].append(part)
+        item["content"][0]["text"] += text
+        self._emit("response.output_text.delta", **self._where(item), delta=text, logprobs=[])
+
+    def _add_call(self, delta: CallDelta) -> None:
+        if delta.name is not None:
+            self._close_item()
+            self._open_item(
+                {
+                    "id": new_id("fc").replace("-", "_"),
+                    "type": "function_call",
+                    "status": "in_progress",
+                    "call_id": new_id("call").replace("-", "_"),
+                    "name": delta.name,
+                    "arguments": "",
+                }
+            )
+        item = self._open
+        if item is None or not delta.arguments:
+            return
+        item["arguments"] += delta.arguments
+        self._emit(
+            "response.function_call_arguments.delta",
+            item_id=item["id"],
+            output_index=len(self._output) - 1,
+            delta=delta.arguments,
+        )
+
+    def _open_item(self, item: dict[str, Any]) -> None:
+        self._output.append(item)
+        self._open = item
+        self._emit("response.output_item.added", output_index=len(self._output) - 1, item=item)
+
+    def _close_item(self) -> None:
+        item, self._open = self._open, None
+        if item is None:
+            return
+        cut_short = self._status == "incomplete"
+        item["status"] = "incomplete" if cut_short else "completed"
+        output_index = len(self._output) - 1
+        if item["type"] == "message":
+            part = item["content"][0]
+            where = self._where(item)
+            self._emit("response.output_text.done", **where, text=part["text"], logprobs=[])
+            self._emit("response.content_part.done", **where, part=part)
+        else:
+            self._emit(
+                "response.function_call_arguments.done",
+                item_id=item["id"],
+                output_index=output_index,
+                name=item["name"],
+                arguments=item["arguments"],
+            )
+        self._emit("response.output_item.done", output_index=output_index, item=item)
+
+    def _where(self, item: dict[str, Any]) -> dict[str, Any]:
+        return {"item_id": item["id"], "output_index": len(self._output) - 1, "content_index": 0}
+
+    # ---- events -----------------------------------------------------------------------
+
+    def _emit(self, kind: str, /, **content: Any) -> None:
+        self._sequence += 1
+        if self._body.stream:
+            event = {"type": kind, "sequence_number": self._sequence - 1, **content}
+            self._events.append(named_event(kind, event))
+
+    def _taken(self) -> bytes:
+        taken = b"".join(self._events)
+        self._events.clear()
+        return taken
+
+
+def _base(context: Context, body: ResponseRequest, response_id: str) -> dict[str, Any]:
+    """What the response repeats of its request."""
+    text = {"format": {"type": "text"}}
+    if body.text is not None and body.text.format is not None:
+        text = {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)}
+    choice: Any = body.tool_choice or "auto"
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "model": context.engine.card.name,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": False,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": text,
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+        "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or []],
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+        "metadata": body.metadata or {},
+    }

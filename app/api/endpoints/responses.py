@@ -1,0 +1,167 @@
+"""`POST /v1/responses`: the newer form of a chat, for text and function calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from actors.scheduling.request import Grammar
+from app.api.http.call import Call
+from app.api.context import Context, new_id, objective_of
+from app.api.continuation import TextRules
+from app.api.endpoints.conversation import prompt_tokens, template_messages
+from app.api.http.errors import invalid
+from app.api.generation import Generation
+from app.api.endpoints.response_writer import ResponseWriter
+from app.api.sampling_params import checked_grammar, dump, requested_grammar, sampling_params, stop_strings
+from app.api.schema.chat import (
+    FunctionCall,
+    FunctionSpec,
+    Message,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolCall,
+)
+from app.api.schema.responses import (
+    FunctionTool,
+    InputCall,
+    InputCallOutput,
+    InputMessage,
+    NamedFunctionTool,
+    ResponseRequest,
+)
+from app.api.sse import stream_reply
+from app.api.endpoints.tool_choice import ToolPlan, plan_tool_calls
+from app.engine.client import GenerationRequest
+
+
+class Responses:
+    """Handler of one request to `/v1/responses`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def __call__(self, call: Call) -> None:
+        context = self._context
+        body = await call.read_json(ResponseRequest)
+        context.check_model(body.model)
+        tools = _plan(body, context)
+        grammar, param = _grammar(body)
+        if tools.grammar is not None:
+            if grammar is not None:
+                raise invalid(f"tool_choice already constrains the output; drop '{param}'.", param)
+            grammar, param = tools.grammar, "tools"
+        prompt = await prompt_tokens(
+            context, template_messages(_messages(body), context.options), tools=tools.specs
+        )
+        context.check_prompt(prompt, "input")
+        grammar = await checked_grammar(grammar, context, param)
+        room = context.engine.card.max_model_len - len(prompt)
+        sampling = sampling_params(
+            body,
+            context,
+            max_tokens=min(body.max_output_tokens or room, room),
+            logprobs=None,
+            grammar=grammar,
+        )
+        response_id = new_id("resp").replace("-", "_")
+        request = GenerationRequest(
+            request_id=response_id,
+            prompt=tuple(prompt),
+            sampling=sampling,
+            tenant=call.tenant(body.user),
+            priority=body.priority or 0,
+            objective=objective_of(body),
+        )
+        rules = TextRules(
+            stops=stop_strings(body, context),
+            stop_token_ids=frozenset(sampling.stop_token_ids),
+            skip_special_tokens=body.skip_special_tokens is not False and not tools.parse,
+        )
+        call.admit_tokens(len(prompt))
+        generation = Generation(context, call, [request], rules, stream=bool(body.stream))
+        writer = ResponseWriter(context, body, response_id, generation, tools)
+        if body.stream:
+            await stream_reply(call, context, generation, writer)
+            return
+        async with call.watch_client() as watch:
+            async with aclosing(generation.pieces()) as pieces:
+                async for piece in pieces:
+                    writer.write(piece)
+            watch.stop()
+            await call.reply_json(writer.response())
+
+
+def _grammar(body: ResponseRequest) -> tuple[Grammar | None, str]:
+    """The constraint of `text.format`, or of an extension."""
+    extension, param = requested_grammar(body)
+    wanted = body.text.format if body.text is not None else None
+    if wanted is None or wanted.type == "text":
+        return extension, param
+    if extension is not None:
+        raise invalid(f"'text.format' and '{param}' both constrain the output: give one.", param)
+    if wanted.type == "json_object":
+        return Grammar("json_object", ""), "text.format"
+    if wanted.schema_ is None:
+        param = "text.format.schema"
+        raise invalid(f"Missing required parameter: '{param}'.", param, "missing_parameter")
+    return Grammar("json_schema", dump(wanted.schema_, "text.format.schema")), "text.format"
+
+
+def _plan(body: ResponseRequest, context: Context) -> ToolPlan:
+    if not body.tools:
+        if body.tool_choice not in (None, "none", "auto"):
+            raise invalid("tool_choice needs tools.", "tool_choice")
+        return ToolPlan()
+    choice = body.tool_choice
+    if isinstance(choice, NamedFunctionTool):
+        named = NamedTool(type="function", function=NamedFunction(name=choice.name))
+        return plan_tool_calls(_tools(body.tools), named, False, context.options)
+    parallel = body.parallel_tool_calls is not False
+    return plan_tool_calls(_tools(body.tools), choice, parallel, context.options)
+
+
+def _tools(tools: Sequence[FunctionTool]) -> list[Tool]:
+    return [
+        Tool(
+            type="function",
+            function=FunctionSpec(
+                name=tool.name, description=tool.description, parameters=tool.parameters
+            ),
+        )
+        for tool in tools
+    ]
+
+
+def _messages(body: ResponseRequest) -> list[Message]:
+    """The input as chat messages; calls that follow each other are one assistant's turn."""
+    messages: list[Message] = []
+    if body.instructions:
+        messages.append(Message(role="system", content=body.instructions))
+    if isinstance(body.input, str):
+        return [*messages, Message(role="user", content=body.input)]
+    for item in body.input:
+        if isinstance(item, InputMessage):
+            messages.append(Message(role=item.role, content=_content(item)))
+        elif isinstance(item, InputCallOutput):
+            messages.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
+        else:
+            calls = [_tool_call(item)]
+            last = messages[-1] if messages else None
+            if last is not None and last.role == "assistant":
+                last.tool_calls = [*(last.tool_calls or []), *calls]
+            else:
+                messages.append(Message(role="assistant", tool_calls=calls))
+    return messages
+
+
+def _content(item: InputMessage) -> str:
+    if isinstance(item.content, str):
+        return item.content
+    return "".join(part.text for part in item.content)
+
+
+def _tool_call(item: InputCall) -> ToolCall:
+    function = FunctionCall(name=item.name, arguments=item.arguments)
+    return ToolCall(id=item.call_id, function=function)

@@ -1,0 +1,54 @@
+"""`POST /tokenize` and `POST /detokenize`."""
+
+from __future__ import annotations
+
+from app.api.http.call import Call
+from app.api.context import Context
+from app.api.endpoints.conversation import prompt_tokens, template_messages
+from app.api.http.errors import invalid
+from app.api.endpoints.logprobs import token_name
+from app.api.schema.other import DetokenizeRequest, TokenizeRequest
+
+
+class Tokens:
+    """Handlers that show what the tokenizer does."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def tokenize(self, call: Call) -> None:
+        """Token ids of a text or of a conversation under the chat template."""
+        context = self._context
+        body = await call.read_json(TokenizeRequest)
+        context.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid("Give either prompt or messages.", "prompt")
+        if body.prompt is not None:
+            tokens = await context.text.encode(
+                body.prompt, add_special_tokens=body.add_special_tokens
+            )
+        else:
+            tokens = await prompt_tokens(
+                context,
+                template_messages(body.messages or [], context.options),
+                tools=[tool.model_dump(exclude_none=True) for tool in body.tools or []],
+                add_generation_prompt=body.add_generation_prompt,
+            )
+        names = [token_name(context.text, t) for t in tokens] if body.return_token_strs else None
+        await call.reply_json(
+            {
+                "tokens": tokens,
+                "count": len(tokens),
+                "max_model_len": context.engine.card.max_model_len,
+                "token_strs": names,
+            }
+        )
+
+    async def detokenize(self, call: Call) -> None:
+        """The text of token ids."""
+        context = self._context
+        body = await call.read_json(DetokenizeRequest)
+        context.check_model(body.model)
+        context.check_ids(body.tokens, "tokens")
+        text = context.text.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
+        await call.reply_json({"prompt": text})

@@ -1,0 +1,110 @@
+"""Which tools the model may call, and the grammar that makes it call one."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from actors.scheduling.request import Grammar
+from app.api.http.errors import invalid
+from app.api.options import ApiOptions
+from app.api.sampling_params import dump
+from app.api.schema.chat import ChatRequest, NamedTool, Tool
+from app.text.tool_calls import ToolFormat
+
+_MAX_CALLS: Final = 16  # in one answer: a list without an end is a model's favourite trap
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPlan:
+    """specs: what the template shows the model. parse: look for calls in the output."""
+
+    specs: list[dict[str, Any]] | None = None
+    parse: bool = False
+    format: ToolFormat = ToolFormat.TAGGED
+    grammar: Grammar | None = None
+
+
+def plan_tools(body: ChatRequest, options: ApiOptions) -> ToolPlan:
+    """Decide how a request's tools are offered, constrained and parsed; raises 400."""
+    tools, choice = body.tools, body.tool_choice
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise invalid("tool_choice needs tools.", "tool_choice")
+        return ToolPlan()
+    return plan_tool_calls(tools, choice, body.parallel_tool_calls is not False, options)
+
+
+def plan_tool_calls(
+    tools: Sequence[Tool],
+    choice: str | NamedTool | None,
+    parallel: bool,
+    options: ApiOptions,
+) -> ToolPlan:
+    """The plan for a non-empty list of tools."""
+    if len(tools) > options.max_tools:
+        raise invalid(f"At most {options.max_tools} tools are allowed.", "tools")
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) != len(names):
+        raise invalid("Two tools have the same name.", "tools")
+    specs = [tool.model_dump(exclude_none=True) for tool in tools]
+    dump(specs, "tools")  # refuses NaN before it meets the template
+    if choice == "none":
+        return ToolPlan()
+    if choice in (None, "auto"):
+        return ToolPlan(specs, parse=True)
+    if isinstance(choice, NamedTool):
+        chosen = [tool for tool in tools if tool.function.name == choice.function.name]
+        if not chosen:
+            raise invalid(
+                f"tool_choice names '{choice.function.name}', which is not among the tools.",
+                "tool_choice",
+            )
+        schema = _calls_schema(chosen, several=False)
+    else:
+        schema = _calls_schema(tools, several=parallel)
+    grammar = Grammar("json_schema", json.dumps(schema, separators=(",", ":")))
+    return ToolPlan(specs, parse=True, format=ToolFormat.JSON, grammar=grammar)
+
+
+def _calls_schema(tools: Sequence[Tool], *, several: bool) -> dict[str, Any]:
+    """JSON schema of one call, or of a list of at least one."""
+    definitions: dict[str, Any] = {}
+    calls = [_call_schema(tool, definitions) for tool in tools]
+    one: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    schema = (
+        {"type": "array", "minItems": 1, "maxItems": _MAX_CALLS, "items": one} if several else one
+    )
+    return {**schema, "$defs": definitions} if definitions else schema
+
+
+def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
+    name = tool.function.name
+    parameters = copy.deepcopy(tool.function.parameters) or {"type": "object", "properties": {}}
+    for key in ("$defs", "definitions"):  # move to the root, under names of this tool's own
+        for own, definition in (parameters.pop(key, None) or {}).items():
+            definitions[f"{name}.{own}"] = _moved(definition, name)
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": _moved(parameters, name)},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, name: str) -> Any:
+    """The schema with its local references following the definitions to the root."""
+    if isinstance(schema, Mapping):
+        moved = {key: _moved(value, name) for key, value in schema.items()}
+        reference = moved.get("$ref")
+        if isinstance(reference, str):
+            for start in ("#/$defs/", "#/definitions/"):
+                if reference.startswith(start):
+                    moved["$ref"] = f"#/$defs/{name}.{reference[len(start) :]}"
+        return moved
+    if isinstance(schema, list):
+        return [_moved(value, name) for value in schema]
+    return schema

@@ -1,0 +1,231 @@
+"""One HTTP exchange: its body read within limits, its answer sent, a departed client noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
+
+from app.api.http.errors import ApiError, from_engine
+from app.api.http.ingress import BODY_WRITER, TRANSPORT, BodyWriter
+from app.api.options import ApiOptions
+from app.api.http.validation import parse_body
+from app.engine.client import EngineError
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class ClientGone(Exception):
+    """The client closed the connection: there is nobody to answer."""
+
+
+class Call:
+    """One HTTP request being served."""
+
+    __slots__ = ("_receive", "_send", "options", "scope", "started")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, options: ApiOptions) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self.options = options
+        self.started = False  # the response has begun, so an error can no longer have a status
+
+    @property
+    def request_id(self) -> str:
+        return str(self.scope["state"]["request_id"])
+
+    @property
+    def key_name(self) -> str:
+        """A short digest of the API key used, "" without keys: requests' default tenant."""
+        return str(self.scope["state"].get("key_name", ""))
+
+    def tenant(self, user: str | None) -> str:
+        """Who shares fairly: the key's holder, and their `user` below them."""
+        return "/".join(part for part in (self.key_name, user) if part)
+
+    def admit_tokens(self, num_prompt_tokens: int) -> None:
+        """Take the prompt from the key's token allowance; raises 429 when it is used up."""
+        allowance = self.scope["state"].get("allowance")
+        if allowance is not None:
+            allowance.take_tokens(num_prompt_tokens)
+
+    def charge(self, num_completion_tokens: int) -> None:
+        """Take generated tokens from the key's allowance, which may go into debt."""
+        allowance = self.scope["state"].get("allowance")
+        if allowance is not None:
+            allowance.charge_tokens(num_completion_tokens)
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of this (lower-case) name."""
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return bytes(value)
+        return None
+
+    async def read_json(self, model: type[_Model]) -> _Model:
+        """Read and check the body; raises ApiError 400, 408, 413 or 415."""
+        content_type = (self.header(b"content-type") or b"").split(b";")[0].strip().lower()
+        if content_type != b"application/json":
+            raise ApiError(415, "The body must be JSON: send 'Content-Type: application/json'.")
+        return parse_body(model, await self._read_body(), self.options.max_json_nodes)
+
+    async def _read_body(self) -> bytes:
+        limit = self.options.max_body_bytes
+        # The connection stays open: servers discard the rest, and the client gets to read this.
+        too_large = ApiError(413, f"The body is larger than {limit} bytes.")
+        declared = self.header(b"content-length")
+        if declared is not None and declared.isdigit() and int(declared[:20]) > limit:
+            raise too_large
+        parts: list[bytes] = []
+        num_bytes = 0
+        try:
+            async with asyncio.timeout(self.options.body_timeout_s):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    part = message.get("body", b"")
+                    num_bytes += len(part)
+                    if num_bytes > limit:
+                        raise too_large
+                    parts.append(part)
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"The body did not arrive within {self.options.body_timeout_s:g} s.",
+                headers={"connection": "close"},
+            ) from None
+
+    def watch_client(self) -> ClientWatch:
+        """A context that ends with ClientGone as soon as the client disconnects."""
+        return ClientWatch(self._receive)
+
+    @property
+    def body_writer(self) -> BodyWriter | None:
+        """For parts of a streamed body that must not wait; None where the server has none."""
+        return self.scope.get(BODY_WRITER)
+
+    def abort(self) -> None:
+        """Drop the connection at once, unsent bytes included."""
+        transport = self.scope.get(TRANSPORT)
+        if transport is not None:
+            transport.abort()
+
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        """Send the response's head."""
+        self.started = True
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()],
+            }
+        )
+
+    async def send(self, body: bytes, more: bool = True) -> None:
+        """Send a part of the response's body; waits while the client's buffer is full."""
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def reply(
+        self,
+        status: int,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> None:
+        """Send a whole response."""
+        head = {"content-type": content_type, "content-length": str(len(body)), **(headers or {})}
+        await self.start(status, head)
+        await self.send(body, more=False)
+
+    async def reply_json(self, content: Any) -> None:
+        """Send 200 with this content."""
+        await self.reply(200, json.dumps(content, allow_nan=False).encode())
+
+    async def reply_error(self, error: ApiError) -> None:
+        """Send the error object with its status."""
+        await self.reply(error.status, error.body(), error.all_headers())
+
+
+class ClientWatch:
+    """Cancels what runs inside when the client disconnects; then raises ClientGone.
+
+    Call `stop` before the last part of a response is sent: after it, servers report a finished
+    exchange as a disconnect.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._gone = False
+        self._task: asyncio.Task[Any] | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> ClientWatch:
+        self._task = asyncio.current_task()
+        self._watch = asyncio.create_task(self._wait())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        if self._gone and kind is not None and issubclass(kind, asyncio.CancelledError):
+            if self._task is not None and self._task.uncancel() > 0:
+                return  # somebody else cancelled us as well: let that through
+            raise ClientGone from None
+
+    def stop(self) -> None:
+        """Stop watching."""
+        if self._watch is not None and not self._watch.done():
+            self._watch.cancel()
+
+    async def _wait(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+class Log(Protocol):
+    def exception(self, message: str, *args: object) -> None: ...
+
+
+class Endpoint:
+    """An ASGI app around one handler: failures become OpenAI error objects."""
+
+    def __init__(
+        self, handler: Callable[[Call], Awaitable[None]], options: ApiOptions, log: Log
+    ) -> None:
+        self._handler = handler
+        self._options = options
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = Call(scope, receive, send, self._options)
+        try:
+            await self._handler(call)
+        except ClientGone:
+            return
+        except ApiError as error:
+            await self._fail(call, error)
+        except EngineError as error:
+            await self._fail(call, from_engine(error))
+        except Exception as error:  # the last line of defence: log it, tell the client, live on
+            self._log.exception("request %s failed", call.request_id)
+            await self._fail(call, from_engine(error))
+
+    async def _fail(self, call: Call, error: ApiError) -> None:
+        if not call.started:
+            await call.reply_error(error)

@@ -1,0 +1,141 @@
+"""The first thing every request meets: header limits, request id, origin, key and rate.
+
+Plain ASGI, so that streamed tokens pass through one function call and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.http.errors import ApiError
+from app.api.http.keys import KeyRing
+from app.api.options import ApiOptions
+
+_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class Guard:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, options: ApiOptions, keys: KeyRing) -> None:
+        self._app = app
+        self._options = options
+        self._keys = keys
+        self._origins = frozenset(options.allowed_origins)
+        self._hosts = frozenset(host.lower() for host in options.allowed_hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await receive()
+                await send({"type": "websocket.close", "code": 1008})
+            else:
+                await self._app(scope, receive, send)
+            return
+        headers = dict(reversed(scope["headers"]))  # the first of several counts
+        request_id = _request_id(headers.get(b"x-request-id"))
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        extra = [(b"x-request-id", request_id.encode())]
+        if origin and self._is_allowed(origin):
+            extra += [
+                (b"access-control-allow-origin", origin.encode("latin-1")),
+                (b"vary", b"Origin"),
+            ]
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *extra]
+            await send(message)
+
+        state: dict[str, Any] = dict(scope.get("state") or {})
+        state["request_id"] = request_id
+        inner = {**scope, "state": state}
+        try:
+            self._check_headers(scope)
+            self._check_host(headers.get(b"host", b""))
+            self._check_origin(scope, origin, headers.get(b"host", b""))
+            if (
+                scope["method"] == "OPTIONS"
+                and origin
+                and b"access-control-request-method" in headers
+            ):
+                await self._preflight(origin, send_marked)
+                return
+            if scope["path"] not in self._options.public_paths:
+                allowance = self._keys.admit(headers.get(b"authorization"))
+                if allowance is not None:
+                    state["allowance"] = allowance
+                    state["key_name"] = allowance.name
+        except ApiError as error:
+            await send_error(error, send_marked)
+            return
+        await self._app(inner, receive, send_marked)
+
+    def _check_headers(self, scope: Scope) -> None:
+        headers = scope["headers"]
+        if len(headers) > self._options.max_header_count:
+            raise ApiError(431, f"More than {self._options.max_header_count} headers.")
+        size = sum(len(key) + len(value) for key, value in headers)
+        size += len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+        if size > self._options.max_header_bytes:
+            raise ApiError(431, f"Headers larger than {self._options.max_header_bytes} bytes.")
+
+    def _check_host(self, host: bytes) -> None:
+        if self._hosts:
+            name = urlsplit("//" + host.decode("latin-1")).hostname
+            if (name or "").lower() not in self._hosts:
+                raise ApiError(403, "This host name is not served here.")
+
+    def _check_origin(self, scope: Scope, origin: str, host: bytes) -> None:
+        """A page of another site must not be able to use a visitor's access to this server."""
+        if not origin or scope["method"] in _SAFE_METHODS or self._is_allowed(origin):
+            return
+        if urlsplit(origin).netloc.lower() != host.decode("latin-1").lower():
+            raise ApiError(403, "Requests from this origin are not allowed.")
+
+    def _is_allowed(self, origin: str) -> bool:
+        return origin in self._origins or "*" in self._origins
+
+    async def _preflight(self, origin: str, send: Send) -> None:
+        if not self._is_allowed(origin):
+            await send_error(ApiError(403, "Requests from this origin are not allowed."), send)
+            return
+        headers = [
+            (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+            (b"access-control-allow-headers", b"authorization, content-type, x-request-id"),
+            (b"access-control-max-age", b"600"),
+            (b"content-length", b"0"),
+        ]
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _request_id(given: bytes | None) -> str:
+    """The client's own id where it is harmless, else a new one."""
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given.decode()
+    return uuid.uuid4().hex
+
+
+async def send_error(error: ApiError, send: Send) -> None:
+    """Answer with an error object, outside any endpoint."""
+    body = error.body()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **error.all_headers(),
+    }
+    await send(
+        {
+            "type": "http.response.start",
+            "status": error.status,
+            "headers": [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,109 @@
+"""API keys and what each may use.
+
+Keys are held and compared as digests, all of them every time, so that an answer's timing says
+nothing about them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Callable, Mapping
+
+from app.api.http.errors import ApiError
+from app.api.options import KeyLimits
+
+
+class TokenBucket:
+    """Allows `per_minute` on average and as much at once; charging may leave a debt."""
+
+    __slots__ = ("_clock", "_level", "_per_s", "_size", "_stamp_s")
+
+    def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
+        self._size = per_minute
+        self._per_s = per_minute / 60.0
+        self._level = per_minute
+        self._clock = clock
+        self._stamp_s = clock()
+
+    def wait_s(self, amount: float) -> float:
+        """Seconds until `amount` could be taken; an amount above the size needs a full bucket."""
+        now_s = self._clock()
+        self._level = min(self._size, self._level + (now_s - self._stamp_s) * self._per_s)
+        self._stamp_s = now_s
+        missing = min(amount, self._size) - self._level
+        return max(0.0, missing / self._per_s)
+
+    def charge(self, amount: float) -> None:
+        """Take it, whatever the level."""
+        self.wait_s(0.0)
+        self._level -= amount
+
+
+class Allowance:
+    """One key's name (a digest, safe to log) and its limits."""
+
+    def __init__(self, name: str, limits: KeyLimits, clock: Callable[[], float]) -> None:
+        self.name = name
+        requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
+        self._requests = None if requests is None else TokenBucket(requests, clock)
+        self._tokens = None if tokens is None else TokenBucket(tokens, clock)
+
+    def take_request(self) -> None:
+        """Count one request; raises 429."""
+        self._take(self._requests, 1.0, "requests")
+
+    def take_tokens(self, num_tokens: int) -> None:
+        """Count a prompt; raises 429."""
+        self._take(self._tokens, float(num_tokens), "tokens")
+
+    def charge_tokens(self, num_tokens: int) -> None:
+        """Count generated tokens; what goes over the limit is waited for by the next request."""
+        if self._tokens is not None:
+            self._tokens.charge(num_tokens)
+
+    def _take(self, bucket: TokenBucket | None, amount: float, what: str) -> None:
+        if bucket is None:
+            return
+        wait_s = bucket.wait_s(amount)
+        if wait_s > 0.0:
+            raise ApiError(
+                429,
+                f"This key's limit of {what} per minute is reached.",
+                code="rate_limit_exceeded",
+                retry_after_s=wait_s,
+            )
+        bucket.charge(amount)
+
+
+class KeyRing:
+    """All keys of this server; an empty ring asks for none."""
+
+    def __init__(
+        self, keys: Mapping[str, KeyLimits], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._allowances: list[tuple[bytes, Allowance]] = []
+        for key, limits in keys.items():
+            digest = hashlib.sha256(key.encode()).digest()
+            self._allowances.append((digest, Allowance("key-" + digest.hex()[:8], limits, clock)))
+
+    def admit(self, authorization: bytes | None) -> Allowance | None:
+        """The allowance of the key in an Authorization header; raises 401 or 429."""
+        if not self._allowances:
+            return None
+        scheme, _, key = (authorization or b"").partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        found: Allowance | None = None
+        for known, allowance in self._allowances:
+            if hmac.compare_digest(known, digest):
+                found = allowance
+        if found is None or scheme.lower() != b"bearer":
+            raise ApiError(
+                401,
+                "Give a valid API key: 'Authorization: Bearer KEY'.",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        found.take_request()
+        return found

@@ -1,0 +1,130 @@
+"""A replica's own door: HTTP straight from the replica, with nothing in front of it.
+
+Where one replica is all there is (`listen` in the settings, `proxy_location: Disabled`), a load
+balancer only copies every token once more and keeps two idle processes beside the engine. Several
+replicas keep Serve's HAProxy, which knows them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from email.utils import formatdate
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from app.api.http.ingress import BODY_WRITER
+
+logger = logging.getLogger("legato.door")
+
+KEEP_ALIVE_S: Final = 30  # an idle connection's life between two requests
+HEAD_LIMIT_S: Final = 30.0
+MAX_HEAD_BYTES: Final = 1 << 16
+
+
+class Door:
+    """An HTTP server on the running event loop.
+
+    The port is shared (SO_REUSEPORT), so that a replica's successor opens it while the
+    predecessor, which accepts nothing any more, still finishes its streams.
+    """
+
+    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+        self._address = (host, port)
+        config = uvicorn.Config(
+            app,
+            http=DoorProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        config.load()
+        self._server = uvicorn.Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+
+    async def open(self) -> None:
+        """Accept connections; raises OSError where the address cannot be had."""
+        listener = socket.create_server(
+            self._address,
+            family=socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET,
+            reuse_port=True,
+        )
+        # Not `Server.serve`: its loop wakes ten times a second, for a header.
+        await self._server.startup(sockets=[listener])
+        logger.info("listening on %s:%d", *listener.getsockname()[:2])
+
+    async def close(self) -> None:
+        """Accept nothing more, and return once every open answer is finished."""
+        await self._server.shutdown()
+
+
+class _BodyWriter:
+    """`app.api.http.ingress.BodyWriter`: what `RequestResponseCycle.send` does with a chunk."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def is_open(self) -> bool:
+        cycle = self._cycle
+        return bool(
+            cycle.chunked_encoding  # the head has gone out
+            and not cycle.flow.write_paused
+            and not cycle.transport.is_closing()
+        )
+
+    def write(self, body: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+
+
+class DoorProtocol(HttpToolsProtocol):
+    """uvicorn's, with limits to the size and the age of a request's head, which it lacks."""
+
+    _in_head = True
+    _num_head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._num_head_bytes = True, 0
+        self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._expect_head(False)
+        now = formatdate(usegmt=True).encode()
+        self.server_state.default_headers = [(b"date", now)]
+        super().on_headers_complete()
+        cycle = self.cycle
+        cycle.scope[BODY_WRITER] = _BodyWriter(cycle)  # type: ignore[typeddict-unknown-key]
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response("The head of the request is too large.")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_head(False)
+        super().connection_lost(exc)
+
+    def _expect_head(self, expected: bool = True) -> None:
+        """A client that connects and says nothing, or not all, is let go after a while."""
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        if expected:
+            self._head_timer = self.loop.call_later(HEAD_LIMIT_S, self.transport.close)

@@ -1,0 +1,150 @@
+"""Bytes of a body to a checked schema object, or one clear complaint that names the parameter."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from app.api.http.errors import ApiError, invalid
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+_MAX_DEPTH: Final = 199  # the parser's own limit
+_MAX_SCANNED: Final = 100_000
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_TOKEN: Final = re.compile(_STRING.pattern + rb"|[\[\]{}:]", re.DOTALL)
+
+
+def parse_body(model: type[_Model], body: bytes, max_nodes: int) -> _Model:
+    """Parse JSON (depth at most 200, UTF-8) and validate it; raises ApiError 400.
+
+    NaN and Infinity are read, to be refused where they stand, by name. max_nodes bounds objects,
+    lists and members together: a body of two megabytes can hold a million of them, and checking
+    those would stop every stream of the process for half a second.
+    """
+    # Counting bytes is quick and never counts too few; only a suspect is counted exactly.
+    if _num_marks(body) > max_nodes and _num_marks(_STRING.sub(b"", body)) > max_nodes:
+        param = _parameter_at(body, max_nodes=max_nodes)
+        where = f" up to '{param}'" if param else ""
+        raise invalid(f"More than {max_nodes} objects, lists and members{where}.", param)
+    try:
+        content = _parse(body)
+    except ValueError as error:
+        raise _unreadable(body, str(error)) from None
+    if not isinstance(content, dict):
+        raise invalid("The body must be a JSON object.")
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise _complaint(error, content) from None
+
+
+def _parse(body: bytes) -> Any:
+    """Parse without the garbage collector running at every few hundred new objects."""
+    if not gc.isenabled():
+        return from_json(body, allow_inf_nan=True)
+    gc.disable()
+    try:
+        return from_json(body, allow_inf_nan=True)
+    finally:
+        gc.enable()
+
+
+def _num_marks(body: bytes) -> int:
+    """Objects, lists and members, and whatever looks like one inside a string."""
+    return body.count(b"{") + body.count(b"[") + body.count(b":")
+
+
+def _unreadable(body: bytes, reason: str) -> ApiError:
+    param = _parameter_at(body, max_depth=_MAX_DEPTH) if "recursion" in reason else None
+    where = f" in '{param}'" if param else ""
+    return invalid(f"The body is not readable JSON{where}: {reason}.", param, "invalid_json")
+
+
+def _parameter_at(
+    body: bytes, *, max_depth: int = _MAX_SCANNED, max_nodes: int = _MAX_SCANNED
+) -> str | None:
+    """The top-level key in whose value a limit is passed (the scan itself is bounded)."""
+    depth = num_nodes = 0
+    string = key = b""
+    for found in islice(_TOKEN.finditer(body), _MAX_SCANNED):
+        token = found.group()
+        if token in (b"{", b"["):
+            depth += 1
+            num_nodes += 1
+        elif token in (b"}", b"]"):
+            depth -= 1
+        elif token == b":":
+            num_nodes += 1
+            if depth == 1:
+                key = string
+        elif depth == 1:
+            string = token[1:-1]
+        if depth > max_depth or num_nodes > max_nodes:
+            break
+    return _brief(key.decode("utf-8", "replace")) if key else None
+
+
+def _complaint(error: ValidationError, content: Any) -> ApiError:
+    found = error.errors(include_url=False, include_context=True, include_input=False)
+    first = max(found, key=lambda one: _progress(one["loc"], found[0]["loc"], content))
+    kind, message = str(first["type"]), str(first["msg"])
+    param = _path(first["loc"], content, is_missing=kind == "missing")
+    if kind == "extra_forbidden":
+        return invalid(f"Unknown parameter: '{param}'.", param, "unknown_parameter")
+    if kind == "none_required":
+        return invalid(
+            f"'{param}' is not supported by this server.", param, "unsupported_parameter"
+        )
+    if kind == "missing":
+        return invalid(f"Missing required parameter: '{param}'.", param, "missing_parameter")
+    if kind == "value_error":
+        message = _own_message(first.get("ctx", {}), message)
+    return invalid(f"Invalid '{param}': {message}.".replace("..", "."), param, "invalid_value")
+
+
+def _progress(location: Sequence[Any], first: Sequence[Any], content: Any) -> tuple[int, ...]:
+    """How far the validator got on this branch of a union: the furthest tells what was meant."""
+    if location[:1] != first[:1]:
+        return ()
+    parts = _known_parts(location, content)
+    return (len(parts), *(part for part in parts if isinstance(part, int)))
+
+
+def _own_message(context: Mapping[str, Any], message: str) -> str:
+    return str(context.get("error", message))
+
+
+def _path(location: Sequence[Any], content: Any, *, is_missing: bool) -> str:
+    """`messages.2.content` as the client wrote it."""
+    parts = [_brief(part) for part in _known_parts(location, content)]
+    if is_missing:
+        parts.append(_brief(location[-1]))
+    return ".".join(parts) or "body"
+
+
+def _known_parts(location: Sequence[Any], content: Any) -> list[Any]:
+    """A location without the names of union branches, which are nowhere in the content."""
+    parts: list[Any] = []
+    for part in location:
+        if _holds(content, part):
+            content = content[part]
+            parts.append(part)
+    return parts
+
+
+def _holds(content: Any, part: Any) -> bool:
+    if isinstance(content, dict):
+        return part in content
+    return isinstance(content, list) and isinstance(part, int) and part < len(content)
+
+
+def _brief(part: Any) -> str:
+    text = str(part)
+    return text if len(text) <= 64 else text[:61] + "..."

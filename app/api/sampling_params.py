@@ -1,0 +1,182 @@
+"""A request's sampling parameters, checked against this model and this server's limits."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any, Final
+
+from actors.scheduling.request import Grammar, SamplingParams
+from app.api.context import Context
+from app.api.http.errors import ApiError, invalid
+from app.api.schema.common import SamplingFields
+from app.text.grammars import GrammarBusy, GrammarInvalid
+
+_SEEDS: Final = 2**63 - 4096  # continuations of one prompt use the seeds that follow
+
+
+def stop_strings(request: SamplingFields, context: Context) -> tuple[str, ...]:
+    """The request's stop strings, empty ones and excess refused."""
+    if request.stop is None:
+        return ()
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop
+    options = context.options
+    if len(stops) > options.max_stops:
+        raise invalid(f"At most {options.max_stops} stop strings are allowed.", "stop")
+    for stop in stops:
+        if not stop:
+            raise invalid("A stop string is empty.", "stop")
+        if len(stop) > options.max_stop_chars:
+            raise invalid(
+                f"A stop string is longer than {options.max_stop_chars} characters.", "stop"
+            )
+    return tuple(stops)
+
+
+def stop_token_ids(request: SamplingFields, context: Context) -> tuple[int, ...]:
+    """Token ids that end a continuation: the caller's, and the model's unless ignore_eos."""
+    own = request.stop_token_ids or []
+    if len(own) > context.options.max_stop_token_ids:
+        raise invalid(
+            f"At most {context.options.max_stop_token_ids} stop token ids are allowed.",
+            "stop_token_ids",
+        )
+    context.check_ids(own, "stop_token_ids")
+    if request.ignore_eos:
+        return tuple(dict.fromkeys(own))
+    return tuple(
+        dict.fromkeys([*own, *context.engine.card.eos_token_ids, *context.text.eos_token_ids])
+    )
+
+
+def sampling_params(
+    request: SamplingFields,
+    context: Context,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    grammar: Grammar | None = None,
+) -> SamplingParams:
+    """Parameters for the engine; raises 400 naming what is wrong.
+
+    max_tokens is already cut to what the context leaves. An unseeded request gets a random seed.
+    """
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise invalid(f"min_tokens is more than the {max_tokens} tokens allowed.", "min_tokens")
+    top_k = request.top_k or 0
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=_given(request.temperature, 1.0),
+        top_k=max(top_k, 0),
+        top_p=max(_given(request.top_p, 1.0), 1e-6),
+        min_p=_given(request.min_p, 0.0),
+        presence_penalty=_given(request.presence_penalty, 0.0),
+        frequency_penalty=_given(request.frequency_penalty, 0.0),
+        repetition_penalty=_given(request.repetition_penalty, 1.0),
+        seed=secrets.randbelow(_SEEDS) if request.seed is None else request.seed % _SEEDS,
+        stop_token_ids=stop_token_ids(request, context),
+        logit_bias=_logit_bias(request, context),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
+    )
+
+
+async def checked_grammar(grammar: Grammar | None, context: Context, param: str) -> Grammar | None:
+    """The same grammar once it is known to compile in time; raises 400, or 503 under a flood."""
+    if grammar is None:
+        return None
+    if len(grammar.text) > context.options.max_grammar_chars:
+        raise invalid(
+            f"The grammar is longer than {context.options.max_grammar_chars} characters.", param
+        )
+    try:
+        await context.text.grammars.check(grammar)
+    except GrammarInvalid as error:
+        raise invalid(f"Invalid '{param}': {error}.", param, "invalid_grammar") from None
+    except GrammarBusy as error:
+        raise ApiError(503, str(error), param, "grammar_busy", retry_after_s=1.0) from None
+    return grammar
+
+
+def requested_grammar(request: SamplingFields) -> tuple[Grammar | None, str]:
+    """The constraint a request asks for and the parameter that asks; 400 for more than one."""
+    found: list[tuple[Grammar, str]] = []
+    if request.response_format is not None:
+        grammar = _from_response_format(request)
+        if grammar is not None:
+            found.append((grammar, "response_format"))
+    if request.guided_json is not None:
+        schema = request.guided_json
+        text = schema if isinstance(schema, str) else dump(schema, "guided_json")
+        found.append((Grammar("json_schema", text), "guided_json"))
+    if request.guided_regex is not None:
+        found.append((Grammar("regex", request.guided_regex), "guided_regex"))
+    if request.guided_grammar is not None:
+        found.append((Grammar("ebnf", request.guided_grammar), "guided_grammar"))
+    if request.guided_choice is not None:
+        found.append((_choice(request.guided_choice, "guided_choice"), "guided_choice"))
+    if len(found) > 1:
+        raise invalid(
+            f"'{found[0][1]}' and '{found[1][1]}' both constrain the output: give one.", found[1][1]
+        )
+    return found[0] if found else (None, "")
+
+
+def _from_response_format(request: SamplingFields) -> Grammar | None:
+    wanted = request.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return Grammar("json_object", "")
+    if wanted.type == "json_schema":
+        spec = _needed(wanted.json_schema, "json_schema")
+        return Grammar("json_schema", dump(spec.schema_, "response_format.json_schema.schema"))
+    if wanted.type == "regex":
+        return Grammar("regex", _needed(wanted.pattern, "pattern"))
+    if wanted.type == "grammar":
+        return Grammar("ebnf", _needed(wanted.grammar, "grammar"))
+    return _choice(_needed(wanted.choices, "choices"), "response_format.choices")
+
+
+def _needed(value: Any, name: str) -> Any:
+    if value is None:
+        param = f"response_format.{name}"
+        raise invalid(f"Missing required parameter: '{param}'.", param, "missing_parameter")
+    return value
+
+
+def _choice(choices: Sequence[str], param: str) -> Grammar:
+    if not choices or not all(choices):
+        raise invalid("Give at least one choice, and no empty one.", param)
+    return Grammar("choice", json.dumps(list(choices)))
+
+
+def dump(value: Any, param: str) -> str:
+    """Compact JSON text; 400 where it holds NaN or Infinity."""
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    except ValueError:
+        raise invalid("NaN and Infinity are not JSON.", param) from None
+
+
+def _logit_bias(request: SamplingFields, context: Context) -> tuple[tuple[int, float], ...]:
+    if not request.logit_bias:
+        return ()
+    if len(request.logit_bias) > context.options.max_logit_bias:
+        raise invalid(f"At most {context.options.max_logit_bias} biases.", "logit_bias")
+    bias: list[tuple[int, float]] = []
+    for key, value in request.logit_bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 9):
+            raise invalid(f"'{key[:32]}' is not a token id.", "logit_bias")
+        bias.append((int(key), float(value)))
+    context.check_ids([token for token, _ in bias], "logit_bias")
+    return tuple(bias)
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else float(value)

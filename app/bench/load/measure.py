@@ -1,0 +1,86 @@
+"""From traces to the numbers people ask for, by the definitions the simulator uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from app.bench.load.client import Trace
+from app.telemetry.definitions import kept_objectives, quantile
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run at one load. Times in milliseconds, TBT as the gaps between streamed events."""
+
+    qps_offered: float
+    num_requests: int
+    num_failed: int
+    span_s: float
+    output_tokens_per_s: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    tbt_p50_ms: float
+    tbt_p99_ms: float
+    tbt_max_ms: float
+    num_stalls: int  # gaps above the objective (or above 200 ms without one)
+    goodput_qps: float
+    first_error: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def report(
+    traces: Sequence[Trace], *, tbt_ms: float | None = None, ttft_ms: float | None = None
+) -> Report:
+    arrivals = [t.job.arrival_s for t in traces]
+    ends = [t.event_times_s[-1] for t in traces if t.event_times_s]
+    span_s = max(ends, default=0.0) - min(arrivals, default=0.0)
+    gaps = sorted(g for t in traces for g in t.gaps_s)
+    ttfts = sorted(t.ttft_s for t in traces if t.ttft_s is not None)
+    limit_s = (tbt_ms or 200.0) / 1000
+    kept = sum(
+        1
+        for t in traces
+        if t.finished
+        and t.ttft_s is not None
+        and kept_objectives(
+            t.ttft_s,
+            max(t.gaps_s, default=0.0),
+            ttft_objective_s=None if ttft_ms is None else ttft_ms / 1000,
+            tbt_objective_s=None if tbt_ms is None else tbt_ms / 1000,
+        )
+    )
+    window_s = max(arrivals, default=0.0) - min(arrivals, default=0.0)
+    return Report(
+        qps_offered=(len(traces) - 1) / window_s if window_s else 0.0,
+        num_requests=len(traces),
+        num_failed=sum(1 for t in traces if not t.finished),
+        span_s=span_s,
+        output_tokens_per_s=sum(t.num_tokens for t in traces) / span_s if span_s else 0.0,
+        ttft_p50_ms=1000 * quantile(ttfts, 0.5),
+        ttft_p99_ms=1000 * quantile(ttfts, 0.99),
+        tbt_p50_ms=1000 * quantile(gaps, 0.5),
+        tbt_p99_ms=1000 * quantile(gaps, 0.99),
+        tbt_max_ms=1000 * gaps[-1] if gaps else float("nan"),
+        num_stalls=sum(1 for g in gaps if g > limit_s),
+        goodput_qps=kept / span_s if span_s else 0.0,
+        first_error=next((t.error for t in traces if t.error), None),
+    )
+
+
+def rate_together(traces: Sequence[Trace]) -> float | None:
+    """Tokens per second while all streams decode: from the last first token to the first last one.
+
+    None when they never did: one had ended before another began, or streamed nothing.
+    """
+    if not all(t.event_times_s for t in traces):
+        return None
+    begin_s = max(t.event_times_s[0] for t in traces)
+    end_s = min(t.event_times_s[-1] for t in traces)
+    if end_s <= begin_s:
+        return None
+    count = sum(begin_s < at <= end_s for t in traces for at in t.event_times_s)
+    return count / (end_s - begin_s)

@@ -1,0 +1,187 @@
+"""`legato bench budgets`: what choosing the budget anew each step is worth, on a live engine.
+
+The capacity of fixed token budgets and of the adaptive one under the same objective: one engine,
+the budget switched live between searches, equal arrivals and lengths for all. The adaptive budget
+is searched first and last, which shows how far the machine drifted meanwhile. The simulator makes
+every search too, on a machine as fast as it was in the searches before and after (see `validate`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.model import CostModel
+from app.bench.load.client import Job
+from app.bench.load.generator import Json, LengthsOption, Limits, Out, bisect, bisected, publish, say_probe
+from app.bench.machine import describe
+from app.bench.load.measure import Report, report
+from app.bench.studies.policies import Load, local_engine, run_jobs
+from app.bench.studies.validate import read_log, simulated_figures
+from app.engine.client import EngineClient
+from app.simulate.hardware.live_log import LiveStep
+
+DEFAULT_CONFIG = Path("configs/serve/bench_135m_adaptive.yaml")
+ADAPTIVE = "adaptive"
+_err = Console(stderr=True, highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """budget: a number of tokens, or "adaptive". probes: every load that was tried."""
+
+    budget: str
+    capacity_qps: float
+    simulated_qps: float
+    probes: tuple[Report, ...]
+
+
+def budget_changes(budget: str, tbt_ms: float) -> dict[str, Any]:
+    """Live settings of one search."""
+    if budget == ADAPTIVE:
+        return {"budget": ADAPTIVE, "tbt_ms": tbt_ms}
+    return {"budget": "fixed", "token_budget": int(budget), "tbt_ms": tbt_ms}
+
+
+async def capacity_of(
+    engine: EngineClient,
+    budget: str,
+    load: Load,
+    limits: Limits,
+    tolerance: float,
+    chance: random.Random,
+) -> tuple[float, list[Report]]:
+    """The capacity and its probes. load: its qps is the first to be tried."""
+    await engine.reconfigure(budget_changes(budget, limits.tbt_ms))
+    probes: list[Report] = []
+    loads = bisect(load.qps, tolerance)
+    qps = next(loads)
+    while True:
+        jobs = dataclasses.replace(load, qps=qps).jobs()
+        seen = report(await run_jobs(engine, jobs, chance), tbt_ms=limits.tbt_ms)
+        probes.append(seen)
+        say_probe(qps, seen, limits)
+        try:
+            qps = loads.send(limits.passed(seen))
+        except StopIteration as found:
+            return found.value, probes
+
+
+async def search_live(
+    args: Mapping[str, Any], budgets: Sequence[str], load: Load, limits: Limits, tolerance: float
+) -> list[tuple[float, list[Report]]]:
+    """After two runs of another kind: one touches every size of step, one tells the mood."""
+    chance = random.Random()  # unseeded: prompts that no engine has seen
+    async with local_engine(args) as engine:
+        await run_jobs(engine, [Job(0.0, n, 8) for n in (1, 64, 1000)], chance)
+        await engine.reconfigure(budget_changes(budgets[0], limits.tbt_ms))
+        mood_of = dataclasses.replace(load, qps=load.qps / 2, seed=load.seed + 1000)
+        await run_jobs(engine, mood_of.jobs(), chance)
+        found = []
+        for budget in budgets:
+            _err.print(f"budget {budget}")
+            found.append(await capacity_of(engine, budget, load, limits, tolerance, chance))
+        return found
+
+
+def simulated_capacity(
+    config: SchedulerConfig,
+    profile: CostModel,
+    calibration: Sequence[LiveStep],
+    load: Load,
+    limits: Limits,
+    tolerance: float,
+) -> float:
+    def passes(qps: float) -> bool:
+        jobs = dataclasses.replace(load, qps=qps).jobs()
+        seen = simulated_figures(jobs, config, profile, calibration)
+        return limits.hold(seen["tbt_p99"], seen["ttft_p50"])
+
+    return bisected(load.qps, tolerance, passes)
+
+
+def search_all(
+    args: Mapping[str, Any], budgets: Sequence[str], load: Load, limits: Limits, tolerance: float
+) -> list[Found]:
+    """Live, then simulated. Raises ValueError if the deployment has no cost model."""
+    with tempfile.TemporaryDirectory(prefix="legato-budgets-") as folder:
+        args = {**args, "telemetry": {"directory": folder, "events": True}}
+        live = asyncio.run(search_live(args, budgets, load, limits, tolerance))
+        config, profile, (_, *steps_of) = read_log(Path(folder))
+    found = []
+    for number, (budget, (qps, probes)) in enumerate(zip(budgets, live, strict=True)):
+        settings = config.with_changes(budget_changes(budget, limits.tbt_ms))
+        # The first run only told the mood, so what precedes this search's steps is at `number`.
+        around = [*steps_of[number], *(steps_of[number + 2] if number + 2 < len(steps_of) else ())]
+        simulated = simulated_capacity(settings, profile, around, load, limits, tolerance)
+        found.append(Found(budget, qps, simulated, tuple(probes)))
+    return found
+
+
+def bench_budgets(
+    config: Annotated[
+        Path, typer.Option(help="A Serve config with a cost model.")
+    ] = DEFAULT_CONFIG,
+    budgets: Annotated[str, typer.Option(help="Fixed budgets.")] = "64,128,256,512",
+    tbt_ms: Annotated[float, typer.Option(min=1.0, help="P99 TBT objective.")] = 50.0,
+    lengths: LengthsOption = "sharegpt/8",
+    guess_qps: Annotated[float, typer.Option(min=0.05)] = 5.0,
+    seconds: Annotated[float, typer.Option(min=5.0, help="Arrivals of one probe.")] = 20.0,
+    tolerance: Annotated[float, typer.Option(min=0.005, max=0.5)] = 0.07,
+    seed: int = 0,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Capacity of fixed budgets and of the adaptive one, on one live engine."""
+    fixed = budgets.split(",")
+    wrong = [b for b in fixed if not (b.isdigit() and int(b))]
+    if wrong:
+        raise typer.BadParameter(f"{wrong[0]!r} is not a number of tokens", param_hint="--budgets")
+    args = yaml.safe_load(config.read_text())["applications"][0]["args"]
+    load = Load(lengths, guess_qps, seconds, num_long=0, seed=seed)
+    order = [ADAPTIVE, *fixed, ADAPTIVE]
+    found = search_all(args, order, load, Limits(tbt_ms), tolerance)
+    publish(
+        {
+            "machine": describe(),
+            "config": str(config),
+            "tbt_ms": tbt_ms,
+            "lengths": lengths,
+            "seconds": seconds,
+            "tolerance": tolerance,
+            "searches": [dataclasses.asdict(f) for f in found],
+        },
+        as_json,
+        out,
+    )
+    if not as_json:
+        _err.print(_table(found, tbt_ms))
+
+
+def _table(found: Sequence[Found], tbt_ms: float) -> Table:
+    table = Table(title=f"capacity at P99 TBT <= {tbt_ms:g} ms", title_justify="left")
+    table.add_column("budget, tokens")
+    table.add_column("requests/s", justify="right")
+    table.add_column("simulated", justify="right")
+    table.add_column("longest TBT below it, ms", justify="right")
+    for one in found:
+        passed = [p.tbt_max_ms for p in one.probes if p.tbt_p99_ms <= tbt_ms]
+        longest = f"{max(passed):.0f}" if passed else "-"
+        table.add_row(one.budget, f"{one.capacity_qps:.2f}", f"{one.simulated_qps:.2f}", longest)
+    return table
+
+
+def register(bench: typer.Typer) -> None:
+    bench.command("budgets")(bench_budgets)

@@ -1,0 +1,240 @@
+"""`legato bench validate`: the simulator against this machine, on the very same arrivals.
+
+A live engine serves every load under every policy, with its event log on. Then each run is
+simulated, and its figures are put beside the live ones. What the simulation is told of the mood of
+the machine (how much slower than its profile steps are, and how much passes between them) comes
+from the policy's other runs of the same round, never from the run it is held against; with a single
+load, from a first run of other requests. The same log says how far the cost model is from steps
+that its fit never saw, and repeated rounds say how far the machine is from itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from actors.event_recorder import read_events
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.event_log import config_of
+from app.bench.load.client import Job, Trace
+from app.bench.load.generator import Json, LengthsOption, Out, publish
+from app.bench.machine import describe
+from app.bench.load.measure import report
+from app.bench.studies.policies import POLICY_OPTIONS, Load, local_engine, run_jobs
+from app.simulate.hardware.live_log import LiveStep, Mood, mood, ratios, runs
+from app.simulate.run.simulation import Deployment, simulate
+from app.simulate.workload.requests import Workload
+
+DEFAULT_CONFIG = Path("configs/serve/bench_135m_adaptive.yaml")
+FIGURES = ("ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99")
+_err = Console(stderr=True, highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One load under one policy. Figures in milliseconds, by the names of `FIGURES`."""
+
+    policy: str
+    qps: float
+    repeat: int
+    live: dict[str, float]
+    simulated: dict[str, float]
+    steps: Mood  # of this run, against the profile
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """simulated / live - 1."""
+        return {name: self.simulated[name] / self.live[name] - 1.0 for name in FIGURES}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "differences": self.differences}
+
+
+def simulated_figures(
+    jobs: Sequence[Job],
+    config: SchedulerConfig,
+    profile: CostModel,
+    calibration: Sequence[LiveStep],
+    seed: int = 0,
+) -> dict[str, float]:
+    """The same arrivals through the simulator: the machine as it is today, a core that believes
+    the profile."""
+    today = mood(calibration, profile)
+    workload = Workload(
+        np.array([job.arrival_s for job in jobs]),
+        np.array([job.num_prompt_tokens for job in jobs]),
+        np.array([job.num_output_tokens for job in jobs]),
+    )
+    deployment = Deployment(
+        # Simulated prompts are blank, live ones new: neither shall find a prefix.
+        dataclasses.replace(config, prefix_cache=False),
+        # The pause between two steps is time of the stage, for whoever waits behind it.
+        dataclasses.replace(profile, overhead_s=profile.overhead_s + today.gap_s),
+        believed=profile,
+        host_s=today.answer_s,
+        ratios=ratios(calibration, profile),
+    )
+    summary = simulate(workload, deployment, seed=seed).summary()
+    return {name: 1000.0 * getattr(summary, name) for name in FIGURES}
+
+
+def live_figures(traces: Sequence[Trace]) -> dict[str, float]:
+    """Raises RuntimeError if a request failed: half a run compares with nothing."""
+    seen = report(traces)
+    if seen.num_failed:
+        raise RuntimeError(f"{seen.num_failed} requests failed: {seen.first_error}")
+    return {name: getattr(seen, f"{name}_ms") for name in FIGURES}
+
+
+def policy_changes(policy: str) -> dict[str, Any]:
+    return {"policy": policy, "policy_options": dict(POLICY_OPTIONS.get(policy, {}))}
+
+
+async def serve_all(
+    args: Mapping[str, Any], order: Sequence[tuple[str, Load]]
+) -> list[list[Trace]]:
+    """The traces of every (policy, load) of `order`, on one live engine."""
+    chance = random.Random()  # unseeded: prompts that no engine has seen
+    async with local_engine(args) as engine:
+        # Pages, buffers and sizes of step that nothing has touched yet.
+        await run_jobs(engine, [Job(0.0, n, 8) for n in (1, 64, 1000)], chance)
+        traces = []
+        for policy, load in order:
+            _err.print(f"  live: {policy}, {load.qps:g} requests/s")
+            await engine.reconfigure(policy_changes(policy))
+            traces.append(await run_jobs(engine, load.jobs(), chance))
+    return traces
+
+
+def read_log(folder: Path) -> tuple[SchedulerConfig, CostModel, list[list[LiveStep]]]:
+    """The engine's settings, its profile, and its steps, a list for every live change.
+
+    Raises ValueError if the deployment has no cost model.
+    """
+    rows = [row for file in sorted(folder.rglob("events-*.parquet")) for row in read_events(file)]
+    config = config_of(rows[0])
+    if config.cost_model is None:
+        raise ValueError("scheduling.cost_model is not set: run `legato profile`")
+    return config, CostModel.from_dict(config.cost_model), runs(rows)
+
+
+def validate(
+    args: dict[str, Any], policies: Sequence[str], loads: Sequence[Load], repeats: int = 1
+) -> tuple[Mood, list[Run]]:
+    """Serve, then simulate. Raises ValueError if the deployment has no cost model."""
+    with tempfile.TemporaryDirectory(prefix="legato-validate-") as folder:
+        args = {**args, "telemetry": {"directory": folder, "events": True}}
+        order = [(p, load) for _ in range(repeats) for p in policies for load in loads]
+        warm_up = dataclasses.replace(loads[-1], seed=loads[-1].seed + 1000)
+        warm_ups = [(policy, warm_up) for policy in policies]
+        traces = asyncio.run(serve_all(args, [*warm_ups, *order]))
+        config, profile, (_, *steps_of) = read_log(Path(folder))
+    first, steps_of = dict(zip(policies, steps_of, strict=False)), steps_of[len(policies) :]
+    found = []
+    for number, (policy, load) in enumerate(order):
+        # A block of `order` is one policy's runs of one round.
+        block_begin = number - number % len(loads)
+        block = range(block_begin, block_begin + len(loads))
+        others = [step for other in block if other != number for step in steps_of[other]]
+        found.append(
+            Run(
+                policy,
+                load.qps,
+                number // (len(policies) * len(loads)),
+                live_figures(traces[len(policies) + number]),
+                simulated_figures(
+                    load.jobs(),
+                    config.with_changes(policy_changes(policy)),
+                    profile,
+                    others or first[policy],
+                    seed=number,
+                ),
+                mood(steps_of[number], profile),
+            )
+        )
+    return mood(first[policies[0]], profile), found
+
+
+def command(
+    config: Annotated[Path, typer.Option(help="A Serve config with a cost model.")] = (
+        DEFAULT_CONFIG
+    ),
+    policies: Annotated[str, typer.Option(help="Comma-separated names.")] = "sarathi,vllm",
+    qps: Annotated[str, typer.Option(help="Comma-separated loads.")] = "1,2,3",
+    seconds: Annotated[float, typer.Option(min=1.0, help="Arrivals of one run.")] = 60.0,
+    lengths: LengthsOption = "sharegpt/8",
+    repeats: Annotated[int, typer.Option(min=1, help="Whole rounds, to see the spread.")] = 1,
+    seed: int = 0,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """The simulator against this machine: same arrivals, P50 and P99 TTFT and TBT of both."""
+    args = yaml.safe_load(config.read_text())["applications"][0]["args"]
+    loads = [Load(lengths, float(q), seconds, num_long=0, seed=seed) for q in qps.split(",")]
+    today, found = validate(args, policies.split(","), loads, repeats)
+    publish(
+        {
+            "machine": describe(),
+            "config": str(config),
+            "lengths": lengths,
+            "seconds": seconds,
+            "today": dataclasses.asdict(today),
+            "drift_between_rounds": drifts(found),
+            "runs": [run.to_dict() for run in found],
+        },
+        as_json,
+        out,
+    )
+    if not as_json:
+        show(today, found)
+
+
+def drifts(found: Sequence[Run]) -> dict[str, float]:
+    """Median difference of each live figure between the first round and later ones."""
+    first = {(run.policy, run.qps): run.live for run in found if run.repeat == 0}
+    later = [run for run in found if run.repeat]
+    return {
+        name: median(abs(r.live[name] / first[r.policy, r.qps][name] - 1.0) for r in later)
+        for name in FIGURES
+        if later
+    }
+
+
+def show(today: Mood, found: Sequence[Run]) -> None:
+    table = Table(title="live / simulated, ms (difference)", title_justify="left")
+    for column in ("policy", "QPS", "TTFT P50", "TTFT P99", "TBT P50", "TBT P99",
+                   "step error median, P95"):  # fmt: skip
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for run in found:
+        cells = [
+            f"{run.live[n]:.0f} / {run.simulated[n]:.0f} ({100 * run.differences[n]:+.0f} %)"
+            for n in FIGURES
+        ]
+        errors = f"{100 * run.steps.median_error:.1f} %, {100 * run.steps.p95_error:.1f} %"
+        table.add_row(run.policy, f"{run.qps:g}", *cells, errors)
+    _err.print(table)
+    if drift := drifts(found):
+        worst = ", ".join(f"{name} {100 * share:.0f} %" for name, share in drift.items())
+        _err.print(f"the machine against itself, median difference between rounds: {worst}")
+    _err.print(
+        f"today: steps {today.ratio:.2f} x the profile, spread {100 * today.sigma:.0f} %, "
+        f"{1e3 * today.gap_s:.2f} ms between steps, {1e3 * today.answer_s:.2f} ms to the core"
+    )
+
+
+def register(bench: typer.Typer) -> None:
+    bench.command("validate")(command)

@@ -1,0 +1,247 @@
+"""The engine client of a replica: the scheduler actor behind `EngineClient`.
+
+Submissions go to the scheduler over a Unix socket; one news message per iteration comes back for
+all of the replica's streams. Every token of a stream is numbered, so when the scheduler dies a
+new one is built and every open request replayed: prompt plus the tokens already delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import msgpack
+
+from actors.engine_config import EngineConfig
+from actors.transport.messages import PLAIN_FIELDS, pack_abort, pack_submit, unpack_output
+from actors.stage.spec import StageInfo
+from app.engine.client import (
+    EngineUnavailable,
+    Express,
+    GenerationFailed,
+    GenerationRequest,
+    ModelCard,
+    RequestRefused,
+    TokenChunk,
+)
+from app.engine.feed import IterationFeed
+from app.engine.link import EngineFailed, SchedulerLink
+from app.engine.streams import Continuation, Stream, core_requests
+
+logger = logging.getLogger("legato.engine")
+
+_HEARTBEAT_S = 5.0
+
+
+class LiveEngine:
+    """Implements `app.engine.client.EngineClient`; everything runs on the replica's event loop."""
+
+    def __init__(self, config: EngineConfig, name: str, *, max_rebuilds: int = 3) -> None:
+        self._config = config
+        self._name = name
+        self._max_rebuilds = max_rebuilds
+        self._link = SchedulerLink(config, self._received, self._lost)
+        self._info: StageInfo | None = None
+        self._num_blocks = 0
+        self._created_s = int(time.time())
+        self._next_id = itertools.count(1)
+        self._open: dict[int, Continuation] = {}
+        self._ids: dict[str, list[int]] = {}  # request id -> its continuations' ids
+        self._ready = asyncio.Event()
+        self._failure: str | None = None
+        self._rebuilds = 0
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._rebuilding: asyncio.Task[None] | None = None
+        self.iterations = IterationFeed()
+
+    # ---- life ------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Build the scheduler and its stages; raises EngineFailed naming the cause."""
+        await self._build()
+        self._heartbeat = asyncio.create_task(self._beat())
+
+    async def _build(self) -> None:
+        self._info, self._num_blocks = await self._link.open()
+        self._ready.set()
+
+    async def close(self) -> None:
+        for task in (self._heartbeat, self._rebuilding):
+            if task is not None:
+                task.cancel()
+        await self._link.close()
+
+    async def _beat(self) -> None:
+        """A scheduler that is alive but stuck is as dead: ask it now and then, and act."""
+        while True:
+            await asyncio.sleep(_HEARTBEAT_S)
+            link = self._link
+            if not link.is_open:
+                continue  # the socket's end has told, and started the rebuild
+            try:
+                await link.ask("stage_pids")
+            except EngineUnavailable:
+                if link.is_open:
+                    logger.error("scheduler does not answer: killing it")
+                    link.kill()
+
+    def _lost(self) -> None:
+        self._ready.clear()
+        self._rebuilding = asyncio.create_task(self._rebuild())
+
+    async def _rebuild(self) -> None:
+        begin_s = time.monotonic()
+        while True:
+            self._link.kill()
+            self._rebuilds += 1
+            logger.error("scheduler lost: rebuild %d", self._rebuilds)
+            if self._rebuilds > self._max_rebuilds:
+                self._fail("the scheduler could not be rebuilt")
+                return
+            self._link = SchedulerLink(self._config, self._received, self._lost)
+            try:
+                await self._build()
+                break
+            except EngineFailed as error:
+                logger.error("rebuild failed: %s", error)
+        logger.warning("scheduler rebuilt in %.1f s", time.monotonic() - begin_s)
+        again = [c.resumed() for c in self._open.values()]
+        if again:
+            self._link.send(pack_submit(again))
+
+    def _fail(self, reason: str) -> None:
+        self._failure = reason
+        for continuation in list(self._open.values()):
+            continuation.stream.fail(EngineUnavailable(reason))
+        self._open.clear()
+
+    # ---- EngineClient ------------------------------------------------------------------------
+
+    @property
+    def card(self) -> ModelCard:
+        info = self._info
+        if info is None:
+            raise EngineUnavailable("the model is still loading")
+        return ModelCard(
+            name=self._name,
+            path=self._config.stage.model_path,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            eos_token_ids=info.eos_token_ids,
+            created_s=self._created_s,
+        )
+
+    def is_ready(self) -> bool:
+        return self._ready.is_set()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine is beyond repair, for the replica's health check."""
+        return self._failure
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of the running engine."""
+        return self._num_blocks
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    async def generate(
+        self, request: GenerationRequest, express: Express | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
+        if self._failure is not None:
+            raise EngineUnavailable(self._failure, retry_after_s=10.0)
+        if not self._ready.is_set():
+            try:
+                await asyncio.wait_for(self._ready.wait(), 30.0)
+            except TimeoutError:
+                raise EngineUnavailable("the engine is being rebuilt", retry_after_s=5.0) from None
+        stream = Stream(express)
+        ids = self._ids[request.request_id] = self._submit(request, stream)
+        try:
+            while stream.num_open > 0:
+                for chunk in await stream.take():
+                    yield chunk
+        finally:
+            self._ids.pop(request.request_id, None)
+            self._abandon(ids)
+
+    def finish_early(self, request_id: str, index: int) -> None:
+        ids = self._ids.get(request_id)
+        continuation = self._open.get(ids[index]) if ids is not None else None
+        if ids is not None and continuation is not None:
+            self._abandon([ids[index]])
+            continuation.stream.leave()
+
+    def _submit(self, request: GenerationRequest, stream: Stream) -> list[int]:
+        requests = core_requests(request, self._next_id, time.monotonic())
+        for index, core_request in enumerate(requests):
+            self._open[core_request.request_id] = Continuation(core_request, index, stream)
+        stream.num_open = request.n
+        self._link.send(pack_submit(requests))
+        return [r.request_id for r in requests]
+
+    def _abandon(self, ids: list[int]) -> None:
+        left = [i for i in ids if self._open.pop(i, None) is not None]
+        if left:
+            self._link.send(pack_abort(left))
+
+    async def status(self) -> Mapping[str, Any]:
+        status: Mapping[str, Any] = await self._link.ask("status")
+        return status
+
+    async def stage_pids(self) -> list[list[int]]:
+        """Process ids of the stage ranks, [stage][rank]."""
+        pids: list[list[int]] = await self._link.ask("stage_pids")
+        return pids
+
+    async def reconfigure(self, changes: Mapping[str, Any]) -> None:
+        problem = await self._link.ask("reconfigure", dict(changes))
+        if problem is not None:
+            raise RequestRefused(problem, param=problem.split(":")[0])
+
+    def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
+        return self.iterations.subscribe()
+
+    # ---- from the scheduler ----------------------------------------------------------------------
+
+    def _received(self, frame: bytes) -> None:
+        message = msgpack.unpackb(frame)
+        if message[0] == "refuse":
+            for request_id, text, param, retry_after_s in message[1]:
+                continuation = self._open.pop(request_id, None)
+                if continuation is not None:
+                    continuation.stream.fail(
+                        RequestRefused(text, param=param, retry_after_s=retry_after_s)
+                    )
+            return
+        if message[0] == "answer":
+            self._link.answered(*message[1:])
+            return
+        _, rows, records = message
+        open_ = self._open
+        for row in rows:
+            continuation = open_.get(row[0])
+            if continuation is None:
+                continue  # finished or abandoned meanwhile
+            if len(row) == PLAIN_FIELDS:
+                continuation.deliver_plain(row[1], row[2])
+                continue
+            output = unpack_output(row)
+            if output.error is not None:
+                open_.pop(output.request_id)
+                continuation.stream.fail(GenerationFailed(output.error))
+            else:
+                continuation.deliver(output)
+                if output.finish_reason is not None:
+                    del open_[output.request_id]
+        if records:
+            self._rebuilds = 0
+            # After the streams that were just woken: their tokens go out first.
+            asyncio.get_running_loop().call_soon(self.iterations.publish, records)

@@ -1,0 +1,216 @@
+"""From published operator timings to the cost model of a whole deployment.
+
+A deployment is a model shape, a device, a tensor-parallel degree, a number of pipeline stages and
+two networks (inside a stage, between stages). `compose` sums the operators of one stage's layers.
+A shape that was never profiled borrows the closest profiled one, each matrix scaled by its size:
+both the memory floor (weights) and the compute above it grow in that proportion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from actors.scheduling.cost.model import CostModel
+from app.simulate.hardware.networks import all_reduce_s, send_s
+from app.simulate.hardware.operators import CONFIGS, read_operators
+from app.simulate.hardware.shapes import DEVICES, MODELS, Device, ModelShape
+
+# Share of a device's memory that holds weights and KV, as serving systems set it by default, and
+# what activations take of it.
+MEMORY_SHARE, ACTIVATION_BYTES = 0.9, 2e9
+
+
+def load_model(name: str) -> CostModel:
+    """A cost model of `configs/hardware`. Raises ValueError naming those there are."""
+    path = CONFIGS / f"{name}.json"
+    if not path.exists():
+        known = sorted(p.stem for p in CONFIGS.glob("*.json"))
+        raise ValueError(f"no cost model {name!r}; known: {', '.join(known)}")
+    return CostModel.load(path)
+
+
+def compose(
+    model: str,
+    device: str,
+    tensor_ranks: int,
+    num_stages: int,
+    *,
+    network: str = "a100-pairwise-nvlink",
+    link: str = "a100-pairwise-nvlink",
+    name: str = "",
+) -> CostModel:
+    """The cost model of `model` on num_stages x tensor_ranks devices.
+
+    Raises ValueError for what has no published timings, and if the weights do not fit.
+    """
+    for kind, name_, known in (("model", model, MODELS), ("device", device, DEVICES)):
+        if name_ not in known:
+            raise ValueError(f"unknown {kind} {name_!r}; known: {', '.join(sorted(known))}")
+    shape, target = MODELS[model], DEVICES[device]
+    data = read_operators(device)["layers"][shape.profiled]
+    layers = -(-shape.num_layers // num_stages)
+    tokens, layer_s = _layer_seconds(shape, data, tensor_ranks)
+    sizes = [2.0 * n * shape.hidden for n in tokens]
+    collective_s = [
+        shape.all_reduces * layers * s for s in all_reduce_s(network, tensor_ranks, sizes)
+    ]
+    total = [layers * s + c for s, c in zip(layer_s, collective_s, strict=True)]
+    kv_tokens = kv_capacity_tokens(shape, target, tensor_ranks * num_stages)
+    cpu = read_operators("a100")["cpu"]["1" if tensor_ranks == 1 else "many"]
+    attention = _attention(shape, target, tensor_ranks, layers)
+    batch_s = attention.pop("decode_batch_s")
+    base = CostModel(
+        name=name or f"{model}-{device}-tp{tensor_ranks}-pp{num_stages}",
+        source=read_operators(device)["source"],
+        num_stages=num_stages,
+        tensor_ranks=tensor_ranks,
+        overhead_s=cpu["overhead_s"] + batch_s,
+        per_request_s=cpu["per_request_s"],
+        tokens_s=_edges(tokens, total),
+        transfer_s=_sends(shape, link) if num_stages > 1 else (),
+        last_stage_s=_vocabulary(shape, data, tensor_ranks),
+        attention_window=shape.window,
+        tile_tokens=128,
+        kv_tokens=kv_tokens,
+        max_model_len=shape.max_model_len,
+    )
+    return CostModel.from_dict({**base.to_dict(), **attention})
+
+
+def kv_capacity_tokens(shape: ModelShape, device: Device, num_devices: int) -> int:
+    """KV tokens that fit beside the weights. Raises ValueError if the weights do not fit."""
+    room = num_devices * (MEMORY_SHARE * device.memory_bytes - ACTIVATION_BYTES)
+    free = room - shape.weight_bytes
+    if free <= 0:
+        raise ValueError(f"{shape.name} does not fit on {num_devices} x {device.name}")
+    return int(free / shape.kv_bytes_per_token)
+
+
+def _layer_seconds(
+    shape: ModelShape, data: dict[str, Any], tensor_ranks: int
+) -> tuple[list[int], list[float]]:
+    """Seconds of one layer's linear and element-wise operators by token count."""
+    profiled = data["shape"]
+    if str(tensor_ranks) not in data["ms"]:
+        raise ValueError(f"no published timings with {tensor_ranks} tensor ranks")
+    table = data["ms"][str(tensor_ranks)]
+    head_dim = profiled["hidden"] // profiled["heads"]
+    reference = ModelShape(
+        "profiled",
+        1,
+        profiled["hidden"],
+        profiled["intermediate"],
+        profiled["heads"],
+        profiled["kv_heads"],
+        head_dim,
+        1,
+        "",
+    ).matrices
+    scale = {group: size / reference[group] for group, size in shape.matrices.items()}
+    scale["other"] = shape.hidden / profiled["hidden"]
+    tokens = [int(n) for n in table["tokens"]]
+    seconds = [
+        sum(scale[group] * table[group][i] for group in scale) / 1e3 for i in range(len(tokens))
+    ]
+    return tokens, np.maximum.accumulate(seconds).tolist()
+
+
+def _edges(tokens: Sequence[int], seconds: Sequence[float]) -> tuple[tuple[int, float], ...]:
+    """Knots with tile steps as jumps: what was measured just past an edge holds from there on."""
+    knots = []
+    for n, s in zip(tokens, seconds, strict=True):
+        past_edge = n > 128 and n % 128 == 8
+        knots.append((n - 7 if past_edge else n, round(s, 7)))
+    return tuple(knots)
+
+
+def _attention(
+    shape: ModelShape, device: Device, tensor_ranks: int, layers: int
+) -> dict[str, float]:
+    """Attention coefficients of one stage, from those of the profiled head counts."""
+    profiled = read_operators("a100")["attention"]
+    heads = shape.heads * shape.head_dim / tensor_ranks
+    query = heads / (profiled["heads_per_rank"] * profiled["head_dim"]) * device.attention_compute
+    kv_heads = max(1.0, shape.kv_heads / tensor_ranks) * shape.head_dim
+    memory = kv_heads / (profiled["kv_heads_per_rank"] * profiled["head_dim"])
+    memory *= device.attention_memory
+    return {
+        "decode_batch_s": layers * profiled["decode_batch_s"],
+        "prefill_slice_s": layers * profiled["prefill_slice_s"],
+        "prefill_kv_s": layers * profiled["prefill_kv_s"] * memory,
+        "prefill_pair_s": layers * profiled["prefill_pair_s"] * query,
+        "prefill_square_s": layers * profiled["prefill_square_s"] * query,
+        "decode_slice_s": layers * profiled["decode_slice_s"],
+        "decode_kv_s": layers * profiled["decode_kv_s"] * memory,
+    }
+
+
+def _sends(shape: ModelShape, link: str) -> tuple[tuple[int, float], ...]:
+    marks = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384)
+    times = np.maximum.accumulate([send_s(link, 2.0 * n * shape.hidden) for n in marks])
+    return tuple((n, round(float(s), 7)) for n, s in zip(marks, times, strict=True))
+
+
+def _vocabulary(
+    shape: ModelShape, data: dict[str, Any], tensor_ranks: int
+) -> tuple[tuple[int, float], ...]:
+    """The output projection by sampled rows: the profiled down projection, scaled by size."""
+    table, profiled = data["ms"][str(tensor_ranks)], data["shape"]
+    ratio = shape.vocab * shape.hidden / (profiled["intermediate"] * profiled["hidden"])
+    points = [
+        (n, ms * ratio / 1e3)
+        for n, ms in zip(table["tokens"], table["down"], strict=True)
+        if n <= 256
+    ]
+    heights = np.maximum.accumulate([s for _, s in points])
+    return _edges([n for n, _ in points], heights.tolist())
+
+
+# ---- the paper's deployments ----------------------------------------------------------
+
+PAPER = {
+    "mistral-7b-a100": ("mistral-7b", "a100", 1, 1, "a100-pairwise-nvlink", ""),
+    "yi-34b-a100-tp2": ("yi-34b", "a100", 2, 1, "a100-pairwise-nvlink", ""),
+    "llama2-70b-a40-tp4-pp2": ("llama2-70b", "a40", 4, 2, "a100-pairwise-nvlink", "a40"),
+    "falcon-180b-a100-tp4-pp2": ("falcon-180b", "a100", 4, 2, "a100-pairwise-nvlink", "ethernet"),
+    "falcon-180b-a100-tp8": ("falcon-180b", "a100", 8, 1, "ethernet:4", ""),
+}
+
+NOTES = {
+    "mistral-7b-a100": ("Llama-3-8B has the same layers; its timings are used unscaled.",),
+    "yi-34b-a100-tp2": ("Each matrix scaled by size from CodeLlama-34B at TP 2.",),
+    "llama2-70b-a40-tp4-pp2": (
+        "Linear layers as profiled on A40 at TP 4.",
+        "Attention and CPU overheads from A100, slowed by the ratio of the linear layers.",
+        "All-reduce from A100 with pairwise NVLink: both cross PCIe for four ranks.",
+    ),
+    "falcon-180b-a100-tp4-pp2": (
+        "By scaling: no timings of Falcon are published. Matrices from Llama-2-70B at TP 4.",
+        "Stages linked by 100 Gb/s Ethernet, modelled as 0.1 ms + 10 GB/s.",
+    ),
+    "falcon-180b-a100-tp8": (
+        "By scaling, as the TP 4 x PP 2 deployment; two nodes of four over 100 Gb/s Ethernet.",
+    ),
+}
+
+
+def paper_model(name: str) -> CostModel:
+    """One of the paper's deployments, composed anew from the operator timings."""
+    model, device, ranks, stages, network, link = PAPER[name]
+    link = {"a40": "a40-pairwise-nvlink"}.get(link, link or network)
+    composed = compose(model, device, ranks, stages, network=network, link=link, name=name)
+    return replace(composed, notes=NOTES[name])
+
+
+def main() -> None:
+    """Write the paper's deployments to `configs/hardware/`."""
+    for name in PAPER:
+        paper_model(name).save(CONFIGS / f"{name}.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Results as tables for people and as lines of Markdown for documents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from app.simulate.paper.published import Row
+from app.simulate.run.recorder import Summary
+from app.simulate.run.search import Verdict
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, or a dash."""
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.0%}"
+
+
+def paper_table(rows: Iterable[Row]) -> Table:
+    """Ours beside the published numbers; misses beyond 20 % stand out."""
+    table = Table(title="The paper's evaluation, simulated", header_style="bold")
+    for name in ("figure", "setting", "quantity"):
+        table.add_column(name)
+    for name in ("simulated", "published", "deviation"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        off = row.deviation
+        style = "yellow" if off is not None and abs(off) > 0.2 else ""
+        table.add_row(
+            row.figure,
+            row.setting,
+            row.quantity,
+            number(row.simulated),
+            number(row.published),
+            percent(off),
+            style=style,
+        )
+    return table
+
+
+def paper_markdown(rows: Iterable[Row]) -> str:
+    """The same as a Markdown table."""
+    lines = [
+        "| figure | setting | quantity | simulated | published | deviation |",
+        "|---|---|---|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {r.figure} | {r.setting} | {r.quantity} | {number(r.simulated)} "
+        f"| {number(r.published)} | {percent(r.deviation)} |"
+        for r in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+SUMMARY_LINES = (
+    ("requests completed", "num_completed", ""),
+    ("requests refused", "num_refused", ""),
+    ("offered load", "qps_offered", "QPS"),
+    ("output", "output_tokens_per_s", "token/s"),
+    ("TTFT P50", "ttft_p50", "s"),
+    ("TTFT P99", "ttft_p99", "s"),
+    ("TBT P50", "tbt_p50", "s"),
+    ("TBT P99", "tbt_p99", "s"),
+    ("TBT longest", "tbt_max", "s"),
+    ("scheduling delay P50", "scheduling_delay_p50", "s"),
+    ("end to end P50", "e2e_p50", "s"),
+    ("goodput", "goodput", "QPS"),
+    ("preemptions", "num_preemptions", ""),
+    ("steps", "num_steps", ""),
+    ("mean step", "mean_step_s", "s"),
+    ("bubbles", "bubble_share", "of stage time"),
+)
+
+
+def summary_table(summary: Summary, title: str) -> Table:
+    table = Table(title=title, show_header=False)
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    table.add_column("unit")
+    for label, name, unit in SUMMARY_LINES:
+        table.add_row(label, number(getattr(summary, name)), unit)
+    return table
+
+
+def verdict_table(verdicts: Sequence[Verdict], load_qps: float) -> Table:
+    """Configurations, cheapest first."""
+    table = Table(title=f"Configurations for {load_qps:g} QPS, cheapest first", header_style="bold")
+    table.add_column("configuration", no_wrap=True)
+    for name in ("capacity QPS", "replicas", "devices", "P99 TBT s", "P50 TTFT s"):
+        table.add_column(name, justify="right")
+    table.add_column("stopped by")
+    for v in verdicts:
+        if v.impossible:
+            table.add_row(v.candidate.label, "-", "-", "-", "-", "-", v.impossible, style="dim")
+        else:
+            table.add_row(
+                v.candidate.label,
+                number(v.capacity_qps),
+                str(v.num_replicas),
+                str(v.num_devices),
+                number(v.tbt_p99),
+                number(v.ttft_p50),
+                v.limit,
+            )
+    return table
+
+
+def show(console: Console, *parts: Any) -> None:
+    for part in parts:
+        console.print(part)

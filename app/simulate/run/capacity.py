@@ -1,0 +1,163 @@
+"""Capacity: the highest Poisson load that keeps its promises (PAPER, section 5.1).
+
+A load passes when P99 TBT <= objective and the median scheduling delay <= 2 s. The search brackets
+the capacity by doubling or halving from a guess and bisects until the bracket is narrower than
+`tolerance`. Every probe serves the very same requests, only faster or slower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.lengths import Lengths
+from app.simulate.run.recorder import Recorder, Summary
+from app.simulate.run.simulation import Deployment, simulate
+from app.simulate.workload.requests import Workload, generate
+
+MEDIAN_DELAY_LIMIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One load tried. given_up: the run was stopped early because it could not pass any more."""
+
+    qps: float
+    passed: bool
+    tbt_p99: float
+    scheduling_delay_p50: float
+    ttft_p50: float
+    given_up: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """qps: the highest load that passed (0 if none did). limit: what the next higher one broke."""
+
+    qps: float
+    limit: str
+    probes: tuple[Probe, ...]
+    summary: Summary | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "qps": self.qps,
+            "limit": self.limit,
+            "probes": [p.to_dict() for p in self.probes],
+            "summary": self.summary.to_dict() if self.summary else None,
+        }
+
+
+def capacity(
+    deployment: Deployment,
+    lengths: Lengths,
+    tbt_s: float,
+    *,
+    guess_qps: float = 1.0,
+    num_requests: int = 1024,
+    tolerance: float = 0.025,
+    delay_limit_s: float = MEDIAN_DELAY_LIMIT_S,
+    max_probes: int = 16,
+    seed: int = 0,
+    on_probe: Callable[[Probe], None] | None = None,
+) -> Capacity:
+    """Search the capacity of one deployment under one workload and one P99 TBT objective."""
+    base = generate(poisson(1.0), lengths, num_requests, seed=seed)
+    probes: list[Probe] = []
+    best: Summary | None = None
+    low, high = 0.0, math.inf
+    qps = guess_qps
+    while len(probes) < max_probes:
+        probe, summary = probe_load(deployment, base, qps, tbt_s, delay_limit_s, seed)
+        probes.append(probe)
+        if on_probe is not None:
+            on_probe(probe)
+        if probe.passed:
+            low, best = qps, summary
+        else:
+            high = qps
+        if high == math.inf:
+            # Far from saturation the delay is nil, so a larger stride is safe.
+            qps *= 2.0
+        elif low == 0.0:
+            qps /= 2.0
+            if qps < guess_qps * 1e-3:
+                break
+        elif (high - low) / high <= tolerance:
+            break
+        else:
+            qps = (low + high) / 2.0
+    failed = [p for p in probes if not p.passed]
+    nearest = min(failed, key=lambda p: p.qps, default=None)
+    return Capacity(low, _limit(nearest, tbt_s), tuple(probes), best)
+
+
+def _limit(failed: Probe | None, tbt_s: float) -> str:
+    """What stopped the load just above capacity."""
+    if failed is None:
+        return "none"
+    return "P99 TBT" if failed.tbt_p99 > tbt_s else "scheduling delay"
+
+
+def probe_load(
+    deployment: Deployment,
+    base: Workload,
+    qps: float,
+    tbt_s: float,
+    delay_limit_s: float = MEDIAN_DELAY_LIMIT_S,
+    seed: int = 0,
+) -> tuple[Probe, Summary]:
+    """Serve `base` at `qps` and judge it."""
+    workload = base.at_rate(qps)
+    stop = _Hopeless(workload, tbt_s, delay_limit_s)
+    result = simulate(workload, deployment, seed=seed, should_stop=stop)
+    summary = result.summary()
+    slack = 1.0 + 1e-9  # sums of floats
+    passed = (
+        not stop.gave_up
+        and summary.tbt_p99 <= tbt_s * slack
+        and summary.scheduling_delay_p50 <= delay_limit_s
+        and summary.num_completed == len(workload)
+    )
+    probe = Probe(
+        qps,
+        passed,
+        summary.tbt_p99,
+        summary.scheduling_delay_p50,
+        summary.ttft_p50,
+        stop.gave_up,
+    )
+    return probe, summary
+
+
+class _Hopeless:
+    """True as soon as a probe cannot pass whatever still comes."""
+
+    def __init__(self, workload: Workload, tbt_s: float, delay_limit_s: float) -> None:
+        num_gaps = int(workload.output_tokens.sum()) - len(workload)
+        self._allowed_gaps = 0.01 * num_gaps + 1
+        self._half = len(workload) // 2 + 1
+        self._tbt_s, self._delay_limit_s = tbt_s * (1.0 + 1e-9), delay_limit_s
+        self._late_gaps = 0
+        self._seen_gaps = 0
+        self.gave_up = False
+
+    def __call__(self, recorder: Recorder, arrived: int) -> bool:
+        fresh = np.array(recorder.gaps_s[self._seen_gaps :])
+        self._seen_gaps += len(fresh)
+        self._late_gaps += int((fresh > self._tbt_s).sum())
+        now_s = recorder.arrival_s[arrived - 1]
+        arrival = np.array(recorder.arrival_s[:arrived])
+        started = np.array(recorder.started_s[:arrived])
+        waited = np.where(np.isnan(started), now_s, started) - arrival
+        late_starts = int((waited > self._delay_limit_s).sum())
+        self.gave_up = self._late_gaps > self._allowed_gaps or late_starts > self._half
+        return self.gave_up

@@ -1,0 +1,222 @@
+"""One replica on virtual time: the real scheduling core over a pipeline that only takes time.
+
+The core is `actors.scheduling.build_core`'s, told nothing about being simulated. Stages are
+modelled by when they become free; a plan passes them in order, paying the sends between.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.events import (
+    Emit,
+    Event,
+    Execute,
+    Instruction,
+    Refuse,
+    StepDone,
+    Tick,
+    WakeAt,
+)
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.plan import StepPlan, StepResult
+from app.simulate.hardware.ratios import StepRatios
+from app.simulate.run.recorder import Recorder
+
+if TYPE_CHECKING:
+    from actors.scheduling.core import Core
+
+INFINITY = float("inf")
+
+TokenOf = Callable[[int, int], int]  # (request id, position) -> token
+
+
+class Replica:
+    """`next_s` is when it next needs attention; `advance` gives it that."""
+
+    __slots__ = (
+        "_core", "_in_flight", "_index", "_jitter", "_model", "_ratios", "_recorder", "_rng",
+        "_stages", "_token_of", "_window", "host_s", "next_s", "num_live", "wake_s",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        core: Core,
+        model: CostModel,
+        recorder: Recorder,
+        *,
+        index: int = 0,
+        jitter: float = 0.0,
+        ratios: StepRatios | None = None,
+        seed: int = 0,
+        host_s: float = 0.0,
+        token_of: TokenOf | None = None,
+    ) -> None:
+        """
+        model: the truth about step times (the core may believe another).
+        jitter: sigma of the log-normal factor on each step's time (0: none).
+        ratios: what a live machine showed, to draw a factor from for each step.
+        host_s: time from a step's end until the core hears of it.
+        token_of: what is sampled; without it every token is 0.
+        """
+        self._core = core
+        self._index = index
+        self._model = model
+        self._recorder = recorder
+        self._jitter = jitter
+        self._ratios = ratios
+        self._rng = random.Random(seed * 1_000_003 + index)
+        self._stages = [0.0] * model.num_stages  # when each stage is free
+        self._in_flight: deque[tuple[float, StepResult]] = deque()
+        self._window = model.attention_window
+        self._token_of = token_of
+        self.host_s = host_s
+        self.wake_s = INFINITY
+        self.next_s = INFINITY
+        self.num_live = 0  # submitted and not finished
+
+    @property
+    def core(self) -> Core:
+        return self._core
+
+    @property
+    def index(self) -> int:
+        return self._index
+
+    def prefill_backlog_tokens(self) -> int:
+        """Prefill work ahead of a new request: everyone's who waits, and unfinished prompts."""
+        view = self._core.view
+        return view.num_waiting_tokens + sum(v.length - v.planned for v in view.prefilling)
+
+    def submit(self, event: Event, now_s: float) -> None:
+        """Hand the core an event from outside (Submit, Abort, Reconfigure)."""
+        self._apply(self._core.handle(event, now_s), now_s)
+
+    def advance(self) -> float:
+        """Deliver what is due at `next_s`, a finished step or a tick; returns that time."""
+        now_s = self.next_s
+        if self._in_flight and self._in_flight[0][0] <= now_s:
+            _, result = self._in_flight.popleft()
+            self._apply(self._core.handle(StepDone(result), now_s), now_s)
+        else:
+            self.wake_s = INFINITY
+            self._apply(self._core.handle(Tick(), now_s), now_s)
+        return now_s
+
+    # ---- instructions -----------------------------------------------------------------
+
+    def _apply(self, instructions: Sequence[Instruction], now_s: float) -> None:
+        for instruction in instructions:
+            kind = type(instruction)
+            if kind is Execute:
+                self._execute(instruction.plan, now_s)  # type: ignore[union-attr]
+            elif kind is Emit:
+                self._emit(instruction, now_s)  # type: ignore[arg-type]
+            elif kind is Refuse:
+                self._refuse(instruction, now_s)  # type: ignore[arg-type]
+            elif kind is WakeAt:
+                # The core names the next time it wants; an earlier wish is still a wish.
+                self.wake_s = min(self.wake_s, instruction.time_s)  # type: ignore[union-attr]
+        in_flight = self._in_flight
+        done_s = in_flight[0][0] if in_flight else INFINITY
+        self.next_s = done_s if done_s <= self.wake_s else max(self.wake_s, now_s)
+
+    def _execute(self, plan: StepPlan, now_s: float) -> None:
+        recorder, model = self._recorder, self._model
+        slices = plan.slices
+        mix = Mix.of(slices, self._window)
+        stage_s = model.stage_s(mix)
+        if self._jitter:
+            stage_s *= self._rng.lognormvariate(0.0, self._jitter)
+        if self._ratios is not None:
+            stage_s *= self._ratios.draw(mix.prefill_tokens > 0, stage_s, self._rng)
+        stages = self._stages
+        if len(stages) == 1:
+            free_s = stages[0]
+            start_s = now_s if now_s > free_s else free_s
+            end_s = stages[0] = start_s + stage_s
+            times: tuple[tuple[float, float], ...] = ((start_s, end_s),)
+            bubble_s = 0.0
+        else:
+            start_s, end_s, bubble_s, times = self._pass_stages(mix, stage_s, now_s)
+        if plan.started:
+            for started in plan.started:
+                request_id = started.request_id
+                if not recorder.num_starts[request_id]:
+                    recorder.started_s[request_id] = start_s
+                recorder.num_starts[request_id] += 1
+        token_of = self._token_of
+        if token_of is None:
+            tokens = tuple([(piece[0], 0) for piece in slices if piece[3]])
+        else:
+            tokens = tuple([(p[0], token_of(p[0], p[1] + p[2])) for p in slices if p[3]])
+        result = StepResult(plan.step_id, tokens, stage_times_s=times)
+        self._in_flight.append((end_s + self.host_s, result))
+        recorder.num_steps += 1
+        recorder.busy_s += stage_s * len(stages)
+        recorder.bubble_s += bubble_s
+        steps = recorder.steps
+        if steps is not None:
+            steps.replica.append(self._index)
+            steps.start_s.append(start_s)
+            steps.end_s.append(end_s)
+            steps.stage_s.append(stage_s)
+            steps.bubble_s.append(bubble_s)
+            steps.prefill_tokens.append(mix.prefill_tokens)
+            steps.decode_tokens.append(mix.num_decodes)
+
+    def _pass_stages(
+        self, mix: Mix, stage_s: float, now_s: float
+    ) -> tuple[float, float, float, tuple[tuple[float, float], ...]]:
+        """Walk the pipeline; a stage that waits while work is in flight has a bubble."""
+        model, stages = self._model, self._stages
+        send_s = model.send_s(mix.num_tokens)
+        # Earlier stages lack the output projection.
+        early_s = stage_s - model.last_s(mix.num_slices)
+        arrives_s = now_s
+        bubble_s = 0.0
+        times = []
+        last = len(stages) - 1
+        for stage, free_s in enumerate(stages):
+            start_s = arrives_s if arrives_s > free_s else free_s
+            if self._in_flight:
+                bubble_s += start_s - free_s
+            end_s = start_s + (stage_s if stage == last else early_s)
+            stages[stage] = end_s
+            times.append((start_s, end_s))
+            arrives_s = end_s + send_s
+        return times[0][0], times[-1][1], bubble_s, tuple(times)
+
+    def _emit(self, emit: Emit, now_s: float) -> None:
+        recorder = self._recorder
+        last_s, max_gap_s = recorder.last_token_s, recorder.max_gap_s
+        counts, gap = recorder.num_output_tokens, recorder.gaps_s.append
+        for output in emit.outputs:
+            request_id = output[0]
+            tokens = output[2]
+            if tokens:
+                if counts[request_id]:
+                    waited_s = now_s - last_s[request_id]
+                    gap(waited_s)
+                    if waited_s > max_gap_s[request_id]:
+                        max_gap_s[request_id] = waited_s
+                else:
+                    recorder.first_token_s[request_id] = now_s
+                    recorder.num_cached_tokens[request_id] = output[4]
+                last_s[request_id] = now_s
+                counts[request_id] += len(tokens)
+            if output[3] is not None:
+                recorder.finished_s[request_id] = now_s
+                self.num_live -= 1
+        recorder.end_s = now_s
+
+    def _refuse(self, refusal: Refuse, now_s: float) -> None:
+        recorder = self._recorder
+        recorder.refused_s[refusal.request_id] = now_s
+        if refusal.retry_after_s is not None:
+            recorder.retry_after_s[refusal.request_id] = refusal.retry_after_s
+        self.num_live -= 1

@@ -1,0 +1,52 @@
+"""Trace files: requests with their lengths, and their arrivals if they were kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.requests import Workload
+
+_ALIASES = {
+    "arrival_s": ("arrival_s", "arrived_at", "timestamp"),
+    "prompt_tokens": ("prompt_tokens", "num_prefill_tokens", "ContextTokens"),
+    "output_tokens": ("output_tokens", "num_decode_tokens", "GeneratedTokens"),
+}
+
+
+def read_trace(path: str | Path, qps: float | None = None, seed: int = 0) -> Workload:
+    """A CSV or Parquet file with prompt and output lengths, and arrival times if it has them.
+
+    Column names of the common public traces are understood. Without arrivals (or with `qps`
+    given) requests arrive as a Poisson process. Raises ValueError naming a missing column.
+    """
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    path = Path(path)
+    table: Any = (
+        pyarrow.parquet.read_table(path)
+        if path.suffix == ".parquet"
+        else pyarrow.csv.read_csv(path)
+    )
+    columns: dict[str, Any] = {}
+    for name, aliases in _ALIASES.items():
+        found = next((a for a in aliases if a in table.column_names), None)
+        if found is not None:
+            columns[name] = table.column(found).to_numpy()
+    for name in ("prompt_tokens", "output_tokens"):
+        if name not in columns:
+            raise ValueError(f"{path}: no column for {name}; it has {table.column_names}")
+    prompts = np.maximum(1, columns["prompt_tokens"].astype(np.int64))
+    outputs = np.maximum(1, columns["output_tokens"].astype(np.int64))
+    if "arrival_s" in columns and qps is None:
+        arrivals = columns["arrival_s"].astype(np.float64)
+        order = np.argsort(arrivals, kind="stable")
+        return Workload(arrivals[order], prompts[order], outputs[order], name=path.stem)
+    if qps is None:
+        raise ValueError(f"{path} has no arrival times: give a rate")
+    arrivals = poisson(qps)(len(prompts), np.random.default_rng(seed))
+    return Workload(arrivals, prompts, outputs, name=path.stem)
