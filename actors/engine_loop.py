@@ -24,10 +24,8 @@ import msgpack
 
 from actors.engine_config import EngineConfig
 from actors.event_recorder import EventFile
-from actors.iteration_records import IterationRecords
-from actors.transport.messages import Question, StepError, pack_outputs, unpack_requests
 from actors.gc_utils import keep_collector_quiet
-from actors.stage_set import StageSet, StagesFailed
+from actors.iteration_records import IterationRecords
 from actors.scheduling.build import build_core
 from actors.scheduling.core import Core
 from actors.scheduling.event_log import Recorder
@@ -49,7 +47,9 @@ from actors.scheduling.events import (
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Grammar, Request
 from actors.stage.spec import StageInfo
+from actors.stage_set import StageSet, StagesFailed
 from actors.step_deadline import StepDeadline
+from actors.transport.messages import Question, StepError, pack_outputs, unpack_requests
 from actors.transport.wire import FrameProtocol, connect
 
 logger = logging.getLogger("legato.scheduler")

@@ -27,7 +27,7 @@ class IterationRecords:
         """To be called before the core has heard of the answer."""
         core = self._core
         num_decodes = core.in_flight[0].shape.num_decodes
-        residents = core.residents
+        requests = core.requests
         self._rows.append(
             [
                 step.plan.step_id,
@@ -38,11 +38,11 @@ class IterationRecords:
                 step.num_tokens - num_decodes,
                 len(step.plan.slices),
                 answer.stage_times_s,
-                len(residents.decoding),
-                len(residents.prefilling),
-                residents.num_waiting,
-                residents.blocks.num_free,
-                residents.num_preemptions,
+                len(requests.decoding),
+                len(requests.prefilling),
+                requests.num_waiting,
+                requests.num_free_blocks,
+                requests.num_preemptions,
                 recoveries,
                 core.config.token_budget,
             ]

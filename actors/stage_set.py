@@ -10,13 +10,13 @@ from typing import Any
 import ray
 
 from actors.engine_config import GIB, EngineConfig
-from actors.transport.graph_pipeline import GraphPipeline
-from actors.transport.messages import StepError
-from actors.transport.pipeline import CallPipeline, Pipeline
 from actors.placement import create_stages, current_group
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.spec import StageInfo
+from actors.transport.graph_pipeline import GraphPipeline
+from actors.transport.messages import StepError
+from actors.transport.pipeline import CallPipeline, Pipeline
 
 logger = logging.getLogger("legato.recovery")
 

@@ -24,16 +24,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from actors.engine_config import EngineConfig
-from actors.transport.messages import iteration_dict
 from actors.gc_utils import keep_collector_quiet
 from actors.scheduling.request import Objective
+from actors.transport.messages import iteration_dict
 from app.api.application import build_api
-from app.console.routes import console_routes
 from app.api.http.server import Door
+from app.console.routes import console_routes
 from app.engine.client import EngineUnavailable, GenerationRequest, ModelCard
-from app.handle_params import sampling_from
-from app.engine.live import LiveEngine
 from app.engine.link import EngineFailed
+from app.engine.live import LiveEngine
+from app.handle_params import sampling_from
 from app.settings import Settings, parse, resolve
 from app.telemetry.live import Telemetry
 from app.telemetry.prometheus import CONTENT_TYPE

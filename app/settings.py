@@ -79,7 +79,7 @@ class SchedulingSettings(_Section):
     token_budget: int = Field(512, ge=1, description="Tokens per iteration, decodes included.")
     budget: str = Field("fixed", description="fixed, throttled (by KV), profiled or adaptive.")
     budget_options: dict[str, Any] = Field(default_factory=dict)
-    admission: str = Field("all", description="all, predicted_peak or promises.")
+    admission: str = Field("all", description="all, predicted_peak or predictive.")
     admission_options: dict[str, Any] = Field(default_factory=dict)
     cost_model: str | None = Field(None, description="File of a fitted cost model.")
     max_requests: int = Field(128, ge=1, description="Most requests running at once.")

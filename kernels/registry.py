@@ -23,8 +23,8 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 @dataclass(frozen=True, slots=True)
 class SamplingKernels:
-    """The operations of `kernels.torch_sampling`: adjust logits in place, draw a token per row, judge
-    tokens by the model's own distribution."""
+    """The operations of `kernels.torch_sampling`: adjust logits in place, draw a token per row,
+    judge tokens by the model's own distribution."""
 
     adjust: Callable[[torch.Tensor, Sequence[Adjustment]], None]
     sample: Callable[[torch.Tensor, SamplingRows], NDArray[np.int64]]

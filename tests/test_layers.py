@@ -26,7 +26,7 @@ FORBIDDEN = {
 def modules(room: str = "") -> Iterator[Path]:
     for floor in FLOORS:
         for path in sorted((ROOT / floor).rglob("*.py")):
-            if path.relative_to(ROOT).as_posix().startswith(room):
+            if path.relative_to(ROOT).as_posix().startswith(f"{room}/" if room else ""):
                 yield path
 
 

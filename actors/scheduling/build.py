@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from actors.scheduling.admission import build_admission
+from actors.scheduling.budgets import build_budget
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
-from actors.scheduling.interfaces import Admission, CostModel, TokenBudget
-from actors.scheduling.queue import build_order
-from actors.scheduling.parts import build_admission, build_budget, build_cost_model
+from actors.scheduling.cost.online import read_cost_model
+from actors.scheduling.interfaces import Admission, StepTimePredictor, TokenBudget
 from actors.scheduling.policies import build_policy
+from actors.scheduling.queue import build_order
 
 
 def check_config(config: SchedulerConfig) -> None:
     """Raise ConfigError naming the first impossible value, unknown policy or order, or option.
 
-    For the door, before anything else is there: budgets and admission need the KV memory's size,
-    so they are judged by `build_core`.
+    Used before anything is started: budgets and admission need the KV memory's size, so they are
+    judged by `build_core`.
     """
     config.check()
     policy = build_policy(config)
@@ -26,14 +28,14 @@ def build_core(
     *,
     budget: TokenBudget | None = None,
     admission: Admission | None = None,
-    cost_model: CostModel | None = None,
+    cost_model: StepTimePredictor | None = None,
 ) -> Core:
     """A core as `config` describes it; parts given here win over the named ones.
 
     Raises ConfigError naming the setting that cannot be.
     """
     config.check()
-    cost_model = cost_model or build_cost_model(config)
+    cost_model = cost_model or read_cost_model(config.cost_model)
     return Core(
         config,
         budget or build_budget(config, cost_model),

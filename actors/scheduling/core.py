@@ -10,6 +10,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from actors.scheduling.admission import build_admission
+from actors.scheduling.admission.limits import QueueLimits
+from actors.scheduling.budgets import build_budget
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import (
     Abort,
@@ -28,15 +31,13 @@ from actors.scheduling.events import (
     WakeAt,
 )
 from actors.scheduling.faults import Faults
-from actors.scheduling.admission.limits import Intake
-from actors.scheduling.interfaces import Admission, CostModel, EngineView, TokenBudget
+from actors.scheduling.interfaces import Admission, EngineView, StepTimePredictor, TokenBudget
+from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.outcomes import Outcomes
-from actors.scheduling.parts import build_admission, build_budget
 from actors.scheduling.policies import Policy, build_policy
 from actors.scheduling.request import FinishReason
-from actors.scheduling.memory.running import Residents
-from actors.scheduling.state import Fate, RequestState, Status
-from actors.scheduling.step import InFlight, StepBuilder
+from actors.scheduling.state import Fate, InFlight, RequestState, Status
+from actors.scheduling.step import StepBuilder
 
 # What a part was built from: if one of these changes, it is built anew.
 _ADMISSION_KEYS = ("admission", "admission_options", "max_requests", "tbt_s", "ttft_s")
@@ -51,18 +52,18 @@ class Core:
         config: SchedulerConfig,
         budget: TokenBudget,
         admission: Admission,
-        cost_model: CostModel | None = None,
+        cost_model: StepTimePredictor | None = None,
     ) -> None:
         self.config = config
         self.cost_model = cost_model
         self.policy: Policy = build_policy(config)
-        self.residents = Residents(config, self._order_name(), cost_model)
-        self.step = StepBuilder(self.residents, budget, admission, self.policy.reserve)
-        self.intake = Intake(config, admission)
-        self.outcomes = Outcomes(self.residents)
-        self.faults = Faults(self.residents, self.outcomes)
+        self.requests = LiveRequests(config, self._order_name(), cost_model)
+        self.step = StepBuilder(self.requests, budget, admission, self.policy.reserve)
+        self.limits = QueueLimits(config, admission)
+        self.outcomes = Outcomes(self.requests)
+        self.faults = Faults(self.requests)
         self.in_flight: deque[InFlight] = deque()
-        self.residents.in_flight = self.in_flight
+        self.requests.in_flight = self.in_flight
         self.num_steps = 0  # planned so far: the next step's id
         self.num_forced_steps = 0  # planned because the policy alone would have stood still
         self._num_submitted = 0
@@ -80,12 +81,12 @@ class Core:
 
     @property
     def view(self) -> EngineView:
-        return self.residents
+        return self.requests
 
     @property
     def is_idle(self) -> bool:
         """No request is here and no step is outstanding."""
-        return not self.residents.states and not self.in_flight
+        return not self.requests.by_id and not self.in_flight
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Take one event; `now_s` never decreases from call to call.
@@ -93,7 +94,7 @@ class Core:
         Raises ConfigError for an impossible Reconfigure (nothing has changed then) and
         ValueError for an answer that matches no outstanding step.
         """
-        self.residents.now_s = now_s
+        self.requests.now_s = now_s
         out: list[Instruction] = []
         self._handlers[type(event)](event, out)
         if self.config.queue_timeout_s is not None:
@@ -103,31 +104,31 @@ class Core:
 
     def statistics(self) -> dict[str, float]:
         """Plain numbers for metrics and the console."""
-        residents = self.residents
+        requests, running = self.requests, self.requests.running
         return {
-            "num_waiting": residents.num_waiting,
-            "num_waiting_tokens": residents.num_waiting_tokens,
-            "num_decoding": len(residents.decoding),
-            "num_prefilling": len(residents.prefilling),
-            "num_leaving": residents.num_leaving,
+            "num_waiting": requests.num_waiting,
+            "num_waiting_tokens": requests.num_waiting_tokens,
+            "num_decoding": len(requests.decoding),
+            "num_prefilling": len(requests.prefilling),
+            "num_finishing": running.num_finishing,
             "num_in_flight": len(self.in_flight),
             "num_steps": self.num_steps,
             "num_forced_steps": self.num_forced_steps,
             "num_blocks": self.config.num_blocks,
-            "num_free_blocks": residents.blocks.num_free,
-            "num_cached_blocks": residents.blocks.num_cached,
-            "num_evictions": residents.blocks.num_evictions,
-            "num_preemptions": residents.num_preemptions,
-            "num_swaps": residents.swap.num_swaps,
-            "num_free_host_blocks": residents.swap.host.num_free,
-            "tokens_per_s": self.intake.tokens_per_s,
+            "num_free_blocks": running.block_manager.num_free,
+            "num_cached_blocks": running.block_manager.num_cached,
+            "num_evictions": running.block_manager.num_evictions,
+            "num_preemptions": requests.num_preemptions,
+            "num_swaps": running.swap.num_swaps,
+            "num_free_host_blocks": running.swap.host.num_free,
+            "tokens_per_s": requests.tokens_per_s,
         }
 
     # ---- events -----------------------------------------------------------------------
 
     def _submit(self, event: Submit, out: list[Instruction]) -> None:
         request = event.request
-        refusal = self.intake.refusal(request, self.residents)
+        refusal = self.limits.refusal(request, self.requests)
         if refusal is not None:
             out.append(refusal)
             return
@@ -142,38 +143,42 @@ class Core:
         if reason is not None:
             out.append(Emit((Output(state.request_id, state.num_output_tokens, (), reason),)))
             return
-        self.residents.enter(state)
-        self.intake.entered(state, self.residents.now_s)
+        self.requests.add(state)
+        self.limits.entered(state, self.requests.now_s)
 
     def _abort(self, event: Abort, out: list[Instruction]) -> None:
-        state = self.residents.states.get(event.request_id)
-        if state is None or (state.status is Status.LEAVING and state.fate is Fate.END):
+        state = self.requests.by_id.get(event.request_id)
+        if state is None or (state.status is Status.FINISHING and state.fate is Fate.END):
             return
-        self.outcomes.end(state)
+        self.requests.end(state)
         index = state.num_output_tokens
         out.append(Emit((Output(state.request_id, index, (), FinishReason.ABORT),)))
 
     def _step_done(self, event: StepDone, out: list[Instruction]) -> None:
         step = self._answered(event.result.step_id)
-        now_s = self.residents.now_s
+        now_s = self.requests.now_s
         times = event.result.stage_times_s
         if times:
             duration_s = max([end - start for start, end in times])
         else:
             duration_s = now_s - max(step.planned_at_s, self._last_answer_s)
         self._last_answer_s = now_s
-        self.step.budget.observe(step.shape, duration_s)
+        if self.step.budget.learns:
+            self.step.budget.observe(step.shape, duration_s)
         if self.cost_model is not None:
             self.cost_model.observe(step.shape, duration_s)
-        self.intake.observe(step.shape.num_tokens, duration_s)
-        self.faults.cleared(step)
+        if duration_s > 0:
+            speed, mean = step.num_tokens / duration_s, self.requests.tokens_per_s
+            self.requests.tokens_per_s = speed if mean == 0 else 0.95 * mean + 0.05 * speed
+        if self.faults.is_alert:
+            self.faults.cleared(step)
         outputs = self.outcomes.take(step, event.result)
         if outputs:
             out.append(Emit(tuple(outputs)))
 
     def _step_failed(self, event: StepFailed, out: list[Instruction]) -> None:
         step = self._answered(event.step_id)
-        self._last_answer_s = self.residents.now_s
+        self._last_answer_s = self.requests.now_s
         outputs = self.faults.step_failed(step, event.message, event.culprit)
         if outputs:
             out.append(Emit(tuple(outputs)))
@@ -184,17 +189,17 @@ class Core:
             oldest = self.in_flight[0].plan.step_id if self.in_flight else None
             raise ValueError(f"answer to step {step_id}, but the oldest outstanding is {oldest}")
         step = self.in_flight.popleft()
-        self.residents.num_in_flight -= 1
+        self.requests.num_in_flight -= 1
         if step.pinned:
-            self.residents.blocks.free(step.pinned)
+            self.requests.running.block_manager.free(step.pinned)
         if step.host_blocks:
-            self.residents.swap.host.free(step.host_blocks)
+            self.requests.running.swap.host.free(step.host_blocks)
         return step
 
     def _pipeline_lost(self, event: PipelineLost, out: list[Instruction]) -> None:
         steps = list(self.in_flight)
         self.in_flight.clear()
-        self.residents.num_in_flight = 0
+        self.requests.num_in_flight = 0
         outputs = self.faults.pipeline_lost(steps)
         if outputs:
             out.append(Emit(tuple(outputs)))
@@ -203,7 +208,7 @@ class Core:
         config = self.config.with_changes(event.changes)
         # Everything that may refuse its options comes before anything changes.
         old, policy, budget = self.config, self.policy, self.step.budget
-        admission = self.intake.admission
+        admission = self.limits.admission
         if config.differs(old, "policy", "policy_options", "max_requests"):
             policy = build_policy(config)
         if config.differs(old, *_BUDGET_KEYS):
@@ -212,15 +217,15 @@ class Core:
             admission = build_admission(config, self.cost_model)
         order = config.order if config.order != "auto" else policy.order
         if order != self._order_name() or config.differs(old, "order_options", "ttft_s"):
-            self.residents.switch_order(order, config)
-            self.residents.resort()
-        self.config = self.residents.config = self.residents.swap.config = config
-        self.intake.config = config
+            self.requests.switch_order(order, config)
+        self.config = config
+        self.requests.use(config)
+        self.limits.config = config
         self.policy = policy
-        self.intake.admission = admission
+        self.limits.admission = admission
         if config.max_running_per_tenant is None:
-            self.residents.unpark_all()
-        self.step = StepBuilder(self.residents, budget, admission, policy.reserve)
+            self.requests.waiting.unpark_all(self.requests.now_s)
+        self.step = StepBuilder(self.requests, budget, admission, policy.reserve)
 
     def _order_name(self) -> str:
         return self.config.order if self.config.order != "auto" else self.policy.order
@@ -229,12 +234,12 @@ class Core:
         self._wake_at_s = None
 
     def _expire(self, now_s: float, out: list[Instruction]) -> None:
-        """Refuse who has waited too long; ask to be woken for the next."""
-        for state in self.intake.overdue(now_s):
-            self.residents.drop_waiting(state)
+        """Refuse what has waited too long; ask to be woken for the next."""
+        for state in self.limits.overdue(now_s):
+            self.requests.drop_waiting(state)
             message = f"waited {self.config.queue_timeout_s} s without starting"
             out.append(Refuse(state.request_id, message, None, 1.0))
-        wake_at_s = self.intake.next_timeout_s()
+        wake_at_s = self.limits.next_timeout_s()
         if wake_at_s is not None and wake_at_s != self._wake_at_s:
             self._wake_at_s = wake_at_s
             out.append(WakeAt(wake_at_s))
@@ -243,14 +248,14 @@ class Core:
 
     def _plan(self, now_s: float, out: list[Instruction]) -> None:
         """Plan greedily while the pipeline has room and there is work."""
-        in_flight, residents = self.in_flight, self.residents
-        while len(in_flight) < self.config.depth and residents.states:
+        in_flight, requests = self.in_flight, self.requests
+        while len(in_flight) < self.config.depth and requests.by_id:
             step = self._plan_one()
             if step is None:
                 return
             self.num_steps += 1
             in_flight.append(step)
-            residents.num_in_flight += 1
+            requests.num_in_flight += 1
             predicted_s = None
             if self.cost_model is not None:
                 predicted_s = self.cost_model.step_s(step.shape)
@@ -259,21 +264,18 @@ class Core:
     def _plan_one(self) -> InFlight | None:
         builder = self.step
         builder.clear(self.num_steps)
-        if self.residents.isolated and self._plan_suspect(builder):
-            return builder.build()
+        isolated = self.requests.waiting.isolated
+        if isolated and builder.start(isolated[0], self.config.max_step_tokens):
+            return builder.build()  # a step that holds one suspect alone
         self.policy.plan(builder)
         if builder.empty and not self.in_flight:
             self._plan_anything(builder)
         return builder.build()
 
-    def _plan_suspect(self, builder: StepBuilder) -> bool:
-        """A step that holds one suspect alone, if it can start now."""
-        return builder.start(self.residents.isolated[0], builder.config.max_step_tokens) > 0
-
     def _plan_anything(self, builder: StepBuilder) -> None:
-        """Progress comes before policy: nothing is in flight, so nothing else would wake us."""
+        """Progress comes before policy: with nothing in flight, nothing would wake the core."""
         self.num_forced_steps += 1
-        builder.decode(self.residents.decoding)
+        builder.decode(self.requests.decoding)
         for state in builder.runnable_prefills():
             builder.chunk(state, builder.room)
         if builder.empty:

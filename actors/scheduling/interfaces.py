@@ -9,29 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, Protocol
 
-from actors.scheduling.plan import StepPlan
+from actors.scheduling.plan import StepPlan, StepShape
 from actors.scheduling.request import Request
-
-
-class StepShape(NamedTuple):
-    """What decides how long a step takes.
-
-    num_decodes: slices of one token that continue a generation.
-    decode_context_tokens: KV positions those decodes attend to, summed (their own included).
-    prefills: (start, num_tokens) of every other slice.
-    """
-
-    num_decodes: int = 0
-    decode_context_tokens: int = 0
-    prefills: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        if not self.prefills:
-            return self.num_decodes
-        return self.num_decodes + sum([n for _, n in self.prefills])
 
 
 class RequestView(Protocol):
@@ -49,13 +30,13 @@ class RequestView(Protocol):
         ...
 
     @property
-    def length(self) -> int:
+    def num_tokens(self) -> int:
         """Tokens known: prompt and outputs."""
         ...
 
     @property
-    def planned(self) -> int:
-        """Tokens computed or in flight; below `length` while the (re)prefill is unfinished."""
+    def num_computed_tokens(self) -> int:
+        """Tokens computed or in flight; below `num_tokens` while the (re)prefill is unfinished."""
         ...
 
     @property
@@ -104,7 +85,7 @@ class EngineView(Protocol):
     def num_waiting(self) -> int: ...
     @property
     def num_waiting_tokens(self) -> int:
-        """Known tokens of everyone who waits (prompts, and outputs to be recomputed)."""
+        """Known tokens of all that wait (prompts, and outputs to be recomputed)."""
         ...
 
     @property
@@ -124,7 +105,13 @@ class EngineView(Protocol):
         ...
 
 
-class CostModel(Protocol):
+def pending_tokens(engine: EngineView) -> int:
+    """Known tokens still to be computed: of all that wait, and of unfinished prompts."""
+    unfinished = sum([v.num_tokens - v.num_computed_tokens for v in engine.prefilling])
+    return engine.num_waiting_tokens + unfinished
+
+
+class StepTimePredictor(Protocol):
     """Predicts time; may learn from what is observed."""
 
     def step_s(self, shape: StepShape) -> float:
@@ -141,7 +128,12 @@ class CostModel(Protocol):
 
 
 class TokenBudget(Protocol):
-    """How many tokens one step may hold."""
+    """How many tokens one step may hold.
+
+    learns: wants `observe` called.
+    """
+
+    learns: ClassVar[bool]
 
     def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
         """Most tokens of the step being planned, decodes included.

@@ -8,36 +8,35 @@ throttles tokens) instead of all going into the first.
 
 from __future__ import annotations
 
-from actors.scheduling.memory.running import Residents
+from actors.scheduling.interfaces import EngineView, pending_tokens
 from actors.scheduling.state import RequestState
 
 _LEAST_PREFILL = 32  # below this a chunk is not worth a step
 
 
-def decode_share(residents: Residents, depth: int) -> int:
+def decode_share(engine: EngineView, depth: int) -> int:
     """Decodes that one of `depth` micro-batches should hold."""
-    return -(-len(residents.decoding) // depth)
+    return -(-len(engine.decoding) // depth)
 
 
-def prefill_share(residents: Residents, depth: int, num_tokens: int) -> int:
+def prefill_share(engine: EngineView, depth: int, num_tokens: int) -> int:
     """Tokens (with the `num_tokens` decodes already in it) that this micro-batch should hold.
 
     Everything computable now, spread over the pipeline.
     """
-    pending = residents.num_waiting_tokens + sum(s.remaining for s in residents.prefilling)
-    total = pending + len(residents.decoding)
+    total = pending_tokens(engine) + len(engine.decoding)
     return max(-(-total // depth), num_tokens + _LEAST_PREFILL)
 
 
 def spread(ready: list[RequestState], count: int) -> list[RequestState]:
-    """Choose `count` decodes: whoever waited longest, and of equals a mix of context lengths.
+    """Choose `count` decodes: those that waited longest, and of equals a mix of context lengths.
 
-    Going round by age means nobody is passed over twice; evenly spaced context lengths give this
+    Going round by age means none is passed over twice; evenly spaced context lengths give this
     micro-batch the average attention work. Returned in the order of `ready`.
     """
     if count >= len(ready):
         return ready
-    by_age = sorted(ready, key=lambda state: (state.step_id, state.length))
+    by_age = sorted(ready, key=lambda state: (state.step_id, state.num_tokens))
     newest = by_age[count - 1].step_id  # of those who are in
     older = [state for state in by_age if state.step_id < newest]
     equals = [state for state in by_age if state.step_id == newest]

@@ -83,6 +83,25 @@ class StepPlan:
         return sum(map(_num_tokens, self.slices))
 
 
+class StepShape(NamedTuple):
+    """What decides how long a step takes.
+
+    num_decodes: slices of one token that continue a generation.
+    decode_context_tokens: KV positions those decodes attend to, summed (their own included).
+    prefills: (start, num_tokens) of every other slice.
+    """
+
+    num_decodes: int = 0
+    decode_context_tokens: int = 0
+    prefills: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        if not self.prefills:
+            return self.num_decodes
+        return self.num_decodes + sum([n for _, n in self.prefills])
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log-probability of one chosen token and of the likeliest alternatives, best first."""

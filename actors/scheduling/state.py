@@ -1,10 +1,12 @@
-"""One live request inside the core: the only mutable record of its progress."""
+"""The core's mutable records: a live request, and a step in flight."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from actors.scheduling.plan import TokenLogprobs
+from actors.scheduling.plan import StepPlan, StepShape, TokenLogprobs
 from actors.scheduling.prefix import chain_next, chain_root
 from actors.scheduling.request import Request
 
@@ -15,17 +17,17 @@ class Status(enum.Enum):
     """
     WAITING ──start──> RUNNING ──finish, abort──> ENDED
        ^                  │ preempted, failed, finished or aborted while a step is in flight
-       └──── drained ── LEAVING ──drained──> ENDED
+       └──── drained ── FINISHING ──drained──> ENDED
     """
 
     WAITING = "waiting"  # in the queue, in a group or isolated; holds no device blocks
     RUNNING = "running"  # holds device blocks; in `prefilling` or in `decoding`
-    LEAVING = "leaving"  # planned no more, blocks held until no in-flight step touches them
+    FINISHING = "finishing"  # planned no more, blocks held until no in-flight step touches them
     ENDED = "ended"
 
 
 class Fate(enum.Enum):
-    """What becomes of a LEAVING request once nothing in flight touches it."""
+    """What becomes of a FINISHING request once nothing in flight touches it."""
 
     QUEUE = "queue"
     ISOLATE = "isolate"
@@ -33,13 +35,15 @@ class Fate(enum.Enum):
 
 
 class RequestState:
-    """See `RequestView` for the attributes that budgets, orders and admission read."""
+    """The only record of a request's progress.
+
+    Budgets, orders and admission read the attributes of `RequestView`.
+    """
 
     __slots__ = (
-        "_digests",
+        "_block_hashes",
         "admitted",
-        "attend_at",
-        "blocks",
+        "block_table",
         "cacheable",
         "capacity",
         "discard",
@@ -51,18 +55,18 @@ class RequestState:
         "in_flight",
         "is_leader",
         "last_token_s",
-        "length",
         "level",
-        "lonely_failures",
         "max_length",
-        "mirrored",
-        "mirrored_length",
         "num_cached_tokens",
-        "num_committed",
+        "num_committed_blocks",
+        "num_computed_tokens",
+        "num_failures_alone",
+        "num_first_stage_tokens",
         "num_preemptions",
         "num_prompt_tokens",
-        "outputs",
-        "planned",
+        "num_tokens",
+        "on_stages",
+        "output_token_ids",
         "prompt_logprobs",
         "rank",
         "refused_version",
@@ -70,6 +74,7 @@ class RequestState:
         "request_id",
         "sequence_number",
         "served",
+        "slow_path_at",
         "status",
         "step_id",
         "stops",
@@ -85,8 +90,8 @@ class RequestState:
         self.fate = Fate.QUEUE
         self.rank: tuple[float, int] = (0.0, 0)  # smaller is better; set by the queue's order
         self.num_prompt_tokens = len(request.prompt)
-        self.outputs = list(request.output)
-        self.length = self.num_prompt_tokens + len(self.outputs)
+        self.output_token_ids = list(request.output)
+        self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
         self.max_length = min(self.num_prompt_tokens + sampling.max_tokens, limit)
         if request.pooling is not None:
             self.max_length = self.num_prompt_tokens
@@ -94,25 +99,25 @@ class RequestState:
         self.stops = frozenset(sampling.stop_token_ids)
 
         # Progress in the stages
-        self.planned = 0  # tokens computed or in flight in this life
+        self.num_computed_tokens = 0  # tokens computed or in flight in this life
         self.in_flight = 0  # outstanding steps that hold a slice of it
         self.step_id = -1  # the newest step that holds a slice of it
         self.discard = False  # results still in flight are worthless (a step before them failed)
-        self.mirrored = False  # the stages know it
-        self.mirrored_length = 0  # tokens the first stage knows (several stages only)
-        self.lonely_failures = 0  # consecutive failed steps that held nothing else
+        self.on_stages = False  # the stages hold a copy of its state
+        self.num_first_stage_tokens = 0  # tokens the first stage knows (several stages only)
+        self.num_failures_alone = 0  # consecutive failed steps that held nothing else
 
         # Memory
-        self.blocks: list[int] = []  # device block table
+        self.block_table: list[int] = []  # device KV blocks, in order
         self.capacity = 0  # len(blocks) * block_size
         self.host_blocks: list[int] = []  # KV of [0, planned) while swapped out
         self.cacheable = False  # may start from cached blocks
-        self.num_committed = 0  # full blocks offered to the prefix cache
-        self._digests: list[bytes] = [chain_root(request.cache_salt)]
+        self.num_committed_blocks = 0  # full blocks offered to the prefix cache
+        self._block_hashes: list[bytes] = [chain_root(request.cache_salt)]
         self.refused_version = -1  # memory version at the last refusal
 
-        # News and statistics
-        self.attend_at = 0  # length from which a new token needs more than bookkeeping
+        # Outputs and statistics
+        self.slow_path_at = 0  # length from which a new token needs more than bookkeeping
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         self.num_cached_tokens = 0  # of the first life
         self.num_preemptions = 0
@@ -120,7 +125,7 @@ class RequestState:
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
 
-        # What orders and policies remember of it
+        # Kept for orders and policies
         self.admitted = False  # has been started once: it is not charged again
         self.is_leader = False  # computes its group's prompt
         self.level = 0  # multi-level feedback queue
@@ -128,36 +133,54 @@ class RequestState:
 
     def __repr__(self) -> str:
         return (
-            f"<{self.request_id} {self.status.value} planned {self.planned} of {self.length} "
-            f"(max {self.max_length}) in flight {self.in_flight}>"
+            f"<{self.request_id} {self.status.value}: {self.num_computed_tokens} of "
+            f"{self.num_tokens} (max {self.max_length}) in flight {self.in_flight}>"
         )
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.outputs)
+        return len(self.output_token_ids)
 
     @property
     def remaining(self) -> int:
         """Known tokens not yet planned."""
-        return self.length - self.planned
+        return self.num_tokens - self.num_computed_tokens
 
     def known_tokens(self) -> tuple[int, ...]:
-        return (*self.request.prompt, *self.outputs)
+        return (*self.request.prompt, *self.output_token_ids)
 
     def token(self, position: int) -> int:
         if position < self.num_prompt_tokens:
             return self.request.prompt[position]
-        return self.outputs[position - self.num_prompt_tokens]
+        return self.output_token_ids[position - self.num_prompt_tokens]
 
-    def digests(self, num_blocks: int, block_size: int) -> list[bytes]:
+    def block_hashes(self, num_blocks: int, block_size: int) -> list[bytes]:
         """Content names of the first `num_blocks` full blocks; computed once, grown as needed."""
-        chain = self._digests
+        chain = self._block_hashes
         prompt, num_prompt = self.request.prompt, self.num_prompt_tokens
         for index in range(len(chain) - 1, num_blocks):
             start, stop = index * block_size, (index + 1) * block_size
             tokens = prompt[start:stop]
             if stop > num_prompt:
-                outputs = self.outputs[max(0, start - num_prompt) : stop - num_prompt]
+                outputs = self.output_token_ids[max(0, start - num_prompt) : stop - num_prompt]
                 tokens = (*tokens, *outputs)
             chain.append(chain_next(chain[-1], tokens))
         return chain[1 : num_blocks + 1]
+
+
+@dataclass(slots=True)
+class InFlight:
+    """An executed plan, and what its answer will mean."""
+
+    plan: StepPlan
+    sampled: list[RequestState]  # in slice order: each gets a token
+    partial: list[tuple[RequestState, int]]  # prefill slices that sample nothing, and their ends
+    shape: StepShape
+    num_tokens: int
+    pinned: list[int]  # device blocks that the plan copies from
+    host_blocks: Sequence[int]  # host blocks that the plan copies from
+    swapped_out: Sequence[RequestState]  # whose KV the plan copies to the host
+    planned_at_s: float
+
+    def members(self) -> list[RequestState]:
+        return [*self.sampled, *(state for state, _ in self.partial)]

@@ -1,49 +1,33 @@
 """One step being planned: what a policy may do, and the plan that comes of it.
 
-A policy calls `decode_all`, `chunk` and `start`; each allocates what it needs or changes nothing.
+A policy sees nothing but the `StepBuilder`: it calls `decode_all`, `chunk` and `start`, each of
+which allocates what it needs or changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
-from actors.scheduling.interfaces import Admission, StepShape, TokenBudget
+from actors.scheduling.interfaces import Admission, TokenBudget
+from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.microbatch import decode_share, prefill_share, spread
-from actors.scheduling.plan import RequestStart, Slice, StepPlan
-from actors.scheduling.memory.running import Residents
-from actors.scheduling.state import RequestState, Status
+from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepShape
+from actors.scheduling.state import InFlight, RequestState, Status
 
 _make = tuple.__new__  # a NamedTuple without the Python-level constructor: once per token
-
-
-@dataclass(slots=True)
-class InFlight:
-    """An executed plan, and what its answer will mean."""
-
-    plan: StepPlan
-    sampled: list[RequestState]  # in slice order: each gets a token
-    partial: list[tuple[RequestState, int]]  # prefill slices that sample nothing, and their ends
-    shape: StepShape
-    pinned: list[int]  # device blocks that the plan copies from
-    host_blocks: list[int]  # host blocks that the plan copies from
-    swapped_out: list[RequestState]  # whose KV the plan copies to the host
-    planned_at_s: float
-
-    def members(self) -> list[RequestState]:
-        return [*self.sampled, *(state for state, _ in self.partial)]
 
 
 class StepBuilder:
     """The step under construction. Attributes are for reading; methods add work."""
 
     def __init__(
-        self, residents: Residents, budget: TokenBudget, admission: Admission, reserve: bool
+        self, requests: LiveRequests, budget: TokenBudget, admission: Admission, reserve: bool
     ) -> None:
         """reserve: the policy wants KV for a request's maximum length before it starts."""
-        self.residents = residents
-        self.config = residents.config
+        self._requests = requests
+        self._running = requests.running
+        self.config = requests.config
         self.budget = budget
         self.admission = admission
         self.reserve = reserve
@@ -66,7 +50,7 @@ class StepBuilder:
 
     @property
     def now_s(self) -> float:
-        return self.residents.now_s
+        return self._requests.now_s
 
     @property
     def empty(self) -> bool:
@@ -76,7 +60,7 @@ class StepBuilder:
     def shape(self) -> StepShape:
         prefills: tuple[tuple[int, int], ...] = ()
         if self._prefills:
-            prefills = tuple([(s.planned - n, n) for s, n in self._prefills.items()])
+            prefills = tuple([(s.num_computed_tokens - n, n) for s, n in self._prefills.items()])
         return _make(StepShape, (self.num_decodes, self.decode_context_tokens, prefills))
 
     @property
@@ -84,36 +68,65 @@ class StepBuilder:
         """Tokens that the stages' buffers still hold."""
         return self.config.max_step_tokens - self.num_tokens
 
+    @property
+    def decoding(self) -> Sequence[RequestState]:
+        """Running requests whose prompt is planned to its end, best rank first."""
+        return self._running.decoding
+
+    @property
+    def prefilling(self) -> Sequence[RequestState]:
+        """Running requests with prompt (or recomputation) left, best rank first."""
+        return self._running.prefilling
+
+    @property
+    def num_running(self) -> int:
+        return self._running.num_requests
+
+    @property
+    def num_places_taken(self) -> int:
+        """Sequence slots in use, those of FINISHING requests included."""
+        return self._running.num_places_taken
+
+    @property
+    def wants_prefill(self) -> bool:
+        """Whether any prompt, running or waiting, has tokens left."""
+        return bool(self._running.prefilling or self._requests.waiting.num_requests)
+
     def tokens_left(self) -> int:
         """Prefill tokens that the budget allows on top of what is in the step. Never negative."""
-        budget = self.budget.num_tokens(self.shape, self.residents)
+        budget = self.budget.num_tokens(self.shape, self._requests)
         if self._uniform:
-            share = prefill_share(self.residents, self.config.depth, self.num_tokens)
+            share = prefill_share(self._requests, self.config.depth, self.num_tokens)
             budget = min(budget, share)
         return max(0, min(budget - self.num_tokens, self.room))
 
     def runnable_prefills(self) -> list[RequestState]:
-        """Admitted requests with known tokens left, best rank first (who is in the step too)."""
+        """Admitted requests with known tokens left, best rank first (those of this step too)."""
         limit, step_id = self.config.chunks_per_request, self.step_id
-        return [s for s in self.residents.prefilling if s.in_flight < limit or s.step_id == step_id]
+        return [s for s in self._running.prefilling if s.in_flight < limit or s.step_id == step_id]
 
     def runnable_decodes(self) -> list[RequestState]:
         limit = self.config.steps_per_request
-        return [s for s in self.residents.decoding if s.in_flight < limit and s.planned < s.end]
+        return [
+            s
+            for s in self._running.decoding
+            if s.in_flight < limit and s.num_computed_tokens < s.end
+        ]
 
     def head(self) -> RequestState | None:
         """The next waiting request; None while a suspect is being isolated."""
-        return None if self.residents.isolated else self.residents.head()
+        waiting = self._requests.waiting
+        return None if waiting.isolated else waiting.head(self._requests.now_s)
 
     # ---- what a policy does -----------------------------------------------------------
 
     def decode_all(self) -> None:
         """One token for every request that can decode (this micro-batch's share of them)."""
         if not self._uniform:
-            self.decode(self.residents.decoding)
+            self.decode(self._running.decoding)
             return
         ready = self.runnable_decodes()
-        share = decode_share(self.residents, self.config.depth)
+        share = decode_share(self._requests, self.config.depth)
         self.decode(spread(ready, share))
         for state in ready:  # in place of those that had to wait for memory
             if self.num_decodes >= share:
@@ -123,27 +136,27 @@ class StepBuilder:
     def decode(self, states: Iterable[RequestState]) -> None:
         """One token for each of these `decoding` requests that can decode now, best rank first.
 
-        Who needs a KV block that cannot be had, even by preempting worse ranks, is left out.
+        One that needs a KV block that cannot be had, even by preempting worse ranks, is left out.
         This loop runs once per generated token: it is kept flat on purpose.
         """
         step_id, limit = self.step_id, self.config.steps_per_request
         several_stages = self.config.num_stages > 1
         if self.num_tokens:  # never twice in one step
             states = [s for s in states if s.step_id != step_id]
-        if states is not self.residents.decoding:  # growing one may preempt a later one
+        if states is not self._running.decoding:  # growing one may preempt a later one
             states = (s for s in states if s.status is Status.RUNNING)
         slices, members, context = self._decode_slices, self._decode_states, 0
         before = len(slices)
         for state in states:
-            start = state.planned
+            start = state.num_computed_tokens
             if start >= state.end or state.in_flight >= limit:
                 continue
             if start >= state.capacity and not self._grow(state, start + 1):
                 continue
-            if several_stages and start >= state.mirrored_length:
-                self._fed.append((state.request_id, start, state.outputs[-1]))
-                state.mirrored_length = start + 1
-            state.planned = start + 1
+            if several_stages and start >= state.num_first_stage_tokens:
+                self._fed.append((state.request_id, start, state.output_token_ids[-1]))
+                state.num_first_stage_tokens = start + 1
+            state.num_computed_tokens = start + 1
             state.in_flight += 1
             state.step_id = step_id
             context += start + 1
@@ -162,7 +175,7 @@ class StepBuilder:
         """
         if state.status is not Status.RUNNING:  # preempted for an earlier one of this step
             return 0
-        remaining = state.length - state.planned
+        remaining = state.num_tokens - state.num_computed_tokens
         count = min(remaining, limit, self.room)
         if whole and count < min(remaining, self.config.max_step_tokens):
             return 0
@@ -171,7 +184,7 @@ class StepBuilder:
         again = state in self._prefills
         if count <= 0 or (state.in_flight >= self.config.chunks_per_request and not again):
             return 0
-        if state.planned + count > state.capacity:
+        if state.num_computed_tokens + count > state.capacity:
             count = self._make_room(state, count, whole)
             if count <= 0:
                 return 0
@@ -185,44 +198,46 @@ class StepBuilder:
 
     def _make_room(self, state: RequestState, count: int, whole: bool) -> int:
         """Blocks for a chunk; what fits without them if there are too few."""
-        if self._grow(state, state.planned + count):
+        if self._grow(state, state.num_computed_tokens + count):
             return count
         if whole:
             return 0
         size = self.config.block_size
-        fits = state.capacity - state.planned + self.residents.blocks.num_free * size
+        fits = (
+            state.capacity - state.num_computed_tokens + self._running.block_manager.num_free * size
+        )
         count = min(count, fits)
-        if count > 0 and state.planned + count > state.capacity:
-            self._grow(state, state.planned + count)
+        if count > 0 and state.num_computed_tokens + count > state.capacity:
+            self._grow(state, state.num_computed_tokens + count)
         return count
 
     def start(self, state: RequestState, limit: int, *, whole: bool = False) -> int:
         """Start the request that `head` returned with a first chunk; 0 if it must wait."""
-        residents = self.residents
         limit = min(limit, self.room)
         if limit <= 0 or (whole and limit < min(state.remaining, self.config.max_step_tokens)):
             return 0
-        busy = residents.num_residents + residents.num_leaving > 0
-        if busy and not self.admission.may_start(state, residents):
+        busy = self._running.num_places_taken > 0
+        if busy and not self.admission.may_start(state, self._requests):
             return 0
-        if not residents.start(state, limit, self.reserve):
+        if not self._requests.start(state, limit, self.reserve):
             return 0
-        if state in residents.isolated:
-            residents.isolated.remove(state)
-        else:
-            residents.order.pop()
         return self.chunk(state, limit, whole=False)
 
     def preempt(self, state: RequestState) -> None:
         """Send a running request back to the queue (not one that the step already holds)."""
         if state.step_id != self.step_id and state.status is Status.RUNNING:
-            self.residents.preempt(state)
+            self._requests.preempt(state)
+
+    def rerank(self) -> None:
+        """Let the order change the ranks of running requests by what they have been served."""
+        if self._requests.waiting.order.rerank([*self.decoding, *self.prefilling], self.now_s):
+            self._running.resort()
 
     def _grow(self, state: RequestState, num_tokens: int) -> bool:
-        fresh = self.residents.grow(state, num_tokens, self.step_id)
+        fresh = self._requests.grow(state, num_tokens, self.step_id)
         if fresh is None:
             return False
-        if state.mirrored:
+        if state.on_stages:
             self._new_blocks.setdefault(state.request_id, []).extend(fresh)
         return True
 
@@ -231,15 +246,15 @@ class StepBuilder:
             state.in_flight += 1
             state.step_id = self.step_id
             if state.first_planned_s is None:
-                state.first_planned_s = self.residents.now_s
-            if not state.mirrored:
+                state.first_planned_s = self._requests.now_s
+            if not state.on_stages:
                 self._starting.append(state)
-                state.mirrored_length = state.length
+                state.num_first_stage_tokens = state.num_tokens
         self._prefills[state] = self._prefills.get(state, 0) + count
-        state.planned += count
+        state.num_computed_tokens += count
         self.num_tokens += count
-        if state.planned == state.length:
-            self.residents.to_decoding(state)
+        if state.num_computed_tokens == state.num_tokens:
+            self._running.to_decoding(state)
 
     # ---- the result -------------------------------------------------------------------
 
@@ -247,26 +262,27 @@ class StepBuilder:
         """The plan, if there is work in it. Pending releases and copies travel with it."""
         if self.num_tokens == 0:
             return None
-        residents = self.residents
+        running, swap = self._running, self._running.swap
         slices: list[Slice] = self._decode_slices
         sampled, partial = self._decode_states, []
         shape = self.shape
         for state, count in self._prefills.items():
-            samples = state.planned == state.length and state.request.pooling is None
-            slices.append(Slice(state.request_id, state.planned - count, count, samples))
+            end = state.num_computed_tokens
+            samples = end == state.num_tokens and state.request.pooling is None
+            slices.append(Slice(state.request_id, end - count, count, samples))
             if samples:
                 sampled.append(state)
             else:
-                partial.append((state, state.planned))
+                partial.append((state, end))
         for state in self._starting:
-            state.mirrored = True
+            state.on_stages = True
         plan = StepPlan(
             step_id=self.step_id,
             slices=tuple(slices),
-            released=tuple(residents.released),
-            swap_out=tuple(residents.swap.swap_out),
-            swap_in=tuple(residents.swap.swap_in),
-            copies=tuple(residents.copies),
+            released=tuple(running.released),
+            swap_out=tuple(swap.swap_out),
+            swap_in=tuple(swap.swap_in),
+            copies=tuple(running.copies),
             started=tuple(map(_introduce, self._starting)),
             new_blocks=tuple(map(_frozen, self._new_blocks.items())),
             fed=tuple(self._fed),
@@ -276,13 +292,15 @@ class StepBuilder:
             sampled,
             partial,
             shape,
-            list(map(_source, residents.copies)),
-            residents.swap.returned,
-            residents.swap.swapped_out,
-            residents.now_s,
+            self.num_tokens,
+            list(map(_source, running.copies)),
+            swap.returned if swap.is_pending else (),
+            swap.swapped_out if swap.is_pending else (),
+            self._requests.now_s,
         )
-        residents.released, residents.copies = [], []
-        residents.swap.clear()
+        running.released, running.copies = [], []
+        if swap.is_pending:
+            swap.clear()
         return step
 
 
@@ -299,7 +317,7 @@ def _introduce(state: RequestState) -> RequestStart:
         request_id=state.request_id,
         tokens=state.known_tokens(),
         num_prompt_tokens=state.num_prompt_tokens,
-        block_ids=tuple(state.blocks),
+        block_ids=tuple(state.block_table),
         sampling=request.sampling,
         pooling=request.pooling,
     )

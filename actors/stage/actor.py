@@ -22,12 +22,12 @@ import msgpack
 import ray
 import torch
 
-from actors.transport.messages import pack_result, unpack_plan
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.group import free_address
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageInfo, StageSpec
+from actors.transport.messages import pack_result, unpack_plan
 from actors.transport.wire import ConnectionLost, Mailbox, Sender
 
 # A message between stages: (ticket, packed plan, activations, stage times so far, error).

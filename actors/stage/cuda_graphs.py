@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from actors.stage.batch import HostBatch
-from actors.stage.models.decoder import Decoder
 from actors.stage.input_batch import RequestState
+from actors.stage.models.decoder import Decoder
 from actors.stage.step_inputs import StepInputs
 from kernels.registry import CapturableDraw
 

@@ -17,10 +17,10 @@ from actors.scheduling.plan import Slice, StepPlan, StepResult, TokenLogprobs
 from actors.stage.batch import HostBatch
 from actors.stage.cuda_graphs import StepOutput
 from actors.stage.group import RankGroup
+from actors.stage.input_batch import RequestState
 from actors.stage.models.decoder import Decoder
 from actors.stage.pooling import Pools
 from actors.stage.sampler import Sampler
-from actors.stage.input_batch import RequestState
 
 # Prompt rows go through the head in pieces of this many: logits are vocabulary-wide float32.
 _HEAD_ROWS = 256

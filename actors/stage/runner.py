@@ -18,6 +18,7 @@ from actors.stage.batch import HostBatch, gather_batch, place_batch
 from actors.stage.cuda_graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
 from actors.stage.group import RankGroup
 from actors.stage.head import Head
+from actors.stage.input_batch import RequestState
 from actors.stage.kv import KVCache
 from actors.stage.memory import available_bytes
 from actors.stage.models.config import DecoderConfig, ModelError, load_config
@@ -26,7 +27,6 @@ from actors.stage.models.split import Split, split
 from actors.stage.run_ahead import Launched, RunAhead
 from actors.stage.sampler import Sampler
 from actors.stage.spec import StageInfo, StageSpec
-from actors.stage.input_batch import RequestState
 from actors.stage.weights.folder import open_folder
 from actors.stage.weights.load import Loader
 from kernels.interface import AttentionShape

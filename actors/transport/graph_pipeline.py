@@ -26,11 +26,11 @@ from typing import Any
 import ray
 from ray.dag import InputNode, MultiOutputNode
 
+from actors.scheduling.plan import StepPlan, StepResult
+from actors.stage.actor import TICKET, Answer, unpack_answer
 from actors.transport.communicator import StageCommunicator
 from actors.transport.messages import StepError, pack_plan
 from actors.transport.pipeline import StageHandles, Watched, decode
-from actors.scheduling.plan import StepPlan, StepResult
-from actors.stage.actor import TICKET, Answer, unpack_answer
 from actors.transport.wire import FrameProtocol, connect, listen, new_secret, private_directory
 
 _READ_TIMEOUT_S = 5.0

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import ray
 
-from actors.transport.messages import StepError, pack_plan, unpack_result
 from actors.scheduling.plan import StepPlan, StepResult
+from actors.transport.messages import StepError, pack_plan, unpack_result
 
 StageHandles = Sequence[Sequence[Any]]  # [stage][rank] -> actor handle of StageActor
 

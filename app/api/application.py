@@ -16,22 +16,22 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from app.api.http.call import Call, Endpoint
+from app.api.context import Context
 from app.api.endpoints.chat import Chat
 from app.api.endpoints.completions import Completions
-from app.api.context import Context
 from app.api.endpoints.embeddings import Embeddings
-from app.api.http.errors import ApiError, from_engine
+from app.api.endpoints.probes import Probes
+from app.api.endpoints.responses import Responses
+from app.api.endpoints.tokens import Tokens
 from app.api.events import ApiEvents
+from app.api.http.call import Call, Endpoint
+from app.api.http.errors import ApiError, from_engine
 from app.api.http.guard import Guard
 from app.api.http.ingress import entered
 from app.api.http.keys import KeyRing
-from app.api.schema.openapi import document
-from app.api.options import ApiOptions
-from app.api.endpoints.probes import Probes
-from app.api.endpoints.responses import Responses
 from app.api.http.slow_readers import SlowReaders
-from app.api.endpoints.tokens import Tokens
+from app.api.options import ApiOptions
+from app.api.schema.openapi import document
 from app.engine.client import EngineClient
 from app.text.processor import TextProcessor
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.scheduling.request import Objective
-from app.api.http.errors import ApiError, invalid
 from app.api.events import ApiEvents
+from app.api.http.errors import ApiError, invalid
+from app.api.http.slow_readers import SlowReaders
 from app.api.options import ApiOptions
 from app.api.schema.common import ScheduleFields
-from app.api.http.slow_readers import SlowReaders
 from app.engine.client import EngineClient
 from app.text.processor import TextProcessor
 

@@ -8,11 +8,11 @@ from contextlib import aclosing
 from typing import Final, Protocol
 
 from actors.scheduling.plan import TokenLogprobs
-from app.api.http.call import Call, ClientGone
 from app.api.context import Context
 from app.api.continuation import Continuation, Piece, TextRules
-from app.api.http.errors import from_engine
 from app.api.events import RequestInfo, RequestOutcome
+from app.api.http.call import Call, ClientGone
+from app.api.http.errors import from_engine
 from app.engine.client import EngineError, Express, GenerationRequest, TokenChunk
 
 _MERGE_QUEUE: Final = 64  # chunks waiting between the prompts of a batch and their one reader

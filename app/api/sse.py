@@ -15,11 +15,11 @@ from contextlib import aclosing
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 
-from app.api.http.call import Call, ClientGone
 from app.api.context import Context
 from app.api.continuation import Piece
-from app.api.http.errors import ApiError, from_engine
 from app.api.generation import Generation
+from app.api.http.call import Call, ClientGone
+from app.api.http.errors import ApiError, from_engine
 from app.api.http.ingress import BodyWriter
 from app.engine.client import EngineError
 

@@ -28,9 +28,17 @@ from rich.console import Console
 from rich.table import Table
 
 from app.bench.load.client import Job, LoadClient
-from app.bench.load.generator import Limits, first_model, lengths_of, publish, run_load, search, stall_probe
-from app.bench.machine import describe
+from app.bench.load.generator import (
+    Limits,
+    first_model,
+    lengths_of,
+    publish,
+    run_load,
+    search,
+    stall_probe,
+)
 from app.bench.load.measure import rate_together
+from app.bench.machine import describe
 
 _err = Console(stderr=True, highlight=False)
 DECODE_TRIES = 3

@@ -5,15 +5,11 @@ from __future__ import annotations
 import typer
 
 from app.bench import compare
-from app.bench.studies import accuracy
-from app.bench.studies import budgets
+from app.bench.engine import overhead, profile
 from app.bench.engine import steps as engine
-from app.bench.load import generator as load
-from app.bench.engine import overhead
-from app.bench.studies import policies
-from app.bench.engine import profile
-from app.bench.studies import validate
 from app.bench.gpu import command as gpu
+from app.bench.load import generator as load
+from app.bench.studies import accuracy, budgets, policies, validate
 from app.cli import config, records, serve, talk
 from app.simulate import command as simulate
 

@@ -17,10 +17,10 @@ from typing import Any
 import ray
 
 from actors.engine_config import EngineConfig
-from actors.transport.messages import Question, pack_ask
 from actors.placement import current_group, scheduler_options
 from actors.scheduler import SchedulerActor
 from actors.stage.spec import StageInfo
+from actors.transport.messages import Question, pack_ask
 from actors.transport.wire import FrameProtocol, listen, private_directory
 from app.engine.client import EngineUnavailable
 

@@ -17,8 +17,8 @@ from typing import Any
 import msgpack
 
 from actors.engine_config import EngineConfig
-from actors.transport.messages import PLAIN_FIELDS, pack_abort, pack_submit, unpack_output
 from actors.stage.spec import StageInfo
+from actors.transport.messages import PLAIN_FIELDS, pack_abort, pack_submit, unpack_output
 from app.engine.client import (
     EngineUnavailable,
     Express,

@@ -12,20 +12,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.model import CostModel
+from app.simulate.hardware import cost_files
 from app.simulate.hardware import deployments as hardware
 from app.simulate.paper import compare as paper
+from app.simulate.paper import published, tables
 from app.simulate.paper import steps as paper_steps
-from app.simulate.paper import published
-from app.simulate.paper import tables
 from app.simulate.run.campaign import run_jobs
 from app.simulate.run.capacity import capacity
-from app.simulate.workload.lengths import Lengths
 from app.simulate.run.recorder import write_parquet
-from app.simulate.run.simulation import Deployment, scheduler_config, simulate
 from app.simulate.run.search import candidates, search
+from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.workload.lengths import Lengths
+from app.simulate.workload.requests import Workload, generate
 from app.simulate.workload.specs import load_workload, parse_arrivals, parse_lengths
 from app.simulate.workload.traces import read_trace
-from app.simulate.workload.requests import Workload, generate
 
 # A short run flatters everyone: the queue never has time to build up.
 QUICK_REQUESTS, FULL_REQUESTS = 384, 768
@@ -114,7 +114,7 @@ def command(
 def load_cost_model(name: str) -> CostModel:
     """A JSON file, or a name in `configs/hardware`."""
     path = Path(name)
-    return CostModel.load(path) if path.suffix == ".json" else hardware.load_model(name)
+    return cost_files.load_cost_model(path) if path.suffix == ".json" else hardware.load_model(name)
 
 
 def _traffic(workload: str, arrivals: str, qps: float, requests: int, seed: int) -> Workload:

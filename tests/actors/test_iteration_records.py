@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from actors.iteration_records import IterationRecords
-from actors.transport.messages import iteration_dict
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import Execute, StepDone, Submit
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Request, SamplingParams
 from actors.step_deadline import Outstanding
+from actors.transport.messages import iteration_dict
 
 PROMPT, OUTPUT, STEP_S = 5, 40, 0.03
 

@@ -6,6 +6,9 @@ import msgpack
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.scheduling.events import Output
+from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult, TokenLogprobs
+from actors.scheduling.request import FinishReason, Grammar, Objective, Request, SamplingParams
 from actors.transport.messages import (
     pack_outputs,
     pack_plan,
@@ -16,9 +19,6 @@ from actors.transport.messages import (
     unpack_requests,
     unpack_result,
 )
-from actors.scheduling.events import Output
-from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult, TokenLogprobs
-from actors.scheduling.request import FinishReason, Grammar, Objective, Request, SamplingParams
 
 ids = st.integers(0, 2**40)
 tokens = st.lists(st.integers(0, 200_000), max_size=8).map(tuple)

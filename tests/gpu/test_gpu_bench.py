@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("triton", reason="Triton is not installed: the GPU bench drives its kernels")
 
+from app.bench.engine.stage import LoadedStage
 from app.bench.engine.steps import Case
 from app.bench.gpu.capacity import POLICIES, capacities
 from app.bench.gpu.checks import CheckResult
@@ -24,7 +25,6 @@ from app.bench.gpu.report import Report, write
 from app.bench.gpu.steps import time_steps
 from app.bench.gpu.timing import Ceilings, measure_ceilings
 from app.bench.gpu.tokens import MODELS, check_tokens
-from app.bench.engine.stage import LoadedStage
 from app.simulate.hardware.deployments import load_model
 from app.simulate.run.simulation import scheduler_config
 from app.simulate.workload.requests import Workload

@@ -14,8 +14,8 @@ from ray.experimental.channel import ChannelContext
 from ray.experimental.channel.accelerator_context import AcceleratorContext
 from ray.experimental.channel.cpu_communicator import CPUCommunicator
 
-from actors.transport.communicator import StageCommunicator
 from actors.stage.actor import StageActor
+from actors.transport.communicator import StageCommunicator
 
 
 class Claimed:

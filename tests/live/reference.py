@@ -72,7 +72,7 @@ async def settled(engine: LiveEngine) -> dict[str, Any]:
     """The engine's statistics once nothing is outstanding (aborts take an iteration)."""
     for _ in range(200):
         status = dict(await engine.status())
-        idle = ("num_waiting", "num_decoding", "num_prefilling", "num_leaving", "num_in_flight")
+        idle = ("num_waiting", "num_decoding", "num_prefilling", "num_finishing", "num_in_flight")
         if not any(status[key] for key in idle):
             return status
         await asyncio.sleep(0.02)  # polling for an end, bounded: not a wait for time to pass

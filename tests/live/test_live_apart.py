@@ -18,14 +18,14 @@ import pytest
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from actors.transport.graph_pipeline import GraphPipeline
-from actors.transport.messages import StepError
 from actors.placement import create_stages
 from actors.scheduling.build import build_core
 from actors.scheduling.core import Core
 from actors.scheduling.events import Emit, Event, Execute, StepDone, Submit
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request, SamplingParams
+from actors.transport.graph_pipeline import GraphPipeline
+from actors.transport.messages import StepError
 from app.settings import parse, resolve
 from tests.live.accelerated_stage import AcceleratedStage
 from tests.live.reference import MAX_TOKENS, expected, make_prompts

@@ -13,8 +13,8 @@ from actors.scheduling.event_log import check_replay
 from actors.scheduling.policies import POLICIES
 from app.bench.studies.policies import COLUMNS, Load, compare, markdown, result
 from app.engine.client import RequestRefused
-from app.engine.live import LiveEngine
 from app.engine.link import QuestionFailed
+from app.engine.live import LiveEngine
 from tests.live.reference import ask_all, expected, make_prompts, settled
 
 pytestmark = pytest.mark.ray

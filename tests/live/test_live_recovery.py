@@ -12,8 +12,8 @@ import pytest
 
 from actors.scheduling.request import SamplingParams
 from app.engine.client import GenerationRequest
-from app.engine.live import LiveEngine
 from app.engine.link import EngineFailed
+from app.engine.live import LiveEngine
 from tests.live.reference import ask, expected, make_prompts, settled
 
 pytestmark = pytest.mark.ray

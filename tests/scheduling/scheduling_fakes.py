@@ -124,17 +124,17 @@ class Driver:
             if not self.outstanding:
                 break
             self.answer()
-        assert self.core.is_idle, f"stuck: {list(self.core.residents.states.values())[:5]}"
+        assert self.core.is_idle, f"stuck: {list(self.core.requests.by_id.values())[:5]}"
 
     # ---- checks -----------------------------------------------------------------------
 
     def _check_no_decode_skipped(self) -> None:
         """With room in the pipeline nobody is left who could decode in memory it holds."""
         if len(self.outstanding) < self.config.depth:
-            for state in self.core.residents.decoding:
+            for state in self.core.requests.decoding:
                 ready = state.in_flight < self.config.steps_per_request
-                holds_memory = state.planned < state.capacity
-                assert not (ready and holds_memory and state.planned < state.end), state
+                holds_memory = state.num_computed_tokens < state.capacity
+                assert not (ready and holds_memory and state.num_computed_tokens < state.end), state
 
     def _check_budget(self, plan: StepPlan) -> None:
         """Stall-free policies: chunks never exceed the budget (but see isolation, progress)."""
@@ -167,16 +167,16 @@ class Driver:
             assert not awaited & set(ids), "a request in two steps at once"
         pinned = {block for step in core.in_flight for block in step.pinned}
         for part in plan.slices:
-            state = core.residents.states[part.request_id]
+            state = core.requests.by_id[part.request_id]
             first, last = part.start // size, (part.start + part.num_tokens - 1) // size
-            for block in state.blocks[first : last + 1]:
+            for block in state.block_table[first : last + 1]:
                 # (a block pinned for a copy at the start of a step may be written behind it)
-                shared = core.residents.blocks.is_shared(block)
+                shared = core.requests.running.block_manager.is_shared(block)
                 assert not shared or block in pinned, "a write to a shared block"
-                for other in core.residents.states.values():
+                for other in core.requests.by_id.values():
                     if other is not state:
-                        assert block not in other.blocks, "two owners of a block being written"
-            assert last < len(state.blocks), "no block for a token"
+                        assert block not in other.block_table, "two owners of a block being written"
+            assert last < len(state.block_table), "no block for a token"
 
     def _deliver(self, output: Output) -> None:
         caller = self.callers[output.request_id]
@@ -214,9 +214,9 @@ class Driver:
                 assert caller.finish is not None, f"{caller.request.request_id} never ended"
                 if caller.finish is FinishReason.ERROR:
                     assert caller.request.request_id in but_errors
-        residents = self.core.residents
-        assert residents.blocks.num_free == self.config.num_blocks
-        assert residents.swap.host.num_free == self.config.num_host_blocks
-        assert len(residents.groups) == 0
-        assert not residents.parked
-        assert residents.order.peek(self.now_s) is None
+        waiting, running = self.core.requests.waiting, self.core.requests.running
+        assert running.block_manager.num_free == self.config.num_blocks
+        assert running.swap.host.num_free == self.config.num_host_blocks
+        assert len(waiting.groups) == 0
+        assert not waiting.parked
+        assert waiting.order.peek(self.now_s) is None

@@ -38,7 +38,7 @@ def test_what_was_planned_beyond_a_stop_token_is_thrown_away() -> None:
     assert caller.finish is FinishReason.STOP
     assert caller.tokens == tokens[: tokens.index(stop) + 1]
     assert len(driver.plans) == len(caller.tokens) + 1  # one step too many, answered unheard
-    assert driver.core.residents.blocks.num_free == 40
+    assert driver.core.requests.running.block_manager.num_free == 40
 
 
 def test_several_stages_hold_a_request_once_and_are_fed_its_tokens() -> None:
@@ -83,7 +83,7 @@ def test_no_prompt_stalls_a_decode(length: int, budget: int) -> None:
     driver = Driver(config(token_budget=budget))
     for number in range(4):
         driver.submit(request(number, prompt=3, output=30))
-    while len(driver.core.residents.decoding) < 4:
+    while len(driver.core.requests.decoding) < 4:
         driver.answer()
     driver.submit(request(9, prompt=length, output=4))
     before = len(driver.plans)

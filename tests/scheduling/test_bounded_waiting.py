@@ -112,7 +112,7 @@ def test_overtaking_is_bounded(
             if driver.outstanding:
                 driver.answer()
                 note()
-        while driver.core.residents.num_waiting > 6 and driver.outstanding:
+        while driver.core.requests.num_waiting > 6 and driver.outstanding:
             driver.answer()
             note()
     victim = driver.callers[VICTIM].request
@@ -165,7 +165,7 @@ def test_no_prompt_of_any_length_stalls_a_stream_under_sarathi(
     streams = set(range(num_streams))
     for number in streams:
         driver.submit(Request(number, (1, 2), SamplingParams(200, seed=number), 0.0))
-    while {s.request_id for s in driver.core.residents.decoding} != streams:
+    while {s.request_id for s in driver.core.requests.decoding} != streams:
         driver.answer()
     before = len(driver.plans)
     for number, length in enumerate(lengths, start=100):

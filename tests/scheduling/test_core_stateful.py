@@ -12,8 +12,8 @@ from scheduling_fakes import Driver
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.events import Reconfigure, Tick
-from actors.scheduling.queue import ORDERS
 from actors.scheduling.policies import POLICIES
+from actors.scheduling.queue import ORDERS
 from actors.scheduling.request import Objective, Request, SamplingParams
 
 MAX_LEN = 40
@@ -140,7 +140,7 @@ class AnythingGoes(RuleBasedStateMachine):
         # a step with one member would be blamed on it if it failed twice
         if len(self.driver.outstanding[0].slices) > 1:
             self.driver.fail(applied)
-            while self.driver.core.residents.isolated and self.driver.outstanding:
+            while self.driver.core.requests.waiting.isolated and self.driver.outstanding:
                 self.driver.answer()
 
     @precondition(lambda self: self.driver.outstanding)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import actors.scheduling
-from actors.scheduling.queue import ORDERS
 from actors.scheduling.policies import POLICIES
+from actors.scheduling.queue import ORDERS
 
 ROOM = Path(actors.scheduling.__file__).parent
 

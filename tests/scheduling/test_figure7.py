@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from actors.scheduling.policies import POLICIES
 from app.simulate.paper import figure7
 from app.simulate.paper.figure7 import example_config, run_example
-from actors.scheduling.policies import POLICIES
 
 ROOM = Path(figure7.__file__).parent
 A, B, C, D = 1, 2, 3, 4

@@ -25,7 +25,7 @@ def test_abort_works_in_every_state() -> None:
         driver.submit(request(number, prompt=6, output=20))
     for _ in range(4):
         driver.answer()
-    states = driver.core.residents.states
+    states = driver.core.requests.by_id
     assert states[1].in_flight == 2
     assert states[3].status.value == "waiting"
     driver.abort(1)  # in flight

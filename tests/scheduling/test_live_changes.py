@@ -70,20 +70,20 @@ def test_places_may_be_lowered_and_raised_again_but_not_beyond_what_was_built() 
     for number in range(12):
         driver.submit(request(number, output=6))
     driver.answer()
-    assert driver.core.residents.num_residents == 4
+    assert driver.core.requests.running.num_requests == 4
     driver.send(Reconfigure({"scheduling.max_requests": 1}))
-    assert driver.core.residents.num_residents == 4  # nobody is thrown out
-    while driver.core.residents.num_residents > 1:
+    assert driver.core.requests.running.num_requests == 4  # nobody is thrown out
+    while driver.core.requests.running.num_requests > 1:
         driver.answer()
     for _ in range(3):
         driver.answer()
-        assert driver.core.residents.num_residents <= 1
+        assert driver.core.requests.running.num_requests <= 1
     for too_many in (5, 1000):
         with pytest.raises(ConfigError, match="max_requests: the stages were built for 4"):
             driver.core.handle(Reconfigure({"max_requests": too_many}), driver.now_s)
     driver.send(Reconfigure({"max_requests": 4}))
     driver.answer()
-    assert driver.core.residents.num_residents == 4
+    assert driver.core.requests.running.num_requests == 4
     driver.drain()
     driver.check_everyone_finished()
 

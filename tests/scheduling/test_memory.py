@@ -10,7 +10,7 @@ from actors.scheduling.build import build_core
 from actors.scheduling.events import (
     Execute,
 )
-from actors.scheduling.interfaces import StepShape
+from actors.scheduling.plan import StepShape
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.request import FinishReason
 
@@ -34,7 +34,7 @@ def test_preemption_takes_the_worst_rank_and_keeps_its_tokens() -> None:
     driver.submit(request(2, prompt=8, output=10))
     while not driver.core.statistics()["num_preemptions"]:
         driver.answer()
-    assert driver.core.residents.states[2].status.value == "waiting"
+    assert driver.core.requests.by_id[2].status.value == "waiting"
     told = len(driver.callers[2].tokens)
     assert told > 1
     driver.drain()
@@ -51,7 +51,7 @@ def test_reserving_the_maximum_length_never_preempts(policy: str) -> None:
         driver.submit(request(number, prompt=10, output=20))
     most_running = 0
     while driver.outstanding:
-        most_running = max(most_running, driver.core.residents.num_residents)
+        most_running = max(most_running, driver.core.requests.running.num_requests)
         driver.answer()
     assert most_running == 2  # 8 blocks each, whatever they use so far
     assert driver.core.statistics()["num_preemptions"] == 0

@@ -11,8 +11,8 @@ from scheduling_fakes import Driver
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.events import Reconfigure
-from actors.scheduling.queue import ORDERS, build_order
 from actors.scheduling.policies import POLICIES
+from actors.scheduling.queue import ORDERS, build_order
 from actors.scheduling.request import Objective, Request, SamplingParams
 from actors.scheduling.state import RequestState, Status
 
@@ -109,7 +109,7 @@ def test_shortest_first_learns_lengths() -> None:
     order = build_order("shortest", config)
     for _ in range(3):
         done = state(0, output=50, tenant="brief")
-        done.outputs = [1, 2]
+        done.output_token_ids = [1, 2]
         order.finish(done)
     order.push(state(1, output=20, tenant="other"), 0.0)
     order.push(state(2, output=50, tenant="brief"), 0.0)
@@ -185,7 +185,7 @@ def test_nobody_starves_under_a_flood(policy: str) -> None:
         driver.submit(
             Request(number, (1, 2, 3), sampling, driver.now_s, tenant="x", objective=objective)
         )
-        while driver.core.residents.num_waiting > 3 and driver.outstanding:
+        while driver.core.requests.num_waiting > 3 and driver.outstanding:
             driver.answer()
         if driver.callers[0].finish is not None:
             break
@@ -225,8 +225,8 @@ def test_backlogged_tenants_are_served_within_the_bound(
     service: dict[str, float] = defaultdict(float)
     differences: list[float] = []  # while both wait without a break
     while driver.outstanding:
-        service.update(driver.core.residents.order.counters)  # type: ignore[attr-defined]
-        waiting = driver.core.residents.waiting_of
+        service.update(driver.core.requests.waiting.order.counters)  # type: ignore[attr-defined]
+        waiting = driver.core.requests.waiting.waiting_of
         if waiting.get("a", 0) and waiting.get("b", 0):
             differences.append(service["a"] - service["b"])
         else:
@@ -249,7 +249,7 @@ def test_counters_count_what_was_served() -> None:
     driver.submit(Request(2, (1,) * 10, SamplingParams(4), 0.0, tenant="b"))
     driver.drain()
     # b, arriving while a is alone and served at once, owes nothing and is lifted to nothing
-    counters = driver.core.residents.order.counters  # type: ignore[attr-defined]
+    counters = driver.core.requests.waiting.order.counters  # type: ignore[attr-defined]
     assert counters["a"] == 10 + 4 * 3
     assert counters["b"] - 10 >= (10 + 4 * 3) / 2
 
@@ -265,7 +265,7 @@ def test_a_returning_tenant_has_saved_no_credit() -> None:
         driver.answer()
     for number in range(8, 16):
         driver.submit(Request(number, (1, 2), SamplingParams(5), 0.0, tenant="back"))
-    counters = driver.core.residents.order.counters  # type: ignore[attr-defined]
+    counters = driver.core.requests.waiting.order.counters  # type: ignore[attr-defined]
     assert counters["back"] >= counters["busy"] - 2 * 5 - 2  # not from zero
     before = len(driver.plans)
     driver.drain()

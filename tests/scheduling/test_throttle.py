@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from scheduling_fakes import Driver
 
+from actors.scheduling.budgets.throttled import ThrottledBudget
 from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
-from actors.scheduling.interfaces import StepShape
+from actors.scheduling.plan import StepShape
 from actors.scheduling.request import Request, SamplingParams
-from actors.scheduling.budgets.throttled import ThrottledBudget
 from app.bench.studies.bubbles import measure
+
+HALF_READ = SimpleNamespace(num_tokens=900, num_computed_tokens=100)
 
 
 @dataclass
@@ -38,7 +40,10 @@ class View:
         (View(80_000, 6), 32),  # a chunk worth a step, while anything is left
         (View(80_000, 5), 0),  # the rest belongs to the decodes
         (View(80_000, 5, decoding=()), 32),  # unless there are none
-        (View(0, 100, (SimpleNamespace(length=900, planned=100),)), 100),  # half-read prompts
+        (
+            View(0, 100, (SimpleNamespace(num_tokens=900, num_computed_tokens=100),)),
+            100,
+        ),  # half-read prompts
         (View(0, 100), 32),
     ],
 )
@@ -91,7 +96,7 @@ def test_memory_is_left_for_decodes_to_grow_into() -> None:
 
 @pytest.mark.parametrize("kv_tokens", [None, 40_000])
 def test_it_shrinks_the_bubbles_of_a_pipeline(kv_tokens: int | None) -> None:
-    """Two stages, the paper's 70B deployment, simulated: `python -m app.bench.studies.bubbles` in small."""
+    """Two stages, the paper's 70B deployment, simulated: `legato bench bubbles` in small."""
     fixed = measure(0.6, kv_tokens, "uniform", "fixed", num_requests=60)
     throttled = measure(0.6, kv_tokens, "uniform", "throttled", num_requests=60)
     assert throttled.bubble_share < 0.8 * fixed.bubble_share

@@ -7,11 +7,11 @@ import pytest
 
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.validation import validate
-from app.simulate.workload.arrivals import poisson
 from app.simulate.run.autoscale import AutoscalePolicy
 from app.simulate.run.capacity import capacity
-from app.simulate.workload.lengths import fixed_lengths, uniform_lengths
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.lengths import fixed_lengths, uniform_lengths
 from app.simulate.workload.requests import concatenate, generate, multi_turn
 
 MODEL = CostModel(

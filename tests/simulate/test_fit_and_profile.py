@@ -11,9 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.scheduling.cost.model import CostModel
-from actors.scheduling.interfaces import StepShape
+from actors.scheduling.plan import StepShape
 from app.simulate.hardware.fit import Measurement, describe, fit, nnls, predict
-from app.simulate.hardware.profile import Limits, grid, measure, profile, read_parquet, write_parquet
+from app.simulate.hardware.profile import (
+    Limits,
+    grid,
+    measure,
+    profile,
+    read_parquet,
+    write_parquet,
+)
 
 TRUTH = CostModel(
     "machine",

@@ -11,17 +11,16 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.event_log import Recorder, Row
 from actors.scheduling.events import Reconfigure, Submit
-from actors.scheduling.interfaces import StepShape
-from actors.scheduling.plan import Slice
+from actors.scheduling.plan import Slice, StepShape
 from actors.scheduling.request import Request, SamplingParams
-from app.simulate.workload.arrivals import fixed_interval
 from app.simulate.hardware.fit import predict
-from app.simulate.workload.lengths import fixed_lengths
 from app.simulate.hardware.live_log import mood, ratios, runs, shape_of
 from app.simulate.hardware.ratios import StepRatios
 from app.simulate.run.recorder import Recorder as Figures
 from app.simulate.run.replica import Replica
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.workload.arrivals import fixed_interval
+from app.simulate.workload.lengths import fixed_lengths
 from app.simulate.workload.requests import generate
 
 PROFILE = CostModel(

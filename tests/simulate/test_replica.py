@@ -11,9 +11,9 @@ from actors.scheduling.events import Emit, Execute, StepDone, Submit
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request, SamplingParams
 from actors.scheduling.validation import validate
+from app.simulate.run.simulation import Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import fixed_interval
 from app.simulate.workload.lengths import fixed_lengths
-from app.simulate.run.simulation import Deployment, scheduler_config, simulate
 from app.simulate.workload.requests import Workload, generate
 
 # A step takes 10 ms plus 1 ms a token; nothing else costs anything.
@@ -91,9 +91,9 @@ def test_the_core_hears_only_what_a_live_one_hears() -> None:
         simulate(traffic, deployment)
     finally:
         monkey.undo()
-    from actors.scheduling.parts import build_cost_model
+    from actors.scheduling.cost.online import read_cost_model
 
-    fresh = build_core(config, cost_model=build_cost_model(config))
+    fresh = build_core(config, cost_model=read_cost_model(config.cost_model))
     for event, now_s, out in seen:
         assert fresh.handle(event, now_s) == out  # type: ignore[arg-type]
     validate(fresh)

@@ -9,9 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from app.simulate.paper import published
-from app.simulate.run.campaign import CapacityJob, run_jobs
 from app.simulate.command import register
+from app.simulate.paper import published
 from app.simulate.paper.compare import (
     capacity_jobs,
     capacity_rows,
@@ -21,6 +20,7 @@ from app.simulate.paper.compare import (
     tp8_rows,
 )
 from app.simulate.paper.steps import chunking_rows, interference_rows
+from app.simulate.run.campaign import CapacityJob, run_jobs
 
 RESULTS = Path(__file__).resolve().parents[2] / "app/simulate/results"
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from app.bench.studies.budgets import simulated_capacity
 from app.bench.load.client import Trace, jobs_of
 from app.bench.load.generator import Limits, bisected
+from app.bench.studies.budgets import simulated_capacity
 from app.bench.studies.policies import Load
 from app.bench.studies.validate import FIGURES, Run, live_figures, policy_changes, simulated_figures
-from app.simulate.workload.arrivals import poisson
-from app.simulate.workload.lengths import fixed_lengths
 from app.simulate.hardware.live_log import mood, runs
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.lengths import fixed_lengths
 from app.simulate.workload.requests import generate
 from tests.simulate.test_live_log import PROFILE, log_of
 

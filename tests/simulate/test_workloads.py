@@ -9,9 +9,14 @@ import pytest
 
 from app.simulate.workload import specs
 from app.simulate.workload.arrivals import bursty, diurnal, fixed_interval, gamma, poisson
-from app.simulate.workload.lengths import arxiv_summarization, fixed_lengths, sharegpt4, zipf_lengths
-from app.simulate.workload.traces import read_trace
+from app.simulate.workload.lengths import (
+    arxiv_summarization,
+    fixed_lengths,
+    sharegpt4,
+    zipf_lengths,
+)
 from app.simulate.workload.requests import Workload, concatenate, generate, multi_turn
+from app.simulate.workload.traces import read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 

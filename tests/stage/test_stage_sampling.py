@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from kernels.random_stream import uniform
-from kernels.torch_sampling import Adjustment, SamplingRows, adjust, chosen_logprobs, sample, unpack_mask
+from kernels.torch_sampling import (
+    Adjustment,
+    SamplingRows,
+    adjust,
+    chosen_logprobs,
+    sample,
+    unpack_mask,
+)
 
 LOGITS = torch.tensor([1.5, -0.5, 0.3, 2.0, -3.0, 1.5, 0.0, 0.9, -1.0, 2.0])
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from actors.stage.memory import available_bytes, cgroup_headroom_bytes
-from kernels.torch_native import PlainBackend
 from kernels.registry import BackendError, resolve_backend, resolve_sampling
+from kernels.torch_native import PlainBackend
 from kernels.torch_sampling import sample
 from tests.stage.greedy_reference import skip_unless_available
 from tests.stage.mini_planner import make_runner

@@ -1,9 +1,9 @@
 """Admission: who may enter, judged by what accepting them would break.
 
 `PredictedPeak` watches memory: a request starts only if the predicted peak of KV use, as running
-ones grow and finish, stays within the cache (the method of LightLLM's scheduler). `Promises` adds
-time: it predicts the TBT of those who run and the TTFT of those who queue, and refuses early, with
-the time at which the same request would be accepted, what would break either.
+ones grow and finish, stays within the cache (the method of LightLLM's scheduler).
+`PredictiveAdmission` adds time: it predicts the TBT of running and the TTFT of queued requests, and
+refuses early, with the time at which the same request would be accepted, what would break either.
 """
 
 from __future__ import annotations
@@ -12,12 +12,18 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
-from actors.scheduling.budgets.fixed import stage_share_s
-from actors.scheduling.interfaces import EngineView, Refusal, RequestView
+from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.mix import Mix
-from actors.scheduling.cost.online import OnlineCostModel
-from actors.scheduling.cost.online import RecentQuantile
+from actors.scheduling.cost.online import OnlineCostModel, RecentQuantile, cost_model_for
+from actors.scheduling.interfaces import (
+    EngineView,
+    Refusal,
+    RequestView,
+    StepTimePredictor,
+    pending_tokens,
+)
 from actors.scheduling.request import Request
 
 MAX_RETRY_AFTER_S = 3600.0
@@ -52,6 +58,12 @@ class PredictedPeak:
     expected_share: float = 1.0
     reserve: float = 0.02
 
+    @classmethod
+    def build(
+        cls, config: SchedulerConfig, cost: StepTimePredictor | None, **options: Any
+    ) -> PredictedPeak:
+        return cls(**options)
+
     def on_submit(self, request: Request, engine: EngineView) -> Refusal | None:
         return None
 
@@ -69,8 +81,8 @@ class PredictedPeak:
         """(tokens held once its prompt is in, tokens expected beyond them)."""
         total = view.max_length - view.num_prompt_tokens
         expected = max(int(total * self.expected_share), view.num_output_tokens + 1)
-        return view.length, max(
-            0, min(view.max_length, view.num_prompt_tokens + expected) - view.length
+        return view.num_tokens, max(
+            0, min(view.max_length, view.num_prompt_tokens + expected) - view.num_tokens
         )
 
 
@@ -103,7 +115,7 @@ class Correction:
 
 
 @dataclass(slots=True)
-class Promises:
+class PredictiveAdmission:
     """Refuses a request whose acceptance would break a promise, and says when to come again.
 
     tbt_s, ttft_s: the deployment's objectives; a request's own take precedence.
@@ -137,6 +149,27 @@ class Promises:
             raise TypeError(f"confidence lies between 0 and 1, not {self.confidence}")
         self._corrections = (Correction(self.confidence), Correction(self.confidence))
 
+    @classmethod
+    def build(
+        cls,
+        config: SchedulerConfig,
+        cost: StepTimePredictor | None,
+        expected_share: float = 1.0,
+        reserve: float = 0.02,
+        **options: Any,
+    ) -> PredictiveAdmission:
+        if options.get("action", "refuse") not in ("refuse", "queue"):
+            raise ConfigError("admission_options", "action is 'refuse' or 'queue'")
+        return cls(
+            cost_model_for("admission", "predictive", cost),
+            config.tbt_s,
+            config.ttft_s,
+            config.max_step_tokens,
+            config.max_requests,
+            peak=PredictedPeak(expected_share, reserve),
+            **options,
+        )
+
     # ---- interfaces.Admission ---------------------------------------------------------
 
     def on_submit(self, request: Request, engine: EngineView) -> Refusal | None:
@@ -162,7 +195,7 @@ class Promises:
         )
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:
-        if self._stalls(engine, request.length):
+        if self._stalls(engine, request.num_tokens):
             return False
         return self.peak.may_start(request, engine)
 
@@ -178,7 +211,7 @@ class Promises:
 
         Two queues must let it through: prefill work ahead, and places.
         """
-        ahead = engine.num_waiting_tokens + sum(v.length - v.planned for v in engine.prefilling)
+        ahead = pending_tokens(engine)
         compute_s = (ahead + num_tokens) / self.prefill_rate(engine)
         finish_rate = self._finish_rate(engine) if engine.decoding else 0.0
         # Prompts ahead turn into decodes, which take their part of each step: half of them have,
@@ -216,7 +249,7 @@ class Promises:
         stages = profile.num_stages
         decoding = engine.decoding
         running = round(min(max(len(decoding) + more, 0.0), float(self.max_requests)))
-        context = sum(view.length for view in decoding)
+        context = sum(view.num_tokens for view in decoding)
         if decoding:
             context = context * running // len(decoding)
         elif engine.num_waiting:
@@ -226,7 +259,7 @@ class Promises:
             chunk = min(2048, self.max_step_tokens)
             step_s = profile.stage_s(Mix(mix.num_decodes, mix.decode_kv_tokens, 1, chunk, chunk))
         else:
-            step_s = stage_share_s(profile, self.tbt_s, self.max_step_tokens)
+            step_s = profile.stage_share_s(self.tbt_s, self.max_step_tokens)
             allowed_s = step_s / self.cost.bound_factor(mix)
             chunk = profile.largest_chunk(mix, 0, self.max_step_tokens, allowed_s)
         # Even a saturated engine frees time as its decodes finish: never predict "never".
@@ -239,7 +272,7 @@ class Promises:
         with L left each on average end at a rate of n / (2 L) a step.
         """
         decoding = engine.decoding
-        left = sum(v.max_length - v.length for v in decoding) * self.peak.expected_share
+        left = sum(v.max_length - v.num_tokens for v in decoding) * self.peak.expected_share
         return len(decoding) ** 2 / max(2.0 * left * self._pace_s(engine), 1e-6)
 
     def _pace_s(self, engine: EngineView) -> float:
@@ -260,9 +293,11 @@ class Promises:
             return False
         profile = self.cost.profile
         stages = profile.num_stages
-        held = sum(v.length for v in engine.decoding) + sum(v.length for v in engine.prefilling)
+        held = sum(v.num_tokens for v in engine.decoding) + sum(
+            v.num_tokens for v in engine.prefilling
+        )
         mix = Mix(-(-(running + 1) // stages), (held + context) // stages)
-        limit_s = stage_share_s(profile, self.tbt_s, mix.num_decodes)
+        limit_s = profile.stage_share_s(self.tbt_s, mix.num_decodes)
         return profile.stage_s(mix) * self.cost.bound_factor(mix) > limit_s
 
     # ---- learning and promising -------------------------------------------------------

@@ -1,0 +1,29 @@
+"""How many tokens a step may hold.
+
+A budget is a class with `build(config, cost_model, **options)`, and one row of `BUDGETS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from actors.scheduling.budgets.adaptive import AdaptiveBudget
+from actors.scheduling.budgets.fixed import FixedBudget, profiled_budget
+from actors.scheduling.budgets.throttled import ThrottledBudget
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.interfaces import StepTimePredictor, TokenBudget
+from actors.scheduling.registry import build_part
+
+__all__ = ["BUDGETS", "build_budget"]
+
+BUDGETS: Mapping[str, Callable[..., TokenBudget]] = {
+    "fixed": FixedBudget.build,
+    "profiled": profiled_budget,
+    "adaptive": AdaptiveBudget.build,
+    "throttled": ThrottledBudget.build,
+}
+
+
+def build_budget(config: SchedulerConfig, cost_model: StepTimePredictor | None) -> TokenBudget:
+    """The budget `config` names; raises ConfigError for what is unknown, missing or impossible."""
+    return build_part("budget", config.budget, BUDGETS, config.budget_options, config, cost_model)

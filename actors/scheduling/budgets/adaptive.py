@@ -18,21 +18,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from actors.scheduling.budgets.fixed import stage_share_s
-from actors.scheduling.budgets.objective import KeptShare
-from actors.scheduling.interfaces import EngineView, RequestView, StepShape
-from actors.scheduling.cost.mix import Mix
-from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.budgets.objective import KeptShare, due_after
 from actors.scheduling.budgets.pipeline_clock import PipelineClock
-from actors.scheduling.cost.online import RecentQuantile
-from actors.scheduling.budgets.objective import due_after
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.online import OnlineCostModel, RecentQuantile, cost_model_for
+from actors.scheduling.interfaces import EngineView, RequestView
+from actors.scheduling.plan import StepShape
 
 INFINITY = float("inf")
 LEAST_PACED_TOKENS = 256.0  # below this a step wastes more than bunching does
 DENT = 0.05  # differences of token rate that a profile cannot tell from noise: the longer step
 OUTSIDE_SHARE = 0.1  # of the objective: more than that outside the stages no chunk can mend
-FULL = 0.98  # share of the places (slots or KV blocks) in use from which nobody can start
+FULL = 0.98  # share of the places (slots or KV blocks) in use from which no request can start
 
 
 @dataclass(slots=True)
@@ -51,6 +51,8 @@ class AdaptiveBudget:
     pace: how fast the pace of prefill adjusts, as a share per step; 0: no pacing.
     """
 
+    learns: ClassVar[bool] = True
+
     cost: OnlineCostModel
     tbt_s: float | None
     max_step_tokens: int
@@ -61,7 +63,6 @@ class AdaptiveBudget:
     efficiency: float = 0.9
     pace: float = 0.01
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
-    last_limit_s: float = INFINITY  # what the last step was allowed to take, for traces
     _clock: PipelineClock = field(init=False)
     _due: dict[int, tuple[float, float]] = field(default_factory=dict)  # id: (last token, due)
     _cheapest: list[int] = field(default_factory=list)  # by tokens: see `_cheapest_at_most`
@@ -70,7 +71,20 @@ class AdaptiveBudget:
     _answered: list[tuple[StepShape, float]] = field(default_factory=list)  # and not yet watched
     _kept: KeptShare = field(default_factory=KeptShare)
     _asked_at_s: float = 0.0
-    _tightest_s: float = INFINITY  # objective of those who decoded when last asked
+    _tightest_s: float = INFINITY  # tightest objective of the decodes when last asked
+
+    @classmethod
+    def build(
+        cls, config: SchedulerConfig, cost: OnlineCostModel | None, **options: Any
+    ) -> AdaptiveBudget:
+        return cls(
+            cost_model_for("budget", "adaptive", cost),
+            config.tbt_s,
+            config.max_step_tokens,
+            config.max_requests,
+            overlap_chunks=config.overlap_chunks,
+            **options,
+        )
 
     def __post_init__(self) -> None:
         self._clock = PipelineClock(self.cost)
@@ -82,7 +96,6 @@ class AdaptiveBudget:
         self._clock.sync(engine)
         self._watch(engine)
         limit_s = self._limit_s(shape, engine) * self._kept.value - self._outside.value
-        self.last_limit_s = limit_s
         if limit_s == INFINITY:
             return self.max_step_tokens
         mix = Mix.of_shape(shape, self.cost.profile.attention_window)
@@ -119,7 +132,7 @@ class AdaptiveBudget:
     # ---- how long may this step take --------------------------------------------------
 
     def _limit_s(self, shape: StepShape, engine: EngineView) -> float:
-        """Seconds each stage may spend on this step; infinite when nobody would notice."""
+        """Seconds each stage may spend on this step; infinite if no decode has an objective."""
         decoding, clock, smooth = engine.decoding, self._clock, self.smoothness
         ours = max((v.step_id for v in decoding), default=-1) if shape.num_decodes else -2
         busy_s = max(clock.ends[-1][0] if clock.ends else 0.0, engine.now_s)
@@ -138,7 +151,7 @@ class AdaptiveBudget:
                 ours_tbt_s = tbt_s
             last_s = view.last_token_s
             # A token of it may still be in flight (lookahead), and then this one follows that.
-            pending = view.planned > view.length or last_s is None
+            pending = view.num_computed_tokens > view.num_tokens or last_s is None
             if smooth == 1.0 or last_s is None:
                 base_s = busy_s if pending or last_s is None else last_s
                 next_s = base_s + tbt_s
@@ -193,13 +206,13 @@ class AdaptiveBudget:
         for view in engine.prefilling:
             if view.step_id in steps:
                 continue
-            remaining = min(view.length - view.planned, most - mix.num_tokens)
+            remaining = min(view.num_tokens - view.num_computed_tokens, most - mix.num_tokens)
             if remaining < 1:
                 continue
-            chunk = profile.largest_chunk(mix, view.planned, remaining, limit_s)
+            chunk = profile.largest_chunk(mix, view.num_computed_tokens, remaining, limit_s)
             if chunk < remaining:
-                return self._snap(mix, view.planned, chunk)
-            mix.add(view.planned, chunk, profile.attention_window)
+                return self._snap(mix, view.num_computed_tokens, chunk)
+            mix.add(view.num_computed_tokens, chunk, profile.attention_window)
         waiting = min(engine.num_waiting_tokens, most - mix.num_tokens)
         if waiting > 0 and self._may_grow(engine):
             chunk = profile.largest_chunk(mix, 0, waiting, limit_s)
@@ -277,9 +290,11 @@ class AdaptiveBudget:
             return True
         profile = self.cost.profile
         running = len(engine.decoding) + len(engine.prefilling) + 1
-        context = sum(v.length for v in engine.decoding) + sum(v.length for v in engine.prefilling)
+        context = sum(v.num_tokens for v in engine.decoding) + sum(
+            v.num_tokens for v in engine.prefilling
+        )
         stages = profile.num_stages
         share = -(-running // stages)
         mix = Mix(share, (context + running * self.growth) // stages)
-        limit_s = stage_share_s(profile, self._tightest_s, share) * (1.0 - self.headroom)
+        limit_s = profile.stage_share_s(self._tightest_s, share) * (1.0 - self.headroom)
         return profile.stage_s(mix) * self.cost.bound_factor(mix) <= limit_s

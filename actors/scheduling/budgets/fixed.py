@@ -1,6 +1,6 @@
-"""Token budgets that come from an objective: profiled once here, per iteration in `adaptive`.
+"""Constant token budgets: given as a number, or derived once from an objective and a profile.
 
-The fixed budget is in `defaults`. The paper profiles step time against tokens and keeps the
+The paper profiles step time against tokens and keeps the
 largest budget whose P99 meets the TBT objective (section 4.3): `ProfiledBudget`. It must assume
 the worst batch it will ever meet, so most steps end early; `adaptive` decides anew each step.
 """
@@ -8,10 +8,14 @@ the worst batch it will ever meet, so most steps end early; `adaptive` decides a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from actors.scheduling.cost.model import CostModel
-from actors.scheduling.interfaces import EngineView, StepShape
+from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.online import OnlineCostModel, cost_model_for
+from actors.scheduling.interfaces import EngineView
+from actors.scheduling.plan import StepShape
 
 
 def largest_budget(
@@ -29,33 +33,44 @@ def largest_budget(
     already context_tokens long. With n stages a token takes n stages and n - 1 sends, so each
     stage gets that much less. Falls back to num_decodes when even decodes alone miss it.
     """
-    limit_s = stage_share_s(profile, tbt_s, max_tokens) / max(profile.ratio_at(quantile), 1e-9)
+    limit_s = profile.stage_share_s(tbt_s, max_tokens) / max(profile.ratio_at(quantile), 1e-9)
     mix = Mix(num_decodes, num_decodes * context_tokens)
     return num_decodes + profile.largest_chunk(
         mix, context_tokens, max_tokens - num_decodes, limit_s
     )
 
 
-def stage_share_s(profile: CostModel, tbt_s: float, num_tokens: int) -> float:
-    """What one stage may spend per step so that a token comes round within tbt_s."""
-    n = profile.num_stages
-    if n == 1:
-        return tbt_s
-    linear_s = profile.linear_s(num_tokens)
-    while num_tokens > 1 and linear_s * n > tbt_s:  # the send is that of a step that fits
-        num_tokens //= 2
-        linear_s = profile.linear_s(num_tokens)
-    return (tbt_s - (n - 1) * profile.send_s(num_tokens)) / n
-
-
 @dataclass(frozen=True, slots=True)
-class ProfiledBudget:
-    """A constant derived from the objective and the profile at start."""
+class FixedBudget:
+    """A constant number of tokens."""
+
+    learns: ClassVar[bool] = False
 
     tokens: int
+
+    @classmethod
+    def build(
+        cls, config: SchedulerConfig, cost: OnlineCostModel | None, tokens: int | None = None
+    ) -> FixedBudget:
+        return cls(config.token_budget if tokens is None else tokens)
 
     def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
         return self.tokens
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
-        """The profile was taken once."""
+        """A constant learns nothing."""
+
+
+def profiled_budget(
+    config: SchedulerConfig, cost: OnlineCostModel | None, **options: Any
+) -> FixedBudget:
+    """The constant that objective and profile allow (options: those of `largest_budget`)."""
+    profile = cost_model_for("budget", "profiled", cost).profile
+    if config.tbt_s is None:
+        raise ConfigError("slo.tbt_ms", "a profiled budget needs an objective")
+    # The fullest engine there can be: every slot taken, the KV cache shared evenly.
+    kv_tokens = config.num_blocks * config.block_size
+    options.setdefault("num_decodes", config.max_requests)
+    options.setdefault("context_tokens", min(4096, kv_tokens // config.max_requests))
+    options.setdefault("max_tokens", config.max_step_tokens)
+    return FixedBudget(largest_budget(profile, config.tbt_s, **options))

@@ -7,9 +7,9 @@ behind it, still come in time.
 
 from __future__ import annotations
 
-from actors.scheduling.interfaces import EngineView, StepView
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.interfaces import EngineView, StepView
 
 
 class PipelineClock:

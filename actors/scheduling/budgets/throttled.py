@@ -14,8 +14,12 @@ other half, decodes shared out evenly over the micro-batches, is `micro_batches:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from actors.scheduling.interfaces import EngineView, StepShape
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.interfaces import EngineView, pending_tokens
+from actors.scheduling.plan import StepShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +32,18 @@ class ThrottledBudget:
     threshold: share of the KV blocks kept for running requests to grow into.
     """
 
+    learns: ClassVar[bool] = False
+
     most: int
     iterations: int = 8
     least: int = 32
     threshold: float = 0.05
+
+    @classmethod
+    def build(
+        cls, config: SchedulerConfig, cost: OnlineCostModel | None, **options: Any
+    ) -> ThrottledBudget:
+        return cls(**{"most": config.token_budget, **options})
 
     def __post_init__(self) -> None:
         if self.iterations < 1 or self.least < 1 or not 0.0 <= self.threshold < 1.0:
@@ -42,8 +54,7 @@ class ThrottledBudget:
         pressure = (free - self.threshold) / (1.0 - self.threshold)
         if pressure <= 0.0 and engine.decoding:
             return shape.num_tokens
-        waiting = engine.num_waiting_tokens + sum(v.length - v.planned for v in engine.prefilling)
-        prefill = min(-(-waiting // self.iterations), int(self.most * pressure))
+        prefill = min(-(-pending_tokens(engine) // self.iterations), int(self.most * pressure))
         return min(shape.num_tokens + max(prefill, self.least), self.most)
 
     def observe(self, shape: StepShape, duration_s: float) -> None:

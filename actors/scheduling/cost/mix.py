@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from actors.scheduling.interfaces import StepShape
-from actors.scheduling.plan import Slice
-from actors.scheduling.cost.model import causal_pairs
+from actors.scheduling.plan import Slice, StepShape
+
+
+def causal_pairs(start: int, num_tokens: int, window: int = 0) -> float:
+    """(query, key) pairs of a chunk under the causal mask, each query seeing `window` keys at most.
+
+    >>> causal_pairs(0, 4)
+    10.0
+    >>> causal_pairs(100, 2, window=50)
+    100.0
+    """
+    if not window or start + num_tokens <= window:
+        return num_tokens * (start + (num_tokens + 1) / 2)
+    if start >= window:
+        return float(num_tokens * window)
+    ramp = window - start  # queries that still see everything before them
+    return ramp * (start + (ramp + 1) / 2) + (num_tokens - ramp) * float(window)
 
 
 @dataclass(slots=True)

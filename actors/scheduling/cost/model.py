@@ -11,21 +11,78 @@ One micro-batch on one pipeline stage costs
   + decode attention:  per slice, per kv token read
 
 Every term is linear in its coefficient, so a profile is fitted by non-negative least squares
-(`app.simulate.hardware.fit`), and evaluating one costs about a microsecond: cheap enough to ask before
-every iteration. The simulator, the budgets and the live engine read the same file.
+(`app.simulate.hardware.fit`), and evaluating one costs about a microsecond: cheap enough to ask
+before every iteration. The simulator, the budgets and the live engine use the same numbers.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from actors.scheduling.cost.mix import Mix
-from actors.scheduling.cost.model import StepTable, causal_pairs
+from actors.scheduling.cost.mix import Mix, causal_pairs
+
+
+class StepTable:
+    """A piecewise-linear function of a token count, with jumps.
+
+    Knots are (tokens, seconds) in order. Between two knots the value is interpolated; a jump
+    (tile quantisation: 257 tokens cost far more than 256) is a pair of knots one token apart.
+    Beyond the last knot the last slope of at least `tail` tokens goes on.
+    """
+
+    __slots__ = ("_dense", "_last_tokens", "_tail_slope", "knots")
+
+    def __init__(self, knots: Iterable[tuple[int, float]]) -> None:
+        """Raises ValueError unless knots ascend strictly, start at 0 or more and never fall."""
+        points = tuple((int(n), float(s)) for n, s in knots)
+        if not points:
+            points = ((0, 0.0),)
+        for (n0, s0), (n1, s1) in pairwise(points):
+            if n1 <= n0 or s1 < s0:
+                raise ValueError(f"knots must ascend: ({n0}, {s0}) then ({n1}, {s1})")
+        if points[0][0] < 0 or points[0][1] < 0:
+            raise ValueError(f"first knot {points[0]} is negative")
+        self.knots = points
+        dense: list[float] = []
+        for (n0, s0), (n1, s1) in pairwise(points):
+            if not dense:
+                dense = [s0] * n0
+            slope = (s1 - s0) / (n1 - n0)
+            dense.extend(s0 + slope * i for i in range(n1 - n0))
+        if not dense:
+            dense = [points[0][1]] * points[0][0]
+        dense.append(points[-1][1])
+        dense[0] = 0.0  # no tokens, no work
+        self._dense = dense
+        self._last_tokens = len(dense) - 1
+        self._tail_slope = _tail_slope(points)
+
+    def __call__(self, num_tokens: int) -> float:
+        if num_tokens <= self._last_tokens:
+            return self._dense[num_tokens]
+        return self._dense[-1] + (num_tokens - self._last_tokens) * self._tail_slope
+
+    def largest(self, limit_s: float) -> int:
+        """The most tokens whose value stays at or below limit_s (0 if none does)."""
+        if limit_s < self._dense[-1]:
+            return max(0, bisect_right(self._dense, limit_s) - 1)
+        if self._tail_slope <= 0.0:
+            return self._last_tokens
+        return self._last_tokens + int((limit_s - self._dense[-1]) / self._tail_slope)
+
+
+def _tail_slope(points: tuple[tuple[int, float], ...]) -> float:
+    """Slope over the last half of the table: a single tile step would mislead."""
+    last_n, last_s = points[-1]
+    index = min(bisect_left(points, (last_n // 2, 0.0)), len(points) - 2)
+    if index < 0:
+        return 0.0
+    first_n, first_s = points[index]
+    return (last_s - first_s) / (last_n - first_n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +223,19 @@ class CostModel:
                 high = middle
         return low
 
+    def stage_share_s(self, tbt_s: float, num_tokens: int) -> float:
+        """What one stage may spend per step so that a token comes round within tbt_s.
+
+        With n stages a token takes n stages and n - 1 sends of (at most) num_tokens."""
+        n = self.num_stages
+        if n == 1:
+            return tbt_s
+        linear_s = self.linear_s(num_tokens)
+        while num_tokens > 1 and linear_s * n > tbt_s:  # the send is that of a step that fits
+            num_tokens //= 2
+            linear_s = self.linear_s(num_tokens)
+        return (tbt_s - (n - 1) * self.send_s(num_tokens)) / n
+
     def ratio_at(self, quantile: float) -> float:
         """Measured / predicted step time at this quantile of the held-out error."""
         points = self.ratio_quantiles
@@ -180,12 +250,12 @@ class CostModel:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-able data; `from_dict` is its inverse."""
-        return {name: getattr(self, name) for name in _FIELDS}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> CostModel:
         """Raises ValueError naming keys that are unknown or missing."""
-        unknown = sorted(set(data) - set(_FIELDS))
+        unknown = sorted(set(data) - _field_names())
         if unknown:
             raise ValueError(f"unknown cost model keys: {', '.join(unknown)}")
         missing = sorted({"name", "tokens_s"} - set(data))
@@ -201,128 +271,6 @@ class CostModel:
         values["notes"] = tuple(str(note) for note in values.get("notes", ()))
         return cls(**values)
 
-    @classmethod
-    def load(cls, path: str | Path) -> CostModel:
-        """Read a JSON file as `save` writes it."""
-        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
 
-    def save(self, path: str | Path) -> None:
-        Path(path).write_text(_render(self.to_dict()), encoding="utf-8")
-
-
-def _render(data: Mapping[str, Any]) -> str:
-    """JSON with one key a line and tables folded, so that a person can read and compare it."""
-    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in data.items()]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-_FIELDS = (
-    "name",
-    "source",
-    "notes",
-    "num_stages",
-    "tensor_ranks",
-    "overhead_s",
-    "per_request_s",
-    "prefill_slice_s",
-    "prefill_kv_s",
-    "prefill_pair_s",
-    "prefill_square_s",
-    "decode_slice_s",
-    "decode_kv_s",
-    "attention_window",
-    "tile_tokens",
-    "kv_tokens",
-    "max_model_len",
-    "swap_block_s",
-    "ratio_quantiles",
-    "tokens_s",
-    "transfer_s",
-    "last_stage_s",
-)
-
-
-# ==== merged from actors/scheduling/step_table
-
-"""Two pieces of arithmetic of the cost model: a table by tokens, and causal attention's work."""
-
-from __future__ import annotations
-
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
-from itertools import pairwise
-
-
-def causal_pairs(start: int, num_tokens: int, window: int = 0) -> float:
-    """(query, key) pairs of a chunk under the causal mask, each query seeing `window` keys at most.
-
-    >>> causal_pairs(0, 4)
-    10.0
-    >>> causal_pairs(100, 2, window=50)
-    100.0
-    """
-    if not window or start + num_tokens <= window:
-        return num_tokens * (start + (num_tokens + 1) / 2)
-    if start >= window:
-        return float(num_tokens * window)
-    ramp = window - start  # queries that still see everything before them
-    return ramp * (start + (ramp + 1) / 2) + (num_tokens - ramp) * float(window)
-
-
-class StepTable:
-    """A piecewise-linear function of a token count, with jumps.
-
-    Knots are (tokens, seconds) in order. Between two knots the value is interpolated; a jump
-    (tile quantisation: 257 tokens cost far more than 256) is a pair of knots one token apart.
-    Beyond the last knot the last slope of at least `tail` tokens goes on.
-    """
-
-    __slots__ = ("_dense", "_last_tokens", "_tail_slope", "knots")
-
-    def __init__(self, knots: Iterable[tuple[int, float]]) -> None:
-        """Raises ValueError unless knots ascend strictly, start at 0 or more and never fall."""
-        points = tuple((int(n), float(s)) for n, s in knots)
-        if not points:
-            points = ((0, 0.0),)
-        for (n0, s0), (n1, s1) in pairwise(points):
-            if n1 <= n0 or s1 < s0:
-                raise ValueError(f"knots must ascend: ({n0}, {s0}) then ({n1}, {s1})")
-        if points[0][0] < 0 or points[0][1] < 0:
-            raise ValueError(f"first knot {points[0]} is negative")
-        self.knots = points
-        dense: list[float] = []
-        for (n0, s0), (n1, s1) in pairwise(points):
-            if not dense:
-                dense = [s0] * n0
-            slope = (s1 - s0) / (n1 - n0)
-            dense.extend(s0 + slope * i for i in range(n1 - n0))
-        if not dense:
-            dense = [points[0][1]] * points[0][0]
-        dense.append(points[-1][1])
-        dense[0] = 0.0  # no tokens, no work
-        self._dense = dense
-        self._last_tokens = len(dense) - 1
-        self._tail_slope = _tail_slope(points)
-
-    def __call__(self, num_tokens: int) -> float:
-        if num_tokens <= self._last_tokens:
-            return self._dense[num_tokens]
-        return self._dense[-1] + (num_tokens - self._last_tokens) * self._tail_slope
-
-    def largest(self, limit_s: float) -> int:
-        """The most tokens whose value stays at or below limit_s (0 if none does)."""
-        if limit_s < self._dense[-1]:
-            return max(0, bisect_right(self._dense, limit_s) - 1)
-        if self._tail_slope <= 0.0:
-            return self._last_tokens
-        return self._last_tokens + int((limit_s - self._dense[-1]) / self._tail_slope)
-
-
-def _tail_slope(points: tuple[tuple[int, float], ...]) -> float:
-    """Slope over the last half of the table: a single tile step would mislead."""
-    last_n, last_s = points[-1]
-    index = min(bisect_left(points, (last_n // 2, 0.0)), len(points) - 2)
-    if index < 0:
-        return 0.0
-    first_n, first_s = points[index]
-    return (last_s - first_s) / (last_n - first_n)
+def _field_names() -> set[str]:
+    return {f.name for f in fields(CostModel) if f.init}

@@ -10,15 +10,61 @@ than the profile the engine has been so far.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from actors.scheduling.cost.model import CostModel
-from actors.scheduling.interfaces import StepShape
+from actors.scheduling.config import ConfigError
 from actors.scheduling.cost.mix import Mix
-from actors.scheduling.cost.online import RecentQuantile
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.interfaces import StepTimePredictor
+from actors.scheduling.plan import StepShape
 
 ASSUMED = 20  # weight of what a regime starts with, in observations
 INTERRUPTED = math.log(1.5)  # more than that above the mean was not the step's doing
+
+
+class RecentQuantile:
+    """The value that `share` of the last `size` observations do not exceed.
+
+    Rounded down to an observation: with few of them the worst one is no quantile yet.
+    seeds: what to assume until observations have pushed them out, oldest first; they count as
+    observations.
+
+    >>> recent = RecentQuantile(0.9, size=10, seeds=[5.0])
+    >>> for value in range(4):
+    ...     recent.add(value)
+    >>> recent.value
+    3
+    """
+
+    __slots__ = ("_ordered", "_recent", "share")
+
+    def __init__(self, share: float, size: int, seeds: Iterable[float] = ()) -> None:
+        """Raises ValueError unless 0 < share < 1 and size is positive."""
+        if not 0.0 < share < 1.0 or size < 1:
+            raise ValueError(f"need 0 < share < 1 and size >= 1, got {share}, {size}")
+        self.share = share
+        self._recent = deque(seeds, maxlen=size)
+        self._ordered = sorted(self._recent)
+
+    def __len__(self) -> int:
+        return len(self._ordered)
+
+    def add(self, value: float) -> None:
+        recent, ordered = self._recent, self._ordered
+        if len(recent) == recent.maxlen:
+            del ordered[bisect_left(ordered, recent[0])]
+        recent.append(value)
+        insort(ordered, value)
+
+    @property
+    def value(self) -> float:
+        """Raises IndexError before any observation or seed."""
+        ordered = self._ordered
+        return ordered[int(self.share * (len(ordered) - 1))]
 
 
 @dataclass(slots=True)
@@ -44,7 +90,7 @@ class Regime:
 
 
 class OnlineCostModel:
-    """A profile plus what the engine has seen since. Implements `interfaces.CostModel`.
+    """A profile plus what the engine has seen since. Implements `interfaces.StepTimePredictor`.
 
     quantile: share of steps that should take no longer than `bound_factor` promises.
     memory: observations over which the past fades; 0 switches learning off.
@@ -63,7 +109,7 @@ class OnlineCostModel:
         shares += [quantile, quantile]
         self._assumed = [math.log(max(profile.ratio_at(q), 1e-9)) for q in shares]
 
-    # ---- interfaces.CostModel ---------------------------------------------------------
+    # ---- interfaces.StepTimePredictor ---------------------------------------------------------
 
     def step_s(self, shape: StepShape) -> float:
         """Expected seconds of the slowest stage."""
@@ -128,53 +174,21 @@ def _key(mix: Mix) -> int:
     return kind * 16 + (mix.num_decodes + mix.prefill_tokens).bit_length() // 2
 
 
-# ==== merged from actors/scheduling/quantile
+def read_cost_model(data: Mapping[str, Any] | None) -> OnlineCostModel | None:
+    """The cost model that a configuration carries as data, ready to learn; None without one.
 
-"""A quantile of what was seen lately: exact, forgetful, a microsecond an observation."""
-
-from __future__ import annotations
-
-from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Iterable
-
-
-class RecentQuantile:
-    """The value that `share` of the last `size` observations do not exceed.
-
-    Rounded down to an observation: with few of them the worst one is no quantile yet.
-    seeds: what to assume until observations have pushed them out, oldest first; they count as
-    observations.
-
-    >>> recent = RecentQuantile(0.9, size=10, seeds=[5.0])
-    >>> for value in range(4):
-    ...     recent.add(value)
-    >>> recent.value
-    3
+    Raises ConfigError where the data is none.
     """
+    if data is None:
+        return None
+    try:
+        return OnlineCostModel(CostModel.from_dict(data))
+    except (ValueError, TypeError) as error:
+        raise ConfigError("cost_model", str(error)) from error
 
-    __slots__ = ("_ordered", "_recent", "share")
 
-    def __init__(self, share: float, size: int, seeds: Iterable[float] = ()) -> None:
-        """Raises ValueError unless 0 < share < 1 and size is positive."""
-        if not 0.0 < share < 1.0 or size < 1:
-            raise ValueError(f"need 0 < share < 1 and size >= 1, got {share}, {size}")
-        self.share = share
-        self._recent = deque(seeds, maxlen=size)
-        self._ordered = sorted(self._recent)
-
-    def __len__(self) -> int:
-        return len(self._ordered)
-
-    def add(self, value: float) -> None:
-        recent, ordered = self._recent, self._ordered
-        if len(recent) == recent.maxlen:
-            del ordered[bisect_left(ordered, recent[0])]
-        recent.append(value)
-        insort(ordered, value)
-
-    @property
-    def value(self) -> float:
-        """Raises IndexError before any observation or seed."""
-        ordered = self._ordered
-        return ordered[int(self.share * (len(ordered) - 1))]
+def cost_model_for(setting: str, part: str, cost: StepTimePredictor | None) -> OnlineCostModel:
+    """`cost`, which this part cannot do without; raises ConfigError naming the setting."""
+    if not isinstance(cost, OnlineCostModel):
+        raise ConfigError(setting, f"{part!r} needs a cost model: run `legato profile`")
+    return cost

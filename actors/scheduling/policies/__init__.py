@@ -1,25 +1,24 @@
-"""Scheduling policies by name.
+"""Which slices a step holds.
 
-A policy decides which slices a step holds and nothing else. `order` names the waiting order it
-was described with, `reserve` says that KV for the maximum length is taken before a request starts.
+A policy is a class that takes `(config, **options)`, and one row of `POLICIES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from actors.scheduling.config import ConfigError, SchedulerConfig
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.policies.base import Policy
-from actors.scheduling.policies.chunked_only import ChunkedOnly
-from actors.scheduling.policies.deadline import Deadline
-from actors.scheduling.policies.fair import Fair
-from actors.scheduling.policies.faster_transformer import FasterTransformer
-from actors.scheduling.policies.hybrid_only import HybridOnly
+from actors.scheduling.policies.baselines import (
+    ChunkedOnly,
+    FasterTransformer,
+    HybridOnly,
+    Orca,
+    PrefillFirst,
+)
 from actors.scheduling.policies.mlfq import FeedbackQueue
-from actors.scheduling.policies.orca import Orca
-from actors.scheduling.policies.sarathi import Sarathi
-from actors.scheduling.policies.shortest_first import ShortestFirst
-from actors.scheduling.policies.vllm import PrefillFirst
+from actors.scheduling.policies.sarathi import Deadline, Fair, Sarathi, ShortestFirst
+from actors.scheduling.registry import build_part
 
 __all__ = ["POLICIES", "Policy", "build_policy"]
 
@@ -39,10 +38,4 @@ POLICIES: Mapping[str, Callable[..., Policy]] = {
 
 def build_policy(config: SchedulerConfig) -> Policy:
     """The policy `config` names; raises ConfigError for an unknown name or a bad option."""
-    if config.policy not in POLICIES:
-        known = ", ".join(sorted(POLICIES))
-        raise ConfigError("policy", f"unknown {config.policy!r}; known: {known}")
-    try:
-        return POLICIES[config.policy](config, **config.policy_options)
-    except TypeError as error:
-        raise ConfigError("policy_options", str(error)) from error
+    return build_part("policy", config.policy, POLICIES, config.policy_options, config)

@@ -6,12 +6,46 @@ then to first chunks of new ones. No decode ever waits for a prompt.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.policies.base import fill_with_chunks
 from actors.scheduling.state import RequestState
 from actors.scheduling.step import StepBuilder
 
 _ROUNDING = 32
+
+ChunkLimit = Callable[[RequestState, int], int]  # (request, budget left) -> its most tokens
+
+
+def whatever_is_left(state: RequestState, left: int) -> int:
+    return left
+
+
+def fill_with_chunks(
+    step: StepBuilder, left: int, chunk_limit: ChunkLimit = whatever_is_left
+) -> None:
+    """Spend `left` tokens on chunks: admitted prompts first, then new requests in order.
+
+    With `max_chunk` set, no prompt gets more until every other has had its share.
+    """
+    if not step.wants_prefill:
+        return
+    cap = step.config.max_chunk
+    most = left if cap is None else cap
+    for state in step.runnable_prefills():
+        if left <= 0:
+            return
+        left -= step.chunk(state, min(most, left, chunk_limit(state, left)))
+    while left > 0 and (head := step.head()) is not None:
+        granted = step.start(head, min(most, left, chunk_limit(head, left)))
+        if granted == 0:
+            break
+        left -= granted
+    if cap is not None:
+        for state in step.runnable_prefills():
+            if left <= 0:
+                return
+            left -= step.chunk(state, min(left, chunk_limit(state, left)))
 
 
 class Sarathi:
@@ -48,7 +82,9 @@ class Sarathi:
 
     def chunk_size(self, state: RequestState) -> int:
         """Tokens a step may hold for this prompt to join it."""
-        return self.schedule[min(state.planned // self.stage_tokens, len(self.schedule) - 1)]
+        return self.schedule[
+            min(state.num_computed_tokens // self.stage_tokens, len(self.schedule) - 1)
+        ]
 
 
 def chunk_schedule(high: int, low: int, stages: int) -> list[int]:
@@ -61,3 +97,21 @@ def chunk_schedule(high: int, low: int, stages: int) -> list[int]:
         return [high]
     fall = (high - low) / (stages - 1)
     return [max(low, int(high - k * fall) // _ROUNDING * _ROUNDING) for k in range(stages)]
+
+
+class Fair(Sarathi):
+    """Stall-free batches; virtual token counters of the tenants decide what starts next."""
+
+    order = "fair"
+
+
+class Deadline(Sarathi):
+    """Stall-free batches; prompts whose first token is due soonest go first (Niyama / QoServe)."""
+
+    order = "deadline"
+
+
+class ShortestFirst(Sarathi):
+    """Stall-free batches; shortest expected output first, waiting time counted."""
+
+    order = "shortest"

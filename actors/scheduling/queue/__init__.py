@@ -1,0 +1,32 @@
+"""Who waits, and in which order.
+
+An order is a class that takes `(config, **options)`, and one row of `ORDERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.queue.deadline import EarliestDeadline
+from actors.scheduling.queue.fair import VirtualTokenCounter
+from actors.scheduling.queue.heap import FirstComeFirstServed, PriorityWithAgeing, ShortestOutput
+from actors.scheduling.queue.mlfq import FeedbackLevels
+from actors.scheduling.queue.order import Order
+from actors.scheduling.registry import build_part
+
+__all__ = ["ORDERS", "Order", "build_order"]
+
+ORDERS: Mapping[str, Callable[..., Order]] = {
+    "fcfs": FirstComeFirstServed,
+    "priority": PriorityWithAgeing,
+    "shortest": ShortestOutput,
+    "deadline": EarliestDeadline,
+    "fair": VirtualTokenCounter,
+    "mlfq": FeedbackLevels,
+}
+
+
+def build_order(name: str, config: SchedulerConfig) -> Order:
+    """The named order with `config.order_options`; raises ConfigError for a bad name or option."""
+    return build_part("order", name, ORDERS, config.order_options, config)

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
 
 from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.queue.order import Order
 from actors.scheduling.state import RequestState, Status
 
 _RELEGATED = 1e12  # added to a relegated request's rank: behind every promise
 
 
-class EarliestDeadline:
+class EarliestDeadline(Order):
     """Requests whose promise is lost wait behind those whose promise can be kept.
 
     default_ttft_s: the promise of requests that name none (else the deployment's `ttft_s`).
     prefill_tokens_per_s: how fast prompts are computed, for the time still needed.
     patience_s: a relegated request goes first after so much more waiting (no starvation).
     """
-
-    counts_tokens = False
 
     def __init__(
         self,
@@ -52,7 +50,7 @@ class EarliestDeadline:
         state.rank = (latest_start_s, state.sequence_number)
 
     def restore(self, state: RequestState, now_s: float) -> None:
-        if state.outputs:  # its next token is due before anybody's first
+        if state.output_token_ids:  # its next token is due before anybody's first
             last_s = now_s if state.last_token_s is None else state.last_token_s
             state.rank = (min(state.rank[0], last_s), state.sequence_number)
         heapq.heappush(self._promised, (state.rank, state))
@@ -77,7 +75,7 @@ class EarliestDeadline:
         while promised:
             rank, state = promised[0]
             if state.status is Status.WAITING:
-                if state.outputs or state.admitted or rank[0] >= now_s:
+                if state.output_token_ids or state.admitted or rank[0] >= now_s:
                     return
                 state.rank = (_RELEGATED + state.request.arrival_s, state.sequence_number)
                 self._relegated.append((now_s, state))
@@ -87,15 +85,6 @@ class EarliestDeadline:
         if self._pop_relegated:
             return self._relegated.popleft()[1]
         return heapq.heappop(self._promised)[1]
-
-    def admit(self, state: RequestState) -> None:
-        """Deadlines do not move with service."""
-
-    def serve(self, states: Sequence[RequestState]) -> None:
-        """Nor with tokens."""
-
-    def finish(self, state: RequestState) -> None:
-        """Nor with ends."""
 
     def drain(self) -> list[RequestState]:
         waiting = [state for _, state in sorted(self._promised)]

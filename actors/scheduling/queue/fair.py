@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.queue.order import Order
 from actors.scheduling.state import RequestState, Status
 
 
-class VirtualTokenCounter:
+class VirtualTokenCounter(Order):
     """Tenants share the engine in proportion to `weights` (1 where a tenant is not named)."""
 
     counts_tokens = True
@@ -115,9 +116,6 @@ class VirtualTokenCounter:
     def _charge(self, tenant: str, cost: float) -> None:
         counters = self.counters
         counters[tenant] = counters.get(tenant, 0.0) + cost / self.weights.get(tenant, 1.0)
-
-    def finish(self, state: RequestState) -> None:
-        """Counters stay: they are compared among the active only."""
 
     def drain(self) -> list[RequestState]:
         waiting: list[RequestState] = []

@@ -7,19 +7,17 @@ moment gives the same answer as comparing two constants.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 
 from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.queue.order import Order
 from actors.scheduling.state import RequestState, Status
 
 
-class HeapOrder:
+class HeapOrder(Order):
     """Subclasses give `value`; ties go by order of submission."""
 
-    counts_tokens = False
-
     def __init__(self, config: SchedulerConfig) -> None:
-        # (rank on entry, entry number, who); an entry counts while rank and status still match
+        # (rank on entry, entry number, request); an entry counts while rank and status still match
         self._heap: list[tuple[tuple[float, int], int, RequestState]] = []
         self._num_entries = 0
 
@@ -53,15 +51,6 @@ class HeapOrder:
     def pop(self) -> RequestState:
         return heapq.heappop(self._heap)[2]
 
-    def admit(self, state: RequestState) -> None:
-        """Starting does not change a constant rank."""
-
-    def serve(self, states: Sequence[RequestState]) -> None:
-        """Nor does service."""
-
-    def finish(self, state: RequestState) -> None:
-        """Nor does the end."""
-
     def drain(self) -> list[RequestState]:
         waiting = [
             state
@@ -94,7 +83,7 @@ class PriorityWithAgeing(HeapOrder):
         return state.request.arrival_s - state.request.priority * self.ageing_s
 
 
-class ShortestFirst(HeapOrder):
+class ShortestOutput(HeapOrder):
     """By expected output length; a second of waiting is worth `ageing_tokens_per_s` tokens.
 
     The expectation is the declared `max_tokens`, or with `predict` the tenant's running mean

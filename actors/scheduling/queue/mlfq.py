@@ -8,6 +8,7 @@ short one need not earn its way up.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue.heap import HeapOrder
@@ -46,6 +47,19 @@ class FeedbackLevels(HeapOrder):
         state.level = level
         state.served = 0
         state.rank = (float(level), state.sequence_number)
+
+    def rerank(self, running: Iterable[RequestState], now_s: float) -> bool:
+        """A request that has used up its quantum goes one level down; a starved one to the top."""
+        changed = False
+        for state in running:
+            last_s = state.last_token_s
+            if state.level and last_s is not None and now_s - last_s > self.promote_s:
+                self.set_level(state, 0)
+                changed = True
+            elif state.served >= self.quantum(state.level) and state.level < self.num_levels - 1:
+                self.set_level(state, state.level + 1)
+                changed = True
+        return changed
 
     def adopt(self, state: RequestState) -> None:
         self.set_level(state, self.join_level(state.remaining))

@@ -1,81 +1,123 @@
-"""Who waits: the order, what is set aside, and how much of it there is."""
+"""The waiting queue: its order, what is set aside, and how much of it there is."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterable
 
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.queue.groups import Groups
 from actors.scheduling.queue import build_order
+from actors.scheduling.queue.groups import Groups
 from actors.scheduling.state import RequestState, Status
 
 
-class WaitingRoom:
+class WaitingQueue:
     """WAITING requests are in the order, parked, held by their group, or isolated."""
 
     def __init__(self, config: SchedulerConfig, order: str) -> None:
         self.config = config
         self.order = build_order(order, config)
-        self.now_s = 0.0
-        self.states: dict[int, RequestState] = {}  # every request not ENDED
         self.isolated: deque[RequestState] = deque()  # suspects, to be run alone
         self.groups = Groups()
-        self.num_waiting = 0
-        self.num_waiting_tokens = 0
+        self.num_requests = 0
+        self.num_tokens = 0  # known tokens of the waiting: prompts, and outputs to be recomputed
         self.waiting_of: dict[str, int] = defaultdict(int)  # waiting requests of a tenant
         self.running_of: dict[str, int] = defaultdict(int)  # running requests of a tenant
         self.parked: dict[str, deque[RequestState]] = {}  # set aside: their tenant is at its cap
 
-    def enter(self, state: RequestState) -> None:
+    def add(self, state: RequestState, now_s: float) -> None:
         """A new request waits."""
-        self.states[state.request_id] = state
-        self.count_waiting(state, 1)
-        if self.groups.join(state):
-            self.order.push(state, self.now_s)
+        self._count(state, 1)
+        if state.request.group is None or self.groups.join(state):
+            self.order.push(state, now_s)
 
-    def count_waiting(self, state: RequestState, sign: int) -> None:
-        """The request begins (1) or ceases (-1) to wait."""
+    def restore(self, state: RequestState, now_s: float) -> None:
+        """A preempted request waits again, before its peers."""
+        self._count(state, 1)
+        self.order.restore(state, now_s)
+
+    def isolate(self, state: RequestState) -> None:
+        """A suspect waits to run alone."""
+        self._count(state, 1)
+        self.isolated.append(state)
+
+    def remove(self, state: RequestState) -> None:
+        """A waiting request is over. Orders skip it by its status."""
+        self._count(state, -1)
+        if state in self.isolated:
+            self.isolated.remove(state)
+
+    def _count(self, state: RequestState, sign: int) -> None:
         tenant = state.request.tenant
-        self.num_waiting += sign
-        self.num_waiting_tokens += sign * state.length
+        self.num_requests += sign
+        self.num_tokens += sign * state.num_tokens
         self.waiting_of[tenant] += sign
         if self.waiting_of[tenant] == 0:
             del self.waiting_of[tenant]
 
-    def head(self) -> RequestState | None:
+    # ---- the next to start --------------------------------------------------------------
+
+    def head(self, now_s: float) -> RequestState | None:
         """The next to start, those of tenants at their cap set aside."""
         cap = self.config.max_running_per_tenant
         while True:
-            state = self.order.peek(self.now_s)
+            state = self.order.peek(now_s)
             if state is None or cap is None:
                 return state
             if self.running_of.get(state.request.tenant, 0) < cap:
                 return state
             self.parked.setdefault(state.request.tenant, deque()).append(self.order.pop())
 
-    def unpark(self, tenant: str) -> None:
+    def started(self, state: RequestState) -> None:
+        """`head` (or a suspect) has been given memory; it is still to be popped."""
+        if not state.admitted:
+            state.admitted = True
+            self.order.admit(state)
+        self._count(state, -1)
+        self.running_of[state.request.tenant] += 1
+
+    def pop(self, state: RequestState) -> None:
+        """Take out what has started."""
+        if state in self.isolated:
+            self.isolated.remove(state)
+        else:
+            self.order.pop()
+
+    def stopped(self, state: RequestState, now_s: float) -> None:
+        """A request that ran gives its tenant's slot back."""
+        tenant = state.request.tenant
+        self.running_of[tenant] -= 1
+        if self.running_of[tenant] == 0:
+            del self.running_of[tenant]
+        self.unpark(tenant, now_s)
+
+    def unpark(self, tenant: str, now_s: float) -> None:
         """One of the tenant's slots came free (or its cap was lifted)."""
         parked = self.parked.get(tenant)
         while parked:
             state = parked.popleft()
             if state.status is Status.WAITING:
-                self.order.restore(state, self.now_s)
+                self.order.restore(state, now_s)
                 break
         if parked is not None and not parked:
             del self.parked[tenant]
 
-    def unpark_all(self) -> None:
+    def unpark_all(self, now_s: float) -> None:
         for tenant in list(self.parked):
             while tenant in self.parked:
-                self.unpark(tenant)
+                self.unpark(tenant, now_s)
 
-    def switch_order(self, name: str, config: SchedulerConfig) -> None:
-        """Everybody keeps what they have; only who comes next changes."""
+    # ---- another order ------------------------------------------------------------------
+
+    def switch_order(
+        self, name: str, config: SchedulerConfig, everyone: Iterable[RequestState], now_s: float
+    ) -> None:
+        """Every request keeps what it has; only which comes next changes."""
         order = build_order(name, config)
-        self.unpark_all()
+        self.unpark_all(now_s)
         waiting = self.order.drain()
         self.order = order
-        for state in self.states.values():
+        for state in everyone:
             order.adopt(state)
         for state in waiting:
-            order.push(state, self.now_s)
+            order.push(state, now_s)

@@ -8,17 +8,22 @@ from contextlib import aclosing
 from typing import Any
 
 from actors.scheduling.plan import TokenLogprobs
-from app.api.http.call import Call
 from app.api.context import Context, new_id, objective_of
 from app.api.continuation import Piece, TextRules
 from app.api.endpoints.conversation import prompt_tokens, template_messages
-from app.api.http.errors import invalid
-from app.api.generation import Generation, usage_of
 from app.api.endpoints.logprobs import chat_logprobs
-from app.api.sampling_params import checked_grammar, requested_grammar, sampling_params, stop_strings
+from app.api.endpoints.tool_choice import ToolPlan, plan_tools
+from app.api.generation import Generation, usage_of
+from app.api.http.call import Call
+from app.api.http.errors import invalid
+from app.api.sampling_params import (
+    checked_grammar,
+    requested_grammar,
+    sampling_params,
+    stop_strings,
+)
 from app.api.schema.chat import ChatRequest
 from app.api.sse import StreamWriter, event, json_string, stream_reply
-from app.api.endpoints.tool_choice import ToolPlan, plan_tools
 from app.engine.client import GenerationRequest
 from app.text.tool_calls import CallDelta, ToolCallParser
 

@@ -9,14 +9,19 @@ from contextlib import aclosing
 from typing import Any
 
 from actors.scheduling.plan import TokenLogprobs
-from app.api.http.call import Call
 from app.api.context import Context, new_id, objective_of
 from app.api.continuation import Piece, TextRules
-from app.api.http.errors import invalid
-from app.api.generation import Generation, usage_of
 from app.api.endpoints.logprobs import completion_logprobs
+from app.api.generation import Generation, usage_of
+from app.api.http.call import Call
+from app.api.http.errors import invalid
 from app.api.prompts import as_list, tokenized
-from app.api.sampling_params import checked_grammar, requested_grammar, sampling_params, stop_strings
+from app.api.sampling_params import (
+    checked_grammar,
+    requested_grammar,
+    sampling_params,
+    stop_strings,
+)
 from app.api.schema.completions import CompletionRequest
 from app.api.sse import StreamWriter, event, json_string, stream_reply
 from app.engine.client import GenerationRequest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.api.http.call import Call
 from app.api.context import Context
+from app.api.http.call import Call
 from app.api.http.errors import ApiError
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from app.api.context import Context, new_id
 from app.api.continuation import Piece
-from app.api.http.errors import ApiError
+from app.api.endpoints.tool_choice import ToolPlan
 from app.api.generation import Generation
+from app.api.http.errors import ApiError
 from app.api.schema.responses import ResponseRequest
 from app.api.sse import StreamWriter, named_event
-from app.api.endpoints.tool_choice import ToolPlan
 from app.text.tool_calls import CallDelta, ToolCallParser
 
 

@@ -6,14 +6,21 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from actors.scheduling.request import Grammar
-from app.api.http.call import Call
 from app.api.context import Context, new_id, objective_of
 from app.api.continuation import TextRules
 from app.api.endpoints.conversation import prompt_tokens, template_messages
-from app.api.http.errors import invalid
-from app.api.generation import Generation
 from app.api.endpoints.response_writer import ResponseWriter
-from app.api.sampling_params import checked_grammar, dump, requested_grammar, sampling_params, stop_strings
+from app.api.endpoints.tool_choice import ToolPlan, plan_tool_calls
+from app.api.generation import Generation
+from app.api.http.call import Call
+from app.api.http.errors import invalid
+from app.api.sampling_params import (
+    checked_grammar,
+    dump,
+    requested_grammar,
+    sampling_params,
+    stop_strings,
+)
 from app.api.schema.chat import (
     FunctionCall,
     FunctionSpec,
@@ -32,7 +39,6 @@ from app.api.schema.responses import (
     ResponseRequest,
 )
 from app.api.sse import stream_reply
-from app.api.endpoints.tool_choice import ToolPlan, plan_tool_calls
 from app.engine.client import GenerationRequest
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from app.api.http.call import Call
 from app.api.context import Context
 from app.api.endpoints.conversation import prompt_tokens, template_messages
-from app.api.http.errors import invalid
 from app.api.endpoints.logprobs import token_name
+from app.api.http.call import Call
+from app.api.http.errors import invalid
 from app.api.schema.other import DetokenizeRequest, TokenizeRequest
 
 

@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from app.api.http.errors import ApiError, from_engine
 from app.api.http.ingress import BODY_WRITER, TRANSPORT, BodyWriter
-from app.api.options import ApiOptions
 from app.api.http.validation import parse_body
+from app.api.options import ApiOptions
 from app.engine.client import EngineError
 
 _Model = TypeVar("_Model", bound=BaseModel)

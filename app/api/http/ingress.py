@@ -1,8 +1,9 @@
 """What must happen to a request before Ray Serve itself looks at it.
 
 Serve reads some request headers on its own account, ahead of any application. Set
-`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=app.api.http.ingress.middlewares` where replicas (or Serve's
-Python proxies) run, and they are gone by then. The application does the same for other servers.
+`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=app.api.http.ingress.middlewares` where replicas (or
+Serve's Python proxies) run, and they are gone by then. The application does the same for other
+servers.
 """
 
 from __future__ import annotations

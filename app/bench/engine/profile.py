@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from actors.scheduling.cost.model import CostModel
+from app.bench.engine.stage import LoadedStage
 from app.bench.engine.steps import DEFAULT_SHAPE
 from app.bench.machine import describe
-from app.bench.engine.stage import LoadedStage
 from app.simulate.hardware.profile import Limits, profile, write_parquet
 
 _err = Console(stderr=True, highlight=False)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.scheduling.interfaces import StepShape
-from actors.scheduling.plan import RequestStart, Slice, StepPlan
+from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepShape
 from actors.scheduling.request import SamplingParams
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec

@@ -19,10 +19,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from actors.scheduling.interfaces import StepShape
+from actors.scheduling.plan import StepShape
+from app.bench.engine.stage import LoadedStage
 from app.bench.load.generator import publish
 from app.bench.machine import describe
-from app.bench.engine.stage import LoadedStage
 from kernels.cpu import library
 
 _WEIGHT_BYTES = {"none": 2.0, "int8": 1.0, "int4": 0.5}

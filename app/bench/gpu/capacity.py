@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from actors.scheduling.cost.model import CostModel
-from app.bench.gpu.live import LiveRun
 from app.bench.engine.stage import LoadedStage
-from app.simulate.workload.arrivals import poisson
-from app.simulate.run.capacity import capacity
+from app.bench.gpu.live import LiveRun
 from app.simulate.hardware.fit import FitReport, Measurement
-from app.simulate.workload.lengths import sharegpt4
 from app.simulate.hardware.profile import Limits, profile
+from app.simulate.run.capacity import capacity
 from app.simulate.run.simulation import Deployment, scheduler_config
+from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.lengths import sharegpt4
 from app.simulate.workload.requests import generate
 
 # Requests a batch may hold: as in the paper, where Orca's reserved memory holds few.

@@ -14,9 +14,9 @@ import torch
 import typer
 from rich.console import Console
 
+from app.bench.engine.stage import LoadedStage
 from app.bench.gpu.report import Report, describe_gpu, write
 from app.bench.gpu.timing import Ceilings, measure_ceilings
-from app.bench.engine.stage import LoadedStage
 
 SECTIONS = ("checks", "tokens", "kernels", "steps", "capacity")
 SHAPES = (Path("configs/models/shapes/mistral-7b"), Path("configs/models/shapes/llama3-8b"))

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from app.bench.engine import steps as engine
+from app.bench.engine.stage import LoadedStage
 from app.bench.engine.steps import Case
 from app.bench.gpu.timing import Ceilings
-from app.bench.engine.stage import LoadedStage
 
 # (step, largest allowed time over floor). Decodes: 80 % of the measured bandwidth; chunks: 70 % of
 # the measured matrix rate; hybrid: 1.2 times the larger floor.

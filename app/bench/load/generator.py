@@ -19,7 +19,13 @@ from rich.table import Table
 from app.bench.load.client import Job, LoadClient, jobs_of
 from app.bench.load.measure import Report, report
 from app.simulate.workload.arrivals import poisson
-from app.simulate.workload.lengths import Lengths, arxiv_summarization, fixed_lengths, scaled, sharegpt4
+from app.simulate.workload.lengths import (
+    Lengths,
+    arxiv_summarization,
+    fixed_lengths,
+    scaled,
+    sharegpt4,
+)
 from app.simulate.workload.requests import generate
 
 _err = Console(stderr=True, highlight=False)

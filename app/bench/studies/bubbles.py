@@ -13,10 +13,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
-from app.simulate.workload.arrivals import poisson
 from app.simulate.hardware.deployments import load_model
-from app.simulate.workload.lengths import sharegpt4
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.lengths import sharegpt4
 from app.simulate.workload.requests import generate
 
 MODEL, TOKEN_BUDGET = "llama2-70b-a40-tp4-pp2", 512

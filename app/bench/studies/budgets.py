@@ -25,9 +25,18 @@ from rich.table import Table
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from app.bench.load.client import Job
-from app.bench.load.generator import Json, LengthsOption, Limits, Out, bisect, bisected, publish, say_probe
-from app.bench.machine import describe
+from app.bench.load.generator import (
+    Json,
+    LengthsOption,
+    Limits,
+    Out,
+    bisect,
+    bisected,
+    publish,
+    say_probe,
+)
 from app.bench.load.measure import Report, report
+from app.bench.machine import describe
 from app.bench.studies.policies import Load, local_engine, run_jobs
 from app.bench.studies.validate import read_log, simulated_figures
 from app.engine.client import EngineClient

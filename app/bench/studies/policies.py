@@ -26,16 +26,16 @@ from rich.table import Table
 
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.request import SamplingParams
+from app.bench.engine.overhead import settle
 from app.bench.load.client import Job, Trace, jobs_of
 from app.bench.load.generator import Json, LengthsOption, Out, lengths_of, publish
-from app.bench.machine import describe
 from app.bench.load.measure import Report, report
-from app.bench.engine.overhead import settle
+from app.bench.machine import describe
 from app.engine.client import EngineClient, EngineError, GenerationRequest
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.requests import generate
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 DEFAULT_CONFIG = Path("configs/serve/bench_135m.yaml")
 # The paper runs the policies that reserve memory with small batches (section 5: 8 to 16).
 POLICY_OPTIONS: Mapping[str, Mapping[str, Any]] = {

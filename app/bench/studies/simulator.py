@@ -10,10 +10,10 @@ import json
 import time
 from typing import Any
 
-from app.simulate.workload.arrivals import poisson
 from app.simulate.hardware.deployments import load_model
-from app.simulate.workload.lengths import sharegpt4
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.lengths import sharegpt4
 from app.simulate.workload.requests import generate
 
 CASES = (  # policy, budget, QPS; Yi-34B on two A100s, chat lengths

@@ -32,8 +32,8 @@ from actors.scheduling.cost.model import CostModel
 from actors.scheduling.event_log import config_of
 from app.bench.load.client import Job, Trace
 from app.bench.load.generator import Json, LengthsOption, Out, publish
-from app.bench.machine import describe
 from app.bench.load.measure import report
+from app.bench.machine import describe
 from app.bench.studies.policies import POLICY_OPTIONS, Load, local_engine, run_jobs
 from app.simulate.hardware.live_log import LiveStep, Mood, mood, ratios, runs
 from app.simulate.run.simulation import Deployment, simulate

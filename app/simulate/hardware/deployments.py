@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from actors.scheduling.cost.model import CostModel
+from app.simulate.hardware.cost_files import load_cost_model, save_cost_model
 from app.simulate.hardware.networks import all_reduce_s, send_s
 from app.simulate.hardware.operators import CONFIGS, read_operators
 from app.simulate.hardware.shapes import DEVICES, MODELS, Device, ModelShape
@@ -30,7 +31,7 @@ def load_model(name: str) -> CostModel:
     if not path.exists():
         known = sorted(p.stem for p in CONFIGS.glob("*.json"))
         raise ValueError(f"no cost model {name!r}; known: {', '.join(known)}")
-    return CostModel.load(path)
+    return load_cost_model(path)
 
 
 def compose(
@@ -209,7 +210,7 @@ def paper_model(name: str) -> CostModel:
 def main() -> None:
     """Write the paper's deployments to `configs/hardware/`."""
     for name in PAPER:
-        paper_model(name).save(CONFIGS / f"{name}.json")
+        save_cost_model(paper_model(name), CONFIGS / f"{name}.json")
 
 
 if __name__ == "__main__":

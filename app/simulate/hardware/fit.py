@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.scheduling.cost.model import CostModel
-from actors.scheduling.interfaces import StepShape
 from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.plan import StepShape
 
 Floats = NDArray[np.float64]
 

@@ -16,8 +16,7 @@ import numpy as np
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.event_log import Row, from_row
 from actors.scheduling.events import Execute, Reconfigure, StepDone
-from actors.scheduling.interfaces import StepShape
-from actors.scheduling.plan import Slice
+from actors.scheduling.plan import Slice, StepShape
 from app.simulate.hardware.fit import Measurement, predict
 from app.simulate.hardware.ratios import StepRatios
 

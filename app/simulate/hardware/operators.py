@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "hardware"
+CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "hardware"
 
 
 @functools.cache

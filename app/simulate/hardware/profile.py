@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.scheduling.cost.model import CostModel
-from actors.scheduling.interfaces import StepShape
+from actors.scheduling.plan import StepShape
 from app.simulate.hardware.fit import FitReport, Measurement, fit
 
 StepRunner = Callable[[StepShape], float]

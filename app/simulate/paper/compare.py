@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from actors.scheduling.cost.mix import Mix
-from app.simulate.paper import published
-from app.simulate.run.campaign import CapacityJob
 from app.simulate.hardware.deployments import load_model
+from app.simulate.paper import published
 from app.simulate.paper.published import Row
+from app.simulate.run.campaign import CapacityJob
 
 
 def capacity_jobs(num_requests: int, deployments: Iterable[str] = ()) -> list[CapacityJob]:

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.mix import Mix
-from app.simulate.paper import published
-from app.simulate.workload.arrivals import poisson
-from app.simulate.run.campaign import LENGTHS
-from app.simulate.hardware.fit import nnls
+from actors.scheduling.cost.model import CostModel
 from app.simulate.hardware.deployments import load_model
+from app.simulate.hardware.fit import nnls
+from app.simulate.paper import published
 from app.simulate.paper.published import Row
+from app.simulate.run.campaign import LENGTHS
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.requests import generate
 
 

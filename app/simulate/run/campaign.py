@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.simulate.run.capacity import MEDIAN_DELAY_LIMIT_S, capacity
 from app.simulate.hardware.deployments import load_model
-from app.simulate.workload.lengths import Lengths, arxiv_summarization, sharegpt4
+from app.simulate.run.capacity import MEDIAN_DELAY_LIMIT_S, capacity
 from app.simulate.run.simulation import Deployment, scheduler_config
+from app.simulate.workload.lengths import Lengths, arxiv_summarization, sharegpt4
 
 LENGTHS: dict[str, Callable[[], Lengths]] = {
     "sharegpt4": sharegpt4,

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from app.simulate.workload.arrivals import poisson
-from app.simulate.workload.lengths import Lengths
 from app.simulate.run.recorder import Recorder, Summary
 from app.simulate.run.simulation import Deployment, simulate
+from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.lengths import Lengths
 from app.simulate.workload.requests import Workload, generate
 
 MEDIAN_DELAY_LIMIT_S = 2.0

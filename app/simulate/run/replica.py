@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.events import (
     Emit,
@@ -22,7 +23,7 @@ from actors.scheduling.events import (
     Tick,
     WakeAt,
 )
-from actors.scheduling.cost.mix import Mix
+from actors.scheduling.interfaces import pending_tokens
 from actors.scheduling.plan import StepPlan, StepResult
 from app.simulate.hardware.ratios import StepRatios
 from app.simulate.run.recorder import Recorder
@@ -88,9 +89,9 @@ class Replica:
         return self._index
 
     def prefill_backlog_tokens(self) -> int:
-        """Prefill work ahead of a new request: everyone's who waits, and unfinished prompts."""
+        """Prefill work ahead of a new request: of all that wait, and unfinished prompts."""
         view = self._core.view
-        return view.num_waiting_tokens + sum(v.length - v.planned for v in view.prefilling)
+        return pending_tokens(view)
 
     def submit(self, event: Event, now_s: float) -> None:
         """Hand the core an event from outside (Submit, Abort, Reconfigure)."""

@@ -13,10 +13,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
-from app.simulate.run.capacity import capacity
 from app.simulate.hardware.deployments import compose
-from app.simulate.workload.lengths import Lengths
+from app.simulate.run.capacity import capacity
 from app.simulate.run.simulation import Deployment, scheduler_config
+from app.simulate.workload.lengths import Lengths
 
 
 @dataclass(frozen=True, slots=True)

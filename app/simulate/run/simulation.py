@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
-from actors.scheduling.events import Submit
 from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.events import Submit
 from actors.scheduling.request import Objective, Request, SamplingParams
-from app.simulate.run.autoscale import AutoscalePolicy, Autoscaler
 from app.simulate.hardware.ratios import StepRatios
+from app.simulate.run.autoscale import AutoscalePolicy, Autoscaler
 from app.simulate.run.recorder import Recorder, Summary, summarise
 from app.simulate.run.replica import INFINITY, Replica
 from app.simulate.run.routing import Router, make_router

@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from actors.scheduling.cost.mix import causal_pairs
 from actors.scheduling.cost.model import CostModel
-from actors.scheduling.cost.model import causal_pairs
+from app.simulate.hardware.deployments import load_model
 from app.simulate.paper import published
-from app.simulate.workload.arrivals import poisson
 from app.simulate.run.campaign import LENGTHS, CapacityJob, run_jobs
 from app.simulate.run.capacity import MEDIAN_DELAY_LIMIT_S
-from app.simulate.hardware.deployments import load_model
+from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.requests import Workload, generate
 
 BUDGETS = (256, 384, 512, 640, 768, 1024)

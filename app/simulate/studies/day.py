@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
-from app.simulate.workload.arrivals import poisson
-from app.simulate.run.campaign import LENGTHS
 from app.simulate.hardware.deployments import load_model
-from app.simulate.workload.lengths import Lengths
+from app.simulate.run.campaign import LENGTHS
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.lengths import Lengths
 from app.simulate.workload.requests import generate
 
 Floats = NDArray[np.float64]

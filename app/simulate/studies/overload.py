@@ -12,11 +12,11 @@ import argparse
 
 import numpy as np
 
-from app.simulate.paper import published
-from app.simulate.workload.arrivals import poisson
 from app.simulate.hardware.deployments import load_model
-from app.simulate.workload.lengths import sharegpt4
+from app.simulate.paper import published
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.lengths import sharegpt4
 from app.simulate.workload.requests import generate
 
 CAPACITY_QPS = {
@@ -34,7 +34,7 @@ def row(model: str, tbt_s: float, factor: float, seconds: float, seed: int) -> s
     truth = load_model(model)
     qps = factor * CAPACITY_QPS[model]
     config = scheduler_config(
-        truth, budget="adaptive", admission="promises", tbt_s=tbt_s, ttft_s=TTFT_S
+        truth, budget="adaptive", admission="predictive", tbt_s=tbt_s, ttft_s=TTFT_S
     )
     traffic = generate(poisson(qps), sharegpt4(), int(qps * seconds), seed)
     result = simulate(traffic, Deployment(config, truth))

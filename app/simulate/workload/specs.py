@@ -16,8 +16,8 @@ from app.simulate.workload.lengths import (
     uniform_lengths,
     zipf_lengths,
 )
-from app.simulate.workload.traces import read_trace
 from app.simulate.workload.requests import Workload, concatenate, generate, multi_turn
+from app.simulate.workload.traces import read_trace
 
 _LENGTHS: dict[str, Callable[..., Lengths]] = {
     "sharegpt4": sharegpt4,

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from actors.scheduling.cost.model import CostModel
-from actors.scheduling.interfaces import StepShape
 from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.plan import StepShape
 
 PROFILE = CostModel("p", ((1, 0.010), (1024, 0.100)))
 DECODES = StepShape(16, 1600)

@@ -7,13 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.admission.predictive import CAUTION, WATCHED, Correction, PredictedPeak, peak_kv_tokens
+from actors.scheduling.admission import build_admission
+from actors.scheduling.admission.predictive import (
+    CAUTION,
+    WATCHED,
+    Correction,
+    PredictedPeak,
+    peak_kv_tokens,
+)
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.model import CostModel
-from actors.scheduling.parts import build_admission
+from app.simulate.run.simulation import Deployment, Result, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import fixed_lengths
-from app.simulate.run.simulation import Deployment, Result, scheduler_config, simulate
 from app.simulate.workload.requests import Workload, generate
 
 MODEL = CostModel(
@@ -48,13 +54,13 @@ def overload(factor: float, admission: str, seconds: float = 60.0) -> Result:
 
 
 def test_below_capacity_nobody_is_refused() -> None:
-    assert overload(0.5, "promises").summary().num_refused == 0
+    assert overload(0.5, "predictive").summary().num_refused == 0
 
 
 @pytest.mark.parametrize("factor", [3.0, 10.0])
 def test_overload_is_shed_and_goodput_kept(factor: float) -> None:
-    peak = max(overload(f, "promises").summary().goodput for f in (0.8, 1.0, 1.1))
-    result = overload(factor, "promises")
+    peak = max(overload(f, "predictive").summary().goodput for f in (0.8, 1.0, 1.1))
+    result = overload(factor, "predictive")
     summary = result.summary()
     assert summary.num_refused > 0
     assert summary.tbt_max <= 0.06
@@ -65,7 +71,7 @@ def test_overload_is_shed_and_goodput_kept(factor: float) -> None:
 
 def test_retry_after_is_truthful() -> None:
     """Whoever comes again when told is accepted, unless newcomers took the place meanwhile."""
-    first = overload(3.0, "promises", seconds=30.0)
+    first = overload(3.0, "predictive", seconds=30.0)
     refused = ~np.isnan(np.array(first.recorder.refused_s))
     retry_s = (np.array(first.recorder.arrival_s) + np.array(first.recorder.retry_after_s))[refused]
     assert (np.array(first.recorder.retry_after_s)[refused] > 0).all()
@@ -88,7 +94,7 @@ def test_retry_after_is_truthful() -> None:
 
 def test_queue_action_admits_everyone() -> None:
     config = scheduler_config(
-        MODEL, budget="adaptive", admission="promises", tbt_s=0.06, ttft_s=2.0,
+        MODEL, budget="adaptive", admission="predictive", tbt_s=0.06, ttft_s=2.0,
         admission_options={"action": "queue"}, order="deadline",
     )  # fmt: skip
     workload = generate(poisson(20.0), fixed_lengths(800, 40), 200)
@@ -113,10 +119,10 @@ def test_predicted_peak_avoids_preemption() -> None:
 
 
 def test_bad_settings_are_named() -> None:
-    with pytest.raises(ConfigError, match="known: all, predicted_peak, promises"):
+    with pytest.raises(ConfigError, match="known: all, predicted_peak, predictive"):
         build_admission(SchedulerConfig(num_blocks=8, admission="maybe"), None)
     with pytest.raises(ConfigError, match="cost model"):
-        build_admission(SchedulerConfig(num_blocks=8, admission="promises"), None)
+        build_admission(SchedulerConfig(num_blocks=8, admission="predictive"), None)
     options = {"reserve": 0.1, "speed": 1}
     with pytest.raises(ConfigError, match="speed"):
         build_admission(
@@ -141,7 +147,7 @@ def test_a_correction_is_the_quantile_of_what_became_of_recent_predictions() -> 
 @pytest.mark.parametrize("factor", [3.0, 10.0])
 def test_accepted_requests_get_their_first_token_in_time(factor: float) -> None:
     """Some are accepted while the composition of the batch changes, hence a share."""
-    result = overload(factor, "promises")
+    result = overload(factor, "predictive")
     recorder = result.recorder
     ttft = np.array(recorder.first_token_s) - np.array(recorder.arrival_s)
     accepted = np.isnan(np.array(recorder.refused_s))
@@ -152,7 +158,7 @@ def test_memory_counts_as_a_place() -> None:
     """With KV for a few requests only, their ends set the pace, not compute."""
     tight = CostModel.from_dict({**MODEL.to_dict(), "kv_tokens": 8000})
     config = scheduler_config(
-        tight, budget="adaptive", admission="promises", tbt_s=0.06, ttft_s=2.0, max_requests=64
+        tight, budget="adaptive", admission="predictive", tbt_s=0.06, ttft_s=2.0, max_requests=64
     )
     workload = generate(poisson(40.0), fixed_lengths(800, 60), 1200)
     summary = simulate(workload, Deployment(config, tight)).summary()

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
-from actors.scheduling.cost.model import CostModel
-from actors.scheduling.interfaces import StepShape
-from actors.scheduling.cost.mix import Mix
-from actors.scheduling.parts import build_cost_model
-from actors.scheduling.plan import Slice
-from actors.scheduling.cost.model import StepTable, causal_pairs
+from actors.scheduling.cost.mix import Mix, causal_pairs
+from actors.scheduling.cost.model import CostModel, StepTable
+from actors.scheduling.plan import Slice, StepShape
+from app.simulate.hardware.cost_files import load_cost_model, save_cost_model
 
 
 def model(**changes: object) -> CostModel:
@@ -111,8 +110,8 @@ def test_latency_walks_the_stages() -> None:
 def test_data_round_trip(tmp_path: pytest.TempPathFactory) -> None:
     costs = model(ratio_quantiles=((0.5, 1.0), (0.99, 1.2)), notes=("a",), source="measured")
     path = f"{tmp_path}/model.json"
-    costs.save(path)
-    assert CostModel.load(path) == costs
+    save_cost_model(costs, path)
+    assert load_cost_model(path) == costs
     assert costs.ratio_at(0.5) == 1.0
     assert costs.ratio_at(0.745) == pytest.approx(1.1)
     assert costs.ratio_at(1.0) == 1.2
@@ -124,4 +123,4 @@ def test_bad_data_names_its_keys() -> None:
     with pytest.raises(ValueError, match="tokens_s"):
         CostModel.from_dict({"name": "x"})
     with pytest.raises(ConfigError, match="cost_model"):
-        build_cost_model(SchedulerConfig(num_blocks=8, cost_model={"name": "x"}))
+        build_core(SchedulerConfig(num_blocks=8, cost_model={"name": "x"}))

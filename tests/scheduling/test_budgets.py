@@ -8,24 +8,24 @@ import random
 import numpy as np
 import pytest
 
+from actors.scheduling.budgets import build_budget
 from actors.scheduling.budgets.adaptive import AdaptiveBudget
-from actors.scheduling.budgets.fixed import ProfiledBudget, largest_budget, stage_share_s
+from actors.scheduling.budgets.fixed import FixedBudget, largest_budget
+from actors.scheduling.budgets.objective import KeptShare
 from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
-from actors.scheduling.cost.model import CostModel
-from actors.scheduling.events import Execute, Submit
-from actors.scheduling.budgets.objective import KeptShare
-from actors.scheduling.interfaces import StepShape
 from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
-from actors.scheduling.parts import build_budget
+from actors.scheduling.events import Execute, Submit
+from actors.scheduling.plan import StepShape
 from actors.scheduling.request import Objective, Request, SamplingParams
-from app.simulate.workload.arrivals import poisson
-from app.simulate.workload.lengths import fixed_lengths
 from app.simulate.hardware.ratios import StepRatios
 from app.simulate.run.recorder import Recorder
 from app.simulate.run.replica import Replica
 from app.simulate.run.simulation import Deployment, Result, scheduler_config, simulate
+from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.lengths import fixed_lengths
 from app.simulate.workload.requests import Workload, generate
 
 # A memory floor of 10 ms, then 6.5 ms a tile of 64 tokens: flat inside, a jump at each edge.
@@ -78,7 +78,7 @@ def test_pipelines_and_error_shrink_it() -> None:
     staged = CostModel.from_dict({**data, "num_stages": 2, "transfer_s": ((1, 0.004),)})
     assert largest_budget(erring, 0.1) < plain
     assert largest_budget(staged, 0.1) < plain
-    assert stage_share_s(staged, 0.1, 256) == pytest.approx((0.1 - 0.004) / 2)
+    assert staged.stage_share_s(0.1, 256) == pytest.approx((0.1 - 0.004) / 2)
     # Even where decodes alone miss the objective a budget must let decodes run.
     assert largest_budget(TILED, 0.001, num_decodes=8) == 8
 
@@ -240,7 +240,7 @@ def test_bad_settings_are_named() -> None:
 def test_profiled_is_built_from_the_config() -> None:
     config = scheduler_config(TILED, budget="profiled", tbt_s=0.05, max_requests=16)
     built = build_budget(config, OnlineCostModel(TILED))
-    assert isinstance(built, ProfiledBudget)
+    assert isinstance(built, FixedBudget)
     assert 16 < built.tokens < 600
     assert built.observe(StepShape(1, 1), 1.0) is None
 

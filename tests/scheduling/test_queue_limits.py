@@ -92,7 +92,7 @@ def test_tenants_have_caps() -> None:
     driver.submit(request(7, tenant="modest", output=8))
     assert [n for n, c in driver.callers.items() if c.refused] == [3, 4, 5]
     driver.answer()
-    running = {s.request_id for s in driver.core.residents.states.values() if s.blocks}
+    running = {s.request_id for s in driver.core.requests.by_id.values() if s.block_table}
     assert running == {0, 7}
     driver.drain()
     driver.check_everyone_finished()

@@ -1,0 +1,162 @@
+"""Every live request, and its way between the waiting queue and the running requests.
+
+Policies never see this: they work through the `StepBuilder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.interfaces import StepTimePredictor, StepView
+from actors.scheduling.memory.running import RunningRequests
+from actors.scheduling.queue.waiting import WaitingQueue
+from actors.scheduling.state import Fate, RequestState, Status
+
+
+class LiveRequests:
+    """The queue and the running requests together. Implements `interfaces.EngineView`."""
+
+    def __init__(
+        self, config: SchedulerConfig, order: str, cost_model: StepTimePredictor | None
+    ) -> None:
+        self.waiting = WaitingQueue(config, order)
+        self.running = RunningRequests(config, cost_model)
+        self.by_id: dict[int, RequestState] = {}  # every request not ENDED
+        self.now_s = 0.0
+        self.num_in_flight = 0
+        self.in_flight: Sequence[StepView] = ()  # the core's own queue of steps, for reading
+        self.num_preemptions = 0
+        self.tokens_per_s = 0.0  # running mean of computed tokens, for retry_after_s
+        # The lists of `running`, which change in place
+        self.decoding = self.running.decoding
+        self.prefilling = self.running.prefilling
+        self.use(config)
+
+    def use(self, config: SchedulerConfig) -> None:
+        """The settings from now on."""
+        self.config = config
+        self.waiting.config = self.running.config = self.running.swap.config = config
+
+    # ---- EngineView -------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        return self.waiting.num_requests
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return self.waiting.num_tokens
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.running.block_manager.num_free
+
+    @property
+    def num_blocks(self) -> int:
+        return self.config.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        return self.config.block_size
+
+    # ---- waiting -> running -----------------------------------------------------------
+
+    def add(self, state: RequestState) -> None:
+        """A new request waits."""
+        self.by_id[state.request_id] = state
+        self.waiting.add(state, self.now_s)
+
+    def start(self, state: RequestState, first_chunk: int, reserve: bool) -> bool:
+        """Start the head of the queue (or a suspect); False, and no change, if it must wait."""
+        donor = None
+        if state.request.group is not None:
+            donor = self.waiting.groups.donor(state)
+        if not self.running.start(state, first_chunk, reserve, donor):
+            return False
+        self.waiting.started(state)
+        self.waiting.pop(state)
+        return True
+
+    def grow(self, state: RequestState, num_tokens: int, step_id: int) -> list[int] | None:
+        """Append blocks until `num_tokens` fit, preempting worse ranks; None if it must wait.
+
+        Requests already in the step being planned are never preempted.
+        """
+        running, blocks = self.running, self.running.block_manager
+        need = -(-num_tokens // self.config.block_size) - len(state.block_table)
+        while not blocks.can_allocate(need):
+            enough_returns = blocks.num_free + running.num_finishing_blocks >= need
+            victim = None if enough_returns else running.victim(state, step_id)
+            if victim is None:
+                running.claim(state)
+                return None
+            self.preempt(victim)
+        return running.grow(state, need)
+
+    # ---- running -> waiting, or over --------------------------------------------------
+
+    def preempt(self, state: RequestState) -> None:
+        """Back to the queue; its tokens stay, its KV is recomputed or swapped."""
+        state.num_preemptions += 1
+        self.num_preemptions += 1
+        self.stop(state, Fate.QUEUE)
+
+    def stop(self, state: RequestState, fate: Fate) -> None:
+        """A RUNNING request is planned no more; its fate waits for the steps in flight."""
+        self.running.stop(state)
+        if state.request.group is not None:
+            self.waiting.groups.vacated(state)
+        self.waiting.stopped(state, self.now_s)
+        state.fate = fate
+        if state.in_flight == 0:
+            self.drained(state)
+
+    def drained(self, state: RequestState) -> None:
+        """Nothing in flight touches the FINISHING request: its fate is fulfilled."""
+        fate = state.fate
+        kept = self.running.release(state, fate is Fate.QUEUE and not state.discard)
+        state.discard = False
+        if fate is Fate.END:
+            self.forget(state)
+            return
+        if not kept:
+            state.num_computed_tokens = 0
+        state.status = Status.WAITING
+        if fate is Fate.QUEUE:
+            self.waiting.restore(state, self.now_s)
+        else:
+            self.waiting.isolate(state)
+
+    def forget(self, state: RequestState) -> None:
+        """The request is over and holds nothing on the device."""
+        state.status = Status.ENDED
+        del self.by_id[state.request_id]
+        if state.host_blocks:
+            self.running.swap.drop(state)
+        if state.request.group is not None:
+            for heir in self.waiting.groups.ended(state):
+                self.waiting.order.push(heir, self.now_s)
+
+    def drop_waiting(self, state: RequestState) -> None:
+        """A WAITING request is over."""
+        self.waiting.remove(state)
+        self.forget(state)
+        # It may have held the place of a request that was set aside.
+        self.waiting.unpark(state.request.tenant, self.now_s)
+
+    def end(self, state: RequestState) -> None:
+        """The request is over, in whatever state it is."""
+        if state.status is Status.WAITING:
+            self.drop_waiting(state)
+        elif state.status is Status.RUNNING:
+            self.stop(state, Fate.END)
+        elif state.status is Status.FINISHING:
+            state.fate = Fate.END
+
+    # ---- another order ----------------------------------------------------------------
+
+    def switch_order(self, name: str, config: SchedulerConfig) -> None:
+        """Every request keeps what it has; only which comes next changes."""
+        self.waiting.switch_order(name, config, self.by_id.values(), self.now_s)
+        self.running.resort()

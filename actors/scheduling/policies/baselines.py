@@ -1,0 +1,132 @@
+"""The policies that the paper compares with, and its two ablations, on the same engine."""
+
+from __future__ import annotations
+
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.policies.sarathi import fill_with_chunks
+from actors.scheduling.step import StepBuilder
+
+
+class FasterTransformer:
+    """Request-level batching (FasterTransformer; Sarathi-Serve, algorithm 1).
+
+    A batch is filled with whole prompts, then decoded until its last request is done; only then is
+    the next one admitted. Decodes never stall, the GPU empties towards the end of each batch.
+    """
+
+    order = "fcfs"
+    reserve = True
+
+    def __init__(self, config: SchedulerConfig, max_batch: int | None = None) -> None:
+        self.max_batch = max_batch or config.max_requests
+        self._open = True
+
+    def plan(self, step: StepBuilder) -> None:
+        if step.num_places_taken == 0:
+            self._open = True
+        most = self.max_batch if self._open else 0
+        fill_with_whole_prompts(step, step.room, max_running=most)
+        if step.empty:
+            step.decode_all()
+            self._open = self._open and step.empty
+
+
+class Orca:
+    """Iteration-level hybrid batching (Orca, OSDI '22; Sarathi-Serve, algorithm 2).
+
+    All decodes run beside whole prompts. KV for a request's maximum length is reserved before it
+    starts, so nothing is ever preempted and batches stay small (`max_batch`, 8 to 16 in the paper).
+    """
+
+    order = "fcfs"
+    reserve = True
+
+    def __init__(self, config: SchedulerConfig, max_batch: int | None = None) -> None:
+        self.max_batch = max_batch or config.max_requests
+
+    def plan(self, step: StepBuilder) -> None:
+        step.decode_all()
+        fill_with_whole_prompts(step, step.room, max_running=self.max_batch)
+
+
+class PrefillFirst:
+    """Prefill-first iteration-level batching (vLLM, SOSP '23; Sarathi-Serve, algorithm 2).
+
+    While a waiting prompt fits, a step is whole prompts only, up to `max_batched_tokens`; decodes
+    stall meanwhile. Otherwise the step is all decodes. KV is paged and grows on demand.
+    """
+
+    order = "fcfs"
+    reserve = False
+
+    def __init__(self, config: SchedulerConfig, max_batched_tokens: int | None = None) -> None:
+        self.max_batched_tokens = max_batched_tokens or config.max_step_tokens
+
+    def plan(self, step: StepBuilder) -> None:
+        fill_with_whole_prompts(step, self.max_batched_tokens)
+        if step.empty:
+            step.decode_all()
+
+
+class ChunkedOnly:
+    """Chunked prompts without hybrid batches (the Sarathi-Serve ablation, table 4).
+
+    Chunks and decodes take turns: a step holds one kind or the other.
+    """
+
+    order = "fcfs"
+    reserve = False
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._prefill_turn = True
+
+    def plan(self, step: StepBuilder) -> None:
+        for prefill in (self._prefill_turn, not self._prefill_turn):
+            if prefill:
+                fill_with_chunks(step, step.tokens_left())
+            else:
+                step.decode_all()
+            if not step.empty:
+                self._prefill_turn = not prefill
+                return
+
+
+class HybridOnly:
+    """Hybrid batches of unchunked prompts (the Sarathi-Serve ablation, table 4).
+
+    All decodes run beside whole prompts: Orca's batching on paged KV. A long prompt makes every
+    decode of its step as slow as itself.
+    """
+
+    order = "fcfs"
+    reserve = False
+
+    def __init__(self, config: SchedulerConfig, max_batched_tokens: int | None = None) -> None:
+        self.max_batched_tokens = max_batched_tokens or config.max_step_tokens
+
+    def plan(self, step: StepBuilder) -> None:
+        step.decode_all()
+        fill_with_whole_prompts(step, self.max_batched_tokens - step.num_tokens)
+
+
+def fill_with_whole_prompts(step: StepBuilder, left: int, max_running: int | None = None) -> None:
+    """Spend `left` tokens on unchunked prompts, in order; the first may overrun `left`.
+
+    Only a prompt that the stages' buffers cannot hold is cut. No request starts beside
+    `max_running` others.
+    """
+    for state in step.runnable_prefills():
+        left -= step.chunk(state, _whole(step, left), whole=True)
+    while max_running is None or step.num_running < max_running:
+        head = step.head()
+        if head is None:
+            return
+        granted = step.start(head, _whole(step, left), whole=True)
+        if granted == 0:
+            return
+        left -= granted
+
+
+def _whole(step: StepBuilder, left: int) -> int:
+    """The limit for the next whole prompt: a step without a prompt takes any."""
+    return left if step.num_tokens > step.num_decodes else max(left, step.room)

@@ -1,0 +1,44 @@
+"""Early tokens buy time for later ones, never more than the smoothness bound."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.scheduling.budgets.objective import KeptShare, due_after
+
+
+def test_at_smoothness_one_every_gap_is_bounded() -> None:
+    assert due_after(10.1, 10.02, 0.1, 1.0) == pytest.approx(10.12)
+
+
+def test_early_tokens_bank_time_up_to_the_bound() -> None:
+    due_s = due_after(0.1, 0.02, 0.1, 2.0)
+    assert due_s == pytest.approx(0.2)  # the schedule: second token at 2 objectives
+    for now_s in (0.04, 0.06, 0.08, 0.10):
+        due_s = due_after(due_s, now_s, 0.1, 2.0)
+    assert due_s == pytest.approx(0.30)  # 5 tokens early, but no gap over 2 objectives
+
+
+def test_a_stall_is_not_paid_for_by_the_rest() -> None:
+    assert due_after(0.1, 5.0, 0.1, 2.0) == pytest.approx(5.1)
+
+
+@given(st.lists(st.floats(0.0, 3.0), max_size=40), st.floats(1.0, 4.0))
+def test_due_times_keep_both_bounds(gaps: list[float], smoothness: float) -> None:
+    now_s, due_s = 0.0, 1.0
+    for gap in gaps:
+        now_s += gap
+        due_s = due_after(due_s, now_s, 1.0, smoothness)
+        assert now_s + 1.0 - 1e-9 <= due_s <= now_s + smoothness + 1e-9
+
+
+def test_one_miss_in_a_hundred_and_thirty_leaves_the_share_where_it_is() -> None:
+    kept = KeptShare(value=0.9)
+    for step in range(1330):
+        kept.note(step % 133 != 0)
+    assert kept.value == pytest.approx(0.9, rel=0.01)
+    for _ in range(100):
+        kept.note(False)
+    assert kept.value == kept.least
