@@ -1,15 +1,11 @@
-"""Makes `scheduling_fakes` importable, and sizes hypothesis for a suite of seconds.
+"""Sizes hypothesis for a suite of seconds.
 
 LEGATO_HYPOTHESIS=thorough runs many more examples; =explore stops at the first failure found.
 """
 
 import os
-import sys
-from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, settings
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 _quiet = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 settings.register_profile("quick", max_examples=150, stateful_step_count=50, **_quiet)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduling_fakes import Driver
-
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.request import Request, SamplingParams
+from tests.scheduling.driver import Driver
 
 
 def config(**changes: Any) -> SchedulerConfig:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from fake_stages import expected_output
-from scheduling_fakes import Driver
-from short_lives import config, request, slices
 
 from actors.scheduling.events import (
     StepDone,
 )
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import FinishReason
+from tests.scheduling.driver import Driver
+from tests.scheduling.fake_stages import expected_output
+from tests.scheduling.short_lives import config, request, slices
 
 
 def test_lookahead_plans_the_next_step_before_the_token_is_known() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling_fakes import Driver
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.policies import POLICIES, build_policy
 from actors.scheduling.request import Objective, Request, SamplingParams
+from tests.scheduling.driver import Driver
 
 VICTIM = 0
 PROMISE_S, PATIENCE_S, PROMOTE_S, AGEING = 1.0, 0.5, 1.0, 20.0

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_stages import expected_output
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from scheduling_fakes import Driver
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.events import Reconfigure, Tick
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.queue import ORDERS
 from actors.scheduling.request import Objective, Request, SamplingParams
+from tests.scheduling.driver import Driver
+from tests.scheduling.fake_stages import expected_output
 
 MAX_LEN = 40
 COSTS = {"name": "toy", "tokens_s": [[1, 0.010], [64, 0.042]], "per_request_s": 0.0001}

@@ -7,7 +7,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from scheduling_fakes import Driver
 
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
@@ -36,6 +35,7 @@ from actors.scheduling.events import (
 from actors.scheduling.plan import StepResult, TokenLogprobs
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.request import FinishReason, Grammar, Objective, Request, SamplingParams
+from tests.scheduling.driver import Driver
 
 FULL_REQUEST = Request(
     7,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from scheduling_fakes import Driver
-from short_lives import config, request
 
 from actors.scheduling.build import build_core
 from actors.scheduling.events import (
@@ -17,6 +15,8 @@ from actors.scheduling.events import (
 )
 from actors.scheduling.plan import StepResult, TokenLogprobs
 from actors.scheduling.request import FinishReason, Request, SamplingParams
+from tests.scheduling.driver import Driver
+from tests.scheduling.short_lives import config, request
 
 
 def test_abort_works_in_every_state() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduling_fakes import Driver
-from short_lives import config, request
 
 from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError
@@ -15,6 +13,8 @@ from actors.scheduling.events import (
 )
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.validation import validate
+from tests.scheduling.driver import Driver
+from tests.scheduling.short_lives import config, request
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from scheduling_fakes import Driver
-from short_lives import config, request
 
 from actors.scheduling.build import build_core
 from actors.scheduling.events import (
@@ -13,6 +11,8 @@ from actors.scheduling.events import (
 from actors.scheduling.plan import StepShape
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.request import FinishReason
+from tests.scheduling.driver import Driver
+from tests.scheduling.short_lives import config, request
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -7,7 +7,6 @@ from collections import defaultdict
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_fakes import Driver
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.events import Reconfigure
@@ -15,6 +14,7 @@ from actors.scheduling.policies import POLICIES
 from actors.scheduling.queue import ORDERS, build_order
 from actors.scheduling.request import Objective, Request, SamplingParams
 from actors.scheduling.state import RequestState, Status
+from tests.scheduling.driver import Driver
 
 CONFIG = SchedulerConfig(num_blocks=100, block_size=4, max_model_len=64, prefix_cache=False)
 

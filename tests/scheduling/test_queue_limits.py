@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from scheduling_fakes import Driver
-from short_lives import config, request
 
 from actors.scheduling.build import build_core
 from actors.scheduling.events import (
@@ -16,6 +14,8 @@ from actors.scheduling.events import (
 )
 from actors.scheduling.interfaces import EngineView, Refusal, RequestView
 from actors.scheduling.request import FinishReason, Request, SamplingParams
+from tests.scheduling.driver import Driver
+from tests.scheduling.short_lives import config, request
 
 
 @pytest.mark.parametrize(

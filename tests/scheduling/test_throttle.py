@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from scheduling_fakes import Driver
 
 from actors.scheduling.budgets.throttled import ThrottledBudget
 from actors.scheduling.build import build_core
@@ -15,6 +14,7 @@ from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.plan import StepShape
 from actors.scheduling.request import Request, SamplingParams
 from app.bench.studies.bubbles import measure
+from tests.scheduling.driver import Driver
 
 HALF_READ = SimpleNamespace(num_tokens=900, num_computed_tokens=100)
 

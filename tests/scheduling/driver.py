@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fake_stages import FakeStages, expected_output
-
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
@@ -28,6 +26,7 @@ from actors.scheduling.events import (
 from actors.scheduling.plan import StepPlan
 from actors.scheduling.request import FinishReason, Request
 from actors.scheduling.validation import validate
+from tests.scheduling.fake_stages import FakeStages, expected_output
 
 
 @dataclass
