@@ -53,7 +53,7 @@ def plot(
 ) -> None:
     """Draw batch composition, step times against the objective, and the worst TBT of requests."""
     from app.simulate.run import plots
-    from app.simulate.run.recorder import Steps
+    from app.simulate.run.record import Steps
 
     rows = _rows(folder, "iterations")
     steps = Steps()

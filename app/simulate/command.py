@@ -12,15 +12,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.model import CostModel
+from app.simulate import tables
 from app.simulate.hardware import cost_files
 from app.simulate.hardware import deployments as hardware
-from app.simulate.paper import compare as paper
-from app.simulate.paper import published, tables
+from app.simulate.paper import capacities as paper
+from app.simulate.paper import published
 from app.simulate.paper import steps as paper_steps
 from app.simulate.run.campaign import run_jobs
-from app.simulate.run.capacity import capacity
-from app.simulate.run.recorder import write_parquet
-from app.simulate.run.search import candidates, search
+from app.simulate.run.capacity import search_capacity
+from app.simulate.run.config_search import candidates, search_configs
+from app.simulate.run.record import write_requests
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
 from app.simulate.workload.lengths import Lengths
 from app.simulate.workload.requests import Workload, generate
@@ -138,7 +139,7 @@ def _run(
         from app.simulate.run import plots
 
         out.mkdir(parents=True, exist_ok=True)
-        write_parquet(result.recorder, str(out / "requests.parquet"))
+        write_requests(result.record, out / "requests.parquet")
         (out / "summary.json").write_text(json.dumps(summary.to_dict(), indent=1) + "\n", "utf-8")
         plots.save_run(result, out)
         console.print(f"written to {out}")
@@ -159,7 +160,7 @@ def _capacity(
     requests: int,
     seed: int,
 ) -> dict[str, Any]:
-    found = capacity(
+    found = search_capacity(
         deployment,
         lengths,
         tbt_s,
@@ -188,7 +189,7 @@ def _search(
     options = candidates(model, device or "a100")
     with _progress(console) as progress:
         task = progress.add_task("configurations", total=len(options))
-        verdicts = search(
+        verdicts = search_configs(
             options,
             workload,
             tbt_ms / 1e3,

@@ -20,10 +20,10 @@ from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.events import Execute, Submit
 from actors.scheduling.plan import StepShape
 from actors.scheduling.request import Objective, Request, SamplingParams
-from app.simulate.hardware.ratios import StepRatios
-from app.simulate.run.recorder import Recorder
+from app.simulate.hardware.step_ratios import StepRatios
+from app.simulate.run.record import RunRecord
 from app.simulate.run.replica import Replica
-from app.simulate.run.simulation import Deployment, Result, scheduler_config, simulate
+from app.simulate.run.simulation import Deployment, SimulatedRun, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import fixed_lengths
 from app.simulate.workload.requests import Workload, generate
@@ -48,7 +48,7 @@ TILED = CostModel(
 )
 
 
-def run(workload: Workload, model: CostModel = TILED, **settings: object) -> Result:
+def run(workload: Workload, model: CostModel = TILED, **settings: object) -> SimulatedRun:
     """Simulate with an objective of 50 ms unless told otherwise."""
     jitter = float(str(settings.pop("jitter", 0.0)))
     settings.setdefault("tbt_s", 0.05)
@@ -86,13 +86,13 @@ def test_pipelines_and_error_shrink_it() -> None:
 @pytest.mark.parametrize("qps", [1.0, 3.0, 6.0, 9.0])
 def test_adaptive_keeps_every_gap_at_every_load(qps: float) -> None:
     result = run(chat(qps), budget="adaptive")
-    assert np.array(result.recorder.gaps_s).max() <= 0.05
+    assert np.array(result.record.gaps_s).max() <= 0.05
 
 
 @pytest.mark.parametrize("tbt_s", [0.02, 0.1, 0.3])
 def test_and_for_every_objective_without_tuning(tbt_s: float) -> None:
     result = run(chat(6.0), budget="adaptive", tbt_s=tbt_s)
-    assert np.array(result.recorder.gaps_s).max() <= tbt_s
+    assert np.array(result.record.gaps_s).max() <= tbt_s
 
 
 def test_a_fixed_budget_breaks_where_the_adaptive_one_holds() -> None:
@@ -101,13 +101,13 @@ def test_a_fixed_budget_breaks_where_the_adaptive_one_holds() -> None:
     documents = generate(poisson(1.0), fixed_lengths(3500, 60), 40)
     fixed = run(documents, steep, budget="fixed", token_budget=320)
     adaptive = run(documents, steep, budget="adaptive")
-    assert np.quantile(fixed.recorder.gaps_s, 0.99) > 0.05
-    assert max(adaptive.recorder.gaps_s) <= 0.05
+    assert np.quantile(fixed.record.gaps_s, 0.99) > 0.05
+    assert max(adaptive.record.gaps_s) <= 0.05
 
 
 def test_noise_is_learned_so_that_p99_holds() -> None:
     result = run(chat(5.0, 400), budget="adaptive", jitter=0.08)
-    assert np.quantile(result.recorder.gaps_s, 0.99) <= 0.05 * 1.02
+    assert np.quantile(result.record.gaps_s, 0.99) <= 0.05 * 1.02
 
 
 @pytest.mark.parametrize(("deployment_s", "own_s"), [(0.05, None), (0.4, 0.05)])
@@ -123,7 +123,7 @@ def test_hiccups_that_no_prediction_knows_do_not_break_p99(
     config = scheduler_config(TILED, budget="adaptive", max_requests=32, tbt_s=deployment_s)
     deployment = Deployment(config, TILED, ratios=hiccups)
     result = simulate(chat(5.0, 600), deployment, objective=Objective(tbt_s=own_s))
-    gaps = np.array(result.recorder.gaps_s)
+    gaps = np.array(result.record.gaps_s)
     assert np.quantile(gaps[len(gaps) // 3 :], 0.99) <= 0.05
 
 
@@ -146,7 +146,7 @@ def test_a_slower_machine_than_profiled_is_learned() -> None:
     )
     config = scheduler_config(TILED, budget="adaptive", max_requests=32, tbt_s=0.05)
     result = simulate(chat(4.0, 300), Deployment(config, slow, believed=TILED))
-    gaps = np.array(result.recorder.gaps_s)
+    gaps = np.array(result.record.gaps_s)
     assert np.quantile(gaps[len(gaps) // 2 :], 0.99) <= 0.05
 
 
@@ -156,15 +156,15 @@ def test_two_stages_keep_it_too() -> None:
     )
     for qps in (2.0, 6.0):
         result = run(chat(qps), staged, budget="adaptive", tbt_s=0.12)
-        assert max(result.recorder.gaps_s) <= 0.12
+        assert max(result.record.gaps_s) <= 0.12
 
 
 def test_objectives_of_requests_mix_in_one_batch() -> None:
     """The strictest decode of a batch sets its pace, and only while it runs."""
     config = scheduler_config(TILED, budget="adaptive", max_requests=32, tbt_s=0.4)
-    recorder = Recorder(3)
+    record = RunRecord(3)
     core = build_core(config, cost_model=OnlineCostModel(TILED))
-    replica = Replica(core, TILED, recorder)
+    replica = Replica(core, TILED, record)
     objectives = (Objective(), Objective(tbt_s=0.03), Objective())
     for index, (arrival_s, prompt, output) in enumerate(
         ((0.0, 10, 60), (0.001, 10, 30), (0.2, 4000, 4))
@@ -179,8 +179,8 @@ def test_objectives_of_requests_mix_in_one_batch() -> None:
         replica.submit(Submit(request), arrival_s)
     while replica.next_s < float("inf"):
         replica.advance()
-    assert recorder.max_gap_s[1] <= 0.03
-    assert 0.03 < recorder.max_gap_s[0] <= 0.4
+    assert record.max_gap_s[1] <= 0.03
+    assert 0.03 < record.max_gap_s[0] <= 0.4
 
 
 def test_without_decodes_or_objective_nothing_is_held_back() -> None:
@@ -201,7 +201,7 @@ def test_smoothness_spends_what_early_tokens_banked() -> None:
             budget_options={"smoothness": smoothness},
         )  # fmt: skip
         result = simulate(chat(4.0), Deployment(config, TILED))
-        longest[smoothness] = max(result.recorder.gaps_s)
+        longest[smoothness] = max(result.record.gaps_s)
     assert longest[1.0] <= 0.05 < longest[3.0] <= 0.15
 
 
@@ -251,5 +251,5 @@ def test_what_passes_between_the_stages_and_the_core_is_learned() -> None:
     for lookahead in (False, True):
         config = dataclasses.replace(config, lookahead=lookahead)
         late = Deployment(config, TILED, host_s=0.008)
-        gaps = np.array(simulate(chat(4.0, 200), late).recorder.gaps_s)
+        gaps = np.array(simulate(chat(4.0, 200), late).record.gaps_s)
         assert np.quantile(gaps, 0.99) <= 0.05

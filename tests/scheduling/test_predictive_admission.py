@@ -17,7 +17,7 @@ from actors.scheduling.admission.predictive import (
 )
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.model import CostModel
-from app.simulate.run.simulation import Deployment, Result, scheduler_config, simulate
+from app.simulate.run.simulation import Deployment, SimulatedRun, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import fixed_lengths
 from app.simulate.workload.requests import Workload, generate
@@ -43,7 +43,7 @@ def test_peak_equals_a_walk_step_by_step(requests: list[tuple[int, int]]) -> Non
     assert peak_kv_tokens(requests) == peak
 
 
-def overload(factor: float, admission: str, seconds: float = 60.0) -> Result:
+def overload(factor: float, admission: str, seconds: float = 60.0) -> SimulatedRun:
     """Prompts of 800 and outputs of 60: an engine that can serve about 9 of them a second."""
     qps = 9.0 * factor
     workload: Workload = generate(poisson(qps), fixed_lengths(800, 60), int(qps * seconds))
@@ -72,9 +72,9 @@ def test_overload_is_shed_and_goodput_kept(factor: float) -> None:
 def test_retry_after_is_truthful() -> None:
     """Whoever comes again when told is accepted, unless newcomers took the place meanwhile."""
     first = overload(3.0, "predictive", seconds=30.0)
-    refused = ~np.isnan(np.array(first.recorder.refused_s))
-    retry_s = (np.array(first.recorder.arrival_s) + np.array(first.recorder.retry_after_s))[refused]
-    assert (np.array(first.recorder.retry_after_s)[refused] > 0).all()
+    refused = ~np.isnan(np.array(first.record.refused_s))
+    retry_s = (np.array(first.record.arrival_s) + np.array(first.record.retry_after_s))[refused]
+    assert (np.array(first.record.retry_after_s)[refused] > 0).all()
     original = first.workload
     order = np.argsort(retry_s)
     arrivals = np.concatenate([original.arrival_s[~refused], retry_s[order]])
@@ -85,7 +85,7 @@ def test_retry_after_is_truthful() -> None:
         again
     ]
     second = simulate(Workload(arrivals[again], prompts, outputs), first.deployment)
-    refused_again = ~np.isnan(np.array(second.recorder.refused_s))
+    refused_again = ~np.isnan(np.array(second.record.refused_s))
     after = is_retry & (arrivals[again] > original.arrival_s[-1])  # no newcomers any more
     assert after.sum() > 100
     assert refused_again[after].mean() < 0.02
@@ -148,9 +148,9 @@ def test_a_correction_is_the_quantile_of_what_became_of_recent_predictions() -> 
 def test_accepted_requests_get_their_first_token_in_time(factor: float) -> None:
     """Some are accepted while the composition of the batch changes, hence a share."""
     result = overload(factor, "predictive")
-    recorder = result.recorder
-    ttft = np.array(recorder.first_token_s) - np.array(recorder.arrival_s)
-    accepted = np.isnan(np.array(recorder.refused_s))
+    record = result.record
+    ttft = np.array(record.first_token_s) - np.array(record.arrival_s)
+    accepted = np.isnan(np.array(record.refused_s))
     assert (ttft[accepted] <= 2.0).mean() >= 0.99
 
 

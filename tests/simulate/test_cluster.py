@@ -8,7 +8,7 @@ import pytest
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.validation import validate
 from app.simulate.run.autoscale import AutoscalePolicy
-from app.simulate.run.capacity import capacity
+from app.simulate.run.capacity import search_capacity
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import fixed_lengths, uniform_lengths
@@ -26,8 +26,8 @@ def test_everyone_is_served_once_whatever_the_routing(routing: str) -> None:
     workload = generate(poisson(20.0), uniform_lengths(50, 1500, 8.0), 300)
     result = simulate(workload, Deployment(CONFIG, MODEL, num_replicas=4, routing=routing))
     assert result.summary().num_completed == 300
-    assert result.recorder.num_output_tokens == workload.output_tokens.tolist()
-    served = np.bincount(result.recorder.replica, minlength=4)
+    assert result.record.num_output_tokens == workload.output_tokens.tolist()
+    served = np.bincount(result.record.replica, minlength=4)
     assert (served > 30).all()
     for replica in result.replicas:
         validate(replica.core)
@@ -48,7 +48,7 @@ def test_looking_before_routing_beats_taking_turns() -> None:
 def test_replicas_multiply_capacity() -> None:
     lengths = fixed_lengths(400, 40)
     found = [
-        capacity(
+        search_capacity(
             Deployment(CONFIG, MODEL, num_replicas=n, routing="least_loaded"),
             lengths, 0.1, guess_qps=8.0, num_requests=1000 * n, tolerance=0.05,
         ).qps
@@ -71,7 +71,7 @@ def test_autoscaling_follows_the_load_up_and_down() -> None:
     assert max(wanted) >= 3
     assert wanted[-1] == 1
     assert result.summary().num_completed == 60 + 1500 + 60
-    span_s = result.recorder.end_s
+    span_s = result.record.end_s
     assert span_s < result.replica_seconds < 0.8 * max(wanted) * span_s
 
 
@@ -80,7 +80,7 @@ def test_conversations_find_their_prefix_in_the_cache() -> None:
     roomy = CostModel.from_dict({**MODEL.to_dict(), "kv_tokens": 400_000})
     config = scheduler_config(roomy, token_budget=256, prefix_cache=True)
     result = simulate(chats, Deployment(config, roomy))
-    cached = np.array(result.recorder.num_cached_tokens)
+    cached = np.array(result.record.num_cached_tokens)
     later = chats.shared_tokens > 0
     assert later.any()
     # Everything said before is found, but for the last partial block; unless an impatient user
@@ -91,14 +91,14 @@ def test_conversations_find_their_prefix_in_the_cache() -> None:
 
 
 def test_capacity_is_bracketed_and_says_what_broke() -> None:
-    found = capacity(
+    found = search_capacity(
         Deployment(CONFIG, MODEL), fixed_lengths(400, 40), 0.1, guess_qps=1.0, num_requests=200
     )
     passed = [p.qps for p in found.probes if p.passed]
     failed = [p.qps for p in found.probes if not p.passed]
     assert found.qps == max(passed) < min(failed) <= found.qps / 0.97
     assert found.limit == "scheduling delay"
-    strict = capacity(
+    strict = search_capacity(
         Deployment(scheduler_config(MODEL, policy="orca"), MODEL),
         fixed_lengths(1500, 40), 0.05, guess_qps=1.0, num_requests=200,
     )  # fmt: skip
@@ -111,6 +111,6 @@ def test_wrong_names_are_refused() -> None:
             generate(poisson(1.0), fixed_lengths(5, 5), 2), Deployment(CONFIG, MODEL, routing="x")
         )
     with pytest.raises(ValueError, match="backlog"):
-        AutoscalePolicy(signal="mood")
+        AutoscalePolicy(signal="weather")
     with pytest.raises(ValueError, match="min_replicas"):
         AutoscalePolicy(min_replicas=3, max_replicas=2)

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,12 +15,11 @@ from actors.scheduling.cost.model import CostModel
 from actors.scheduling.plan import StepShape
 from app.simulate.hardware.fit import Measurement, describe, fit, nnls, predict
 from app.simulate.hardware.profile import (
-    Limits,
+    EngineLimits,
     grid,
     measure,
     profile,
-    read_parquet,
-    write_parquet,
+    write_measurements,
 )
 
 TRUTH = CostModel(
@@ -30,7 +30,7 @@ TRUTH = CostModel(
     decode_kv_s=5e-8,
     prefill_pair_s=3e-8,
 )
-LIMITS = Limits(max_step_tokens=2048, max_requests=64, max_model_len=4096, kv_tokens=60_000)
+LIMITS = EngineLimits(max_step_tokens=2048, max_requests=64, max_model_len=4096, kv_tokens=60_000)
 BLANK = CostModel("fitted", ((1, 1.0),), kv_tokens=60_000)
 
 
@@ -127,14 +127,22 @@ def test_a_hiccup_is_ignored_and_progress_is_told() -> None:
     assert told[-1] == (6, 6)
 
 
-def test_measurements_survive_parquet(tmp_path: Path) -> None:
+def test_measurements_are_rows_of_parquet(tmp_path: Path) -> None:
     measured = [
         Measurement(StepShape(3, 30, ((5, 7), (0, 2))), 0.5),
         Measurement(StepShape(0, 0, ((0, 9),)), 0.25),
         Measurement(StepShape(2, 9), 0.125),
     ]
-    write_parquet(measured, tmp_path / "m.parquet")
-    assert read_parquet(tmp_path / "m.parquet") == measured
+    write_measurements(measured, tmp_path / "m.parquet")
+    rows = pq.read_table(tmp_path / "m.parquet").to_pylist()
+    assert rows[0] == {
+        "num_decodes": 3,
+        "decode_context_tokens": 30,
+        "prefill_starts": [5, 0],
+        "prefill_tokens": [7, 2],
+        "seconds": 0.5,
+    }
+    assert [(row["num_decodes"], row["prefill_tokens"]) for row in rows[1:]] == [(0, [9]), (2, [])]
 
 
 def test_too_few_steps_are_refused() -> None:

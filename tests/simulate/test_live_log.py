@@ -14,9 +14,9 @@ from actors.scheduling.events import Reconfigure, Submit
 from actors.scheduling.plan import Slice, StepShape
 from actors.scheduling.request import Request, SamplingParams
 from app.simulate.hardware.fit import predict
-from app.simulate.hardware.live_log import mood, ratios, runs, shape_of
-from app.simulate.hardware.ratios import StepRatios
-from app.simulate.run.recorder import Recorder as Figures
+from app.simulate.hardware.live_log import ratios, runs, shape_of, slowdown
+from app.simulate.hardware.step_ratios import StepRatios
+from app.simulate.run.record import RunRecord
 from app.simulate.run.replica import Replica
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import fixed_interval
@@ -43,7 +43,7 @@ def log_of(model: CostModel) -> list[Row]:
     """Two runs of three requests each, a Reconfigure between them, on stages like `model`."""
     rows: list[Row] = []
     core = build_core(SchedulerConfig(num_blocks=1000, token_budget=64, prefix_cache=False))
-    replica = Replica(Recorder(core, rows.append), model, Figures(6), host_s=0.002)  # type: ignore[arg-type]
+    replica = Replica(Recorder(core, rows.append), model, RunRecord(6), host_s=0.002)  # type: ignore[arg-type]
     now_s = 0.0
     for first in (0, 3):
         if first:
@@ -72,10 +72,10 @@ def test_a_slower_day_is_told_and_simulated() -> None:
     halved = CostModel.from_dict(
         {**PROFILE.to_dict(), "overhead_s": 0.0, "tokens_s": [(1, 0.005), (1024, 0.05)]}
     )
-    today = mood(steps, halved)
+    today = slowdown(steps, halved)
     assert 1.6 < today.ratio < 2.4
     assert today.median_error == pytest.approx(1.0 - 1.0 / today.ratio, abs=0.05)
-    assert mood(steps, PROFILE).p95_error == pytest.approx(0.0, abs=1e-9)
+    assert slowdown(steps, PROFILE).p95_error == pytest.approx(0.0, abs=1e-9)
     chance = random.Random(0)
     no_prefill_seen = ratios(steps[-3:], PROFILE)
     assert no_prefill_seen.draw(True, 0.01, chance) == pytest.approx(1.0)
@@ -103,4 +103,4 @@ def test_a_step_is_slowed_as_its_like_was() -> None:
 
 def test_nothing_answered_tells_nothing() -> None:
     with pytest.raises(ValueError, match="no step"):
-        mood([], PROFILE)
+        slowdown([], PROFILE)

@@ -29,10 +29,10 @@ def test_one_request_takes_what_its_steps_take() -> None:
     deployment = Deployment(scheduler_config(PLAIN, token_budget=64), PLAIN)
     result = simulate(workload((1.0, 100, 3)), deployment)
     # 64 tokens: 74 ms; 36 tokens: 46 ms, which gives the first token; then 11 ms each.
-    assert result.recorder.started_s == [1.0]
-    assert result.recorder.first_token_s[0] == pytest.approx(1.120)
-    assert list(result.recorder.gaps_s) == pytest.approx([0.011, 0.011])
-    assert result.recorder.finished_s[0] == pytest.approx(1.142)
+    assert result.record.started_s == [1.0]
+    assert result.record.first_token_s[0] == pytest.approx(1.120)
+    assert list(result.record.gaps_s) == pytest.approx([0.011, 0.011])
+    assert result.record.finished_s[0] == pytest.approx(1.142)
     summary = result.summary()
     assert summary.ttft_p50 == pytest.approx(0.120)
     assert summary.num_steps == 4
@@ -44,7 +44,7 @@ def test_a_long_prompt_stalls_decodes_under_orca_and_not_under_sarathi() -> None
     longest = {}
     for policy in ("orca", "sarathi"):
         config = scheduler_config(PLAIN, policy=policy, token_budget=32)
-        longest[policy] = max(simulate(traffic, Deployment(config, PLAIN)).recorder.gaps_s)
+        longest[policy] = max(simulate(traffic, Deployment(config, PLAIN)).record.gaps_s)
     assert longest["orca"] > 0.5
     assert longest["sarathi"] <= 0.010 + 0.032 + 1e-9
 
@@ -57,10 +57,10 @@ def test_two_stages_overlap_two_micro_batches() -> None:
     config = scheduler_config(staged, token_budget=64)
     alone = simulate(workload((0.0, 10, 5)), Deployment(config, staged))
     # A token walks two stages and one send, and cannot start before the last one is known.
-    assert list(alone.recorder.gaps_s) == pytest.approx([0.021] * 4)
+    assert list(alone.record.gaps_s) == pytest.approx([0.021] * 4)
     both = simulate(workload((0.0, 10, 50), (0.005, 10, 50)), Deployment(config, staged))
     # Two requests in two micro-batches hide behind each other almost entirely.
-    assert both.recorder.end_s < 1.1 * 50 * 0.021
+    assert both.record.end_s < 1.1 * 50 * 0.021
     assert 0.0 < both.summary().bubble_share < 0.2
 
 
@@ -104,7 +104,7 @@ def test_noise_is_seeded() -> None:
     config = scheduler_config(PLAIN, token_budget=64)
     traffic = generate(fixed_interval(5.0), fixed_lengths(50, 5), 20)
     runs = [
-        list(simulate(traffic, Deployment(config, PLAIN, jitter=0.1), seed=s).recorder.gaps_s)
+        list(simulate(traffic, Deployment(config, PLAIN, jitter=0.1), seed=s).record.gaps_s)
         for s in (1, 1, 2)
     ]
     assert runs[0] == runs[1] != runs[2]
@@ -126,4 +126,4 @@ def test_a_hand_driven_core_gives_the_simulated_times() -> None:
             if isinstance(instruction, Emit) and instruction.outputs[-1].finish_reason:
                 finished_s = now_s
     simulated = simulate(workload((0.0, 100, 3)), Deployment(config, PLAIN))
-    assert simulated.recorder.finished_s[0] == pytest.approx(finished_s)
+    assert simulated.record.finished_s[0] == pytest.approx(finished_s)

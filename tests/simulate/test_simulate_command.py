@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from app.simulate.command import register
 from app.simulate.paper import published
-from app.simulate.paper.compare import (
+from app.simulate.paper.capacities import (
     capacity_jobs,
     capacity_rows,
     curve_jobs,

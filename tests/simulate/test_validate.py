@@ -11,7 +11,7 @@ from app.bench.load.generator import Limits, bisected
 from app.bench.studies.budgets import simulated_capacity
 from app.bench.studies.policies import Load
 from app.bench.studies.validate import FIGURES, Run, live_figures, policy_changes, simulated_figures
-from app.simulate.hardware.live_log import mood, runs
+from app.simulate.hardware.live_log import runs, slowdown
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import fixed_lengths
@@ -26,7 +26,7 @@ def test_what_is_calibrated_on_itself_differs_from_nothing() -> None:
     live = {name: 1000.0 * getattr(truth, name) for name in FIGURES}
     calibration = runs(log_of(PROFILE))[0]
     simulated = simulated_figures(jobs_of(traffic), config, PROFILE, calibration)
-    run = Run("sarathi", 3.0, 0, live, simulated, mood(calibration, PROFILE))
+    run = Run("sarathi", 3.0, 0, live, simulated, slowdown(calibration, PROFILE))
     assert run.differences == pytest.approx(dict.fromkeys(FIGURES, 0.0), abs=0.01)
     assert run.to_dict()["steps"]["median_error"] == pytest.approx(0.0, abs=1e-9)
 

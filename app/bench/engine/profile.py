@@ -18,7 +18,7 @@ from actors.scheduling.cost.model import CostModel
 from app.bench.engine.stage import LoadedStage
 from app.bench.engine.steps import DEFAULT_SHAPE
 from app.bench.machine import describe
-from app.simulate.hardware.profile import Limits, profile, write_parquet
+from app.simulate.hardware.profile import EngineLimits, profile, write_measurements
 
 _err = Console(stderr=True, highlight=False)
 
@@ -51,7 +51,7 @@ def command(
     name = f"{model.resolve().name}-{stage.info.backend}" + (
         "" if quantization == "none" else f"-{quantization}"
     )
-    limits = Limits(
+    limits = EngineLimits(
         max_step_tokens=max_step_tokens,
         max_requests=max_requests,
         max_model_len=stage.info.max_model_len,
@@ -76,7 +76,7 @@ def command(
             on_progress=lambda done, total: progress.update(task, completed=done, total=total),
         )
     out.mkdir(parents=True, exist_ok=True)
-    write_parquet(measurements, out / f"{name}.parquet")
+    write_measurements(measurements, out / f"{name}.parquet")
     (out / f"{name}.json").write_text(json.dumps(fitted.to_dict(), indent=2) + "\n")
     summary = {"machine": describe(), "model": name, "error": report.to_dict()}
     (out / f"{name}-report.json").write_text(json.dumps(summary, indent=2) + "\n")

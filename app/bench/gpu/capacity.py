@@ -14,8 +14,8 @@ from actors.scheduling.cost.model import CostModel
 from app.bench.engine.stage import LoadedStage
 from app.bench.gpu.live import LiveRun
 from app.simulate.hardware.fit import FitReport, Measurement
-from app.simulate.hardware.profile import Limits, profile
-from app.simulate.run.capacity import capacity
+from app.simulate.hardware.profile import EngineLimits, profile
+from app.simulate.run.capacity import search_capacity
 from app.simulate.run.simulation import Deployment, scheduler_config
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import sharegpt4
@@ -59,7 +59,7 @@ def fit_cost_model(
     stage: LoadedStage, name: str, max_step_tokens: int, num_mixed: int
 ) -> tuple[CostModel, FitReport, list[Measurement]]:
     """Measure steps on this stage and fit the model that simulator and budgets read."""
-    limits = Limits(
+    limits = EngineLimits(
         max_step_tokens=max_step_tokens,
         max_requests=stage.spec.max_requests,
         max_model_len=stage.info.max_model_len,
@@ -101,7 +101,7 @@ def _search(
             model, policy=policy, token_budget=budget, tbt_s=tbt_ms / 1000,
             max_requests=max_requests,
         )  # fmt: skip
-        found = capacity(
+        found = search_capacity(
             Deployment(config, model), sharegpt4(), tbt_ms / 1000, guess_qps=4.0,
             num_requests=num_requests, tolerance=0.05,
         )  # fmt: skip

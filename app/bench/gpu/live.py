@@ -14,7 +14,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import Emit, Execute, Instruction, StepDone, Submit, Tick, WakeAt
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.stage.runner import StageRunner
-from app.simulate.run.recorder import Recorder, Summary, summarise
+from app.simulate.run.record import RunRecord, Summary, summarise
 from app.simulate.run.simulation import requests_of
 from app.simulate.workload.requests import Workload
 
@@ -26,8 +26,8 @@ class LiveRun:
         self._runner = runner
         self._core = build_core(config)
         self._workload = workload
-        self._recorder = Recorder(len(workload))
-        self._recorder.arrival_s = workload.arrival_s.tolist()
+        self._record = RunRecord(len(workload))
+        self._record.arrival_s = workload.arrival_s.tolist()
         self._plans: deque[StepPlan] = deque()
         self._wake_s: float | None = None
         self._begin_s = 0.0
@@ -35,7 +35,7 @@ class LiveRun:
     def run(self, give_up_after_s: float | None = None) -> Summary:
         """Serve to the last token, or until `give_up_after_s`."""
         build = requests_of(self._workload)
-        arrivals = deque(enumerate(self._recorder.arrival_s))
+        arrivals = deque(enumerate(self._record.arrival_s))
         self._runner.reset()
         self._begin_s = time.perf_counter()
         now_s = 0.0
@@ -53,8 +53,8 @@ class LiveRun:
                 due_s = arrivals[0][1] if arrivals else now_s
                 wake_s = due_s if self._wake_s is None else min(due_s, self._wake_s)
                 time.sleep(max(0.0, wake_s - self._now_s()))
-        self._recorder.end_s = self._now_s()
-        return summarise(self._recorder, tbt_objective_s=self._core.config.tbt_s)
+        self._record.end_s = self._now_s()
+        return summarise(self._record, tbt_objective_s=self._core.config.tbt_s)
 
     def _now_s(self) -> float:
         return time.perf_counter() - self._begin_s
@@ -62,16 +62,16 @@ class LiveRun:
     def _step(self, plan: StepPlan) -> None:
         begin_s = self._now_s()
         for started in plan.started:
-            self._recorder.num_starts[started.request_id] += 1
-            if self._recorder.num_starts[started.request_id] == 1:
-                self._recorder.started_s[started.request_id] = begin_s
+            self._record.num_starts[started.request_id] += 1
+            if self._record.num_starts[started.request_id] == 1:
+                self._record.started_s[started.request_id] = begin_s
         # With lookahead the core has planned the next step already: the GPU may have it now.
         result = self._runner.execute(plan, None, lambda: self._plans[0] if self._plans else None)
         if not isinstance(result, StepResult):
             raise TypeError("a live run needs the whole model in one stage")
         end_s = self._now_s()
-        self._recorder.num_steps += 1
-        self._recorder.busy_s += end_s - begin_s
+        self._record.num_steps += 1
+        self._record.busy_s += end_s - begin_s
         self._take(self._core.handle(StepDone(result), end_s))
 
     def _take(self, instructions: Sequence[Instruction]) -> None:
@@ -84,17 +84,17 @@ class LiveRun:
                 self._wake_s = instruction.time_s
 
     def _emit(self, emit: Emit) -> None:
-        recorder, now_s = self._recorder, self._now_s()
+        record, now_s = self._record, self._now_s()
         for output in emit.outputs:
             i = output.request_id
             for _ in output.tokens:
-                if recorder.num_output_tokens[i]:
-                    gap_s = now_s - recorder.last_token_s[i]
-                    recorder.gaps_s.append(gap_s)
-                    recorder.max_gap_s[i] = max(recorder.max_gap_s[i], gap_s)
+                if record.num_output_tokens[i]:
+                    gap_s = now_s - record.last_token_s[i]
+                    record.gaps_s.append(gap_s)
+                    record.max_gap_s[i] = max(record.max_gap_s[i], gap_s)
                 else:
-                    recorder.first_token_s[i] = now_s
-                recorder.last_token_s[i] = now_s
-                recorder.num_output_tokens[i] += 1
+                    record.first_token_s[i] = now_s
+                record.last_token_s[i] = now_s
+                record.num_output_tokens[i] += 1
             if output.finish_reason is not None:
-                recorder.finished_s[i] = now_s
+                record.finished_s[i] = now_s

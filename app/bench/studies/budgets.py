@@ -91,13 +91,13 @@ async def capacity_of(
 async def search_live(
     args: Mapping[str, Any], budgets: Sequence[str], load: Load, limits: Limits, tolerance: float
 ) -> list[tuple[float, list[Report]]]:
-    """After two runs of another kind: one touches every size of step, one tells the mood."""
+    """After two runs of another kind: one touches every size of step, one tells the slowdown."""
     chance = random.Random()  # unseeded: prompts that no engine has seen
     async with local_engine(args) as engine:
         await run_jobs(engine, [Job(0.0, n, 8) for n in (1, 64, 1000)], chance)
         await engine.reconfigure(budget_changes(budgets[0], limits.tbt_ms))
-        mood_of = dataclasses.replace(load, qps=load.qps / 2, seed=load.seed + 1000)
-        await run_jobs(engine, mood_of.jobs(), chance)
+        probe = dataclasses.replace(load, qps=load.qps / 2, seed=load.seed + 1000)
+        await run_jobs(engine, probe.jobs(), chance)
         found = []
         for budget in budgets:
             _err.print(f"budget {budget}")
@@ -132,7 +132,7 @@ def search_all(
     found = []
     for number, (budget, (qps, probes)) in enumerate(zip(budgets, live, strict=True)):
         settings = config.with_changes(budget_changes(budget, limits.tbt_ms))
-        # The first run only told the mood, so what precedes this search's steps is at `number`.
+        # The first run only told the slowdown, so what precedes this search's steps is at `number`.
         around = [*steps_of[number], *(steps_of[number + 2] if number + 2 < len(steps_of) else ())]
         simulated = simulated_capacity(settings, profile, around, load, limits, tolerance)
         found.append(Found(budget, qps, simulated, tuple(probes)))

@@ -32,18 +32,18 @@ def run(num_requests: int, policy: str, budget: str, qps: float) -> dict[str, An
     begin_s = time.perf_counter()
     result = simulate(workload, Deployment(config, model))
     wall_s = time.perf_counter() - begin_s
-    tokens = sum(result.recorder.num_output_tokens)
+    tokens = sum(result.record.num_output_tokens)
     return {
         "policy": policy,
         "budget": budget,
         "qps": qps,
         "num_requests": num_requests,
         "output_tokens": tokens,
-        "steps": result.recorder.num_steps,
+        "steps": result.record.num_steps,
         "wall_s": wall_s,
         "tokens_per_s": tokens / wall_s,
-        "us_per_step": wall_s / result.recorder.num_steps * 1e6,
-        "simulated_s_per_s": result.recorder.end_s / wall_s,
+        "us_per_step": wall_s / result.record.num_steps * 1e6,
+        "simulated_s_per_s": result.record.end_s / wall_s,
     }
 
 

@@ -1,8 +1,8 @@
 """`legato bench validate`: the simulator against this machine, on the very same arrivals.
 
 A live engine serves every load under every policy, with its event log on. Then each run is
-simulated, and its figures are put beside the live ones. What the simulation is told of the mood of
-the machine (how much slower than its profile steps are, and how much passes between them) comes
+simulated, and its figures are put beside the live ones. What the simulation is told of the
+machine's slowdown (how much slower than its profile steps are, and how much passes between them) comes
 from the policy's other runs of the same round, never from the run it is held against; with a single
 load, from a first run of other requests. The same log says how far the cost model is from steps
 that its fit never saw, and repeated rounds say how far the machine is from itself.
@@ -35,7 +35,7 @@ from app.bench.load.generator import Json, LengthsOption, Out, publish
 from app.bench.load.measure import report
 from app.bench.machine import describe
 from app.bench.studies.policies import POLICY_OPTIONS, Load, local_engine, run_jobs
-from app.simulate.hardware.live_log import LiveStep, Mood, mood, ratios, runs
+from app.simulate.hardware.live_log import LiveStep, Slowdown, ratios, runs, slowdown
 from app.simulate.run.simulation import Deployment, simulate
 from app.simulate.workload.requests import Workload
 
@@ -53,7 +53,7 @@ class Run:
     repeat: int
     live: dict[str, float]
     simulated: dict[str, float]
-    steps: Mood  # of this run, against the profile
+    steps: Slowdown  # of this run, against the profile
 
     @property
     def differences(self) -> dict[str, float]:
@@ -73,7 +73,7 @@ def simulated_figures(
 ) -> dict[str, float]:
     """The same arrivals through the simulator: the machine as it is today, a core that believes
     the profile."""
-    today = mood(calibration, profile)
+    today = slowdown(calibration, profile)
     workload = Workload(
         np.array([job.arrival_s for job in jobs]),
         np.array([job.num_prompt_tokens for job in jobs]),
@@ -134,7 +134,7 @@ def read_log(folder: Path) -> tuple[SchedulerConfig, CostModel, list[list[LiveSt
 
 def validate(
     args: dict[str, Any], policies: Sequence[str], loads: Sequence[Load], repeats: int = 1
-) -> tuple[Mood, list[Run]]:
+) -> tuple[Slowdown, list[Run]]:
     """Serve, then simulate. Raises ValueError if the deployment has no cost model."""
     with tempfile.TemporaryDirectory(prefix="legato-validate-") as folder:
         args = {**args, "telemetry": {"directory": folder, "events": True}}
@@ -163,10 +163,10 @@ def validate(
                     others or first[policy],
                     seed=number,
                 ),
-                mood(steps_of[number], profile),
+                slowdown(steps_of[number], profile),
             )
         )
-    return mood(first[policies[0]], profile), found
+    return slowdown(first[policies[0]], profile), found
 
 
 def command(
@@ -214,7 +214,7 @@ def drifts(found: Sequence[Run]) -> dict[str, float]:
     }
 
 
-def show(today: Mood, found: Sequence[Run]) -> None:
+def show(today: Slowdown, found: Sequence[Run]) -> None:
     table = Table(title="live / simulated, ms (difference)", title_justify="left")
     for column in ("policy", "QPS", "TTFT P50", "TTFT P99", "TBT P50", "TBT P99",
                    "step error median, P95"):  # fmt: skip

@@ -1,7 +1,7 @@
 """What a live engine's event log says about its steps: make-up, time, and what passes between.
 
 A log holds every plan and every answer (`telemetry.events`), so the steps of real traffic can be
-held against a cost model that never saw them, and a machine's mood of the day be measured.
+held against a cost model that never saw them, and a machine's slowdown of the day be measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from actors.scheduling.event_log import Row, from_row
 from actors.scheduling.events import Execute, Reconfigure, StepDone
 from actors.scheduling.plan import Slice, StepShape
 from app.simulate.hardware.fit import Measurement, predict
-from app.simulate.hardware.ratios import StepRatios
+from app.simulate.hardware.step_ratios import StepRatios
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ def runs(rows: Iterable[Row]) -> list[list[LiveStep]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Mood:
-    """A machine today against the day of its profile.
+class Slowdown:
+    """A machine against its profile.
 
     ratio: median of measured / predicted step time. sigma: spread of its logarithm (half of what
     lies between the 16th and the 84th percentile). gap_s: median pause of the first stage between
@@ -93,7 +93,7 @@ class Mood:
     p95_error: float
 
 
-def mood(steps: Sequence[LiveStep], model: CostModel) -> Mood:
+def slowdown(steps: Sequence[LiveStep], model: CostModel) -> Slowdown:
     """Raises ValueError without steps."""
     if not steps:
         raise ValueError("no step was answered")
@@ -103,7 +103,7 @@ def mood(steps: Sequence[LiveStep], model: CostModel) -> Mood:
     errors = np.abs(predicted / measured - 1.0)
     low, high = np.quantile(logs, (0.16, 0.84))
     waiting = [b.begin_s - a.end_s for a, b in pairwise(steps) if b.planned_s < a.end_s]
-    return Mood(
+    return Slowdown(
         num_steps=len(steps),
         ratio=math.exp(float(np.median(logs))),
         sigma=float(high - low) / 2,

@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.plan import StepShape
@@ -22,7 +21,7 @@ StepRunner = Callable[[StepShape], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """What the engine can hold. max_step_tokens bounds a step; kv_tokens everything cached."""
 
     max_step_tokens: int
@@ -31,7 +30,7 @@ class Limits:
     kv_tokens: int
 
 
-def grid(limits: Limits, *, seed: int = 0, num_mixed: int = 120) -> list[StepShape]:
+def grid(limits: EngineLimits, *, seed: int = 0, num_mixed: int = 120) -> list[StepShape]:
     """Steps to measure, in a random order (so that drift of the machine is not a trend).
 
     Decodes alone by batch and context, chunks alone by size and context, and random mixes, which
@@ -61,7 +60,7 @@ def grid(limits: Limits, *, seed: int = 0, num_mixed: int = 120) -> list[StepSha
     return shapes
 
 
-def _mixes(limits: Limits, rng: random.Random, count: int) -> Iterator[StepShape]:
+def _mixes(limits: EngineLimits, rng: random.Random, count: int) -> Iterator[StepShape]:
     """Hybrid batches: decodes at scattered contexts and one to three chunks."""
     made = 0
     while made < count:
@@ -128,7 +127,7 @@ def measure(
 
 def profile(
     step: StepRunner,
-    limits: Limits,
+    limits: EngineLimits,
     base: CostModel,
     *,
     tile: int = 1,
@@ -150,7 +149,7 @@ def profile(
 # ---- files ----------------------------------------------------------------------------
 
 
-def write_parquet(measurements: Sequence[Measurement], path: str | Path) -> None:
+def write_measurements(measurements: Sequence[Measurement], path: str | Path) -> None:
     """One row per measured step: num_decodes, decode_context_tokens, starts, chunks, seconds."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -166,21 +165,3 @@ def write_parquet(measurements: Sequence[Measurement], path: str | Path) -> None
         }
     )
     pq.write_table(table, path)
-
-
-def read_parquet(path: str | Path) -> list[Measurement]:
-    """The inverse of `write_parquet`."""
-    import pyarrow.parquet as pq
-
-    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-    return [
-        Measurement(
-            StepShape(
-                row["num_decodes"],
-                row["decode_context_tokens"],
-                tuple(zip(row["prefill_starts"], row["prefill_tokens"], strict=True)),
-            ),
-            row["seconds"],
-        )
-        for row in rows
-    ]

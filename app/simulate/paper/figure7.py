@@ -19,7 +19,7 @@ from actors.scheduling.events import Event, Execute, StepDone, Submit
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.request import Objective, Request, SamplingParams
-from app.simulate.run.timeline import Call, Timeline, as_svg, as_text, timeline
+from app.simulate.paper.timeline import Call, Timeline, as_svg, as_text, timeline
 
 NAMES = {1: "A", 2: "B", 3: "C", 4: "D"}
 

@@ -13,10 +13,10 @@ from app.simulate.hardware.deployments import load_model
 from app.simulate.hardware.fit import nnls
 from app.simulate.paper import published
 from app.simulate.paper.published import Row
-from app.simulate.run.campaign import LENGTHS
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.requests import generate
+from app.simulate.workload.specs import parse_lengths
 
 
 def ablation_rows(num_requests: int = 128, seeds: Sequence[int] = (0, 1, 2, 3, 4)) -> list[Row]:
@@ -28,7 +28,7 @@ def ablation_rows(num_requests: int = 128, seeds: Sequence[int] = (0, 1, 2, 3, 4
             config = scheduler_config(model, policy=policy, token_budget=512)
             ttft, tbt = 0.0, 0.0
             for seed in seeds:
-                workload = generate(poisson(qps), LENGTHS[dataset](), num_requests, seed=seed)
+                workload = generate(poisson(qps), parse_lengths(dataset), num_requests, seed=seed)
                 summary = simulate(workload, Deployment(config, model)).summary()
                 ttft += summary.ttft_p50 / len(seeds)
                 tbt += summary.tbt_p99 / len(seeds)

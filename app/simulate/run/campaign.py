@@ -13,14 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from app.simulate.hardware.deployments import load_model
-from app.simulate.run.capacity import MEDIAN_DELAY_LIMIT_S, capacity
+from app.simulate.run.capacity import MEDIAN_DELAY_LIMIT_S, search_capacity
 from app.simulate.run.simulation import Deployment, scheduler_config
-from app.simulate.workload.lengths import Lengths, arxiv_summarization, sharegpt4
-
-LENGTHS: dict[str, Callable[[], Lengths]] = {
-    "sharegpt4": sharegpt4,
-    "arxiv": arxiv_summarization,
-}
+from app.simulate.workload.specs import parse_lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +62,9 @@ def run_job(job: CapacityJob) -> dict[str, Any]:
         overlap_chunks=even,
     )
     deployment = Deployment(config, model)
-    found = capacity(
+    found = search_capacity(
         deployment,
-        LENGTHS[job.dataset](),
+        parse_lengths(job.dataset),
         job.tbt_s,
         guess_qps=job.guess_qps,
         num_requests=job.num_requests,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from app.simulate.run.recorder import Recorder, Summary
+from app.simulate.run.record import RunRecord, Summary
 from app.simulate.run.simulation import Deployment, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import Lengths
@@ -39,7 +39,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class FoundCapacity:
     """qps: the highest load that passed (0 if none did). limit: what the next higher one broke."""
 
     qps: float
@@ -56,7 +56,7 @@ class Capacity:
         }
 
 
-def capacity(
+def search_capacity(
     deployment: Deployment,
     lengths: Lengths,
     tbt_s: float,
@@ -68,7 +68,7 @@ def capacity(
     max_probes: int = 16,
     seed: int = 0,
     on_probe: Callable[[Probe], None] | None = None,
-) -> Capacity:
+) -> FoundCapacity:
     """Search the capacity of one deployment under one workload and one P99 TBT objective."""
     base = generate(poisson(1.0), lengths, num_requests, seed=seed)
     probes: list[Probe] = []
@@ -97,7 +97,7 @@ def capacity(
             qps = (low + high) / 2.0
     failed = [p for p in probes if not p.passed]
     nearest = min(failed, key=lambda p: p.qps, default=None)
-    return Capacity(low, _limit(nearest, tbt_s), tuple(probes), best)
+    return FoundCapacity(low, _limit(nearest, tbt_s), tuple(probes), best)
 
 
 def _limit(failed: Probe | None, tbt_s: float) -> str:
@@ -150,13 +150,13 @@ class _Hopeless:
         self._seen_gaps = 0
         self.gave_up = False
 
-    def __call__(self, recorder: Recorder, arrived: int) -> bool:
-        fresh = np.array(recorder.gaps_s[self._seen_gaps :])
+    def __call__(self, record: RunRecord, arrived: int) -> bool:
+        fresh = np.array(record.gaps_s[self._seen_gaps :])
         self._seen_gaps += len(fresh)
         self._late_gaps += int((fresh > self._tbt_s).sum())
-        now_s = recorder.arrival_s[arrived - 1]
-        arrival = np.array(recorder.arrival_s[:arrived])
-        started = np.array(recorder.started_s[:arrived])
+        now_s = record.arrival_s[arrived - 1]
+        arrival = np.array(record.arrival_s[:arrived])
+        started = np.array(record.started_s[:arrived])
         waited = np.where(np.isnan(started), now_s, started) - arrival
         late_starts = int((waited > self._delay_limit_s).sum())
         self.gave_up = self._late_gaps > self._allowed_gaps or late_starts > self._half

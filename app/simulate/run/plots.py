@@ -1,6 +1,9 @@
 """Pictures of runs: plain, readable, axes with units. Every function returns a figure.
 
 throughput_latency, tbt_cdf, batch_composition, budget_trace, bubbles, capacity_bars
+
+Figures are made without pyplot: no window, no global state, nothing to close, and a notebook shows
+one exactly where it is returned.
 """
 
 from __future__ import annotations
@@ -9,31 +12,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import numpy as np
-from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from app.simulate.run.capacity import Probe
-from app.simulate.run.recorder import Steps
-from app.simulate.run.simulation import Result
+from app.simulate.run.record import Steps
+from app.simulate.run.simulation import SimulatedRun
 
 # Distinguishable without colour vision (Okabe and Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 def _axes(title: str, x: str, y: str, size: tuple[float, float] = (7.0, 4.0)) -> tuple[Figure, Any]:
-    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    """One plot in a figure of `size` inches."""
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
     axes.set_title(title, loc="left")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
+    _plain(axes)
+    return figure, axes
+
+
+def _plain(axes: Any) -> None:
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    return figure, axes
 
 
 def throughput_latency(
@@ -105,7 +110,8 @@ def budget_trace(
     tokens = np.frombuffer(steps.decode_tokens, np.int32) + np.frombuffer(
         steps.prefill_tokens, np.int32
     )
-    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(9, 5), layout="constrained")
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
     above.set_title(title, loc="left")
     above.step(start[chosen], (end - start)[chosen], where="post", color=COLOURS[0])
     above.axhline(tbt_s, color="black", linestyle=":", label=f"objective {tbt_s:g} s")
@@ -115,10 +121,8 @@ def budget_trace(
     below.set_ylabel("tokens in the step")
     below.set_xlabel("time (s)")
     below.set_xlim(low, high)
-    for axes in (above, below):
-        axes.grid(alpha=0.25)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+    _plain(above)
+    _plain(below)
     return figure
 
 
@@ -146,12 +150,12 @@ def capacity_bars(capacities: Mapping[str, Mapping[str, float]], title: str = "C
     return figure
 
 
-def save_run(result: Result, folder: Path) -> list[Path]:
+def save_run(result: SimulatedRun, folder: Path) -> list[Path]:
     """The pictures of one run as SVG files."""
     tbt_s = result.deployment.config.tbt_s
-    gaps = np.frombuffer(result.recorder.gaps_s, np.float64)
+    gaps = np.frombuffer(result.record.gaps_s, np.float64)
     figures = {"tbt_cdf": tbt_cdf({"this run": gaps}, tbt_s)}
-    steps = result.recorder.steps
+    steps = result.record.steps
     if steps is not None and len(steps):
         figures["batch_composition"] = batch_composition(steps)
         if tbt_s is not None:
@@ -160,7 +164,6 @@ def save_run(result: Result, folder: Path) -> list[Path]:
     for name, figure in figures.items():
         path = folder / f"{name}.svg"
         figure.savefig(path)
-        plt.close(figure)
         written.append(path)
     return written
 

@@ -25,8 +25,8 @@ from actors.scheduling.events import (
 )
 from actors.scheduling.interfaces import pending_tokens
 from actors.scheduling.plan import StepPlan, StepResult
-from app.simulate.hardware.ratios import StepRatios
-from app.simulate.run.recorder import Recorder
+from app.simulate.hardware.step_ratios import StepRatios
+from app.simulate.run.record import RunRecord
 
 if TYPE_CHECKING:
     from actors.scheduling.core import Core
@@ -40,7 +40,7 @@ class Replica:
     """`next_s` is when it next needs attention; `advance` gives it that."""
 
     __slots__ = (
-        "_core", "_in_flight", "_index", "_jitter", "_model", "_ratios", "_recorder", "_rng",
+        "_core", "_in_flight", "_index", "_jitter", "_model", "_ratios", "_record", "_rng",
         "_stages", "_token_of", "_window", "host_s", "next_s", "num_live", "wake_s",
     )  # fmt: skip
 
@@ -48,7 +48,7 @@ class Replica:
         self,
         core: Core,
         model: CostModel,
-        recorder: Recorder,
+        record: RunRecord,
         *,
         index: int = 0,
         jitter: float = 0.0,
@@ -67,7 +67,7 @@ class Replica:
         self._core = core
         self._index = index
         self._model = model
-        self._recorder = recorder
+        self._record = record
         self._jitter = jitter
         self._ratios = ratios
         self._rng = random.Random(seed * 1_000_003 + index)
@@ -127,7 +127,7 @@ class Replica:
         self.next_s = done_s if done_s <= self.wake_s else max(self.wake_s, now_s)
 
     def _execute(self, plan: StepPlan, now_s: float) -> None:
-        recorder, model = self._recorder, self._model
+        record, model = self._record, self._model
         slices = plan.slices
         mix = Mix.of(slices, self._window)
         stage_s = model.stage_s(mix)
@@ -147,9 +147,9 @@ class Replica:
         if plan.started:
             for started in plan.started:
                 request_id = started.request_id
-                if not recorder.num_starts[request_id]:
-                    recorder.started_s[request_id] = start_s
-                recorder.num_starts[request_id] += 1
+                if not record.num_starts[request_id]:
+                    record.started_s[request_id] = start_s
+                record.num_starts[request_id] += 1
         token_of = self._token_of
         if token_of is None:
             tokens = tuple([(piece[0], 0) for piece in slices if piece[3]])
@@ -157,10 +157,10 @@ class Replica:
             tokens = tuple([(p[0], token_of(p[0], p[1] + p[2])) for p in slices if p[3]])
         result = StepResult(plan.step_id, tokens, stage_times_s=times)
         self._in_flight.append((end_s + self.host_s, result))
-        recorder.num_steps += 1
-        recorder.busy_s += stage_s * len(stages)
-        recorder.bubble_s += bubble_s
-        steps = recorder.steps
+        record.num_steps += 1
+        record.busy_s += stage_s * len(stages)
+        record.bubble_s += bubble_s
+        steps = record.steps
         if steps is not None:
             steps.replica.append(self._index)
             steps.start_s.append(start_s)
@@ -193,9 +193,9 @@ class Replica:
         return times[0][0], times[-1][1], bubble_s, tuple(times)
 
     def _emit(self, emit: Emit, now_s: float) -> None:
-        recorder = self._recorder
-        last_s, max_gap_s = recorder.last_token_s, recorder.max_gap_s
-        counts, gap = recorder.num_output_tokens, recorder.gaps_s.append
+        record = self._record
+        last_s, max_gap_s = record.last_token_s, record.max_gap_s
+        counts, gap = record.num_output_tokens, record.gaps_s.append
         for output in emit.outputs:
             request_id = output[0]
             tokens = output[2]
@@ -206,18 +206,18 @@ class Replica:
                     if waited_s > max_gap_s[request_id]:
                         max_gap_s[request_id] = waited_s
                 else:
-                    recorder.first_token_s[request_id] = now_s
-                    recorder.num_cached_tokens[request_id] = output[4]
+                    record.first_token_s[request_id] = now_s
+                    record.num_cached_tokens[request_id] = output[4]
                 last_s[request_id] = now_s
                 counts[request_id] += len(tokens)
             if output[3] is not None:
-                recorder.finished_s[request_id] = now_s
+                record.finished_s[request_id] = now_s
                 self.num_live -= 1
-        recorder.end_s = now_s
+        record.end_s = now_s
 
     def _refuse(self, refusal: Refuse, now_s: float) -> None:
-        recorder = self._recorder
-        recorder.refused_s[refusal.request_id] = now_s
+        record = self._record
+        record.refused_s[refusal.request_id] = now_s
         if refusal.retry_after_s is not None:
-            recorder.retry_after_s[refusal.request_id] = refusal.retry_after_s
+            record.retry_after_s[refusal.request_id] = refusal.retry_after_s
         self.num_live -= 1

@@ -1,7 +1,7 @@
 """Run a workload through one simulated deployment: arrivals, replicas, routing, autoscaling.
 
-result = simulate(workload, config, model)
-result.summary(tbt_objective_s=0.1).tbt_p99
+run = simulate(workload, Deployment(scheduler_config(model, tbt_s=0.1), model))
+run.summary().tbt_p99
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.events import Submit
 from actors.scheduling.request import Objective, Request, SamplingParams
-from app.simulate.hardware.ratios import StepRatios
+from app.simulate.hardware.step_ratios import StepRatios
 from app.simulate.run.autoscale import AutoscalePolicy, Autoscaler
-from app.simulate.run.recorder import Recorder, Summary, summarise
+from app.simulate.run.record import RunRecord, Summary, summarise
 from app.simulate.run.replica import INFINITY, Replica
 from app.simulate.run.routing import Router, make_router
 from app.simulate.workload.requests import Workload
@@ -49,12 +49,12 @@ class Deployment:
 
 
 @dataclass(slots=True)
-class Result:
-    """A finished run."""
+class SimulatedRun:
+    """A finished run: what was simulated, its record, and what the replicas cost."""
 
     deployment: Deployment
     workload: Workload
-    recorder: Recorder
+    record: RunRecord
     replicas: list[Replica]
     replica_seconds: float  # sum of the time replicas were up
     scaling: list[tuple[float, int]] = field(default_factory=list)  # (time, replicas wanted)
@@ -63,7 +63,7 @@ class Result:
         """Figures against the deployment's own TBT objective."""
         config = self.deployment.config
         return summarise(
-            self.recorder,
+            self.record,
             tbt_objective_s=config.tbt_s,
             ttft_objective_s=ttft_objective_s if ttft_objective_s else config.ttft_s,
             skip=skip,
@@ -139,17 +139,17 @@ def simulate(
     keep_steps: bool = False,
     until_s: float = INFINITY,
     objective: Objective | None = None,
-    should_stop: Callable[[Recorder, int], bool] | None = None,
-) -> Result:
-    """Run to the last token, to `until_s`, or until `should_stop(recorder, arrived)` says so.
+    should_stop: Callable[[RunRecord, int], bool] | None = None,
+) -> SimulatedRun:
+    """Run to the last token, to `until_s`, or until `should_stop(record, arrived)` says so.
 
     should_stop is asked once per 64 arrivals: a capacity probe that is lost need not be finished.
     """
-    recorder = Recorder(len(workload), keep_steps)
-    recorder.arrival_s = workload.arrival_s.tolist()
-    fleet = _Fleet(deployment, workload, recorder, seed)
+    record = RunRecord(len(workload), keep_steps)
+    record.arrival_s = workload.arrival_s.tolist()
+    fleet = _Fleet(deployment, workload, record, seed)
     build = requests_of(workload, objective)
-    arrivals = [*recorder.arrival_s, INFINITY]
+    arrivals = [*record.arrival_s, INFINITY]
     scaler = fleet.scaler
     next_arrival_s, index = arrivals[0], 0
     while True:
@@ -171,20 +171,22 @@ def simulate(
         fleet.submit(build(index), next_arrival_s)
         index += 1
         next_arrival_s = arrivals[index]
-        if should_stop is not None and not index & 63 and should_stop(recorder, index):
+        if should_stop is not None and not index & 63 and should_stop(record, index):
             break
-    fleet.close(max(recorder.end_s, arrivals[index - 1] if index else 0.0))
-    return Result(deployment, workload, recorder, fleet.all, fleet.replica_seconds, fleet.scaling)
+    fleet.close(max(record.end_s, arrivals[index - 1] if index else 0.0))
+    return SimulatedRun(
+        deployment, workload, record, fleet.all, fleet.replica_seconds, fleet.scaling
+    )
 
 
 class _Fleet:
     """The replicas of one run, the router before them and the autoscaler behind them."""
 
     def __init__(
-        self, deployment: Deployment, workload: Workload, recorder: Recorder, seed: int
+        self, deployment: Deployment, workload: Workload, record: RunRecord, seed: int
     ) -> None:
         self._deployment = deployment
-        self._recorder = recorder
+        self._record = record
         self._seed = seed
         has_sessions = int(workload.sessions.max(initial=-1)) >= 0
         self._token_of = _session_tokens(workload) if has_sessions else None
@@ -211,7 +213,7 @@ class _Fleet:
         replica = Replica(
             build_core(d.config, cost_model=believed),
             d.model,
-            self._recorder,
+            self._record,
             index=index,
             jitter=d.jitter,
             ratios=d.ratios,
@@ -243,11 +245,11 @@ class _Fleet:
             self._order += 1
             heapq.heappush(self._heap, (replica.next_s, self._order, replica))
         elif replica.num_live == 0 and self.scaler is not None and replica not in self.up:
-            self._retire(replica, self._recorder.end_s)
+            self._retire(replica, self._record.end_s)
 
     def submit(self, request: Request, now_s: float) -> None:
         replica = self.router.choose(self.up, request)
-        self._recorder.replica[request.request_id] = replica.index
+        self._record.replica[request.request_id] = replica.index
         replica.num_live += 1
         replica.submit(Submit(request), now_s)
         self.touched(replica)
@@ -277,10 +279,6 @@ class _Fleet:
     def close(self, now_s: float) -> None:
         for started_s in self._started_s.values():
             self.replica_seconds += max(0.0, now_s - started_s)
-
-
-def _next_s(replica: Replica) -> float:
-    return replica.next_s
 
 
 def _session_tokens(workload: Workload) -> Callable[[int, int], int]:

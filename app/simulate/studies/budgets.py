@@ -20,10 +20,11 @@ from actors.scheduling.cost.mix import causal_pairs
 from actors.scheduling.cost.model import CostModel
 from app.simulate.hardware.deployments import load_model
 from app.simulate.paper import published
-from app.simulate.run.campaign import LENGTHS, CapacityJob, run_jobs
+from app.simulate.run.campaign import CapacityJob, run_jobs
 from app.simulate.run.capacity import MEDIAN_DELAY_LIMIT_S
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.requests import Workload, generate
+from app.simulate.workload.specs import parse_lengths
 
 BUDGETS = (256, 384, 512, 640, 768, 1024)
 
@@ -114,7 +115,7 @@ def rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[dict[str
                 summary["tbt_max"] / job.tbt_s if summary else None
             )
     for row in table.values():
-        workload = generate(poisson(1.0), LENGTHS[row["dataset"]](), num_requests)
+        workload = generate(poisson(1.0), parse_lengths(row["dataset"]), num_requests)
         prefill_s, decode_s = service_s(load_model(row["model"]), workload)
         row["compute bound"] = compute_bound_qps(prefill_s, decode_s)
         row["queue bound"] = queue_bound_qps(prefill_s, decode_s, workload)

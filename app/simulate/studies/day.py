@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from app.simulate.hardware.deployments import load_model
-from app.simulate.run.campaign import LENGTHS
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import Lengths
 from app.simulate.workload.requests import generate
+from app.simulate.workload.specs import parse_lengths
 
 Floats = NDArray[np.float64]
 
@@ -81,11 +81,11 @@ def respond(
     surface = []
     for qps in loads_qps:
         workload = generate(poisson(qps), lengths, num_requests, seed=seed)
-        recorder = simulate(workload, Deployment(config, model)).recorder
+        record = simulate(workload, Deployment(config, model)).record
         skip = num_requests // 5
-        arrival = np.array(recorder.arrival_s)[skip:]
-        ttft = np.array(recorder.first_token_s)[skip:] - arrival
-        gaps = np.frombuffer(recorder.gaps_s, np.float64)
+        arrival = np.array(record.arrival_s)[skip:]
+        ttft = np.array(record.first_token_s)[skip:] - arrival
+        gaps = np.frombuffer(record.gaps_s, np.float64)
         gaps = gaps[len(gaps) // 5 :]
         surface.append(
             Response(
@@ -203,7 +203,7 @@ def example(
     model = load_model(model_name)
     config = scheduler_config(model, budget="adaptive", tbt_s=tbt_s)
     loads = [capacity_qps * f for f in (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0, 1.1)]
-    surface = respond(model, config, LENGTHS[dataset](), loads, num_requests)
+    surface = respond(model, config, parse_lengths(dataset), loads, num_requests)
     surface_s = time.perf_counter() - begin_s
     mean_qps = num_replicas * capacity_qps * 0.8 / 1.6  # noon at 80 % of the fleet's capacity
     days = {

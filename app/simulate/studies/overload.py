@@ -38,8 +38,8 @@ def row(model: str, tbt_s: float, factor: float, seconds: float, seed: int) -> s
     )
     traffic = generate(poisson(qps), sharegpt4(), int(qps * seconds), seed)
     result = simulate(traffic, Deployment(config, truth))
-    summary, recorder = result.summary(), result.recorder
-    ttft_s = np.array(recorder.first_token_s) - np.array(recorder.arrival_s)
+    summary, record = result.summary(), result.record
+    ttft_s = np.array(record.first_token_s) - np.array(record.arrival_s)
     in_time = float((ttft_s[~np.isnan(ttft_s)] <= TTFT_S).mean())
     return (
         f"| {model} | {factor:g} x | {summary.num_refused / summary.num_requests:.0%} "

@@ -1,7 +1,7 @@
 """The paper's capacities, simulated: Figures 10 to 13 as rows beside the published numbers.
 
 Nothing here is fitted to the answer: cost models come from operator timings, policies are the
-product's own. What needs no capacity search is in `paper_steps`.
+product's own. What needs no capacity search is in `steps`.
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.simulate.hardware.deployments import compose
-from app.simulate.run.capacity import capacity
+from app.simulate.run.capacity import search_capacity
 from app.simulate.run.simulation import Deployment, scheduler_config
 from app.simulate.workload.lengths import Lengths
+from app.simulate.workload.specs import parse_lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def judge(
         token_budget=candidate.token_budget,
         tbt_s=tbt_s,
     )
-    found = capacity(
+    found = search_capacity(
         Deployment(config, model),
         lengths,
         tbt_s,
@@ -140,7 +141,7 @@ def judge(
     )
 
 
-def search(
+def search_configs(
     options: Sequence[Candidate],
     lengths_name: str,
     tbt_s: float,
@@ -171,6 +172,5 @@ def search(
 def _judge_named(
     candidate: Candidate, lengths_name: str, tbt_s: float, load_qps: float, num_requests: int
 ) -> Verdict:
-    from app.simulate.run.campaign import LENGTHS
-
-    return judge(candidate, LENGTHS[lengths_name](), tbt_s, load_qps, num_requests)
+    """`judge` with arguments that a process can be handed: functions of lengths are not."""
+    return judge(candidate, parse_lengths(lengths_name), tbt_s, load_qps, num_requests)

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from app.simulate.paper.published import Row
-from app.simulate.run.recorder import Summary
-from app.simulate.run.search import Verdict
+from app.simulate.run.config_search import Verdict
+from app.simulate.run.record import Summary
 
 
 def number(value: float | None) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ class Steps:
         return len(self.start_s)
 
 
-class Recorder:
+class RunRecord:
     """Times of every request (columns indexed by request id, seconds, NaN: never) and token."""
 
     def __init__(self, num_requests: int, keep_steps: bool = False) -> None:
@@ -99,7 +99,7 @@ def _quantile(values: Floats, q: float) -> float:
 
 
 def summarise(
-    recorder: Recorder,
+    record: RunRecord,
     *,
     tbt_objective_s: float | None = None,
     ttft_objective_s: float | None = None,
@@ -109,15 +109,15 @@ def summarise(
 
     TBT figures are over all tokens of the run: a token has no request of its own to skip by.
     """
-    arrival = np.array(recorder.arrival_s)[skip:]
-    first = np.array(recorder.first_token_s)[skip:]
-    finished = np.array(recorder.finished_s)[skip:]
-    started = np.array(recorder.started_s)[skip:]
-    refused = np.array(recorder.refused_s)[skip:]
-    worst = np.array(recorder.max_gap_s)[skip:]
-    outputs = np.array(recorder.num_output_tokens)[skip:]
+    arrival = np.array(record.arrival_s)[skip:]
+    first = np.array(record.first_token_s)[skip:]
+    finished = np.array(record.finished_s)[skip:]
+    started = np.array(record.started_s)[skip:]
+    refused = np.array(record.refused_s)[skip:]
+    worst = np.array(record.max_gap_s)[skip:]
+    outputs = np.array(record.num_output_tokens)[skip:]
     done = ~np.isnan(finished)
-    gaps = np.frombuffer(recorder.gaps_s, np.float64) if len(recorder.gaps_s) else np.empty(0)
+    gaps = np.frombuffer(record.gaps_s, np.float64) if len(record.gaps_s) else np.empty(0)
     ttft = (first - arrival)[~np.isnan(first)]
     delay = (started - arrival)[~np.isnan(started)]
     e2e = (finished - arrival)[done]
@@ -127,9 +127,9 @@ def summarise(
     if ttft_objective_s is not None:
         kept &= np.nan_to_num(first - arrival, nan=np.inf) <= ttft_objective_s
     begin = float(np.nanmin(arrival)) if len(arrival) else 0.0
-    span = max(recorder.end_s - begin, 1e-12)
+    span = max(record.end_s - begin, 1e-12)
     offered = float(np.nanmax(arrival)) - begin if len(arrival) > 1 else 0.0
-    starts = np.array(recorder.num_starts)[skip:]
+    starts = np.array(record.num_starts)[skip:]
     tails = np.quantile(gaps, (0.5, 0.9, 0.99)) if len(gaps) else np.full(3, math.nan)
     return Summary(
         num_requests=len(arrival),
@@ -153,21 +153,21 @@ def summarise(
         e2e_p99=_quantile(e2e, 0.99),
         normalised_p50=_quantile(e2e / np.maximum(outputs[done], 1), 0.5),
         num_preemptions=int(np.maximum(starts - 1, 0).sum()),
-        num_steps=recorder.num_steps,
-        mean_step_s=recorder.busy_s / recorder.num_steps if recorder.num_steps else math.nan,
+        num_steps=record.num_steps,
+        mean_step_s=record.busy_s / record.num_steps if record.num_steps else math.nan,
         bubble_share=(
-            recorder.bubble_s / (recorder.busy_s + recorder.bubble_s) if recorder.busy_s else 0.0
+            record.bubble_s / (record.busy_s + record.bubble_s) if record.busy_s else 0.0
         ),
         goodput=float(kept.sum()) / span,
     )
 
 
-def write_parquet(recorder: Recorder, path: str, columns: Sequence[str] = ()) -> None:
-    """One row per request: every column of the recorder that is one, or those named."""
+def write_requests(record: RunRecord, path: str | Path) -> None:
+    """A Parquet file with one row per request: the columns of the record that are one."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = columns or (
+    names = (
         "arrival_s",
         "started_s",
         "first_token_s",
@@ -181,5 +181,4 @@ def write_parquet(recorder: Recorder, path: str, columns: Sequence[str] = ()) ->
         "num_cached_tokens",
         "replica",
     )
-    table = pa.table({name: getattr(recorder, name) for name in names})
-    pq.write_table(table, path)
+    pq.write_table(pa.table({name: getattr(record, name) for name in names}), path)
