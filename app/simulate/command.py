@@ -16,8 +16,9 @@ from app.simulate import tables
 from app.simulate.hardware import cost_files
 from app.simulate.hardware import deployments as hardware
 from app.simulate.paper import capacities as paper
-from app.simulate.paper import published
+from app.simulate.paper import figure7, published
 from app.simulate.paper import steps as paper_steps
+from app.simulate.paper.timeline import as_text
 from app.simulate.run.campaign import run_jobs
 from app.simulate.run.capacity import search_capacity
 from app.simulate.run.config_search import candidates, search_configs
@@ -28,7 +29,7 @@ from app.simulate.workload.requests import Workload, generate
 from app.simulate.workload.specs import load_workload, parse_arrivals, parse_lengths
 from app.simulate.workload.traces import read_trace
 
-# A short run flatters everyone: the queue never has time to build up.
+# A short run flatters every policy: the queue never has time to build up.
 QUICK_REQUESTS, FULL_REQUESTS = 384, 768
 
 
@@ -72,6 +73,9 @@ def command(
     reproduce: Annotated[
         bool, typer.Option("--paper", help="Reproduce the paper's evaluation.")
     ] = False,
+    figure_7: Annotated[
+        bool, typer.Option("--figure7", help="The paper's figure 7 under every policy.")
+    ] = False,
     quick: Annotated[bool, typer.Option(help="With --paper: a part of it, in a minute.")] = False,
     workers: Annotated[int, typer.Option(help="Processes for searches.", min=1)] = 1,
     cache: Annotated[
@@ -82,7 +86,9 @@ def command(
 ) -> None:
     console = Console(stderr=as_json)
     try:
-        if reproduce:
+        if figure_7:
+            result = _figure7(console, out)
+        elif reproduce:
             result = _paper(console, quick, workers, cache, out)
         elif find_config:
             result = _search(console, find_config, workload, tbt_ms, qps, workers, requests)
@@ -235,6 +241,16 @@ def _paper(
         (out / "paper.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         (out / "paper.md").write_text(tables.paper_markdown(rows), encoding="utf-8")
     return {"rows": [r.to_dict() for r in rows]}
+
+
+def _figure7(console: Console, out: Path | None) -> dict[str, Any]:
+    texts = {p: as_text(chart, figure7.NAMES) for p, chart in figure7.schedules().items()}
+    for policy, text in texts.items():
+        console.print(f"{policy}\n{text}\n", highlight=False, soft_wrap=True)
+    if out is not None:
+        figure7.write(out)
+        console.print(f"written to {out}")
+    return {"schedules": texts}
 
 
 def _progress(console: Console) -> Progress:

@@ -2,10 +2,10 @@
 
 A live engine serves every load under every policy, with its event log on. Then each run is
 simulated, and its figures are put beside the live ones. What the simulation is told of the
-machine's slowdown (how much slower than its profile steps are, and how much passes between them) comes
-from the policy's other runs of the same round, never from the run it is held against; with a single
-load, from a first run of other requests. The same log says how far the cost model is from steps
-that its fit never saw, and repeated rounds say how far the machine is from itself.
+machine's slowdown (step times over their profile, and the pauses between steps) comes from the
+policy's other runs of the same round, never from the run it is held against; with a single load,
+from a first run of other requests. The same log says how far the cost model is from steps that its
+fit never saw, and repeated rounds say how far the machine is from itself.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""The example of Sarathi-Serve's figure 7 under every policy, and the documentation made of it.
+"""The example of Sarathi-Serve's figure 7 under every policy, and the document made of it.
 
-A and B are decoding when C and D arrive with longer prompts. `python -m
-app.simulate.paper.figure7` rewrites the pictures and timelines beside this file; a test keeps them
-true.
+A and B are decoding when C and D arrive with longer prompts. `legato simulate --figure7` prints the
+schedules and writes `figure7.md` with its pictures (`--out app/simulate/paper`).
 """
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +21,20 @@ from app.simulate.paper.timeline import Call, Timeline, as_svg, as_text, timelin
 
 NAMES = {1: "A", 2: "B", 3: "C", 4: "D"}
 
-_BEGIN, _END = "<!-- figure 7: begin -->", "<!-- figure 7: end -->"
+_INTRODUCTION = """# The example of figure 7 under every policy
+
+Figure 7 of the [Sarathi-Serve paper](https://arxiv.org/abs/2403.02310): A and B decode when C and D
+arrive with longer prompts. One row is a request, one column a step; a cell is a decode (`d`) or a
+number of prefill tokens, `-` a stall (a started request gets nothing), `.` a request that waits to
+start. In the pictures a step is as wide as it is long, prefill is solid, decode is light and a
+stall is hatched.
+
+The budget is 8 tokens, one step runs at a time, and C and D arrive while step 2 runs. D belongs to
+another tenant than the others and has a deadline: `fair` sees the one, `deadline` the other.
+
+`legato simulate --figure7` runs the example and prints it; `make pictures` writes this page, and
+`tests/simulate/test_figure7.py` holds it to what the scheduling core does.
+"""
 
 _OPTIONS: dict[str, Mapping[str, Any]] = {
     "vllm": {"max_batched_tokens": 32},
@@ -37,7 +48,7 @@ _ORDER_OPTIONS: dict[str, Mapping[str, Any]] = {
 
 
 def example_config(policy: str) -> SchedulerConfig:
-    """One stage, one step at a time, a budget of 8 tokens, memory for everybody."""
+    """One stage, one step at a time, a budget of 8 tokens, memory for every request."""
     return SchedulerConfig(
         num_blocks=64,
         block_size=4,
@@ -100,39 +111,30 @@ def run_example(policy: str) -> Timeline:
     return timeline(calls)
 
 
-def documentation() -> str:
-    """The section of README.md between the markers."""
-    parts = []
-    for policy in POLICIES:
-        text = as_text(run_example(policy), NAMES)
+def schedules() -> dict[str, Timeline]:
+    """The example's schedule under every policy there is."""
+    return {policy: run_example(policy) for policy in POLICIES}
+
+
+def document() -> str:
+    """`figure7.md`: every schedule as a picture and as text."""
+    parts = [_INTRODUCTION]
+    for policy, chart in schedules().items():
+        text = as_text(chart, NAMES)
         parts.append(
-            f"### `{policy}`\n\n![{policy}](pictures/{policy}.svg)\n\n```text\n{text}\n```\n"
+            f"## `{policy}`\n\n![{policy}](pictures/{policy}.svg)\n\n```text\n{text}\n```\n"
         )
     return "\n".join(parts)
 
 
 def pictures() -> dict[str, str]:
     """File name -> SVG."""
-    return {f"{p}.svg": as_svg(run_example(p), NAMES, title=p) for p in POLICIES}
+    return {f"{p}.svg": as_svg(chart, NAMES, title=p) for p, chart in schedules().items()}
 
 
-def with_section(readme: str, section: str) -> str:
-    """`readme` with the text between the markers replaced."""
-    head, _, rest = readme.partition(_BEGIN)
-    _, _, tail = rest.partition(_END)
-    return f"{head}{_BEGIN}\n{section}{_END}{tail}"
-
-
-def main() -> int:
-    room = Path(__file__).parent
-    (room / "pictures").mkdir(exist_ok=True)
+def write(folder: Path) -> None:
+    """`figure7.md` in `folder` and its pictures in `folder/pictures`; raises OSError."""
+    (folder / "pictures").mkdir(parents=True, exist_ok=True)
     for name, svg in pictures().items():
-        (room / "pictures" / name).write_text(svg)
-    readme = room / "README.md"
-    readme.write_text(with_section(readme.read_text(), documentation()))
-    sys.stdout.write(f"{len(POLICIES)} schedules written to {readme.name} and pictures/\n")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+        (folder / "pictures" / name).write_text(svg, encoding="utf-8")
+    (folder / "figure7.md").write_text(document(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A schedule to look at: who runs what in which iteration, as text and as a picture.
+"""A schedule to look at: which request runs what in which step, as text and as a picture.
 
 One row per request, one column per step: `d` a decode, a number that many prefill tokens, `-` not
 in the step though started (a stall, unless the request is in another step in flight), `.` waiting

@@ -1,4 +1,4 @@
-"""The paper's example: golden schedules in the README, and what each of them must show."""
+"""The paper's example: golden schedules in figure7.md, and what each of them must show."""
 
 from __future__ import annotations
 
@@ -6,27 +6,43 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from actors.scheduling.policies import POLICIES
+from app.simulate.command import register
 from app.simulate.paper import figure7
 from app.simulate.paper.figure7 import example_config, run_example
+from app.simulate.paper.timeline import as_text
 
 ROOM = Path(figure7.__file__).parent
 A, B, C, D = 1, 2, 3, 4
 
 
-def test_the_documentation_is_what_the_core_does() -> None:
-    readme = (ROOM / "README.md").read_text()
-    assert figure7.with_section(readme, figure7.documentation()) == readme, (
-        "run `python -m app.simulate.paper.figure7` and look at what changed"
+def test_the_document_is_what_the_core_does() -> None:
+    assert (ROOM / "figure7.md").read_text("utf-8") == figure7.document(), (
+        "run `make pictures` and look at what changed"
     )
-    for name, svg in figure7.pictures().items():
-        assert (ROOM / "pictures" / name).read_text() == svg, name
+    expected = figure7.pictures()
+    assert {path.name for path in (ROOM / "pictures").iterdir()} == set(expected)
+    for name, svg in expected.items():
+        assert (ROOM / "pictures" / name).read_text("utf-8") == svg, name
         ElementTree.fromstring(svg)
 
 
+def test_the_command_prints_and_writes_every_schedule(tmp_path: Path) -> None:
+    app = typer.Typer()
+    register(app)
+    result = CliRunner().invoke(app, ["--figure7", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    for policy in POLICIES:
+        assert as_text(run_example(policy), figure7.NAMES) in result.output
+    assert (tmp_path / "figure7.md").read_text("utf-8") == figure7.document()
+    assert {p.name for p in (tmp_path / "pictures").iterdir()} == set(figure7.pictures())
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_everybody_gets_every_token(policy: str) -> None:
+def test_every_request_gets_every_token(policy: str) -> None:
     chart = run_example(policy)
     for _, request in figure7.example_requests():
         lane = next(lane for lane in chart.lanes if lane.request_id == request.request_id)
