@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.conftest import ROOT, Server, running
+from tests.serve.server_process import ROOT, Server, running
 
 pytestmark = [
     pytest.mark.browser,

@@ -13,12 +13,13 @@ import yaml
 from typer.testing import CliRunner
 
 from app.cli.main import app
-from tests.serve.conftest import ROOT, free_port
+from tests.ports import free_port
+from tests.serve.server_process import ROOT
 
 DEMO = ROOT / "configs/serve/demo.yaml"
-pytestmark = pytest.mark.ray
 
 
+@pytest.mark.serve
 def test_a_server_is_probed_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY", raising=False)  # as in a user's shell
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)

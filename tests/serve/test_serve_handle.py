@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,16 @@ pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
-def handle(ray_cluster: None, tiny_model: Callable[..., Path]) -> Iterator[Any]:
+def handle(own_serve: None, tiny_model: Callable[..., Path]) -> Iterator[Any]:
     from ray import serve
 
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
     args = {
         "model": {"path": str(tiny_model("llama"))},
         "scheduling": {"token_budget": 64, "max_requests": 16},
         "kv": {"block_size": 4, "memory_gib": 0.01},
     }
-    yield serve.run(build_app(args), name="handle", route_prefix="/")
-    serve.shutdown()
+    yield serve.run(build_app(args), name="handle", route_prefix="/handle")
+    serve.delete("handle")
 
 
 def read(handle: Any, prompt: Any, **params: Any) -> list[dict[str, Any]]:

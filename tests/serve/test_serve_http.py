@@ -14,7 +14,7 @@ import pytest
 
 from app.text.processor import TextProcessor
 from tests.live.reference import MAX_TOKENS, expected, make_prompts
-from tests.serve.conftest import Server
+from tests.serve.server_process import Server
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
 

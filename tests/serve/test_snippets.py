@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.conftest import free_port
 from tests.serve.live_server import LiveServer
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
@@ -41,13 +40,12 @@ FOUND = list(snippets())
 
 
 @pytest.fixture
-def own_serve(ray_cluster: None) -> Iterator[None]:
-    """Serve on a free port, for snippets that run an application themselves."""
+def own_application(own_serve: None) -> Iterator[None]:
+    """Room for an application that a snippet runs itself."""
     from ray import serve
 
-    serve.start(http_options={"host": "127.0.0.1", "port": free_port()})
     yield
-    serve.shutdown()
+    serve.delete("default")
 
 
 def run_python(text: str) -> str:
@@ -72,7 +70,7 @@ def test_snippet_runs(
         server: LiveServer = request.getfixturevalue("demo")
         text = text.replace(ADDRESS, server.url)
     if "serve.run(" in text:
-        request.getfixturevalue("own_serve")
+        request.getfixturevalue("own_application")
     if language == "python":
         assert run_python(text) or "assert " in text  # it shows something, or checks it
         return

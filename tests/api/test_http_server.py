@@ -1,0 +1,75 @@
+"""A lone replica's own HTTP server: limits, and hand-over to a successor."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import httpx
+from starlette.types import Receive, Scope, Send
+
+from app.api.http import server as door_module
+from app.api.http.server import MAX_HEAD_BYTES, Door
+from tests.ports import free_port
+
+HOST = "127.0.0.1"
+
+
+class Slow:
+    """An application that answers its second half when it is told to."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": self.name, "more_body": True})
+        await self.go_on.wait()
+        await send({"type": "http.response.body", "body": b"!", "more_body": False})
+
+
+async def test_a_successor_opens_the_port_while_the_old_door_finishes_its_answers() -> None:
+    port = free_port()
+    old, new = Slow(b"old"), Slow(b"new")
+    old_door, new_door = Door(old, HOST, port), Door(new, HOST, port)
+    await old_door.open()
+    url = f"http://{HOST}:{port}/"
+    async with httpx.AsyncClient() as client, client.stream("GET", url) as answer:
+        parts = answer.aiter_raw()
+        assert await anext(parts) == b"old"
+        closing = asyncio.create_task(old_door.close())
+        await new_door.open()
+        new.go_on.set()
+        while (await client.get(url)).content != b"new!":  # until the old one's socket is gone
+            pass
+        assert not closing.done()
+        old.go_on.set()
+        assert b"".join([part async for part in parts]) == b"!"
+        await closing
+        assert answer.headers["date"]
+    await new_door.close()
+
+
+async def test_heads_without_end_and_without_haste_are_cut(monkeypatch: Any) -> None:
+    monkeypatch.setattr(door_module, "HEAD_LIMIT_S", 0.2)
+    port = free_port()
+    door = Door(Slow(b""), HOST, port)
+    await door.open()
+
+    async def answer_to(data: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(data)
+        with suppress(ConnectionError):
+            return await reader.read()  # the server's end of the connection, or this hangs
+        return b""
+
+    try:
+        async with asyncio.timeout(30):
+            assert await answer_to(b"") == b""
+            assert await answer_to(b"GET / HTTP/1.1\r\nHost: x") == b""
+            endless = b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * (MAX_HEAD_BYTES // 6 + 9)
+            assert b"400 Bad Request" in await answer_to(endless)
+    finally:
+        await door.close()

@@ -1,0 +1,80 @@
+"""A real server in a process of its own, started by the command a user types."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.ports import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    url: str
+    model: str
+    process: subprocess.Popen[str]
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment as a user's shell has it: without what its own cluster set."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+
+
+@contextmanager
+def running(folder: Path, args: dict[str, Any], **deployment: Any) -> Iterator[Server]:
+    """`legato serve CONFIG` until the block ends, then Ctrl-C as a user would.
+
+    A lone replica answers HTTP itself; with `deployment` (num_replicas=2, ...) HAProxy is in front.
+    """
+    name = "two_replicas" if deployment else "demo"
+    config: dict[str, Any] = yaml.safe_load((ROOT / f"configs/serve/{name}.yaml").read_text())
+    application = config["applications"][0]
+    application["args"] = args if deployment else {"listen": "127.0.0.1:8000", **args}
+    if deployment:
+        application["deployments"] = [{"name": "LLMServer", **deployment}]
+    path = folder / "serve.yaml"
+    path.write_text(yaml.safe_dump(config))
+    port = free_port()
+    command = [sys.executable, "-m", "app.cli.main", "serve", str(path), "--port", str(port)]
+    log = (folder / "serve.log").open("w")
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        env={**_environment(), "PYTHONPATH": str(ROOT), "RAY_TMPDIR": "/tmp"},
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            log.write(line)
+            if "ready in" in line:
+                break
+        else:
+            log.flush()
+            pytest.fail("the server ended:\n" + (folder / "serve.log").read_text()[-3000:])
+        url = f"http://127.0.0.1:{port}"
+        model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+        yield Server(url, model, process)
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        log.close()
