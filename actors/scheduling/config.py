@@ -1,13 +1,19 @@
-"""Everything the core needs to know at birth, as data. `build.build_core` makes a core of it."""
+"""Everything the core needs to know at birth, as data. `build.build_core` makes a core of it.
+
+A setting is declared once, as a field of `SchedulerConfig` with its `Setting`. The YAML's schema
+(`app.settings`), the reference, the checks and the keys that may change live are made of these.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
+
+from actors.scheduling.setting import Setting, fits, in_words, setting
 
 
 class ConfigError(ValueError):
@@ -22,61 +28,141 @@ class ConfigError(ValueError):
 class SchedulerConfig:
     """Frozen settings of one core.
 
-    Memory: `num_blocks` device KV blocks (0 .. num_blocks - 1, all usable) of `block_size`
-    tokens, `num_host_blocks` host blocks for swapping; `watermark` is the fraction kept free
-    when a new request is admitted.
-    Pipeline: `pipeline_depth` steps may be outstanding (None: 2 with one stage, else one per
-    stage). With one stage and `lookahead` the plan for step N+1 is made while N runs: the
-    stage feeds itself the token that the core does not know yet.
-    Shape: `token_budget` is the fixed budget; `max_step_tokens` what the stages' buffers hold;
-    `tile` rounds the tokens of a step that a chunk had to be cut for; `max_chunk` caps one
-    prompt's share of a step while others wait for prefill.
-    With several stages a request is in one outstanding step at most, as its token must come back;
-    `overlap_chunks` lets the chunks of a prompt, whose tokens are known, follow one another.
-    Names (`policy`, `order`, `budget`, `admission`) come with an options mapping each. Order
-    "auto" is the policy's own.
+    Device KV blocks are numbered 0 .. num_blocks - 1, all usable.
+    With one stage and `lookahead` the plan for step N+1 is made while N runs: the stage feeds
+    itself the token that the core does not know yet. With several stages a request is in one
+    outstanding step at most, as its token must come back; `overlap_chunks` lets the chunks of a
+    prompt, whose tokens are known, follow one another.
+    Names (`policy`, `order`, `budget`, `admission`) come with an options mapping each.
     """
 
-    num_blocks: int
-    block_size: int = 16
-    num_host_blocks: int = 0
-    watermark: float = 0.01
-    prefix_cache: bool = True
-    allocation: str = "prompt"  # "prompt": whole prompt at admission; "chunk": as it is computed
-    swap: str = "auto"  # "never", "always", or "auto": whatever the cost model predicts cheaper
+    num_blocks: int = field(
+        metadata={"setting": Setting("Device KV blocks.", hidden=True, at_least=1)}
+    )
+    block_size: int = setting(
+        16, "Tokens per block; flash_attn needs 256.", section="kv", at_least=1
+    )
+    num_host_blocks: int = setting(0, "Host KV blocks, for swapping.", hidden=True, at_least=0)
+    watermark: float = setting(
+        0.01, "Share of KV kept free at admission.", live=True, at_least=0, below=1
+    )
+    prefix_cache: bool = setting(
+        True, "Keep blocks of finished requests for prompts that begin alike.", section="kv"
+    )
+    allocation: str = setting(
+        "prompt",
+        "Blocks of a prompt: all at admission, or chunk by chunk.",
+        choices=("prompt", "chunk"),
+    )
+    swap: str = setting(
+        "auto",
+        "Preempt by swapping to host memory (`kv.swap_gib`) or by recomputing; auto takes what "
+        "the cost model predicts to be cheaper.",
+        choices=("never", "always", "auto"),
+    )
 
-    max_requests: int = 128
-    request_slots: int | None = None  # what the stages were built for; None: `max_requests`
-    max_model_len: int = 4096
-    max_step_tokens: int = 8192
+    max_requests: int = setting(128, "Most requests running at once.", live=True, at_least=1)
+    request_slots: int | None = setting(
+        None, "What the stages were built for; null: `max_requests`.", hidden=True, at_least=1
+    )
+    max_model_len: int = setting(
+        4096, "Longest prompt plus output, in tokens.", hidden=True, at_least=2
+    )
+    max_step_tokens: int = setting(
+        8192, "Tokens per iteration that the stages' buffers hold.", at_least=1
+    )
 
-    num_stages: int = 1
-    pipeline_depth: int | None = None
-    lookahead: bool = True
-    micro_batches: str = "greedy"  # "greedy", or "uniform": work spread over the pipeline
-    overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
+    num_stages: int = setting(1, "Pipeline stages.", hidden=True, at_least=1)
+    pipeline_depth: int | None = setting(
+        None,
+        "Steps outstanding at once; null: 2 with one stage, else one per stage.",
+        hidden=True,
+        at_least=1,
+    )
+    lookahead: bool = setting(True, "Plan step N+1 while step N runs (one stage).")
+    micro_batches: str = setting(
+        "greedy",
+        "With several stages: each step as full as its budget, or work spread over the pipeline.",
+        live=True,
+        choices=("greedy", "uniform"),
+    )
+    overlap_chunks: bool = setting(
+        False, "Chunks of one prompt may follow each other through the stages.", hidden=True
+    )
 
-    policy: str = "sarathi"
-    policy_options: Mapping[str, Any] = field(default_factory=dict)
-    order: str = "auto"
-    order_options: Mapping[str, Any] = field(default_factory=dict)
-    budget: str = "fixed"
-    budget_options: Mapping[str, Any] = field(default_factory=dict)
-    admission: str = "all"
-    admission_options: Mapping[str, Any] = field(default_factory=dict)
-    cost_model: Mapping[str, Any] | None = None
+    policy: str = setting(
+        "sarathi", "What a step is made of: sarathi, vllm, orca, faster_transformer, ...", live=True
+    )
+    policy_options: Mapping[str, Any] = setting({}, "Options of that policy.", live=True)
+    order: str = setting(
+        "auto",
+        "Order of the queue: fcfs, priority, shortest, deadline, fair, mlfq; auto is the policy's "
+        "own.",
+        live=True,
+    )
+    order_options: Mapping[str, Any] = setting({}, "Options of that order.", live=True)
+    budget: str = setting(
+        "fixed",
+        "Tokens per iteration: fixed, throttled (by KV), profiled or adaptive (both by a cost "
+        "model and `slo.tbt_ms`).",
+        live=True,
+    )
+    budget_options: Mapping[str, Any] = setting({}, "Options of that budget.", live=True)
+    admission: str = setting(
+        "all", "Requests that may enter: all, predicted_peak or predictive.", live=True
+    )
+    admission_options: Mapping[str, Any] = setting({}, "Options of that admission.", live=True)
+    cost_model: Mapping[str, Any] | None = setting(
+        None, "File of a fitted cost model, as `legato profile` writes it.", file=True
+    )
 
-    token_budget: int = 512
-    tile: int = 1
-    max_chunk: int | None = None
-    tbt_s: float | None = None
-    ttft_s: float | None = None
+    token_budget: int = setting(
+        512, "Tokens per iteration of a fixed budget, decodes included.", live=True, at_least=1
+    )
+    tile: int = setting(
+        1, "Steps with prefill are rounded to multiples of this.", live=True, at_least=1
+    )
+    max_chunk: int | None = setting(
+        None,
+        "Most tokens of one prompt in a step while others wait for prefill.",
+        live=True,
+        at_least=1,
+    )
+    tbt_s: float | None = setting(
+        None,
+        "Objective: P99 time between tokens.",
+        section="slo",
+        milliseconds=True,
+        live=True,
+        above=0,
+    )
+    ttft_s: float | None = setting(
+        None,
+        "Objective: time to first token.",
+        section="slo",
+        milliseconds=True,
+        live=True,
+        above=0,
+    )
 
-    max_queued_requests: int | None = None
-    max_queued_tokens: int | None = None
-    max_running_per_tenant: int | None = None
-    max_queued_per_tenant: int | None = None
-    queue_timeout_s: float | None = None
+    max_queued_requests: int | None = setting(
+        None, "Waiting requests beyond which new ones are refused.", live=True, at_least=1
+    )
+    max_queued_tokens: int | None = setting(
+        None, "Likewise, their prompt tokens.", live=True, at_least=1
+    )
+    max_running_per_tenant: int | None = setting(
+        None, "Most running requests of one tenant.", live=True, at_least=1
+    )
+    max_queued_per_tenant: int | None = setting(
+        None,
+        "Waiting requests of one tenant beyond which new ones are refused.",
+        live=True,
+        at_least=1,
+    )
+    queue_timeout_s: float | None = setting(
+        None, "A request that waits longer is refused.", live=True, above=0
+    )
 
     @property
     def most_requests(self) -> int:
@@ -109,16 +195,12 @@ class SchedulerConfig:
         """
         updates: dict[str, Any] = {}
         for key, value in changes.items():
-            name = key.removeprefix("scheduling.").removeprefix("slo.")
-            milliseconds = name in ("tbt_ms", "ttft_ms")
-            if milliseconds:
-                name = name.removesuffix("ms") + "s"
-            if name not in LIVE_KEYS:
-                raise ConfigError(key, "unknown, or fixed while the engine runs")
-            kind = get_type_hints(SchedulerConfig)[name]
-            if not _fits(value, kind):
-                raise ConfigError(key, f"must be {_in_words(kind)}, not {value!r}")
-            updates[name] = value / 1000.0 if milliseconds and value is not None else value
+            name = LIVE_KEYS.get(key.removeprefix("scheduling.").removeprefix("slo."))
+            if name is None:
+                raise ConfigError(key, _why_not_live(key.rpartition(".")[2]))
+            if not fits(value, KINDS[name]):
+                raise ConfigError(key, f"must be {in_words(KINDS[name])}, not {value!r}")
+            updates[name] = in_seconds(name, value)
         for name in ("policy", "order", "budget", "admission"):
             if name in updates:  # options belong to the part they were written for
                 updates.setdefault(f"{name}_options", {})
@@ -133,79 +215,37 @@ class SchedulerConfig:
         return any(getattr(self, name) != getattr(other, name) for name in names)
 
     def check(self) -> None:
-        """Raise ConfigError naming the first impossible value (names are looked up in `parts`)."""
-        for key in ("num_blocks", "block_size", "max_requests", "token_budget", "tile"):
-            value = getattr(self, key)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(key, f"must be a positive integer, not {value!r}")
+        """Raise ConfigError naming the first impossible value; names are left to the registries."""
+        for name, declared in SETTINGS.items():
+            value = getattr(self, name)
+            if not fits(value, KINDS[name]):
+                problem: str | None = f"must be {in_words(KINDS[name])}, not {value!r}"
+            else:
+                problem = declared.problem(value)
+            if problem is not None:
+                raise ConfigError(declared.key(name), problem)
         if self.max_requests > self.most_requests:
             message = f"the stages were built for {self.most_requests}, not {self.max_requests}"
             raise ConfigError("max_requests", message)
-        if self.max_model_len < 2:
-            raise ConfigError("max_model_len", "must hold a prompt token and an output token")
         if self.max_step_tokens < self.max_requests:
             raise ConfigError("max_step_tokens", "must hold one decode of every request")
-        if self.num_stages < 1 or self.depth < 1:
-            raise ConfigError("pipeline_depth", "must be at least 1")
-        if not 0 <= self.watermark < 1:
-            raise ConfigError("watermark", f"must lie in [0, 1), not {self.watermark}")
-        for key, value, known in (
-            ("allocation", self.allocation, ("prompt", "chunk")),
-            ("swap", self.swap, ("never", "always", "auto")),
-            ("micro_batches", self.micro_batches, ("greedy", "uniform")),
-        ):
-            if value not in known:
-                raise ConfigError(key, f"unknown {value!r}; known: {', '.join(sorted(known))}")
-        for key in ("max_chunk", "max_queued_requests", "max_queued_tokens"):
-            limit = getattr(self, key)
-            if limit is not None and limit < 1:
-                raise ConfigError(key, f"must be positive or null, not {limit!r}")
-        for key in ("tbt_s", "ttft_s"):
-            objective_s = getattr(self, key)
-            if objective_s is not None and not objective_s > 0:
-                name = key.removesuffix("s") + "ms"
-                raise ConfigError(name, f"must be positive or null, not {1000 * objective_s:g}")
 
 
-def _kinds(declared: Any) -> tuple[Any, ...]:
-    return get_args(declared) if isinstance(declared, UnionType) else (declared,)
+def in_seconds(name: str, value: Any) -> Any:
+    """What the field `name` holds for a value of the YAML."""
+    return value / 1000 if SETTINGS[name].milliseconds and value is not None else value
 
 
-def _fits(value: Any, declared: Any) -> bool:
-    """Whether a value from outside has the type a field is declared with."""
-    kinds = [
-        int | float if kind is float else get_origin(kind) or kind for kind in _kinds(declared)
-    ]
-    return not isinstance(value, bool) and isinstance(value, tuple(kinds))
+def _why_not_live(key: str) -> str:
+    if key in {s.key(name) for name, s in SETTINGS.items()}:
+        return "fixed while the engine runs"
+    close = difflib.get_close_matches(key, LIVE_KEYS, n=1)
+    return "unknown setting" + (f"; did you mean {close[0]!r}?" if close else "")
 
 
-def _in_words(declared: Any) -> str:
-    words = {int: "an integer", float: "a number", str: "a name", NoneType: "null"}
-    return " or ".join(words.get(kind, "a mapping") for kind in _kinds(declared))
-
-
-LIVE_KEYS = frozenset(
-    {
-        "policy",
-        "policy_options",
-        "order",
-        "order_options",
-        "budget",
-        "budget_options",
-        "admission",
-        "admission_options",
-        "token_budget",
-        "tile",
-        "max_chunk",
-        "max_requests",
-        "micro_batches",
-        "watermark",
-        "tbt_s",
-        "ttft_s",
-        "max_queued_requests",
-        "max_queued_tokens",
-        "max_running_per_tenant",
-        "max_queued_per_tenant",
-        "queue_timeout_s",
-    }
-)
+# Field -> its declared type, and its setting. Key in the YAML -> field, of those that change live.
+KINDS: Mapping[str, Any] = get_type_hints(SchedulerConfig)
+SETTINGS: Mapping[str, Setting] = {
+    f.name: f.metadata["setting"] for f in dataclasses.fields(SchedulerConfig)
+}
+LIVE_KEYS: Mapping[str, str] = {s.key(name): name for name, s in SETTINGS.items() if s.live}

@@ -1,0 +1,79 @@
+"""How a setting is declared: a dataclass field whose metadata say what it is to its user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a field of `SchedulerConfig` is to its user.
+
+    section: where it stands in the YAML; `hidden` ones do not, as they follow from others.
+    milliseconds: the YAML has it in ms, under a name that says so; the field holds seconds.
+    file: the YAML names a file, the field holds what is in it.
+    live: it may change while the engine runs.
+    at_least, above, below, choices: what values it may have, null aside.
+    """
+
+    description: str
+    section: str = "scheduling"
+    hidden: bool = False
+    live: bool = False
+    milliseconds: bool = False
+    file: bool = False
+    at_least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def key(self, name: str) -> str:
+        """Its name in the YAML, where the field is called `name`."""
+        return name.removesuffix("_s") + "_ms" if self.milliseconds else name
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong with a value of the right type, None if nothing is."""
+        if value is None:
+            return None
+        if self.choices and value not in self.choices:
+            return f"unknown {value!r}; known: {', '.join(sorted(self.choices))}"
+        shown = f"{1000 * value:g}" if self.milliseconds else repr(value)
+        if self.at_least is not None and not value >= self.at_least:
+            return f"must be at least {self.at_least}, not {shown}"
+        if self.above is not None and not value > self.above:
+            return f"must be above {self.above}, not {shown}"
+        if self.below is not None and not value < self.below:
+            return f"must be below {self.below}, not {shown}"
+        return None
+
+
+def setting(default: Any, description: str, **options: Any) -> Any:
+    """A field of `SchedulerConfig`; `options` are those of `Setting`."""
+    metadata = {"setting": Setting(description, **options)}
+    if isinstance(default, Mapping):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _kinds(declared: Any) -> tuple[Any, ...]:
+    return get_args(declared) if isinstance(declared, UnionType) else (declared,)
+
+
+def fits(value: Any, declared: Any) -> bool:
+    """Whether a value from outside has the type a field is declared with."""
+    if isinstance(value, bool):
+        return declared is bool
+    kinds = [
+        int | float if kind is float else get_origin(kind) or kind for kind in _kinds(declared)
+    ]
+    return isinstance(value, tuple(kinds))
+
+
+def in_words(declared: Any) -> str:
+    """The type a field is declared with, as a message says it."""
+    words = {int: "an integer", float: "a number", str: "a name", bool: "true or false"}
+    words[NoneType] = "null"
+    return " or ".join(words.get(kind, "a mapping") for kind in _kinds(declared))

@@ -1,0 +1,22 @@
+"""Where the files that come with Legato lie: the same below a checkout and below an installation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# `configs` stands beside the package `app`, in a checkout as in site-packages.
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+
+
+def locate(path: str | Path) -> Path:
+    """The file or folder that a user or a config names.
+
+    As given, relative to the working folder and with `~` for the home folder, if it exists there;
+    else a path that begins with `configs/` is looked up below the installation. A path that is in
+    neither place comes back as given, for the caller to refuse by its name.
+    """
+    given = Path(path).expanduser()
+    if given.exists() or given.is_absolute() or given.parts[:1] != (CONFIGS.name,):
+        return given
+    shipped = CONFIGS.parent / given
+    return shipped if shipped.exists() else given

@@ -1,0 +1,61 @@
+"""What Ray and Ray Serve read from the environment when they are imported, and why it is set.
+
+A token's path has no Python proxy: HAProxy stands before several replicas, and a lone one answers
+HTTP itself. The rest makes a cluster of one machine small, quiet and private.
+"""
+
+from __future__ import annotations
+
+import os
+
+ENVIRONMENT = {
+    # Replicas answer HTTP themselves, on their own event loop, behind HAProxy.
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.api.http.ingress.middlewares",
+    # A replica that answers HTTP itself waits this long for a load balancer to look away.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    # A machine that is busy computing may take its time to start a proxy.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    # Logs go to Ray's files alone, each line once, and no usage is reported.
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's own processes talk, and listen, on the loopback address alone.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Ray runs its workers 15 nice levels down: a token would wait for any other process.
+    "RAY_worker_niceness": "0",
+    # A replica that reserves no GPU keeps the devices it sees.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray's daemons poll for clusters of thousands of nodes; on one machine that is idle heat.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",
+    "EVENT_AGENT_REPORT_INTERVAL_SECONDS": "10",
+    "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
+    "RAY_raylet_check_gc_period_milliseconds": "2000",
+    "RAY_object_manager_timer_freq_ms": "1000",
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_gcs_pull_resource_loads_period_milliseconds": "5000",
+    "RAY_kill_idle_workers_interval_ms": "5000",
+    "RAY_memory_monitor_refresh_ms": "2000",
+    "RAY_metrics_report_interval_ms": "60000",
+    # Telemetry of Ray's own that no part of Legato reads.
+    "RAY_event_stats": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_enable_metrics_collection": "0",
+    # Worker processes start when an actor needs one and end when it is gone.
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_num_workers_soft_limit": "1",
+}
+
+
+def set_environment(haproxy: bool = True) -> None:
+    """Set what the user's environment leaves open; before `ray` is imported, or it has no effect.
+
+    haproxy: False where no proxy is to run, which also overrides the user's environment.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if not haproxy:
+        os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"

@@ -1,0 +1,163 @@
+"""The schema of a deployment's `args` in YAML, section by section.
+
+What the scheduler declares (`actors.scheduling.config`) is taken from there, so that a setting has
+one type, one default and one description.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
+
+from actors.scheduling.config import KINDS, SETTINGS, SchedulerConfig
+from app.api.options import ApiOptions
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSettings(_Section):
+    path: str = Field(description="Hugging Face folder: config.json, *.safetensors, tokenizer.")
+    name: str | None = Field(None, description="Name clients use; the folder's name if absent.")
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto", description="dummy: random weights from config.json alone, for measurements."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Of weights and activations; auto is what config.json says."
+    )
+    quantization: Literal["none", "int8", "int4", "fp8"] = Field(
+        "none", description="Weights quantised at load. GPTQ and AWQ folders need nothing here."
+    )
+    max_model_len: int | None = Field(
+        None, gt=0, description="Longest prompt plus output, in tokens; the model's own if absent."
+    )
+    seed: int = Field(0, ge=0, description="Dummy weights are drawn from it.")
+
+
+class ParallelSettings(_Section):
+    pipeline_stages: int = Field(1, ge=1, description="Parts the layers are split into.")
+    tensor_ranks: int = Field(1, ge=1, description="Ranks of each stage (tensor parallelism).")
+    transport: Literal["graph", "call"] = Field(
+        "graph", description="Ray compiled graph, or plain actor calls."
+    )
+    activations: Literal["auto", "memory", "accelerator"] = Field(
+        "auto",
+        description="Between stages: shared memory, or GPU to GPU through the graph; auto takes "
+        "the latter where every rank has a GPU of its own.",
+    )
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Where the ranks compute.")
+    backend: Literal["auto", "cpu", "torch", "triton", "flash_attn"] = Field(
+        "auto", description="Kernels; auto takes the fastest that the device has."
+    )
+    threads_per_rank: int = Field(0, ge=0, description="0: cores shared by the ranks.")
+    cpus_per_rank: float = Field(0.5, ge=0, description="Ray resources reserved per rank.")
+    gpus_per_rank: float | None = Field(None, ge=0, description="1 on cuda if absent.")
+    cuda_graphs: bool = Field(True, description="Capture the usual sizes of step (cuda).")
+    graph_tokens: int = Field(2048, ge=0, description="Largest captured step with prefill.")
+    symmetric_memory: bool = Field(
+        False, description="Small all-reduces of a stage's GPUs by torch's symmetric memory."
+    )
+
+
+_AnySection = TypeVar("_AnySection", bound=_Section)
+
+
+def _declared(section: str) -> Callable[[type[_AnySection]], type[_AnySection]]:
+    """Adds to a class what `SchedulerConfig` declares for this section."""
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(SchedulerConfig):
+        setting = SETTINGS[field.name]
+        if setting.hidden or setting.section != section:
+            continue
+        kind = Literal[setting.choices] if setting.choices else KINDS[field.name]
+        default: dict[str, Any] = {"default": field.default}
+        if field.default_factory is not dataclasses.MISSING:
+            default = {"default_factory": field.default_factory}
+        info = Field(
+            **default,
+            description=setting.description,
+            ge=setting.at_least,
+            gt=setting.above,
+            lt=setting.below,
+            json_schema_extra={"live": setting.live},
+        )
+        fields[setting.key(field.name)] = (str | None if setting.file else kind, info)
+    return lambda own: create_model(own.__name__, __base__=own, __doc__=own.__doc__, **fields)
+
+
+@_declared("scheduling")
+class SchedulingSettings(_Section):
+    """How each iteration is made up."""
+
+
+@_declared("slo")
+class SloSettings(_Section):
+    """What a request may expect that says nothing of its own."""
+
+
+@_declared("kv")
+class KVSettings(_Section):
+    memory_gib: float | None = Field(None, gt=0, description="Per rank; measured if absent.")
+    memory_fraction: float = Field(
+        0.25, gt=0, le=0.98, description="Of the memory available once the weights are loaded."
+    )
+    swap_gib: float = Field(0.0, ge=0, description="Host memory for swapped-out requests.")
+    dtype: Literal["auto", "int8", "fp8"] = Field(
+        "auto", description="Keys and values as they are stored; auto is the model's dtype."
+    )
+
+
+class EngineSettings(_Section):
+    step_deadline_s: float = Field(
+        20.0, gt=0, description="A step that takes longer is taken for dead: stages are rebuilt."
+    )
+    load_timeout_s: float = Field(1800.0, gt=0, description="For loading the weights.")
+    max_rebuilds: int = Field(
+        3, ge=0, description="In a row, without a step between them; then the replica fails."
+    )
+
+
+class TelemetrySettings(_Section):
+    directory: str | None = Field(None, description="Parquet logs go here; none if absent.")
+    events: bool = Field(False, description="Also record every scheduling event, for replay.")
+    spans_to: str | None = Field(
+        None,
+        description="OTLP/HTTP endpoint for OpenTelemetry spans, such as "
+        "http://127.0.0.1:4318/v1/traces; none if absent.",
+    )
+
+
+class Settings(_Section):
+    """The whole of a deployment's `args`."""
+
+    model: ModelSettings
+    parallel: ParallelSettings = ParallelSettings()
+    scheduling: SchedulingSettings = SchedulingSettings()
+    slo: SloSettings = SloSettings()
+    kv: KVSettings = KVSettings()
+    engine: EngineSettings = EngineSettings()
+    api: ApiOptions = Field(ApiOptions(), description="Guard rails: app/api/README.md.")
+    telemetry: TelemetrySettings = TelemetrySettings()
+    listen: str | None = Field(
+        None,
+        pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\[\]]+):\d{1,5}$",
+        description="host:port where the replica itself answers HTTP, without any proxy: for one "
+        "replica, beside `proxy_location: Disabled`.",
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _port_exists(cls, value: str | None) -> str | None:
+        if value is not None and not 1 <= int(value.rpartition(":")[2]) <= 65535:
+            raise ValueError("the port must lie between 1 and 65535")
+        return value
+
+    @property
+    def listen_address(self) -> tuple[str, int]:
+        """Host and port of `listen`."""
+        host, _, port = (self.listen or "").rpartition(":")
+        return host.strip("[]"), int(port)
