@@ -94,7 +94,7 @@ def batch_composition(
     axes.bar(where, decode, width, align="edge", color=COLOURS[0], label="decode")
     axes.bar(where, prefill, width, bottom=decode, align="edge", color=COLOURS[1], label="prefill")
     axes.set_xlim(low, high)
-    axes.legend(frameon=False, ncols=2)
+    axes.legend(frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
