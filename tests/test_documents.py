@@ -79,7 +79,7 @@ def complaint(arguments: list[str]) -> str | None:
     command = typer.main.get_command(app)
     context = typer.Context(command)
     for word in arguments:
-        if not isinstance(command, TyperGroup) or word.startswith("-"):
+        if not isinstance(command, TyperGroup) or word[0] in "-<":  # an option, or any command
             break
         found = command.get_command(context, word)
         if found is None:
