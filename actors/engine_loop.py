@@ -2,7 +2,7 @@
 
 It feeds events (submissions and aborts from the replica's socket, answers from the pipeline,
 deaths and missed deadlines) to `Core.handle`, and carries out the instructions: plans go to the
-pipeline, news go to the replica, one message per iteration. Planning the next step overlaps
+pipeline, outputs go to the replica, one message per iteration. Planning the next step overlaps
 executing this one because the core keeps up to `depth` steps outstanding.
 
 A step finds the caches full of the model's weights, so what counts here is not how much is
@@ -20,12 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgpack
-
 from actors.engine_config import EngineConfig
 from actors.event_recorder import EventFile
-from actors.gc_utils import keep_collector_quiet
-from actors.iteration_records import IterationRecords
+from actors.gc_utils import freeze_gc_heap
 from actors.scheduling.build import build_core
 from actors.scheduling.core import Core
 from actors.scheduling.event_log import Recorder
@@ -48,8 +45,19 @@ from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Grammar, Request
 from actors.stage.spec import StageInfo
 from actors.stage_set import StageSet, StagesFailed
-from actors.step_deadline import StepDeadline
-from actors.transport.messages import Question, StepError, pack_outputs, unpack_requests
+from actors.steps_in_flight import IterationRecords, StepDeadline
+from actors.transport.messages import (
+    AbortRequests,
+    Answer,
+    Ask,
+    IterationOutputs,
+    RefuseRequests,
+    StepError,
+    SubmitRequests,
+    output_rows,
+    pack_kind,
+    unpack_kind,
+)
 from actors.transport.wire import FrameProtocol, connect
 
 logger = logging.getLogger("legato.scheduler")
@@ -100,7 +108,7 @@ class EngineLoop:
             self._events = EventFile(Path(self._config.event_log))
             self._call = Recorder(self._core, self._events.write).handle
         self._replica = await connect(socket_path, self._received, self._replica_gone)
-        keep_collector_quiet()
+        freeze_gc_heap()
         logger.info("ready: %s backend, %d KV blocks", info.backend, num_blocks)
         return replace(info, max_model_len=scheduler.max_model_len), num_blocks
 
@@ -152,27 +160,26 @@ class EngineLoop:
     # ---- from the replica ----------------------------------------------------------------------
 
     def _received(self, frame: bytes) -> None:
-        kind, rows = msgpack.unpackb(frame)
-        if kind == "abort":
-            for request_id in rows:
-                self._handle(Abort(request_id))
-        elif kind == "ask":
-            self._answer(*rows)
-        else:
-            for request in unpack_requests(rows):
+        message: SubmitRequests | AbortRequests | Ask = unpack_kind(frame)
+        if isinstance(message, SubmitRequests):
+            for request in message.requests:
                 if request.sampling.grammar is None:
                     self._handle(Submit(request))
                 else:
                     self._spawn(self._submit_with_grammar(request, request.sampling.grammar))
+        elif isinstance(message, AbortRequests):
+            for request_id in message.request_ids:
+                self._handle(Abort(request_id))
+        else:
+            self._send(self._answer_to(message))
 
-    def _answer(self, ticket: int, question: Question, arguments: list[Any]) -> None:
+    def _answer_to(self, ask: Ask) -> Answer:
         """A question that cannot be answered must not cost the replica its engine."""
         try:
-            value, failure = getattr(self, question)(*arguments), None
-        except Exception as error:  # whatever a setting of the wrong type may raise
-            logger.exception("no answer to %s%r", question, tuple(arguments))
-            value, failure = None, f"{type(error).__name__}: {error}"
-        self._send("answer", ticket, value, failure)
+            return Answer(ask.ticket, getattr(self, ask.question)(*ask.arguments))
+        except Exception as error:  # anything that a setting of the wrong type may raise
+            logger.exception("no answer to %s%r", ask.question, ask.arguments)
+            return Answer(ask.ticket, None, f"{type(error).__name__}: {error}")
 
     async def _submit_with_grammar(self, request: Request, grammar: Grammar) -> None:
         """The last stage compiles the grammar off its step loop before the request may start."""
@@ -183,7 +190,7 @@ class EngineLoop:
         if problem is None:
             self._handle(Submit(request))
         else:
-            self._send("refuse", [(request.request_id, problem, "response_format", None)])
+            self._send(RefuseRequests((Refuse(request.request_id, problem, "response_format"),)))
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -193,7 +200,8 @@ class EngineLoop:
     # ---- from the pipeline -----------------------------------------------------------------------
 
     def _answered(self, answer: StepResult | StepError) -> None:
-        if self._rebuilding:
+        core = self._core
+        if self._rebuilding or core is None:
             return
         now_s = time.monotonic()
         step = self._outstanding.answered(now_s)
@@ -203,10 +211,13 @@ class EngineLoop:
             self._handle(StepFailed(step.plan.step_id, answer.message.splitlines()[0]))
             return
         begin_s = answer.stage_times_s[0][0] if answer.stage_times_s else step.submitted_s
-        self._outstanding.observe(step, now_s - begin_s)
-        if self._records is not None:
-            self._records.note(step, now_s, answer, self._recoveries)
+        planned = core.in_flight[0]
+        self._outstanding.observe(planned.num_tokens, now_s - begin_s)
         self._handle(StepDone(answer))
+        if self._records is not None:
+            self._records.note(step, planned, now_s, answer, self._recoveries)
+            if not core.in_flight:  # no answer will come to take them along
+                self._send(IterationOutputs((), tuple(self._records.take_due(now_s))))
 
     def _overdue(self, limit_s: float) -> None:
         self._lost(f"no answer within {limit_s:.1f} s")
@@ -243,35 +254,26 @@ class EngineLoop:
 
     def _handle(self, event: Event) -> None:
         now_s = time.monotonic()
-        news: list[Any] = []
+        rows: list[tuple[Any, ...]] = []
         for instruction in self._call(event, now_s):
             if isinstance(instruction, Execute):
                 self._execute(instruction, now_s)
             elif isinstance(instruction, Emit):
-                news += pack_outputs(instruction.outputs)
+                rows += output_rows(instruction.outputs)
             elif isinstance(instruction, Refuse):
-                self._send(
-                    "refuse",
-                    [
-                        (
-                            instruction.request_id,
-                            instruction.message,
-                            instruction.param,
-                            instruction.retry_after_s,
-                        )
-                    ],
-                )
+                self._send(RefuseRequests((instruction,)))
             elif isinstance(instruction, WakeAt):
                 self._wake_at(instruction.time_s - now_s)
         records = [] if self._records is None else self._records.take_due(now_s)
-        if news or records:
-            self._send("news", news, records)
+        if rows or records:
+            self._send(IterationOutputs(tuple(rows), tuple(records)))
 
     def _execute(self, instruction: Execute, now_s: float) -> None:
         if self._rebuilding:
             return  # PipelineLost follows the rebuild and plans this work again
         self._outstanding.submitted(instruction.plan, now_s, instruction.predicted_s)
-        self.stages.submit(instruction.plan)
+        if self.stages.pipeline is not None:
+            self.stages.pipeline.submit(instruction.plan)
 
     def _wake_at(self, delay_s: float) -> None:
         if self._wake is not None:
@@ -279,6 +281,6 @@ class EngineLoop:
         loop = asyncio.get_running_loop()
         self._wake = loop.call_later(max(0.0, delay_s), self._handle, Tick())
 
-    def _send(self, *message: Any) -> None:
+    def _send(self, message: Any) -> None:
         if self._replica is not None:
-            self._replica.send(msgpack.packb(message))
+            self._replica.send(pack_kind(message))

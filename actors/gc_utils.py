@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 
 
-def keep_collector_quiet() -> None:
-    """Call once everything that lives as long as the process is there.
+def freeze_gc_heap() -> None:
+    """Call once all objects that live as long as the process exist.
 
-    A full collection walks all of torch's and Ray's objects, 0.14 s were measured, in the middle of
-    somebody's stream; frozen objects are not walked.
+    A full collection walks all of torch's and Ray's objects (0.14 s were measured) in the middle of
+    a stream; frozen objects are not walked.
     """
     gc.collect()
     gc.freeze()

@@ -11,7 +11,7 @@ import ray
 
 from actors.engine_config import GIB, EngineConfig
 from actors.placement import create_stages, current_group
-from actors.scheduling.plan import StepPlan, StepResult
+from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.spec import StageInfo
 from actors.transport.graph_pipeline import GraphPipeline
@@ -40,7 +40,7 @@ class StageSet:
         self._on_answer = on_answer
         self._on_lost = on_lost
         self._actors: list[list[Any]] = []
-        self._pipeline: Pipeline | None = None
+        self.pipeline: Pipeline | None = None  # takes plans while the stages live
         self._sizes = (0, 0)
         self.pids: list[list[int]] = []
 
@@ -118,17 +118,13 @@ class StageSet:
         except ray.exceptions.RayError as error:
             self._kill_actors()
             raise StagesFailed(f"a stage died while connecting: {error}") from error
-        self._pipeline = pipeline
+        self.pipeline = pipeline
 
     def _make_pipeline(self) -> Pipeline:
         config, depth = self._config, self._config.scheduler.depth
         if config.transport == "graph":
             return GraphPipeline(self._actors, depth, config.accelerator)
         return CallPipeline(self._actors, depth)
-
-    def submit(self, plan: StepPlan) -> None:
-        if self._pipeline is not None:
-            self._pipeline.submit(plan)
 
     async def compile_grammar(self, grammar: Grammar) -> str | None:
         try:
@@ -137,7 +133,7 @@ class StageSet:
             raise StagesFailed(str(error)) from error
 
     def close(self) -> None:
-        pipeline, self._pipeline = self._pipeline, None
+        pipeline, self.pipeline = self.pipeline, None
         if pipeline is not None:
             pipeline.close()
         else:

@@ -24,11 +24,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from actors.engine_config import EngineConfig
-from actors.gc_utils import keep_collector_quiet
+from actors.gc_utils import freeze_gc_heap
 from actors.scheduling.request import Objective
-from actors.transport.messages import iteration_dict
 from app.api.application import build_api
-from app.api.http.server import Door
+from app.api.http.server import HttpServer
 from app.console.routes import console_routes
 from app.engine.client import EngineUnavailable, GenerationRequest, ModelCard
 from app.engine.link import EngineFailed
@@ -69,8 +68,8 @@ class LLMServer:
         self.telemetry = self._observe(config, name)
         self.text.grammars.warm()
         self.api = self._build_api()
-        self.door = await self._open_door()
-        keep_collector_quiet()
+        self.http = await self._open_http()
+        freeze_gc_heap()
 
     def _observe(self, config: EngineConfig, name: str) -> Telemetry:
         log = None
@@ -79,7 +78,7 @@ class LLMServer:
             log = RecordLog(folder, dataclasses.asdict(config))
         spans_to = self.settings.telemetry.spans_to
         spans = None if spans_to is None else Spans(name, otlp_exporter(spans_to))
-        telemetry = Telemetry(name, config.scheduler.tbt_s, iteration_dict, log, spans)
+        telemetry = Telemetry(name, config.scheduler.tbt_s, log, spans)
         telemetry.num_blocks = self.engine.num_blocks
         self.engine.iterations.observers.append(telemetry.on_iterations)
         return telemetry
@@ -90,15 +89,15 @@ class LLMServer:
             self.engine, self.text, self.settings.api, events=self.telemetry, extra_routes=routes
         )
 
-    async def _open_door(self) -> Door | None:
+    async def _open_http(self) -> HttpServer | None:
         if self.settings.listen is None:
             return None
-        door = Door(self.api, *self.settings.listen_address)
+        http = HttpServer(self.api, *self.settings.listen_address)
         try:
-            await door.open()
+            await http.open()
         except OSError as error:
             raise EngineFailed(f"listen: {self.settings.listen}: {error.strerror}") from error
-        return door
+        return http
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self.api
@@ -122,10 +121,10 @@ class LLMServer:
         return {"open_requests": float(self.engine.num_open)}
 
     async def __del__(self) -> None:
-        door = getattr(self, "door", None)
-        if door is not None:  # Serve waits for the requests it knows; these it does not
+        http = getattr(self, "http", None)
+        if http is not None:  # Serve waits for the requests it knows; these it does not
             self.engine.iterations.close()
-            await door.close()
+            await http.close()
         engine = getattr(self, "engine", None)
         if engine is not None:
             await engine.close()

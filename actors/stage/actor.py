@@ -1,24 +1,22 @@
-"""One rank of one pipeline stage as a Ray actor: mailbox in, tensor work, doorbell out.
+"""One rank of one pipeline stage as a Ray actor: plans or activations in, tensor work, results out.
 
 The compiled graph runs two methods per step here. `gate` sleeps in a socket read until this step
-may start (the first stage gets the plan there, later stages a bare ring from their predecessor);
-`forward` then reads the activations, which by then are in the channel, computes, and rings
-the successor. A lone stage has nobody to hand activations to: it serves step after step within one
-execution of the graph, and its answers ride on the ring. Ordinary actor calls (load, allocate,
-watch) run beside the graph's loop.
+may start (the first stage receives the plan there, later stages a bare ticket from the stage
+before); `forward` then reads the activations, which by then are in the channel, computes, and
+wakes the next stage. A stage that is alone hands no activations on: it serves step after step
+within one execution of the graph and sends its answers by the socket. Ordinary actor calls (load,
+allocate, watch) run beside the graph's loop.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import struct
 import threading
 import time
 import traceback
 from dataclasses import replace
 
-import msgpack
 import ray
 import torch
 
@@ -27,23 +25,8 @@ from actors.scheduling.request import Grammar
 from actors.stage.group import free_address
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageInfo, StageSpec
-from actors.transport.messages import pack_result, unpack_plan
+from actors.transport.messages import TICKET, StageAnswer, StageMessage, pack, unpack
 from actors.transport.wire import ConnectionLost, Mailbox, Sender
-
-# A message between stages: (ticket, packed plan, activations, stage times so far, error).
-Message = tuple[int, bytes, torch.Tensor | None, tuple[tuple[float, float], ...], str | None]
-# What the last stage answers: (ticket, packed result, error).
-Answer = tuple[int, bytes, str | None]
-TICKET = struct.Struct("<Q")
-
-
-def pack_answer(answer: Message | Answer) -> bytes:
-    return msgpack.packb(answer)
-
-
-def unpack_answer(frame: bytes) -> Answer:
-    ticket, packed, error = msgpack.unpackb(frame)
-    return ticket, packed, error
 
 
 class StageActor:
@@ -51,12 +34,12 @@ class StageActor:
 
     def __init__(self, spec: StageSpec) -> None:
         self._spec = spec
+        self._is_last = spec.is_last
         self._runner: StageRunner | None = None
         self._mailbox: Mailbox | None = None
         self._next: Sender | None = None
-        self._stop = threading.Event()
         self._loading = 0.0
-        self._next_call = 0  # the ticket that the next plain call must carry
+        self._next_call = 0  # the ticket that the next call of `step` must carry
 
     # ---- life ------------------------------------------------------------------------------
 
@@ -94,29 +77,17 @@ class StageActor:
         self._next = Sender(address, secret)
 
     def compile_grammar(self, grammar: Grammar) -> str | None:
-        """None when the grammar is fine, else what is wrong with it."""
+        """None for a grammar that compiles, else what is wrong with it."""
         try:
             self._running().compile_grammar(grammar)
         except ValueError as error:
             return str(error)
         return None
 
-    def reset(self) -> None:
-        self._running().reset()
-
     @ray.method(concurrency_group="watch")
     def watch(self) -> None:
-        """Returns only at shutdown: the caller learns of this process's death at once."""
-        self._stop.wait()
-
-    def shutdown(self) -> None:
-        self._stop.set()
-        for end in (self._mailbox, self._next):
-            if end is not None:
-                with contextlib.suppress(OSError):
-                    end.close()
-        if self._runner is not None:
-            self._runner.close()
+        """Never returns: the call fails, and so tells its caller, when this process dies."""
+        threading.Event().wait()
 
     def _running(self) -> StageRunner:
         if self._runner is None:
@@ -129,43 +100,47 @@ class StageActor:
         """Sleep until step `ticket` may start; the first stage receives its plan here.
 
         Returns (ticket, packed plan): empty for later stages, whose plan comes with the
-        activations, and after the predecessor has gone (then the scheduler rebuilds or has left).
+        activations, and once the stage before is gone (the scheduler then rebuilds, or has ended).
         """
         assert self._mailbox is not None
         try:
             frame = self._mailbox.receive()
         except ConnectionLost:
             return ticket, b""
-        (rung,) = TICKET.unpack_from(frame)
-        if rung != ticket:
-            raise RuntimeError(f"stage {self._spec.stage} at ticket {ticket} was rung for {rung}")
+        (woken_for,) = TICKET.unpack_from(frame)
+        if woken_for != ticket:
+            raise RuntimeError(
+                f"stage {self._spec.stage} at ticket {ticket} was woken for {woken_for}"
+            )
         return ticket, frame[TICKET.size :]
 
-    def forward_first(self, gated: tuple[int, bytes]) -> Message | Answer:
+    def forward_first(self, gated: tuple[int, bytes]) -> StageMessage | StageAnswer:
         if self._spec.is_alone:
             return self._serve_alone(gated)
         ticket, packed = gated
         return self._step((ticket, packed, None, (), None))
 
-    def _serve_alone(self, gated: tuple[int, bytes]) -> Answer:
-        """Answer plan after plan by the ring, until the scheduler closes the mailbox."""
+    def _serve_alone(self, gated: tuple[int, bytes]) -> StageAnswer:
+        """Answer plan after plan by the socket, until the scheduler closes the mailbox."""
         assert self._next is not None
         ticket, packed = gated
         while packed:
             answer = self._compute((ticket, packed, None, (), None))
             with contextlib.suppress(ConnectionLost):
-                self._next.send(pack_answer(answer))
+                self._next.send(pack(answer))
             ticket, packed = self.gate(ticket + 1)
         return ticket, b"", None
 
-    def forward(self, gated: tuple[int, bytes], message: Message) -> Message | Answer:
+    def forward(
+        self, gated: tuple[int, bytes], message: StageMessage
+    ) -> StageMessage | StageAnswer:
         if gated[0] != message[0]:
             raise RuntimeError(f"ticket {gated[0]} was handed activations of {message[0]}")
         return self._step(message)
 
     @ray.method(concurrency_group="compute")
-    def step(self, message: Message) -> Message | Answer:
-        """The same by plain actor calls, without mailboxes."""
+    def step(self, message: StageMessage) -> StageMessage | StageAnswer:
+        """The same by ordinary actor calls, without mailboxes."""
         expected, self._next_call = self._next_call, self._next_call + 1
         if message[0] != expected:
             raise RuntimeError(
@@ -179,30 +154,30 @@ class StageActor:
             return None
         frame = self._mailbox.peek()
         packed = b"" if frame is None else frame[TICKET.size :]
-        return unpack_plan(packed) if packed else None
+        return unpack(StepPlan, packed) if packed else None
 
-    def _step(self, message: Message) -> Message | Answer:
-        """Compute one micro-batch and ring whoever waits for it."""
+    def _step(self, message: StageMessage) -> StageMessage | StageAnswer:
+        """Compute one micro-batch and wake the next stage, or the scheduler after the last."""
         answer = self._compute(message)
         if self._next is not None:
             with contextlib.suppress(ConnectionLost):
                 self._next.send(TICKET.pack(message[0]))
         return answer
 
-    def _compute(self, message: Message) -> Message | Answer:
+    def _compute(self, message: StageMessage) -> StageMessage | StageAnswer:
         """Exceptions travel as data, so that the chain never breaks."""
         ticket, packed, hidden, times, error = message
         begin_s = time.monotonic()
         output: torch.Tensor | StepResult | None = None
         if error is None and packed:
             try:
-                output = self._running().execute(unpack_plan(packed), hidden, self._following)
+                output = self._running().execute(unpack(StepPlan, packed), hidden, self._following)
             # The boundary of fault isolation: whatever one step raises must reach the scheduler
-            # as an answer to that step, or everyone behind it would wait for ever.
+            # as an answer to that step, or every step behind it would wait for ever.
             except Exception as failure:
                 error = f"{type(failure).__name__}: {failure}\n{traceback.format_exc(limit=-4)}"
         times = (*times, (begin_s, time.monotonic()))
-        if not self._spec.is_last:
+        if not self._is_last:
             return (
                 ticket,
                 packed,
@@ -211,8 +186,6 @@ class StageActor:
                 error,
             )
         result = (
-            pack_result(replace(output, stage_times_s=times))
-            if isinstance(output, StepResult)
-            else b""
+            pack(replace(output, stage_times_s=times)) if isinstance(output, StepResult) else b""
         )
         return ticket, result, error

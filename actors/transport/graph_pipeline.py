@@ -1,14 +1,14 @@
 """Stages chained by a Ray compiled graph: the only file that knows of those.
 
-Tickets. Whoever waits in a compiled graph's channel spins, so nobody may wait there for long.
+Tickets. A process that waits in a compiled graph's channel spins, so none may wait there for long.
 Executions ("tickets") are therefore submitted ahead of need: a stage that ends a step finds the
 next ticket in its channel at once and sleeps in its `gate` method, in a socket read, until the
-plan (first stage) or its predecessor's ring (later stages) arrives. The last stage rings the
+plan (first stage) or its predecessor's wake-up (later stages) arrives. The last stage wakes the
 scheduler before it writes its answer, so the scheduler enters the channel only when the answer
 is about to be there. Idle cost: none.
 
 A pipeline of one process passes nothing on, so one ticket is enough for its life: plans come by the
-socket as always, and answers ride on the ring.
+socket as always, and the wake-up itself carries the answer.
 """
 
 from __future__ import annotations
@@ -27,10 +27,16 @@ import ray
 from ray.dag import InputNode, MultiOutputNode
 
 from actors.scheduling.plan import StepPlan, StepResult
-from actors.stage.actor import TICKET, Answer, unpack_answer
 from actors.transport.communicator import StageCommunicator
-from actors.transport.messages import StepError, pack_plan
-from actors.transport.pipeline import StageHandles, Watched, decode
+from actors.transport.messages import (
+    TICKET,
+    StageAnswer,
+    StepError,
+    pack_plan,
+    read_answer,
+    read_frame,
+)
+from actors.transport.pipeline import StageHandles, Watched
 from actors.transport.wire import FrameProtocol, connect, listen, new_secret, private_directory
 
 _READ_TIMEOUT_S = 5.0
@@ -50,7 +56,7 @@ class GraphPipeline(Watched):
         self._alone = sum(len(ranks) for ranks in stages) == 1
         self._on_answer: Callable[[StepResult | StepError], None] | None = None
         self._first: list[FrameProtocol] = []
-        self._bell: asyncio.AbstractServer | None = None
+        self._wake_server: asyncio.AbstractServer | None = None
         self._graph: Any = None
         self._tickets: deque[Any] = deque()  # references of executions submitted, oldest first
         self._next_execution = 0
@@ -90,9 +96,9 @@ class GraphPipeline(Watched):
             return None if directory is None else str(directory / name)
 
         secret = b"" if directory is not None else new_secret()
-        self._bell, bell = await listen(
-            path("bell") or f"{ray.util.get_node_ip_address()}:0",
-            lambda: FrameProtocol(self._rung, self._bell_lost, secret),
+        self._wake_server, wake = await listen(
+            path("wake") or f"{ray.util.get_node_ip_address()}:0",
+            lambda: FrameProtocol(self._woken, self._wake_lost, secret),
         )
         grid = [(s, r, a) for s, ranks in enumerate(self._stages) for r, a in enumerate(ranks)]
         opened = await asyncio.gather(
@@ -102,7 +108,7 @@ class GraphPipeline(Watched):
         last = len(self._stages) - 1
         await asyncio.gather(
             *[a.connect_next.remote(mailbox[s + 1, r], secret) for s, r, a in grid if s < last],
-            self._stages[last][0].connect_next.remote(bell, secret),
+            self._stages[last][0].connect_next.remote(wake, secret),
         )
         for rank in range(len(self._stages[0])):
             first = await connect(mailbox[0, rank], lambda _: None, lambda: None, secret)
@@ -143,25 +149,25 @@ class GraphPipeline(Watched):
         ticket = self._next_ticket
         self._next_ticket += 1
         self._unanswered.append((ticket, plan.step_id))
-        frame = TICKET.pack(ticket) + pack_plan(plan)
+        frame = pack_plan(ticket, plan)
         for rank in self._first:
             rank.send(frame)
 
-    def _rung(self, frame: bytes) -> None:
+    def _woken(self, frame: bytes) -> None:
         """The last stage has ended a step: its answer is here, or in the channel, or nearly so."""
         if self._on_answer is None or not self._unanswered:
             return
         ticket, step_id = self._unanswered.popleft()
-        answer = unpack_answer(frame) if self._alone else self._read_channel(frame)
+        answer = read_frame(frame) if self._alone else self._read_channel(frame)
         if answer is None:
             return
         answered, packed, failure = answer
         if answered != ticket:
             self.lose(f"ticket {ticket} was answered with {answered}")
             return
-        self._on_answer(decode(step_id, packed, failure))
+        self._on_answer(read_answer(step_id, packed, failure))
 
-    def _read_channel(self, frame: bytes) -> Answer | None:
+    def _read_channel(self, frame: bytes) -> StageAnswer | None:
         """What all ranks of the last stage say, as one answer; None if the graph is lost."""
         try:
             answers = [ref.get(timeout=_READ_TIMEOUT_S) for ref in self._tickets.popleft()]
@@ -171,20 +177,20 @@ class GraphPipeline(Watched):
         self._add_ticket()
         answered, packed, _ = answers[0]
         if TICKET.unpack(frame)[0] != answered:
-            self.lose(f"rung for ticket {TICKET.unpack(frame)[0]}, answered with {answered}")
+            self.lose(f"woken for ticket {TICKET.unpack(frame)[0]}, answered with {answered}")
             return None
         return answered, packed, next((a[2] for a in answers if a[2] is not None), None)
 
-    def _bell_lost(self) -> None:
-        self.lose("the last stage closed its bell")
+    def _wake_lost(self) -> None:
+        self.lose("the last stage closed its socket")
 
     def close(self) -> None:
         self._on_answer = None
         self.kill()
         for rank in self._first:
             rank.close()
-        if self._bell is not None:
-            self._bell.close()
+        if self._wake_server is not None:
+            self._wake_server.close()
         graph, self._graph = self._graph, None
         if graph is not None:
             threading.Thread(target=_tear_down, args=(graph, self._tickets), daemon=True).start()

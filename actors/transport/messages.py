@@ -1,116 +1,126 @@
-"""What travels between the processes of one replica, as msgpack (never pickle).
+"""What travels between the processes of one engine, as msgpack (never pickle).
 
-Replica -> scheduler: submissions, aborts, questions. Scheduler -> stages: step plans. Last stage ->
-scheduler: step results (through the compiled graph). Scheduler -> replica: one news message per
-iteration. Only plain frozen data, no tensors.
+A message is a frozen dataclass or a NamedTuple of plain values and of others like it, no tensors.
+It travels as its fields in order: `pack` and `unpack` serve every kind, directed by the declared
+types. On the socket between replica and scheduler the message's kind goes before it (`pack_kind`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+import struct
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache, partial
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
-from actors.scheduling.events import Output
-from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult, TokenLogprobs
-from actors.scheduling.request import FinishReason, Grammar, Objective, Request, SamplingParams
+from actors.scheduling.events import Output, Refuse
+from actors.scheduling.plan import StepPlan, StepResult
+from actors.scheduling.request import Request
+
+_Kind = TypeVar("_Kind")
+
+# ---- replica -> scheduler ------------------------------------------------------------------
 
 Question = Literal["status", "stage_pids", "reconfigure"]
 
-# ---- pieces ------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class SubmitRequests:
+    requests: tuple[Request, ...]
 
 
-def _pack_sampling(p: SamplingParams) -> list[Any]:
-    values = [getattr(p, name) for name in _SAMPLING_FIELDS]
-    values[_GRAMMAR_AT] = None if p.grammar is None else (p.grammar.kind, p.grammar.text)
-    return values
+@dataclass(frozen=True, slots=True)
+class AbortRequests:
+    request_ids: tuple[int, ...]
 
 
-def _unpack_sampling(values: list[Any]) -> SamplingParams:
-    values = list(values)
-    grammar = values[_GRAMMAR_AT]
-    values[_GRAMMAR_AT] = None if grammar is None else Grammar(*grammar)
-    values[_STOP_AT] = tuple(values[_STOP_AT])
-    values[_BIAS_AT] = tuple((token, bias) for token, bias in values[_BIAS_AT])
-    return SamplingParams(*values)
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Call a method of `EngineLoop`; comes back as `Answer` with the same ticket."""
+
+    ticket: int
+    question: Question
+    arguments: tuple[Any, ...] = ()
 
 
-_SAMPLING_FIELDS = [f.name for f in fields(SamplingParams)]
-_GRAMMAR_AT = _SAMPLING_FIELDS.index("grammar")
-_STOP_AT = _SAMPLING_FIELDS.index("stop_token_ids")
-_BIAS_AT = _SAMPLING_FIELDS.index("logit_bias")
+# ---- scheduler -> replica ------------------------------------------------------------------
 
 
-def _pack_logprobs(entry: TokenLogprobs | None) -> tuple[Any, ...] | None:
-    return None if entry is None else (entry.token, entry.logprob, entry.rank, entry.top)
+@dataclass(frozen=True, slots=True)
+class IterationOutputs:
+    """One message per iteration carries the tokens of all of a replica's streams.
+
+    rows: `Output` as tuples; those of plain tokens are cut to PLAIN_FIELDS.
+    records: rows of `IterationRecord`, some iterations at a time.
+    """
+
+    rows: tuple[Any, ...]
+    records: tuple[Any, ...] = ()
 
 
-def _unpack_logprobs(values: list[Any] | None) -> TokenLogprobs | None:
-    if values is None:
-        return None
-    token, logprob, rank, top = values
-    return TokenLogprobs(token, logprob, rank, tuple((t, p) for t, p in top))
+@dataclass(frozen=True, slots=True)
+class RefuseRequests:
+    refusals: tuple[Refuse, ...]
 
 
-def _known_logprobs(values: list[Any]) -> TokenLogprobs:
-    entry = _unpack_logprobs(values)
-    if entry is None:
-        raise ValueError("log-probabilities missing for a sampled token")
-    return entry
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """failure: what was raised in place of an answer."""
+
+    ticket: int
+    value: Any
+    failure: str | None = None
 
 
-# ---- scheduler -> stages --------------------------------------------------------------------
+class IterationRecord(NamedTuple):
+    """One iteration, for the timeline, the metrics and the logs. stages_s: (start, end) of each."""
+
+    step: int
+    submitted_s: float
+    done_s: float
+    predicted_s: float | None
+    num_decode_tokens: int
+    num_prefill_tokens: int
+    num_requests: int
+    stages_s: tuple[tuple[float, float], ...]
+    num_decoding: int
+    num_prefilling: int
+    num_waiting: int
+    num_free_blocks: int
+    num_preemptions: int
+    num_recoveries: int
+    token_budget: int
 
 
-def pack_plan(plan: StepPlan) -> bytes:
-    return msgpack.packb(
-        (
-            plan.step_id,
-            plan.slices,
-            plan.released,
-            plan.swap_out,
-            plan.swap_in,
-            plan.copies,
-            tuple(map(_pack_start, plan.started)),
-            plan.new_blocks,
-            plan.fed,
-        )
-    )
+PLAIN_FIELDS = 3  # request_id, index, tokens: the row of a token that comes with nothing else
+_PLAIN = Output(0, 0, ())[PLAIN_FIELDS:]
 
 
-def _pack_start(start: RequestStart) -> tuple[Any, ...]:
-    return (
-        start.request_id,
-        start.tokens,
-        start.num_prompt_tokens,
-        start.block_ids,
-        _pack_sampling(start.sampling),
-        start.pooling,
-    )
+def output_rows(outputs: tuple[Output, ...]) -> list[tuple[Any, ...]]:
+    """Rows for `IterationOutputs`."""
+    return [o[:PLAIN_FIELDS] if o[PLAIN_FIELDS:] == _PLAIN else o for o in outputs]
 
 
-def unpack_plan(data: bytes) -> StepPlan:
-    step_id, slices, released, swap_out, swap_in, copies, started, new_blocks, fed = (
-        msgpack.unpackb(data, use_list=False)
-    )
-    return StepPlan(
-        step_id,
-        tuple([Slice(*s) for s in slices]),
-        released,
-        swap_out,
-        swap_in,
-        copies,
-        tuple(
-            RequestStart(request_id, tokens, num_prompt, block_ids, _unpack_sampling(p), pooling)
-            for request_id, tokens, num_prompt, block_ids, p, pooling in started
-        ),
-        new_blocks,
-        fed,
-    )
+def output_of(row: tuple[Any, ...]) -> Output:
+    """The `Output` of such a row."""
+    if len(row) == PLAIN_FIELDS:
+        return Output(*row)
+    output: Output = _reader(Output)(row)
+    return output
 
 
-# ---- last stage -> scheduler ----------------------------------------------------------------
+# ---- scheduler <-> stages ------------------------------------------------------------------
+
+TICKET = struct.Struct("<Q")  # before a plan, and alone to wake the next stage
+# A message between stages: (ticket, packed plan, activations, stage times so far, error).
+StageMessage = tuple[int, bytes, Any, tuple[tuple[float, float], ...], str | None]
+# What the last stage answers: (ticket, packed result, error).
+StageAnswer = tuple[int, bytes, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,175 +131,120 @@ class StepError:
     message: str
 
 
-def pack_result(result: StepResult) -> bytes:
-    return msgpack.packb(
-        (
-            result.step_id,
-            result.tokens,
-            [(r, _pack_logprobs(entry)) for r, entry in result.logprobs],
-            [
-                (r, first, [_pack_logprobs(entry) for entry in entries])
-                for r, first, entries in result.prompt_logprobs
-            ],
-            result.pooled,
-            result.stage_times_s,
-        )
-    )
+def read_answer(step_id: int, packed: bytes, error: str | None) -> StepResult | StepError:
+    """The answer to step `step_id` out of a `StageAnswer`."""
+    if error is not None:
+        return StepError(step_id, error)
+    result = unpack(StepResult, packed)
+    if result.step_id != step_id:
+        return StepError(step_id, f"step {step_id} was answered with step {result.step_id}")
+    return result
 
 
-def unpack_result(data: bytes) -> StepResult:
-    step_id, tokens, logprobs, prompt_logprobs, pooled, times = msgpack.unpackb(
-        data, use_list=False
-    )
-    return StepResult(
-        step_id,
-        tokens,
-        tuple(map(_token_logprobs, logprobs)),
-        tuple(map(_prompt_logprobs, prompt_logprobs)),
-        pooled,
-        times,
-    )
+def read_frame(frame: bytes) -> StageAnswer:
+    """The answer that a lone stage sends by socket."""
+    ticket, packed, error = msgpack.unpackb(frame)
+    return ticket, packed, error
 
 
-def _token_logprobs(row: tuple[int, Any]) -> tuple[int, TokenLogprobs]:
-    return row[0], _known_logprobs(row[1])
+def pack_plan(ticket: int, plan: StepPlan) -> bytes:
+    return TICKET.pack(ticket) + pack(plan)
 
 
-def _prompt_logprobs(row: tuple[int, int, Any]) -> tuple[int, int, tuple[TokenLogprobs, ...]]:
-    request_id, first, entries = row
-    return request_id, first, tuple(map(_known_logprobs, entries))
+# ---- one way to pack -----------------------------------------------------------------------
 
-
-# ---- replica -> scheduler -------------------------------------------------------------------
-
-
-def pack_submit(requests: list[Request]) -> bytes:
-    return msgpack.packb(
-        (
-            "submit",
-            [
-                (
-                    r.request_id,
-                    r.prompt,
-                    _pack_sampling(r.sampling),
-                    r.arrival_s,
-                    r.output,
-                    r.tenant,
-                    r.priority,
-                    (r.objective.tbt_s, r.objective.ttft_s),
-                    r.group,
-                    r.pooling,
-                    r.cache_salt,
-                )
-                for r in requests
-            ],
-        )
-    )
-
-
-def unpack_requests(rows: list[Any]) -> list[Request]:
-    return [
-        Request(
-            request_id,
-            tuple(prompt),
-            _unpack_sampling(sampling),
-            arrival_s,
-            tuple(output),
-            tenant,
-            priority,
-            Objective(*objective),
-            group,
-            pooling,
-            salt,
-        )
-        for (
-            request_id, prompt, sampling, arrival_s, output, tenant,
-            priority, objective, group, pooling, salt,
-        ) in rows
-    ]  # fmt: skip
-
-
-def pack_abort(request_ids: list[int]) -> bytes:
-    return msgpack.packb(("abort", request_ids))
-
-
-def pack_ask(ticket: int, question: Question, arguments: tuple[Any, ...] = ()) -> bytes:
-    """Call a method of `EngineLoop`; comes back as ("answer", ticket, value, failure or None)."""
-    return msgpack.packb(("ask", (ticket, question, arguments)))
-
-
-# ---- scheduler -> replica -------------------------------------------------------------------
-
-
-PLAIN_FIELDS = 3  # request, index, tokens: the row of a token that comes with nothing else
-_PLAIN = Output(0, 0, ())[PLAIN_FIELDS:]
-
-
-def pack_outputs(outputs: tuple[Output, ...]) -> list[Any]:
-    """Rows of an iteration's news; the common case (a plain token) is PLAIN_FIELDS long."""
-    rows: list[Any] = []
-    for o in outputs:
-        if o[PLAIN_FIELDS:] == _PLAIN:
-            rows.append((o.request_id, o.index, o.tokens))
-        else:
-            rows.append(
-                (
-                    o.request_id,
-                    o.index,
-                    o.tokens,
-                    None if o.finish_reason is None else o.finish_reason.value,
-                    o.num_cached_tokens,
-                    [_pack_logprobs(entry) for entry in o.logprobs],
-                    [_pack_logprobs(entry) for entry in o.prompt_logprobs],
-                    o.pooled,
-                    o.error,
-                    o.queued_s,
-                )
-            )
-    return rows
-
-
-def unpack_output(row: Any) -> Output:
-    if len(row) == PLAIN_FIELDS:
-        return Output(row[0], row[1], tuple(row[2]))
-    (
-        request_id, index, tokens, reason, cached,
-        logprobs, prompt_logprobs, pooled, error, queued_s,
-    ) = row  # fmt: skip
-    return Output(
-        request_id,
-        index,
-        tuple(tokens),
-        None if reason is None else FinishReason(reason),
-        cached,
-        tuple(_known_logprobs(entry) for entry in logprobs),
-        tuple(_unpack_logprobs(entry) for entry in prompt_logprobs),
-        tuple(pooled),
-        error,
-        queued_s,
-    )
-
-
-# Iteration records ride on news messages: these fields, in this order.
-ITERATION_FIELDS = (
-    "step",
-    "submitted_s",
-    "done_s",
-    "predicted_s",
-    "num_decode_tokens",
-    "num_prefill_tokens",
-    "num_requests",
-    "stages_s",
-    "num_decoding",
-    "num_prefilling",
-    "num_waiting",
-    "num_free_blocks",
-    "num_preemptions",
-    "num_recoveries",
-    "token_budget",
+_KINDS: tuple[type, ...] = (
+    SubmitRequests,
+    AbortRequests,
+    Ask,
+    IterationOutputs,
+    RefuseRequests,
+    Answer,
 )
+_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 
-def iteration_dict(record: list[Any]) -> dict[str, Any]:
-    """An iteration record with its fields named."""
-    return dict(zip(ITERATION_FIELDS, record, strict=True))
+def pack(message: Any) -> bytes:
+    """A message as its fields in order; tuples (and so NamedTuples) are packed as they are."""
+    return msgpack.packb(message, default=_fields_of)
+
+
+def unpack(kind: type[_Kind], data: bytes) -> _Kind:
+    """The message of declared type `kind` that `pack` made `data` from."""
+    read: Callable[[Any], _Kind] = _reader(kind)  # type: ignore[arg-type]  # types are hashable
+    return read(msgpack.unpackb(data, use_list=False))
+
+
+def pack_kind(message: Any) -> bytes:
+    return pack((_NUMBERS[type(message)], message))
+
+
+def unpack_kind(frame: bytes) -> Any:
+    number, row = msgpack.unpackb(frame, use_list=False)
+    return _reader(_KINDS[number])(row)
+
+
+@cache
+def _getter(kind: type) -> Callable[[Any], tuple[Any, ...]]:
+    names = [field.name for field in fields(kind)]
+    if len(names) == 1:
+        return lambda message: (getattr(message, names[0]),)
+    return attrgetter(*names)
+
+
+def _fields_of(message: Any) -> tuple[Any, ...]:
+    return _getter(type(message))(message)  # type: ignore[arg-type]  # types are hashable
+
+
+@cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """What makes a value of declared type `kind` of what msgpack read.
+
+    `_as_read` where that is the value already.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (types.UnionType, Union):
+        (inner,) = (_reader(a) for a in arguments if a is not types.NoneType)
+        return inner if inner is _as_read else _optional(inner)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        inner = _reader(arguments[0])
+        return inner if inner is _as_read else lambda row: tuple([inner(item) for item in row])
+    if origin is tuple:
+        return _row_reader(tuple(map(_reader, arguments)), tuple)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind
+    if isinstance(kind, type) and (issubclass(kind, tuple) or is_dataclass(kind)):
+        hints = get_type_hints(kind)
+        if not is_dataclass(kind):
+            names = kind._fields  # type: ignore[attr-defined]
+            return _row_reader(
+                tuple(_reader(hints[n]) for n in names), partial(tuple.__new__, kind)
+            )
+        readers = tuple(_reader(hints[field.name]) for field in fields(kind))
+        return _row_reader(readers, lambda row: kind(*row))
+    return _as_read
+
+
+def _as_read(value: Any) -> Any:
+    return value
+
+
+def _optional(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else inner(value)
+
+
+def _row_reader(
+    readers: tuple[Callable[[Any], Any], ...], make: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
+    """Reads the columns that need it and hands the row to `make`."""
+    columns = [(number, read) for number, read in enumerate(readers) if read is not _as_read]
+    if not columns:
+        return _as_read if make is tuple else make
+
+    def read_row(row: tuple[Any, ...]) -> Any:
+        values = list(row)
+        for number, read in columns:
+            values[number] = read(values[number])
+        return make(values)
+
+    return read_row

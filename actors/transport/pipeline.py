@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import ray
 
 from actors.scheduling.plan import StepPlan, StepResult
-from actors.transport.messages import StepError, pack_plan, unpack_result
+from actors.transport.messages import StepError, pack, read_answer
 
 StageHandles = Sequence[Sequence[Any]]  # [stage][rank] -> actor handle of StageActor
 
@@ -35,15 +35,6 @@ class Pipeline(Protocol):
     def close(self) -> None:
         """Stop answering and kill the stages."""
         ...
-
-
-def decode(step_id: int, packed: bytes, error: str | None) -> StepResult | StepError:
-    if error is not None:
-        return StepError(step_id, error)
-    result = unpack_result(packed)
-    if result.step_id != step_id:
-        return StepError(step_id, f"step {step_id} was answered with step {result.step_id}")
-    return result
 
 
 class Watched:
@@ -99,7 +90,7 @@ class CallPipeline(Watched):
         self._reader = asyncio.create_task(self._read(on_answer))
 
     def submit(self, plan: StepPlan) -> None:
-        message = (self._next_ticket, pack_plan(plan), None, (), None)
+        message = (self._next_ticket, pack(plan), None, (), None)
         self._next_ticket += 1
         messages: list[Any] = [message] * len(self._stages[0])
         for ranks in self._stages:
@@ -115,7 +106,7 @@ class CallPipeline(Watched):
                 self.lose(f"a stage call failed: {type(error).__name__}")
                 return
             failure = next((a[2] for a in answers if a[2] is not None), None)
-            on_answer(decode(step_id, answers[0][1], failure))
+            on_answer(read_answer(step_id, answers[0][1], failure))
 
     def close(self) -> None:
         if self._reader is not None:

@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from app.api.context import Context
 from app.api.endpoints.chat import Chat
@@ -24,25 +24,17 @@ from app.api.endpoints.probes import Probes
 from app.api.endpoints.responses import Responses
 from app.api.endpoints.tokens import Tokens
 from app.api.events import ApiEvents
-from app.api.http.call import Call, Endpoint
+from app.api.http.call import Call, Endpoint, SlowReaders
 from app.api.http.errors import ApiError, from_engine
 from app.api.http.guard import Guard
-from app.api.http.ingress import entered
 from app.api.http.keys import KeyRing
-from app.api.http.slow_readers import SlowReaders
+from app.api.http.server import Ingress
 from app.api.options import ApiOptions
 from app.api.schema.openapi import document
 from app.engine.client import EngineClient
 from app.text.processor import TextProcessor
 
 _log = logging.getLogger("legato.api")
-
-
-class Application(Starlette):
-    """Starlette, with the first look at a request before any of its middleware wraps `send`."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__(entered(scope, send), receive, send)
 
 
 def build_api(
@@ -52,7 +44,7 @@ def build_api(
     *,
     events: ApiEvents | None = None,
     extra_routes: Sequence[BaseRoute] = (),
-) -> Starlette:
+) -> ASGIApp:
     """The application served by every replica.
 
     extra_routes: further routes (metrics, console); they stand behind the same guard.
@@ -80,13 +72,14 @@ def build_api(
         route("/openapi.json", _document(engine, options), "GET"),
         *extra_routes,
     ]
-    app = Application(
+    keys = KeyRing(options.api_keys) if options.api_keys else None
+    app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, options=options, keys=KeyRing(options.api_keys))],
+        middleware=[Middleware(Guard, options=options, keys=keys)],
         exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _crash},
     )
     app.router.redirect_slashes = False
-    return app
+    return Ingress(app)
 
 
 def _document(engine: EngineClient, options: ApiOptions) -> Callable[[Call], Awaitable[None]]:

@@ -37,20 +37,18 @@ class RequestOutcome:
     queued_s: float = 0.0
 
 
+Deliveries = list[tuple[float, int]]  # (when, how many tokens)
+
+
 class ApiEvents:
-    """Hooks, all doing nothing here. They run on the event loop for every token: be quick.
+    """Hooks, all doing nothing here. now_s is the event loop's clock."""
 
-    now_s is the event loop's clock.
-    """
+    def on_request_start(self, request: RequestInfo, now_s: float, deliveries: Deliveries) -> None:
+        """The request was understood and tokenised and is about to go to the engine.
 
-    def on_request_start(self, request: RequestInfo, now_s: float) -> None:
-        """The request was understood and tokenised and is about to go to the engine."""
-
-    def on_first_token(self, request: RequestInfo, now_s: float) -> None:
-        """The first token of any of its continuations arrived."""
-
-    def on_tokens(self, request: RequestInfo, num_tokens: int, now_s: float) -> None:
-        """Tokens arrived in one chunk, the first one's included."""
+        deliveries: grows as its tokens arrive; read (and clear) it now and then, as nothing is
+        called for a token.
+        """
 
     def on_finish(self, request: RequestInfo, outcome: RequestOutcome, now_s: float) -> None:
         """The request is over, whichever way; called once for every on_request_start."""

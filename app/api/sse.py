@@ -1,7 +1,5 @@
-"""Server-sent events, written straight to the ASGI channel: one send per token.
-
-An event is bytes put together from a prefix made once per request and the token's text, so the
-cost of a token here is one string escape and one send.
+"""Server-sent events: a plain token is one string escape between two texts made once per request,
+written straight to the connection.
 """
 
 from __future__ import annotations
@@ -10,18 +8,18 @@ import asyncio
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 
 from app.api.context import Context
-from app.api.continuation import Piece
 from app.api.generation import Generation
 from app.api.http.call import Call, ClientGone
 from app.api.http.errors import ApiError, from_engine
-from app.api.http.ingress import BodyWriter
+from app.api.http.server import BodyWriter
 from app.engine.client import EngineError
+from app.text.incremental import TextDelta, TextStream
 
 _log = logging.getLogger("legato.api")
 
@@ -47,15 +45,25 @@ def named_event(name: str, content: Any) -> bytes:
 
 
 class StreamWriter(ABC):
-    """Turns what a generation gives into one endpoint's events."""
+    """Turns what a generation gives into one endpoint's events.
+
+    templates: per continuation, what stands before and behind the JSON string in the event of mere
+    text; None (while) such an event is more than that.
+    """
+
+    def __init__(self, num_continuations: int) -> None:
+        self.templates: list[tuple[str, str] | None] = [None] * num_continuations
 
     @abstractmethod
-    def write(self, piece: Piece) -> bytes:
-        """The events of one piece."""
+    def write(self, delta: TextDelta) -> bytes:
+        """The events of one delta."""
 
     def write_text(self, index: int, text: str) -> bytes:
-        """The events of a piece of continuation `index` that is text and nothing more."""
-        return self.write(Piece(index, text, 0))
+        """The event of mere text, by the template of its continuation."""
+        template = self.templates[index]
+        if template is None:
+            return self.write(TextDelta(index, text, 0))
+        return f"{template[0]}{json_string(text)}{template[1]}".encode()
 
     @abstractmethod
     def closing(self) -> bytes:
@@ -66,40 +74,54 @@ class StreamWriter(ABC):
         return b"data: " + error.body() + b"\n\n"
 
 
-class _Outlet:
-    """Events of mere text, written by whoever has them."""
+class EventSink:
+    """Plain tokens of one generation to its connection. Implements `engine.client.TokenSink`."""
 
-    __slots__ = ("_events_of", "_write", "is_open")
+    __slots__ = ("_body", "_clock", "_deliveries", "_is_open", "_streams", "_templates", "_writer")
 
-    def __init__(self, body: BodyWriter, writer: StreamWriter) -> None:
-        self._events_of = writer.write_text
-        self._write = body.write
-        self.is_open = body.is_open
+    def __init__(self, body: BodyWriter, writer: StreamWriter, generation: Generation) -> None:
+        self._body = body
+        self._is_open = body.is_open
+        self._writer = writer
+        self._templates = writer.templates
+        self._streams: Sequence[TextStream] = generation.streams
+        self._deliveries = generation.deliveries
+        self._clock = asyncio.get_running_loop().time
 
-    def put(self, index: int, text: str) -> None:
-        if events := self._events_of(index, text):
-            self._write(events)
+    def write(self, index: int, tokens: Sequence[int]) -> bool:
+        """Once per token of a stream whose client keeps up: no task wakes for it."""
+        stream, num_tokens = self._streams[index], len(tokens)
+        if not (stream.is_plain and self._is_open()):
+            return False
+        self._deliveries.append((self._clock(), num_tokens))
+        stream.num_tokens += num_tokens
+        text, template = stream.push(tokens), self._templates[index]
+        if template is not None:
+            self._body.write(f"{template[0]}{json_string(text)}{template[1]}".encode())
+        elif events := self._writer.write(TextDelta(index, text, num_tokens)):
+            self._body.write(events)
+        return True
 
 
 async def stream_reply(
     call: Call, context: Context, generation: Generation, writer: StreamWriter
 ) -> None:
-    """Send every piece as it comes.
+    """Send every delta as it comes.
 
-    The head goes out with the first piece, so what is refused before it has an HTTP status. A
+    The head goes out with the first one, so what is refused before it has an HTTP status. A
     failure after it becomes an error event: a stream never just ends.
     """
     reader = context.slow_readers.add()
     clock = asyncio.get_running_loop().time
     send = call.send
     body = call.body_writer
-    outlet = None if body is None else _Outlet(body, writer)
+    sink = None if body is None else EventSink(body, writer, generation)
     try:
         async with call.watch_client() as watch:
             try:
-                async with aclosing(generation.pieces(outlet)) as pieces:
-                    async for piece in pieces:
-                        data = writer.write(piece)
+                async with aclosing(generation.deltas(sink)) as deltas:
+                    async for delta in deltas:
+                        data = writer.write(delta)
                         if not call.started:
                             await call.start(200, HEADERS)
                         if data:

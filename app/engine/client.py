@@ -6,7 +6,7 @@ and over a hand-computable engine in the tests. No Ray, no torch.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -60,7 +60,7 @@ class GenerationRequest:
 
 @dataclass(slots=True)
 class TokenChunk:
-    """Everything new of one continuation since the last chunk.
+    """What is new of one continuation since the last chunk.
 
     index: which continuation (0 <= index < n). first: number of its first token here.
     Several iterations' tokens arrive as one chunk when the reader is slow. queued_s: arrival to
@@ -78,9 +78,12 @@ class TokenChunk:
     queued_s: float = 0.0
 
 
-# Takes plain tokens (no end, no log-probabilities) of continuation `index` on the spot, or returns
-# False: then they come as a chunk.
-Express = Callable[[int, list[int]], bool]
+class TokenSink(Protocol):
+    """Where plain tokens (no end, no log-probabilities) go without waking their reader."""
+
+    def write(self, index: int, tokens: Sequence[int]) -> bool:
+        """Take tokens of continuation `index` now, or return False: they come as a chunk."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +106,12 @@ class EngineClient(Protocol):
     def card(self) -> ModelCard: ...
 
     def generate(
-        self, request: GenerationRequest, express: Express | None = None
+        self, request: GenerationRequest, sink: TokenSink | None = None
     ) -> AsyncGenerator[TokenChunk, None]:
         """Stream chunks until every continuation has a finish_reason.
 
-        Tokens that come while the caller waits for a chunk may be handed to `express` instead.
-        What it raises, the caller gets.
+        Plain tokens that come while the caller waits for a chunk may go to `sink` instead. What
+        it raises, the caller gets.
 
         Closing the generator (or cancelling its task) aborts and frees the KV blocks.
         Raises EngineError subclasses, before the first chunk where possible.

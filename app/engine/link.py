@@ -1,7 +1,7 @@
-"""The replica's end of its scheduler: the actor, and the socket on which everything is said.
+"""The replica's end of its scheduler: the actor, and the socket between them.
 
 The scheduler takes no actor calls while it serves (`actors.scheduler` says why), so questions go
-the way of submissions, and answers come between the news.
+the way of submissions, and answers come between the outputs. Messages are packed and read here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,8 +19,20 @@ import ray
 from actors.engine_config import EngineConfig
 from actors.placement import current_group, scheduler_options
 from actors.scheduler import SchedulerActor
+from actors.scheduling.events import Refuse
+from actors.scheduling.request import Request
 from actors.stage.spec import StageInfo
-from actors.transport.messages import Question, pack_ask
+from actors.transport.messages import (
+    AbortRequests,
+    Answer,
+    Ask,
+    IterationOutputs,
+    Question,
+    RefuseRequests,
+    SubmitRequests,
+    pack_kind,
+    unpack_kind,
+)
 from actors.transport.wire import FrameProtocol, listen, private_directory
 from app.engine.client import EngineUnavailable
 
@@ -44,11 +56,13 @@ class SchedulerLink:
     def __init__(
         self,
         config: EngineConfig,
-        on_frame: Callable[[bytes], None],
+        on_outputs: Callable[[IterationOutputs], None],
+        on_refused: Callable[[Refuse], None],
         on_lost: Callable[[], None],
     ) -> None:
         self._config = config
-        self._on_frame = on_frame
+        self._on_outputs = on_outputs
+        self._on_refused = on_refused
         self._on_lost = on_lost
         self._actor: Any = None
         self._serving: asyncio.Task[None] | None = None  # as long as the scheduler does
@@ -65,7 +79,7 @@ class SchedulerLink:
         connected: asyncio.Future[FrameProtocol] = asyncio.get_running_loop().create_future()
 
         def accept() -> FrameProtocol:
-            protocol = FrameProtocol(self._on_frame, self._lost)
+            protocol = FrameProtocol(self._received, self._lost)
             if not connected.done():
                 connected.set_result(protocol)
             return protocol
@@ -98,17 +112,33 @@ class SchedulerLink:
     def is_open(self) -> bool:
         return self._socket is not None
 
-    def send(self, frame: bytes) -> None:
-        """Dropped when the scheduler is gone: whoever is told of that repairs."""
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._send(SubmitRequests(tuple(requests)))
+
+    def abort(self, request_ids: Sequence[int]) -> None:
+        self._send(AbortRequests(tuple(request_ids)))
+
+    def _send(self, message: SubmitRequests | AbortRequests | Ask) -> None:
+        """Dropped when the scheduler is gone: `on_lost` tells of that."""
         if self._socket is not None:
-            self._socket.send(frame)
+            self._socket.send(pack_kind(message))
+
+    def _received(self, frame: bytes) -> None:
+        message: IterationOutputs | RefuseRequests | Answer = unpack_kind(frame)
+        if isinstance(message, IterationOutputs):
+            self._on_outputs(message)
+        elif isinstance(message, RefuseRequests):
+            for refusal in message.refusals:
+                self._on_refused(refusal)
+        else:
+            self._answered(message)
 
     async def ask(self, question: Question, *arguments: Any) -> Any:
         """The scheduler's answer; raises EngineUnavailable when none comes and QuestionFailed
         when answering raised."""
         ticket = next(self._tickets)
         answer = self._asked[ticket] = asyncio.get_running_loop().create_future()
-        self.send(pack_ask(ticket, question, arguments))
+        self._send(Ask(ticket, question, arguments))
         try:
             if self._socket is None:
                 raise TimeoutError
@@ -118,15 +148,14 @@ class SchedulerLink:
         finally:
             del self._asked[ticket]
 
-    def answered(self, ticket: int, value: Any, failure: str | None) -> None:
-        """To be called with what a frame of kind "answer" says."""
-        answer = self._asked.get(ticket)
+    def _answered(self, message: Answer) -> None:
+        answer = self._asked.get(message.ticket)
         if answer is None or answer.done():
             return
-        if failure is None:
-            answer.set_result(value)
+        if message.failure is None:
+            answer.set_result(message.value)
         else:
-            answer.set_exception(QuestionFailed(failure))
+            answer.set_exception(QuestionFailed(message.failure))
 
     def _lost(self) -> None:
         if self._socket is None:

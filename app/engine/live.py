@@ -1,7 +1,7 @@
 """The engine client of a replica: the scheduler actor behind `EngineClient`.
 
-Submissions go to the scheduler over a Unix socket; one news message per iteration comes back for
-all of the replica's streams. Every token of a stream is numbered, so when the scheduler dies a
+Submissions go to the scheduler over a Unix socket; one message per iteration comes back for all of
+the replica's streams. Every token of a stream is numbered, so when the scheduler dies a
 new one is built and every open request replayed: prompt plus the tokens already delivered.
 """
 
@@ -14,23 +14,20 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-import msgpack
-
 from actors.engine_config import EngineConfig
+from actors.scheduling.events import Refuse
 from actors.stage.spec import StageInfo
-from actors.transport.messages import PLAIN_FIELDS, pack_abort, pack_submit, unpack_output
+from actors.transport.messages import IterationOutputs
 from app.engine.client import (
     EngineUnavailable,
-    Express,
-    GenerationFailed,
     GenerationRequest,
     ModelCard,
     RequestRefused,
     TokenChunk,
+    TokenSink,
 )
-from app.engine.feed import IterationFeed
 from app.engine.link import EngineFailed, SchedulerLink
-from app.engine.streams import Continuation, Stream, core_requests
+from app.engine.streams import IterationFeed, OpenRequest, OpenRequests, Stream, core_requests
 
 logger = logging.getLogger("legato.engine")
 
@@ -44,12 +41,12 @@ class LiveEngine:
         self._config = config
         self._name = name
         self._max_rebuilds = max_rebuilds
-        self._link = SchedulerLink(config, self._received, self._lost)
+        self._link = self._new_link()
         self._info: StageInfo | None = None
         self._num_blocks = 0
         self._created_s = int(time.time())
         self._next_id = itertools.count(1)
-        self._open: dict[int, Continuation] = {}
+        self._open = OpenRequests()
         self._ids: dict[str, list[int]] = {}  # request id -> its continuations' ids
         self._ready = asyncio.Event()
         self._failure: str | None = None
@@ -102,22 +99,20 @@ class LiveEngine:
             if self._rebuilds > self._max_rebuilds:
                 self._fail("the scheduler could not be rebuilt")
                 return
-            self._link = SchedulerLink(self._config, self._received, self._lost)
+            self._link = self._new_link()
             try:
                 await self._build()
                 break
             except EngineFailed as error:
                 logger.error("rebuild failed: %s", error)
         logger.warning("scheduler rebuilt in %.1f s", time.monotonic() - begin_s)
-        again = [c.resumed() for c in self._open.values()]
+        again = [entry.resumed() for entry in self._open.values()]
         if again:
-            self._link.send(pack_submit(again))
+            self._link.submit(again)
 
     def _fail(self, reason: str) -> None:
         self._failure = reason
-        for continuation in list(self._open.values()):
-            continuation.stream.fail(EngineUnavailable(reason))
-        self._open.clear()
+        self._open.fail_all(EngineUnavailable(reason))
 
     # ---- EngineClient ------------------------------------------------------------------------
 
@@ -153,7 +148,7 @@ class LiveEngine:
         return len(self._open)
 
     async def generate(
-        self, request: GenerationRequest, express: Express | None = None
+        self, request: GenerationRequest, sink: TokenSink | None = None
     ) -> AsyncGenerator[TokenChunk, None]:
         if self._failure is not None:
             raise EngineUnavailable(self._failure, retry_after_s=10.0)
@@ -162,7 +157,7 @@ class LiveEngine:
                 await asyncio.wait_for(self._ready.wait(), 30.0)
             except TimeoutError:
                 raise EngineUnavailable("the engine is being rebuilt", retry_after_s=5.0) from None
-        stream = Stream(express)
+        stream = Stream(sink)
         ids = self._ids[request.request_id] = self._submit(request, stream)
         try:
             while stream.num_open > 0:
@@ -174,23 +169,23 @@ class LiveEngine:
 
     def finish_early(self, request_id: str, index: int) -> None:
         ids = self._ids.get(request_id)
-        continuation = self._open.get(ids[index]) if ids is not None else None
-        if ids is not None and continuation is not None:
+        entry = self._open.get(ids[index]) if ids is not None else None
+        if ids is not None and entry is not None:
             self._abandon([ids[index]])
-            continuation.stream.leave()
+            entry.stream.leave()
 
     def _submit(self, request: GenerationRequest, stream: Stream) -> list[int]:
         requests = core_requests(request, self._next_id, time.monotonic())
         for index, core_request in enumerate(requests):
-            self._open[core_request.request_id] = Continuation(core_request, index, stream)
+            self._open[core_request.request_id] = OpenRequest(core_request, index, stream)
         stream.num_open = request.n
-        self._link.send(pack_submit(requests))
+        self._link.submit(requests)
         return [r.request_id for r in requests]
 
     def _abandon(self, ids: list[int]) -> None:
         left = [i for i in ids if self._open.pop(i, None) is not None]
         if left:
-            self._link.send(pack_abort(left))
+            self._link.abort(left)
 
     async def status(self) -> Mapping[str, Any]:
         status: Mapping[str, Any] = await self._link.ask("status")
@@ -198,8 +193,8 @@ class LiveEngine:
 
     async def stage_pids(self) -> list[list[int]]:
         """Process ids of the stage ranks, [stage][rank]."""
-        pids: list[list[int]] = await self._link.ask("stage_pids")
-        return pids
+        pids = await self._link.ask("stage_pids")
+        return [list(ranks) for ranks in pids]
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         problem = await self._link.ask("reconfigure", dict(changes))
@@ -211,37 +206,18 @@ class LiveEngine:
 
     # ---- from the scheduler ----------------------------------------------------------------------
 
-    def _received(self, frame: bytes) -> None:
-        message = msgpack.unpackb(frame)
-        if message[0] == "refuse":
-            for request_id, text, param, retry_after_s in message[1]:
-                continuation = self._open.pop(request_id, None)
-                if continuation is not None:
-                    continuation.stream.fail(
-                        RequestRefused(text, param=param, retry_after_s=retry_after_s)
-                    )
-            return
-        if message[0] == "answer":
-            self._link.answered(*message[1:])
-            return
-        _, rows, records = message
-        open_ = self._open
-        for row in rows:
-            continuation = open_.get(row[0])
-            if continuation is None:
-                continue  # finished or abandoned meanwhile
-            if len(row) == PLAIN_FIELDS:
-                continuation.deliver_plain(row[1], row[2])
-                continue
-            output = unpack_output(row)
-            if output.error is not None:
-                open_.pop(output.request_id)
-                continuation.stream.fail(GenerationFailed(output.error))
-            else:
-                continuation.deliver(output)
-                if output.finish_reason is not None:
-                    del open_[output.request_id]
-        if records:
+    def _new_link(self) -> SchedulerLink:
+        return SchedulerLink(self._config, self._outputs, self._refused, self._lost)
+
+    def _outputs(self, message: IterationOutputs) -> None:
+        self._open.deliver(message.rows)
+        if message.records:
             self._rebuilds = 0
             # After the streams that were just woken: their tokens go out first.
-            asyncio.get_running_loop().call_soon(self.iterations.publish, records)
+            asyncio.get_running_loop().call_soon(self.iterations.publish, message.records)
+
+    def _refused(self, refusal: Refuse) -> None:
+        error = RequestRefused(
+            refusal.message, param=refusal.param, retry_after_s=refusal.retry_after_s
+        )
+        self._open.fail(refusal.request_id, error)

@@ -1,14 +1,17 @@
-"""Between the iteration message and the reader: numbered tokens, delivered once, never lost."""
+"""From the scheduler's outputs to the readers: numbered tokens, delivered once, never lost."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from actors.scheduling.events import Output
 from actors.scheduling.request import Request
-from app.engine.client import Express, GenerationRequest, TokenChunk
+from actors.transport.messages import PLAIN_FIELDS, IterationRecord, output_of
+from app.engine.client import GenerationFailed, GenerationRequest, TokenChunk, TokenSink
 
 
 class Stream:
@@ -18,29 +21,18 @@ class Stream:
     merge into one.
 
     Waking a reader for every token costs more than the token: caches are cold by the time it
-    comes. `express`, where given, is called in place of that, but only while the reader waits, so
-    that nothing is overtaken.
+    comes. `sink`, where given, gets plain tokens in place of that, but only while the reader waits,
+    so that nothing is overtaken.
     """
 
-    __slots__ = ("_error", "_express", "_pending", "_waiter", "num_open")
+    __slots__ = ("_error", "_pending", "num_open", "sink", "waiter")
 
-    def __init__(self, express: Express | None = None) -> None:
+    def __init__(self, sink: TokenSink | None = None) -> None:
         self._pending: dict[int, TokenChunk] = {}
-        self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
-        self._express = express
+        self.waiter: asyncio.Future[None] | None = None  # the reader, where it waits
+        self.sink = sink
         self.num_open = 0  # continuations without a finish reason taken by the reader
-
-    def pass_on(self, index: int, tokens: list[int]) -> bool:
-        """Hand plain tokens to `express`; False when they must be pushed."""
-        waiter = self._waiter
-        if self._express is None or waiter is None or waiter.done():
-            return False
-        try:
-            return self._express(index, tokens)
-        except Exception as error:  # the reader's own, so it shall have it
-            self.fail(error)
-            return True
 
     def push(self, chunk: TokenChunk) -> None:
         queued = self._pending.get(chunk.index)
@@ -66,8 +58,8 @@ class Stream:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
     async def take(self) -> list[TokenChunk]:
         """Everything new: at least one chunk, or none once nothing is open any more.
@@ -79,12 +71,101 @@ class Stream:
                 raise self._error
             if self.num_open <= 0:
                 return []
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
         chunks = list(self._pending.values())
         self._pending = {}
         self.num_open -= sum(1 for c in chunks if c.finish_reason is not None)
         return chunks
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """One open sequence: what was asked, and every token delivered so far (for a replay)."""
+
+    request: Request
+    index: int  # among the continuations of its stream
+    stream: Stream
+    delivered: list[int] = field(default_factory=list)
+    base: int = 0  # tokens that an earlier life had delivered before this stream
+
+    def __post_init__(self) -> None:
+        self.base = len(self.request.output)
+
+    def deliver(self, output: Output) -> None:
+        """Push what is new; a replayed token that was delivered before is dropped."""
+        known = self.base + len(self.delivered)
+        skip = max(0, known - output.index)
+        tokens = list(output.tokens[skip:])
+        if not (tokens or output.finish_reason or output.prompt_logprobs or output.pooled):
+            return
+        self.delivered += tokens
+        self.stream.push(
+            TokenChunk(
+                index=self.index,
+                first=known,
+                tokens=tokens,
+                finish_reason=output.finish_reason,
+                num_cached_tokens=output.num_cached_tokens,
+                logprobs=list(output.logprobs[skip:]),
+                prompt_logprobs=list(output.prompt_logprobs),
+                pooled=output.pooled,
+                queued_s=output.queued_s,
+            )
+        )
+
+    def resumed(self) -> Request:
+        """The request as a rebuilt scheduler must see it: nothing delivered is drawn again."""
+        return replace(self.request, output=(*self.request.output, *self.delivered))
+
+
+class OpenRequests(dict[int, OpenRequest]):
+    """Every open request of a replica, by the id that the scheduler knows."""
+
+    def deliver(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Rows of `IterationOutputs`. This loop runs once per streamed token."""
+        for row in rows:
+            entry = self.get(row[0])
+            if entry is None:
+                continue  # finished or abandoned meanwhile
+            if len(row) != PLAIN_FIELDS:
+                self._deliver_output(entry, output_of(row))
+                continue
+            _, index, tokens = row
+            stream, delivered = entry.stream, entry.delivered
+            sink, waiter = stream.sink, stream.waiter
+            if (
+                sink is not None
+                and waiter is not None
+                and not waiter.done()
+                and index == entry.base + len(delivered)
+            ):
+                try:
+                    if sink.write(entry.index, tokens):
+                        delivered += tokens
+                        continue
+                except Exception as error:  # raised by the reader's own code: the reader gets it
+                    stream.fail(error)
+                    continue
+            entry.deliver(output_of(row))
+
+    def _deliver_output(self, entry: OpenRequest, output: Output) -> None:
+        if output.error is not None:
+            del self[output.request_id]
+            entry.stream.fail(GenerationFailed(output.error))
+            return
+        entry.deliver(output)
+        if output.finish_reason is not None:
+            del self[output.request_id]
+
+    def fail(self, request_id: int, error: Exception) -> None:
+        entry = self.pop(request_id, None)
+        if entry is not None:
+            entry.stream.fail(error)
+
+    def fail_all(self, error: Exception) -> None:
+        for request_id in list(self):
+            self.fail(request_id, error)
 
 
 def core_requests(request: GenerationRequest, ids: Iterator[int], now_s: float) -> list[Request]:
@@ -110,48 +191,44 @@ def core_requests(request: GenerationRequest, ids: Iterator[int], now_s: float) 
     ]
 
 
-@dataclass(slots=True)
-class Continuation:
-    """One open sequence: what was asked, and every token delivered so far (for a replay)."""
+_MAX_QUEUED: Final = 1000  # batches per subscriber
 
-    request: Request
-    index: int
-    stream: Stream
-    delivered: list[int] = field(default_factory=list)
-    base: int = 0  # tokens that an earlier life had delivered before this stream
 
-    def __post_init__(self) -> None:
-        self.base = len(self.request.output)
+class IterationFeed:
+    """Iteration records to telemetry (`observers`, at once) and to consoles, as they read."""
 
-    def deliver_plain(self, index: int, tokens: list[int]) -> None:
-        """`deliver` for tokens that come with nothing else, as nearly all do."""
-        if index == self.base + len(self.delivered) and self.stream.pass_on(self.index, tokens):
-            self.delivered += tokens
-        else:
-            self.deliver(Output(self.request.request_id, index, tuple(tokens)))
+    def __init__(self) -> None:
+        self.observers: list[Callable[[Sequence[IterationRecord]], None]] = []
+        self._subscribers: set[asyncio.Queue[Sequence[IterationRecord] | None]] = set()
+        self._closed = False
 
-    def deliver(self, output: Output) -> None:
-        """Pass on what is new; a replayed token that was delivered before is dropped."""
-        known = self.base + len(self.delivered)
-        skip = max(0, known - output.index)
-        tokens = list(output.tokens[skip:])
-        if not (tokens or output.finish_reason or output.prompt_logprobs or output.pooled):
-            return
-        self.delivered += tokens
-        self.stream.push(
-            TokenChunk(
-                index=self.index,
-                first=known,
-                tokens=tokens,
-                finish_reason=output.finish_reason,
-                num_cached_tokens=output.num_cached_tokens,
-                logprobs=list(output.logprobs[skip:]),
-                prompt_logprobs=list(output.prompt_logprobs),
-                pooled=output.pooled,
-                queued_s=output.queued_s,
-            )
-        )
+    def publish(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        records = [IterationRecord(*row) for row in rows]
+        for observer in self.observers:
+            observer(records)
+        for queue in self._subscribers:
+            with suppress(asyncio.QueueFull):  # a console that sleeps misses iterations
+                queue.put_nowait(records)
 
-    def resumed(self) -> Request:
-        """The request as a rebuilt scheduler must see it: nothing delivered is drawn again."""
-        return replace(self.request, output=(*self.request.output, *self.delivered))
+    def close(self) -> None:
+        """End every subscription: an open console must not hold up a replica that leaves."""
+        self._closed = True
+        for queue in self._subscribers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(None)
+
+    async def subscribe(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
+        """Batches of iterations as dicts, until the feed is closed."""
+        queue: asyncio.Queue[Sequence[IterationRecord] | None] = asyncio.Queue(_MAX_QUEUED)
+        self._subscribers.add(queue)
+        try:
+            while not self._closed:
+                batches = [await queue.get()]
+                while not queue.empty():
+                    batches.append(queue.get_nowait())
+                records = [record for batch in batches if batch is not None for record in batch]
+                if records:
+                    yield [record._asdict() for record in records]
+        finally:
+            self._subscribers.discard(queue)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from app.api.events import ApiEvents, RequestInfo, RequestOutcome
+from actors.transport.messages import IterationRecord
+from app.api.events import ApiEvents, Deliveries, RequestInfo, RequestOutcome
 from app.telemetry.prometheus import Metrics
 from app.telemetry.records import RecordLog
 from app.telemetry.spans import Spans
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRequest:
     start_s: float
+    deliveries: Deliveries  # not counted yet
+    single: bool  # one continuation: the time between deliveries is a TBT
     first_s: float | None = None
     last_s: float = 0.0
     max_tbt_s: float = 0.0
@@ -24,67 +26,46 @@ class Telemetry(ApiEvents):
     """tbt_s: the deployment's objective, for counting violations. log: Parquet, or None.
     spans: OpenTelemetry, or None.
 
-    name_fields turns a raw iteration record into named fields. What comes with every token is
-    only noted, and counted when the scheduler sends records of some iterations: code that runs
-    once in a while finds cold caches, and that was the dearest part of an iteration's way here.
+    Tokens are counted when the scheduler sends records of some iterations: code that runs once in
+    a while finds cold caches, and doing so for each token was the dearest part of its way here.
     """
 
     def __init__(
         self,
         model: str,
         tbt_s: float | None,
-        name_fields: Callable[[list[Any]], Mapping[str, Any]],
         log: RecordLog | None = None,
         spans: Spans | None = None,
     ) -> None:
         self.metrics = Metrics(model)
         self.num_blocks = 0
         self.tbt_s = tbt_s
-        self._name_fields = name_fields
         self._log = log
         self._spans = spans
-        self._open: dict[int, _Open] = {}  # by the RequestInfo's identity: clients choose the ids
+        self._open: dict[int, _OpenRequest] = {}  # by the RequestInfo's identity
         self._counted = {
             "num_preemptions": self.metrics.preemptions,
             "num_recoveries": self.metrics.recoveries,
         }
         self._seen = dict.fromkeys(self._counted, 0)
         self._stage_end_s: list[float] = []
-        self._num_generated = 0
-        self._gaps_s: list[float] = []
 
     # ---- API events ----------------------------------------------------------------------------
 
-    def on_request_start(self, request: RequestInfo, now_s: float) -> None:
-        self._open[id(request)] = _Open(now_s)
+    def on_request_start(self, request: RequestInfo, now_s: float, deliveries: Deliveries) -> None:
+        single = request.num_continuations == 1
+        self._open[id(request)] = _OpenRequest(now_s, deliveries, single)
         self.metrics.prompt_tokens.inc(request.num_prompt_tokens)
         self.metrics.prompt_length.observe(request.num_prompt_tokens)
 
-    def on_first_token(self, request: RequestInfo, now_s: float) -> None:
-        entry = self._open.get(id(request))
-        if entry is not None:
-            entry.first_s = now_s
-            self.metrics.ttft.observe(now_s - entry.start_s)
-
-    def on_tokens(self, request: RequestInfo, num_tokens: int, now_s: float) -> None:
-        self._num_generated += num_tokens
-        entry = self._open.get(id(request))
-        if entry is None:
-            return
-        if entry.last_s and request.num_continuations == 1:
-            gap_s = now_s - entry.last_s
-            self._gaps_s.append(gap_s)
-            if gap_s > entry.max_tbt_s:
-                entry.max_tbt_s = gap_s
-        entry.last_s = now_s
-
     def on_finish(self, request: RequestInfo, outcome: RequestOutcome, now_s: float) -> None:
         entry = self._open.pop(id(request), None)
-        self.metrics.labelled(self.metrics.finished, finished_reason=outcome.reason).inc()
+        self.metrics.count_finished(outcome.reason)
         self.metrics.cached_tokens.inc(outcome.num_cached_tokens)
         self.metrics.output_length.observe(outcome.num_completion_tokens)
         if entry is None:
             return
+        self._count((entry,))
         self.metrics.e2e.observe(now_s - entry.start_s)
         if entry.first_s is not None:
             planned_s = min(entry.start_s + outcome.queued_s, entry.first_s)
@@ -121,45 +102,62 @@ class Telemetry(ApiEvents):
 
     # ---- the engine ------------------------------------------------------------------------------
 
-    def on_iterations(self, batch: list[list[Any]]) -> None:
+    def on_iterations(self, records: Sequence[IterationRecord]) -> None:
         self.catch_up()
-        records = [self._name_fields(raw) for raw in batch]
         self.metrics.iterations(records, self.num_blocks)
         for record in records:
             self._count_iteration(record)
 
     def catch_up(self) -> None:
-        """Count what has been noted."""
-        self.metrics.generated.inc(self._num_generated)
-        self._num_generated = 0
-        self.metrics.tbt.observe_all(self._gaps_s)
+        """Count the tokens delivered since the last time."""
+        self._count(self._open.values())
+
+    def _count(self, entries: Iterable[_OpenRequest]) -> None:
+        num_generated, gaps_s = 0, list[float]()
+        for entry in entries:
+            if not entry.deliveries:
+                continue
+            if entry.first_s is None:
+                entry.first_s = entry.deliveries[0][0]
+                self.metrics.ttft.observe(entry.first_s - entry.start_s)
+            last_s = entry.last_s
+            for now_s, num_tokens in entry.deliveries:
+                num_generated += num_tokens
+                if last_s and entry.single:
+                    gaps_s.append(now_s - last_s)
+                    entry.max_tbt_s = max(entry.max_tbt_s, now_s - last_s)
+                last_s = now_s
+            entry.last_s = last_s
+            entry.deliveries.clear()
+        self.metrics.generated.inc(num_generated)
+        self.metrics.tbt.observe_all(gaps_s)
         if self.tbt_s is not None:
-            self.metrics.violations.inc(sum(gap_s > self.tbt_s for gap_s in self._gaps_s))
-        self._gaps_s.clear()
+            self.metrics.violations.inc(sum(gap_s > self.tbt_s for gap_s in gaps_s))
 
     def render(self) -> bytes:
         """The metrics as they are now, in Prometheus' text format."""
         self.catch_up()
         return self.metrics.render()
 
-    def _count_iteration(self, record: Mapping[str, Any]) -> None:
+    def _count_iteration(self, record: IterationRecord) -> None:
         for name, counter in self._counted.items():
-            if record[name] != self._seen[name]:
+            count = getattr(record, name)
+            if count != self._seen[name]:
                 # Counts start at 0 again with a rebuilt scheduler.
-                counter.inc(max(0, record[name] - self._seen[name]))
-                self._seen[name] = record[name]
-        if len(record["stages_s"]) > 1:
+                counter.inc(max(0, count - self._seen[name]))
+                self._seen[name] = count
+        if len(record.stages_s) > 1:
             self._bubbles(record)
         if self._log is not None:
-            self._log.iteration(record)
+            self._log.iteration(record._asdict())
 
-    def _bubbles(self, record: Mapping[str, Any]) -> None:
+    def _bubbles(self, record: IterationRecord) -> None:
         """A stage's bubble: it ended its last step before this one had been submitted no later
         than that, and waited for another stage until this one began."""
-        stages = record["stages_s"]
+        stages = record.stages_s
         if len(self._stage_end_s) == len(stages):
             for number, (begin_s, _) in enumerate(stages):
-                free_s = max(self._stage_end_s[number], record["submitted_s"])
+                free_s = max(self._stage_end_s[number], record.submitted_s)
                 if number and begin_s > free_s:
                     counter = self.metrics.labelled(self.metrics.bubble, stage=str(number))
                     counter.inc(begin_s - free_s)

@@ -6,17 +6,66 @@ README from the objects below, so what is documented is what is exported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from app.telemetry.quick_histogram import QuickHistogram
+from actors.transport.messages import IterationRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 3, 5, 10, 20, 40)
 _TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+
+class QuickHistogram(Collector):
+    """A histogram for what comes with every token or iteration. For one thread.
+
+    prometheus_client's own takes a lock and walks its buckets in Python at each observation, which
+    at some thousand tokens a second is a good part of what a token costs outside the model.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: Mapping[str, str],
+        buckets: Sequence[float],
+        registry: CollectorRegistry,
+    ) -> None:
+        """buckets: ascending upper bounds, each within its bucket; infinity is added."""
+        self._name = name
+        self._text = text
+        self._labels = dict(labels)
+        self._bounds = [*buckets, math.inf]
+        self._counts = [0] * len(self._bounds)
+        self._sum = 0.0
+        registry.register(self)
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Count these."""
+        counts, bounds = self._counts, self._bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self._sum += sum(values)
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """The family as Prometheus wants it: each bucket with all below it."""
+        family = HistogramMetricFamily(self._name, self._text, labels=list(self._labels))
+        total = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip(self._bounds, self._counts, strict=True):
+            total += count
+            bound_text = floatToGoString(bound)  # type: ignore[no-untyped-call]
+            buckets.append((bound_text, total))
+        family.add_metric(list(self._labels.values()), buckets, self._sum)
+        yield family
 
 
 class Metrics:
@@ -64,6 +113,7 @@ class Metrics:
             "prefix_cache_hit_tokens", "Prompt tokens not recomputed"
         )
         self.generated = self._counter("generation_tokens", "Tokens streamed")
+        self._finished: dict[str, Counter] = {}
         self.finished = self._counter("request_success", "Requests ended", "finished_reason")
         self.violations = self._counter("tbt_objective_violations", "Gaps above the TBT objective")
         self.preemptions = self._counter("num_preemptions", "Requests that lost their KV blocks")
@@ -91,34 +141,38 @@ class Metrics:
         metric = Gauge(f"legato_{name}", text, ["model_name"], registry=self.registry)
         return metric.labels(**self._labels)
 
+    def count_finished(self, reason: str) -> None:
+        counter = self._finished.get(reason)
+        if counter is None:
+            counter = self._finished[reason] = self.labelled(self.finished, finished_reason=reason)
+        counter.inc()
+
     def labelled(self, counter: Any, **labels: str) -> Counter:
         return counter.labels(**self._labels, **labels)
 
-    def iterations(self, records: Sequence[Mapping[str, Any]], num_blocks: int) -> None:
-        """Iteration records (`actors.transport.messages.ITERATION_FIELDS`, named), oldest first."""
-        timed = [r for r in records if r["stages_s"]]
-        self.step_time.observe_all([r["stages_s"][-1][1] - r["stages_s"][0][0] for r in timed])
+    def iterations(self, records: Sequence[IterationRecord], num_blocks: int) -> None:
+        """Iteration records, oldest first."""
+        timed = [r for r in records if r.stages_s]
+        self.step_time.observe_all([r.stages_s[-1][1] - r.stages_s[0][0] for r in timed])
         self.step_error.observe_all(
             [
-                max(end - begin for begin, end in r["stages_s"]) / r["predicted_s"]
+                max(end - begin for begin, end in r.stages_s) / r.predicted_s
                 for r in timed
-                if r["predicted_s"]
+                if r.predicted_s
             ]
         )
-        self.step_tokens.observe_all(
-            [r["num_decode_tokens"] + r["num_prefill_tokens"] for r in records]
-        )
-        chunks = [r["num_prefill_tokens"] for r in records]
+        self.step_tokens.observe_all([r.num_decode_tokens + r.num_prefill_tokens for r in records])
+        chunks = [r.num_prefill_tokens for r in records]
         self.chunk_tokens.observe_all([num_tokens for num_tokens in chunks if num_tokens])
         if records:
             self._state(records[-1], num_blocks)
 
-    def _state(self, record: Mapping[str, Any], num_blocks: int) -> None:
-        self.running.set(record["num_decoding"] + record["num_prefilling"])
-        self.waiting.set(record["num_waiting"])
-        self.budget.set(record["token_budget"])
+    def _state(self, record: IterationRecord, num_blocks: int) -> None:
+        self.running.set(record.num_decoding + record.num_prefilling)
+        self.waiting.set(record.num_waiting)
+        self.budget.set(record.token_budget)
         if num_blocks:
-            self.kv_usage.set(1.0 - record["num_free_blocks"] / num_blocks)
+            self.kv_usage.set(1.0 - record.num_free_blocks / num_blocks)
 
     def reference(self) -> str:
         """Every metric as a Markdown table."""

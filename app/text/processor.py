@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from app.text.chat_template import TEMPLATE_LIMIT_S, ChatTemplate
-from app.text.detokenizer import Detokenizer, PrefixDetokenizer, TableDetokenizer
 from app.text.grammars import GrammarChecker
+from app.text.incremental import Detokenizer, PrefixDetokenizer, TableDetokenizer
 from app.text.vocabulary import token_bytes_table
 
 # Tokenising runs at some 1-3 MB/s: up to this length it is quicker than a thread's round trip.

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 SPACE_MARK = "\u2581"  # SentencePiece writes a space as this character
 
 
-class Backend(Protocol):
+class TokenizerBackend(Protocol):
     """The part of `tokenizers.Tokenizer` that is used here."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
@@ -61,7 +61,7 @@ def _decoder_kinds(decoder: Any) -> set[str]:
     return kinds
 
 
-def token_bytes_table(backend: Backend, special: Collection[int]) -> list[bytes] | None:
+def token_bytes_table(backend: TokenizerBackend, special: Collection[int]) -> list[bytes] | None:
     """Bytes of every token id, or None when tokens do not decode on their own.
 
     The table is checked against the tokenizer itself on seeded random valid sequences before it
@@ -85,7 +85,7 @@ def token_bytes_table(backend: Backend, special: Collection[int]) -> list[bytes]
     return table if _agrees(backend, table, special) else None
 
 
-def _agrees(backend: Backend, table: list[bytes], special: Collection[int]) -> bool:
+def _agrees(backend: TokenizerBackend, table: list[bytes], special: Collection[int]) -> bool:
     draw = random.Random(0)
     readable = [
         token for token, raw in enumerate(table) if raw and token not in special and raw.isascii()

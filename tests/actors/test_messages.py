@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import msgpack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.events import Output
+from actors.scheduling.events import Output, Refuse
 from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult, TokenLogprobs
 from actors.scheduling.request import FinishReason, Grammar, Objective, Request, SamplingParams
 from actors.transport.messages import (
-    pack_outputs,
-    pack_plan,
-    pack_result,
-    pack_submit,
-    unpack_output,
-    unpack_plan,
-    unpack_requests,
-    unpack_result,
+    PLAIN_FIELDS,
+    AbortRequests,
+    Answer,
+    Ask,
+    IterationOutputs,
+    IterationRecord,
+    RefuseRequests,
+    StepError,
+    SubmitRequests,
+    output_of,
+    output_rows,
+    pack,
+    pack_kind,
+    read_answer,
+    unpack,
+    unpack_kind,
 )
 
 ids = st.integers(0, 2**40)
@@ -61,7 +68,7 @@ plans = st.builds(
 
 @given(plans)
 def test_plan(plan: StepPlan) -> None:
-    assert unpack_plan(pack_plan(plan)) == plan
+    assert unpack(StepPlan, pack(plan)) == plan
 
 
 @given(
@@ -80,7 +87,8 @@ def test_plan(plan: StepPlan) -> None:
     )
 )
 def test_result(result: StepResult) -> None:
-    assert unpack_result(pack_result(result)) == result
+    assert unpack(StepResult, pack(result)) == result
+    assert read_answer(result.step_id, pack(result), None) == result
 
 
 @given(
@@ -100,12 +108,11 @@ def test_result(result: StepResult) -> None:
             cache_salt=st.text(max_size=5),
         ),
         max_size=3,
-    )
+    ).map(tuple)
 )
-def test_submission(requests: list[Request]) -> None:
-    kind, rows = msgpack.unpackb(pack_submit(requests))
-    assert kind == "submit"
-    assert unpack_requests(rows) == requests
+def test_submission(requests: tuple[Request, ...]) -> None:
+    message = SubmitRequests(requests)
+    assert unpack_kind(pack_kind(message)) == message
 
 
 @given(
@@ -126,6 +133,32 @@ def test_submission(requests: list[Request]) -> None:
         max_size=4,
     ).map(tuple)
 )
-def test_news(outputs: tuple[Output, ...]) -> None:
-    rows = msgpack.unpackb(msgpack.packb(pack_outputs(outputs)))
-    assert tuple(unpack_output(row) for row in rows) == outputs
+def test_outputs(outputs: tuple[Output, ...]) -> None:
+    rows = tuple(output_rows(outputs))
+    message = unpack_kind(pack_kind(IterationOutputs(rows)))
+    assert tuple(output_of(row) for row in message.rows) == outputs
+
+
+def test_a_plain_token_travels_as_three_numbers() -> None:
+    (row,) = output_rows((Output(7, 3, (11,)),))
+    assert row == (7, 3, (11,))
+    assert len(row) == PLAIN_FIELDS
+
+
+def test_every_other_kind_survives() -> None:
+    record = IterationRecord(1, 0.5, 0.75, None, 3, 4, 2, ((0.5, 0.7),), 1, 1, 0, 9, 0, 0, 256)
+    for message in (
+        AbortRequests((1, 2)),
+        Ask(3, "reconfigure", ({"policy": "orca", "policy_options": {"max_batch": 4}},)),
+        Answer(3, {"num_waiting": 0}),
+        Answer(4, None, "ValueError: no"),
+        RefuseRequests((Refuse(1, "full", None, 1.5), Refuse(2, "never", "prompt"))),
+        IterationOutputs(((1, 0, (5,)),), (tuple(record),)),
+    ):
+        assert unpack_kind(pack_kind(message)) == message
+
+
+def test_an_answer_to_another_step_is_an_error() -> None:
+    packed = pack(StepResult(4, ((1, 2),)))
+    assert isinstance(read_answer(5, packed, None), StepError)
+    assert read_answer(5, b"", "boom") == StepError(5, "boom")

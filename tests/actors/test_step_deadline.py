@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from actors.scheduling.plan import StepPlan
-from actors.step_deadline import Outstanding, StepDeadline
+from actors.steps_in_flight import StepDeadline
 
 FLOOR_S = 10.0
 
@@ -53,7 +53,9 @@ class _Loop:
 def loop(monkeypatch: pytest.MonkeyPatch) -> _Loop:
     loop = _Loop()
     monkeypatch.setattr("asyncio.get_running_loop", lambda: loop)
-    monkeypatch.setattr("actors.step_deadline.time", SimpleNamespace(monotonic=lambda: loop.now_s))
+    monkeypatch.setattr(
+        "actors.steps_in_flight.time", SimpleNamespace(monotonic=lambda: loop.now_s)
+    )
     return loop
 
 
@@ -63,9 +65,7 @@ def _plan(step_id: int) -> StepPlan:
 
 def _deadline(overdue: list[float]) -> StepDeadline:
     deadline = StepDeadline(FLOOR_S, 5.0, overdue.append)
-    deadline.observe(
-        Outstanding(_plan(0), 1, 0.0, None), 0.001
-    )  # something has been measured: the first step's grace is over
+    deadline.observe(1, 0.001)  # something has been measured: the first step's grace is over
     return deadline
 
 

@@ -13,7 +13,7 @@ import uvicorn
 
 from app.api.application import build_api
 from app.api.events import ApiEvents
-from app.api.http.server import DoorProtocol
+from app.api.http.server import RequestProtocol
 from app.api.options import ApiOptions
 from app.engine.client import ModelCard
 from app.text.processor import TextProcessor
@@ -47,10 +47,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextProcessor]:
 StartServer = Callable[..., Awaitable[Server]]
 
 
-@pytest.fixture(params=["plain", "door"])
+@pytest.fixture(params=["uvicorn", "own"])
 def protocol(request: pytest.FixtureRequest) -> Any:
     """uvicorn as Serve runs it behind HAProxy, and as a lone replica runs it."""
-    return DoorProtocol if request.param == "door" else "httptools"
+    return RequestProtocol if request.param == "own" else "httptools"
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 from actors.scheduling.plan import TokenLogprobs
 from actors.scheduling.request import FinishReason
-from app.engine.client import EngineClient, Express, GenerationRequest, ModelCard, TokenChunk
+from app.engine.client import EngineClient, GenerationRequest, ModelCard, TokenChunk, TokenSink
 
 
 def logprobs_of(token: int, num_top: int) -> TokenLogprobs:
@@ -36,7 +36,7 @@ class HandEngine(EngineClient):
         self.num_cached_tokens = 0
         self.seen: list[GenerationRequest] = []
         self.num_running = 0
-        self.num_express = 0  # chunks that no reader was woken for
+        self.num_sunk = 0  # chunks that no reader was woken for
         self.closed: list[str] = []  # request ids whose stream was closed before its end
         self.ended_early: list[tuple[str, int]] = []
         self.all_idle = asyncio.Event()
@@ -59,7 +59,7 @@ class HandEngine(EngineClient):
         return tokens[: sampling.max_tokens]
 
     async def generate(
-        self, request: GenerationRequest, express: Express | None = None
+        self, request: GenerationRequest, sink: TokenSink | None = None
     ) -> AsyncGenerator[TokenChunk, None]:
         self.seen.append(request)
         if self.refusal is not None:
@@ -70,8 +70,8 @@ class HandEngine(EngineClient):
         try:
             async for chunk in self._chunks(request):
                 plain = chunk.first and chunk.finish_reason is None and not chunk.logprobs
-                if plain and express is not None and express(chunk.index, chunk.tokens):
-                    self.num_express += 1
+                if plain and sink is not None and sink.write(chunk.index, chunk.tokens):
+                    self.num_sunk += 1
                 else:
                     yield chunk
             done = True

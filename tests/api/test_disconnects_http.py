@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.api.events import ApiEvents, RequestInfo, RequestOutcome
+from app.api.events import ApiEvents, Deliveries, RequestInfo, RequestOutcome
 from app.api.options import ApiOptions
 from tests.api.conftest import MODEL, Server, StartServer
 
@@ -23,16 +23,12 @@ class Recorder(ApiEvents):
         self.log: list[tuple[str, Any]] = []
         self.finished = asyncio.Event()
 
-    def on_request_start(self, request: RequestInfo, now_s: float) -> None:
+    def on_request_start(self, request: RequestInfo, now_s: float, deliveries: Deliveries) -> None:
+        self.deliveries = deliveries
         self.log.append(("start", request))
 
-    def on_first_token(self, request: RequestInfo, now_s: float) -> None:
-        self.log.append(("first", request.request_id))
-
-    def on_tokens(self, request: RequestInfo, num_tokens: int, now_s: float) -> None:
-        self.log.append(("tokens", num_tokens))
-
     def on_finish(self, request: RequestInfo, outcome: RequestOutcome, now_s: float) -> None:
+        self.log += [("tokens", num_tokens) for _, num_tokens in self.deliveries]
         self.log.append(("finish", outcome))
         self.finished.set()
 
@@ -63,7 +59,6 @@ async def test_events_of_a_whole_request(start_server: StartServer) -> None:
     info = RequestInfo("r1", "/v1/completions", "ann", False, 3, 1, TRACEPARENT)
     assert recorder.log == [
         ("start", info),
-        ("first", "r1"),
         ("tokens", 2),
         ("tokens", 1),
         ("finish", RequestOutcome(200, "length", 3, 1)),

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 from starlette.types import Receive, Scope, Send
 
-from app.api.http import server as door_module
-from app.api.http.server import MAX_HEAD_BYTES, Door
+from app.api.http import server as server_module
+from app.api.http.server import MAX_HEAD_BYTES, HttpServer
 from tests.ports import free_port
 
 HOST = "127.0.0.1"
@@ -30,17 +30,17 @@ class Slow:
         await send({"type": "http.response.body", "body": b"!", "more_body": False})
 
 
-async def test_a_successor_opens_the_port_while_the_old_door_finishes_its_answers() -> None:
+async def test_a_successor_opens_the_port_while_the_old_server_finishes_its_answers() -> None:
     port = free_port()
     old, new = Slow(b"old"), Slow(b"new")
-    old_door, new_door = Door(old, HOST, port), Door(new, HOST, port)
-    await old_door.open()
+    old_server, new_server = HttpServer(old, HOST, port), HttpServer(new, HOST, port)
+    await old_server.open()
     url = f"http://{HOST}:{port}/"
     async with httpx.AsyncClient() as client, client.stream("GET", url) as answer:
         parts = answer.aiter_raw()
         assert await anext(parts) == b"old"
-        closing = asyncio.create_task(old_door.close())
-        await new_door.open()
+        closing = asyncio.create_task(old_server.close())
+        await new_server.open()
         new.go_on.set()
         while (await client.get(url)).content != b"new!":  # until the old one's socket is gone
             pass
@@ -49,14 +49,14 @@ async def test_a_successor_opens_the_port_while_the_old_door_finishes_its_answer
         assert b"".join([part async for part in parts]) == b"!"
         await closing
         assert answer.headers["date"]
-    await new_door.close()
+    await new_server.close()
 
 
 async def test_heads_without_end_and_without_haste_are_cut(monkeypatch: Any) -> None:
-    monkeypatch.setattr(door_module, "HEAD_LIMIT_S", 0.2)
+    monkeypatch.setattr(server_module, "HEAD_LIMIT_S", 0.2)
     port = free_port()
-    door = Door(Slow(b""), HOST, port)
-    await door.open()
+    server = HttpServer(Slow(b""), HOST, port)
+    await server.open()
 
     async def answer_to(data: bytes) -> bytes:
         reader, writer = await asyncio.open_connection(HOST, port)
@@ -72,4 +72,4 @@ async def test_heads_without_end_and_without_haste_are_cut(monkeypatch: Any) -> 
             endless = b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * (MAX_HEAD_BYTES // 6 + 9)
             assert b"400 Bad Request" in await answer_to(endless)
     finally:
-        await door.close()
+        await server.close()

@@ -6,22 +6,25 @@ import asyncio
 import json
 import re
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from app.api.events import ApiEvents, RequestInfo
-from app.api.http.server import DoorProtocol
+from actors.scheduling.request import Request, SamplingParams
+from app.api import sse
+from app.api.events import ApiEvents, Deliveries, RequestInfo
+from app.api.http.server import RequestProtocol
 from app.engine.client import TokenChunk
-from app.engine.streams import Stream
+from app.engine.streams import OpenRequest, OpenRequests, Stream
 from tests.api.conftest import MODEL, Server, StartServer
 from tests.api.test_completions_http import events_of, letters
 
 
 @pytest.fixture
 def protocol() -> Any:
-    """Only the door has the short way."""
-    return DoorProtocol
+    """Only the replica's own server has the short way."""
+    return RequestProtocol
 
 
 def _text(events: list[Any], index: int = 0) -> str:
@@ -32,12 +35,12 @@ def _text(events: list[Any], index: int = 0) -> str:
 async def test_plain_tokens_take_it(server: Server) -> None:
     events = await events_of(server, prompt="abc", max_tokens=50)
     assert _text(events) == letters("abc", 50)
-    assert server.engine.num_express == 48  # all but the first, which opens the answer, and the end
+    assert server.engine.num_sunk == 48  # all but the first, which opens the answer, and the end
 
 
 async def test_each_continuation_has_its_own_text(server: Server) -> None:
     events = await events_of(server, prompt="abc", max_tokens=20, n=3)
-    assert server.engine.num_express == 3 * 18
+    assert server.engine.num_sunk == 3 * 18
     for index in range(3):
         assert _text(events, index) == letters("abc", 20, index)
 
@@ -49,37 +52,38 @@ async def test_what_is_more_than_plain_goes_the_long_way(
     server: Server, body: dict[str, Any]
 ) -> None:
     events = await events_of(server, **{"prompt": "abc", "max_tokens": 20, **body})
-    assert server.engine.num_express == 0
+    assert server.engine.num_sunk == 0
     assert _text(events) == letters("abc", 20)
 
 
 async def test_usage_and_events_count_every_token(start_server: StartServer) -> None:
     class Counting(ApiEvents):
-        num_tokens = 0
-
-        def on_tokens(self, request: RequestInfo, num_tokens: int, now_s: float) -> None:
-            self.num_tokens += num_tokens
+        def on_request_start(
+            self, request: RequestInfo, now_s: float, deliveries: Deliveries
+        ) -> None:
+            self.deliveries = deliveries
 
     events = Counting()
     server = await start_server(events=events)
     told = await events_of(
         server, prompt="abc", max_tokens=30, stream_options={"include_usage": True}
     )
-    assert told[-1]["usage"]["completion_tokens"] == events.num_tokens == 30
+    num_tokens = sum(number for _, number in events.deliveries)
+    assert told[-1]["usage"]["completion_tokens"] == num_tokens == 30
 
 
 async def test_a_failure_on_the_way_ends_the_stream_with_an_error(
-    start_server: StartServer,
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Broken(ApiEvents):
-        num_calls = 0
+    texts: list[str] = []
 
-        def on_tokens(self, request: RequestInfo, num_tokens: int, now_s: float) -> None:
-            self.num_calls += 1
-            if self.num_calls == 5:
-                raise RuntimeError("no more")
+    def escape(text: str) -> str:
+        texts.append(text)
+        if len(texts) == 5:
+            raise RuntimeError("no more")
+        return json.dumps(text)
 
-    server = await start_server(events=Broken())
+    monkeypatch.setattr(sse, "json_string", escape)
     events = await events_of(server, prompt="abc", max_tokens=20)
     assert events[-1]["error"]["type"] == "server_error"
     assert _text(events[:-1]) == letters("abc", 4)
@@ -114,13 +118,13 @@ async def test_a_reader_that_rests_loses_nothing(start_server: StartServer) -> N
     connection.connect(("127.0.0.1", server.port))
     reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 12)
     writer.write(_request(2_000))
-    num_express = -1
-    while not 0 < num_express == server.engine.num_express:  # until the connection is full
-        num_express = server.engine.num_express
+    num_sunk = -1
+    while not 0 < num_sunk == server.engine.num_sunk:  # until the connection is full
+        num_sunk = server.engine.num_sunk
         for _ in range(200):
             await asyncio.sleep(0)
     assert await _answer(reader) == letters("abc", 2_000)
-    assert 0 < server.engine.num_express < 1_998
+    assert 0 < server.engine.num_sunk < 1_998
     writer.close()
 
 
@@ -128,7 +132,7 @@ async def test_requests_in_one_packet_are_answered_in_order(server: Server) -> N
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(_request(40) + _request(7) + _request(20))
     assert [await _answer(reader) for _ in range(3)] == [letters("abc", n) for n in (40, 7, 20)]
-    assert server.engine.num_express == 38 + 5 + 18
+    assert server.engine.num_sunk == 38 + 5 + 18
     writer.close()
 
 
@@ -142,34 +146,60 @@ async def test_an_upgrade_is_declined_and_the_connection_goes_on(server: Server)
     writer.close()
 
 
-async def test_only_a_waiting_reader_is_passed() -> None:
-    taken: list[int] = []
+class Taking:
+    """A sink that takes everything, or raises."""
 
-    def express(index: int, tokens: list[int]) -> bool:
-        taken.extend(tokens)
+    def __init__(self, error: Exception | None = None) -> None:
+        self.taken: list[int] = []
+        self.error = error
+
+    def write(self, index: int, tokens: Sequence[int]) -> bool:
+        if self.error is not None:
+            raise self.error
+        self.taken += tokens
         return True
 
-    stream = Stream(express)
+
+def _open(sink: Taking) -> tuple[OpenRequests, Stream]:
+    stream = Stream(sink)
     stream.num_open = 1
-    assert not stream.pass_on(0, [1])  # nobody reads yet
+    request = Request(1, (5,), SamplingParams(100), 0.0)
+    return OpenRequests({1: OpenRequest(request, 0, stream)}), stream
+
+
+async def test_only_a_waiting_reader_is_passed() -> None:
+    sink = Taking()
+    requests, stream = _open(sink)
+    requests.deliver([(1, 0, (10,))])  # nothing reads yet
+    assert sink.taken == []
+    assert [chunk.tokens for chunk in await stream.take()] == [[10]]
     reader = asyncio.create_task(stream.take())
     await asyncio.sleep(0)
-    assert stream.pass_on(0, [2])
-    stream.push(TokenChunk(0, 1, [3]))
-    assert not stream.pass_on(0, [4])  # the reader has 3 still to take
-    assert [chunk.tokens for chunk in await reader] == [[3]]
-    assert not stream.pass_on(0, [5])  # and is busy with it
-    assert taken == [2]
+    requests.deliver([(1, 1, (11,))])
+    assert sink.taken == [11]
+    stream.push(TokenChunk(0, 2, [12]))
+    requests[1].delivered.append(12)
+    requests.deliver([(1, 3, (13,))])  # the reader has 12 still to take
+    assert [chunk.tokens for chunk in await reader] == [[12, 13]]
+    requests.deliver([(1, 4, (14,))])  # and is busy with it
+    assert sink.taken == [11]
+    assert requests[1].delivered == [10, 11, 12, 13, 14]
 
 
-async def test_the_reader_gets_what_the_short_way_raises() -> None:
-    def express(index: int, tokens: list[int]) -> bool:
-        raise RuntimeError("torn")
-
-    stream = Stream(express)
-    stream.num_open = 1
+async def test_a_token_that_was_delivered_before_is_dropped() -> None:
+    sink = Taking()
+    requests, stream = _open(sink)
     reader = asyncio.create_task(stream.take())
     await asyncio.sleep(0)
-    assert stream.pass_on(0, [1])
+    requests.deliver([(1, 0, (10,)), (1, 0, (10,)), (1, 1, (11,)), (2, 0, (99,))])
+    assert sink.taken == [10, 11]
+    reader.cancel()
+
+
+async def test_the_reader_gets_what_the_sink_raises() -> None:
+    requests, stream = _open(Taking(RuntimeError("torn")))
+    reader = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    requests.deliver([(1, 0, (10,))])
     with pytest.raises(RuntimeError, match="torn"):
         await reader

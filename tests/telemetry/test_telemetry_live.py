@@ -8,15 +8,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from actors.transport.messages import ITERATION_FIELDS, iteration_dict
-from app.api.events import RequestInfo, RequestOutcome
+from actors.transport.messages import IterationRecord
+from app.api.events import Deliveries, RequestInfo, RequestOutcome
 from app.telemetry.live import Telemetry
 from app.telemetry.prometheus import Metrics
 from app.telemetry.records import ITERATIONS, RecordLog
 from app.telemetry.trace import perfetto
 
 
-def iteration(step: int, **changes: Any) -> list[Any]:
+def iteration(step: int, **changes: Any) -> IterationRecord:
     values: dict[str, Any] = {
         "step": step,
         "submitted_s": 10.0 + step,
@@ -25,7 +25,7 @@ def iteration(step: int, **changes: Any) -> list[Any]:
         "num_decode_tokens": 3,
         "num_prefill_tokens": 61,
         "num_requests": 4,
-        "stages_s": [[10.0 + step, 10.2 + step], [10.3 + step, 10.5 + step]],
+        "stages_s": ((10.0 + step, 10.2 + step), (10.3 + step, 10.5 + step)),
         "num_decoding": 3,
         "num_prefilling": 1,
         "num_waiting": 2,
@@ -35,7 +35,7 @@ def iteration(step: int, **changes: Any) -> list[Any]:
         "token_budget": 64,
     }
     values.update(changes)
-    return [values[name] for name in ITERATION_FIELDS]
+    return IterationRecord(**values)
 
 
 def value(telemetry: Telemetry, name: str, **labels: str) -> float:
@@ -48,13 +48,14 @@ def value(telemetry: Telemetry, name: str, **labels: str) -> float:
 
 
 def test_a_request_and_its_tokens_are_counted() -> None:
-    telemetry = Telemetry("tiny", 0.05, iteration_dict)
+    telemetry = Telemetry("tiny", 0.05)
     request = RequestInfo("r1", "/v1/completions", "", True, 7, 1)
-    telemetry.on_request_start(request, 100.0)
-    telemetry.on_first_token(request, 100.4)
-    telemetry.on_tokens(request, 1, 100.4)
-    telemetry.on_tokens(request, 1, 100.42)
-    telemetry.on_tokens(request, 2, 100.52)  # a stall of 100 ms, objective 50
+    deliveries: Deliveries = []
+    telemetry.on_request_start(request, 100.0, deliveries)
+    deliveries += [(100.4, 1), (100.42, 1)]
+    telemetry.catch_up()
+    assert not deliveries  # counted once
+    deliveries.append((100.52, 2))  # a stall of 100 ms, objective 50
     telemetry.on_finish(request, RequestOutcome(200, "stop", 4, 3, 0.25), 100.52)
     assert value(telemetry, "request_queue_time_seconds_sum") == pytest.approx(0.25)
     assert value(telemetry, "request_prefill_time_seconds_sum") == pytest.approx(0.15)
@@ -65,15 +66,14 @@ def test_a_request_and_its_tokens_are_counted() -> None:
     assert value(telemetry, "generation_tokens_total") == 4
     assert value(telemetry, "prefix_cache_hit_tokens_total") == 3
     assert value(telemetry, "request_success_total", finished_reason="stop") == 1
-    telemetry.on_request_start(request, 200.0)
-    telemetry.on_tokens(request, 5, 200.5)
+    telemetry.on_request_start(request, 200.0, [(200.5, 5)])
     rendered = telemetry.render().decode()  # counts what has only been noted so far
     assert "# TYPE legato_inter_token_latency_seconds histogram" in rendered
     assert 'legato_generation_tokens_total{model_name="tiny"} 9.0' in rendered
 
 
 def test_iterations_give_gauges_bubbles_and_counts() -> None:
-    telemetry = Telemetry("tiny", None, iteration_dict)
+    telemetry = Telemetry("tiny", None)
     telemetry.num_blocks = 100
     telemetry.on_iterations([iteration(0), iteration(1, num_preemptions=2)])
     # A rebuilt scheduler starts at 0.
@@ -89,11 +89,11 @@ def test_iterations_give_gauges_bubbles_and_counts() -> None:
 
 def test_logs_are_parquet_with_the_settings_beside(tmp_path: Path) -> None:
     log = RecordLog(tmp_path, {"policy": "sarathi"}, rows_per_file=2)
-    telemetry = Telemetry("tiny", None, iteration_dict, log)
+    telemetry = Telemetry("tiny", None, log)
     for step in range(3):
         telemetry.on_iterations([iteration(step)])
     request = RequestInfo("r1", "/v1/completions", "t", False, 7, 1)
-    telemetry.on_request_start(request, 1.0)
+    telemetry.on_request_start(request, 1.0, [])
     telemetry.on_finish(request, RequestOutcome(200, "length", 4, 0), 2.5)
     telemetry.close()
     files = sorted(tmp_path.glob("iterations-*.parquet"))
@@ -111,11 +111,11 @@ def test_the_readme_lists_every_metric() -> None:
 
 
 def test_record_fields_match_the_parquet_schema() -> None:
-    assert tuple(ITERATIONS.names) == ITERATION_FIELDS
+    assert tuple(ITERATIONS.names) == IterationRecord._fields
 
 
 def test_trace_has_one_track_per_stage() -> None:
-    events = perfetto([iteration_dict(iteration(step)) for step in range(2)])["traceEvents"]
+    events = perfetto([iteration(step)._asdict() for step in range(2)])["traceEvents"]
     slices = [e for e in events if e["ph"] == "X"]
     assert [(e["tid"], round(e["ts"]), round(e["dur"])) for e in slices] == [
         (1, 0, 200_000),

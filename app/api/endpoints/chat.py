@@ -9,7 +9,6 @@ from typing import Any
 
 from actors.scheduling.plan import TokenLogprobs
 from app.api.context import Context, new_id, objective_of
-from app.api.continuation import Piece, TextRules
 from app.api.endpoints.conversation import prompt_tokens, template_messages
 from app.api.endpoints.logprobs import chat_logprobs
 from app.api.endpoints.tool_choice import ToolPlan, plan_tools
@@ -23,9 +22,12 @@ from app.api.sampling_params import (
     stop_strings,
 )
 from app.api.schema.chat import ChatRequest
-from app.api.sse import StreamWriter, event, json_string, stream_reply
+from app.api.sse import StreamWriter, event, stream_reply
 from app.engine.client import GenerationRequest
+from app.text.incremental import TextDelta, TextRules
 from app.text.tool_calls import CallDelta, ToolCallParser
+
+_PLAIN_END = '},"logprobs":null,"finish_reason":null}]}\n\n'  # of the event of mere text
 
 
 class Chat:
@@ -91,14 +93,14 @@ class Chat:
         )
         call.admit_tokens(len(prompt))
         generation = Generation(context, call, [request], rules, stream=bool(body.stream))
-        answer = _Answer(context, body, completion_id, generation, tools)
+        answer = ChatWriter(context, body, completion_id, generation, tools)
         if body.stream:
             await stream_reply(call, context, generation, answer)
         else:
             await answer.reply(call)
 
 
-class _Answer(StreamWriter):
+class ChatWriter(StreamWriter):
     """Writes the answer of one chat request, whole or as events."""
 
     def __init__(
@@ -109,10 +111,11 @@ class _Answer(StreamWriter):
         generation: Generation,
         tools: ToolPlan,
     ) -> None:
+        count = len(generation.streams)
+        super().__init__(count)
         self._context = context
         self._body = body
         self._generation = generation
-        count = len(generation.continuations)
         self._parsers = [ToolCallParser(tools.format) for _ in range(count)] if tools.parse else []
         self._opened = [False] * count
         self._is_bare = not self._parsers and not body.logprobs
@@ -132,48 +135,43 @@ class _Answer(StreamWriter):
 
     # ---- events -----------------------------------------------------------------------
 
-    def write_text(self, index: int, text: str) -> bytes:
-        if not (self._is_bare and self._opened[index]):
-            return super().write_text(index, text)
-        return (
-            f'{self._prefixes[index]}{json_string(text)}}},"logprobs":null,"finish_reason":null}}]}}\n\n'
-        ).encode()
-
-    def write(self, piece: Piece) -> bytes:
-        """The events of one piece, opened by the role in a continuation's first."""
-        index = piece.index
+    def write(self, delta: TextDelta) -> bytes:
+        """The events of one delta, opened by the role in a continuation's first."""
+        index = delta.index
         opening = b""
         if not self._opened[index]:
             self._opened[index] = True
+            if self._is_bare:
+                self.templates[index] = (self._prefixes[index], _PLAIN_END)
             content = None if self._parsers else ""
             opening = self._event(index, {"role": "assistant", "content": content}, None, None)
-        if self._is_bare and piece.finish_reason is None:
-            return opening + self.write_text(index, piece.text)
+        if self._is_bare and delta.finish_reason is None:
+            return opening + self.write_text(index, delta.text)
         logprobs = None
         if self._body.logprobs:
             logprobs = chat_logprobs(
-                self._context.text, piece.entries, self._body.top_logprobs or 0
+                self._context.text, delta.entries, self._body.top_logprobs or 0
             )
         if not self._parsers:
             return opening + self._event(
-                index, {"content": piece.text}, piece.finish_reason, logprobs
+                index, {"content": delta.text}, delta.finish_reason, logprobs
             )
-        return opening + self._tool_event(piece, logprobs)
+        return opening + self._tool_event(delta, logprobs)
 
-    def _tool_event(self, piece: Piece, logprobs: Any) -> bytes:
-        parser = self._parsers[piece.index]
-        text, deltas = parser.push(piece.text)
-        reason = piece.finish_reason
+    def _tool_event(self, delta: TextDelta, logprobs: Any) -> bytes:
+        parser = self._parsers[delta.index]
+        text, calls = parser.push(delta.text)
+        reason = delta.finish_reason
         if reason is not None:
             rest, more = parser.finish()
-            text, deltas = text + rest, [*deltas, *more]
+            text, calls = text + rest, [*calls, *more]
             reason = _reason(reason, parser)
-        delta: dict[str, Any] = {}
-        if text or not deltas:
-            delta["content"] = text
-        if deltas:
-            delta["tool_calls"] = [_call_event(found) for found in deltas]
-        return self._event(piece.index, delta, reason, logprobs)
+        fields: dict[str, Any] = {}
+        if text or not calls:
+            fields["content"] = text
+        if calls:
+            fields["tool_calls"] = [_call_event(found) for found in calls]
+        return self._event(delta.index, fields, reason, logprobs)
 
     def _event(self, index: int, delta: Any, reason: str | None, logprobs: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
@@ -192,16 +190,16 @@ class _Answer(StreamWriter):
 
     async def reply(self, call: Call) -> None:
         """Gather everything and send it."""
-        count = len(self._generation.continuations)
+        count = len(self._generation.streams)
         texts: list[list[str]] = [[] for _ in range(count)]
         entries: list[list[tuple[TokenLogprobs, int]]] = [[] for _ in range(count)]
         reasons = [""] * count
         async with call.watch_client() as watch:
-            async with aclosing(self._generation.pieces()) as pieces:
-                async for piece in pieces:
-                    texts[piece.index].append(piece.text)
-                    entries[piece.index].extend(piece.entries)
-                    reasons[piece.index] = piece.finish_reason or ""
+            async with aclosing(self._generation.deltas()) as deltas:
+                async for delta in deltas:
+                    texts[delta.index].append(delta.text)
+                    entries[delta.index].extend(delta.entries)
+                    reasons[delta.index] = delta.finish_reason or ""
             watch.stop()
             choices = [
                 self._choice(index, "".join(texts[index]), entries[index], reasons[index])

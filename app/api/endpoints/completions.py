@@ -9,13 +9,11 @@ from contextlib import aclosing
 from typing import Any
 
 from actors.scheduling.plan import TokenLogprobs
-from app.api.context import Context, new_id, objective_of
-from app.api.continuation import Piece, TextRules
+from app.api.context import Context, as_list, new_id, objective_of, tokenized
 from app.api.endpoints.logprobs import completion_logprobs
 from app.api.generation import Generation, usage_of
 from app.api.http.call import Call
 from app.api.http.errors import invalid
-from app.api.prompts import as_list, tokenized
 from app.api.sampling_params import (
     checked_grammar,
     requested_grammar,
@@ -23,10 +21,14 @@ from app.api.sampling_params import (
     stop_strings,
 )
 from app.api.schema.completions import CompletionRequest
-from app.api.sse import StreamWriter, event, json_string, stream_reply
+from app.api.sse import StreamWriter, event, stream_reply
 from app.engine.client import GenerationRequest
+from app.text.incremental import TextDelta, TextRules
 
 _DEFAULT_MAX_TOKENS = 16
+
+
+_PLAIN_END = ',"logprobs":null,"finish_reason":null}]}\n\n'  # of the event of mere text
 
 
 class Completions:
@@ -82,7 +84,9 @@ class Completions:
         )
         call.admit_tokens(sum(len(prompt) for prompt in prompts))
         generation = Generation(context, call, requests, rules, stream=stream)
-        answer = _Answer(context, body, completion_id, generation, n, best_of, prompts, echoes)
+        answer = CompletionWriter(
+            context, body, completion_id, generation, n, best_of, prompts, echoes
+        )
         if stream:
             await stream_reply(call, context, generation, answer)
         else:
@@ -118,7 +122,7 @@ def _engine_logprobs(body: CompletionRequest, choosing: bool) -> int | None:
     return body.logprobs
 
 
-class _Answer(StreamWriter):
+class CompletionWriter(StreamWriter):
     """Writes the answer of one completion request, whole or as events."""
 
     def __init__(
@@ -132,6 +136,7 @@ class _Answer(StreamWriter):
         prompts: Sequence[Sequence[int]],
         echoes: Sequence[str],
     ) -> None:
+        super().__init__(len(generation.streams))
         self._context = context
         self._body = body
         self._generation = generation
@@ -151,23 +156,16 @@ class _Answer(StreamWriter):
         self._include_usage = bool(body.stream_options and body.stream_options.include_usage)
         opening = event(self._head)[:-3].decode()  # without the closing brace and blank line
         usage = ',"usage":null' if self._include_usage else ""
-        self._prefixes = [
-            f'{opening}{usage},"choices":[{{"index":{index},"text":'
-            for index in range(len(generation.continuations))
-        ]
+        if self._is_bare:
+            for index in range(len(generation.streams)):
+                prefix = f'{opening}{usage},"choices":[{{"index":{index},"text":'
+                self.templates[index] = (prefix, _PLAIN_END)
 
     # ---- events -----------------------------------------------------------------------
 
-    def write_text(self, index: int, text: str) -> bytes:
-        if not self._is_bare:
-            return super().write_text(index, text)
-        return (
-            f'{self._prefixes[index]}{json_string(text)},"logprobs":null,"finish_reason":null}}]}}\n\n'
-        ).encode()
-
-    def write(self, piece: Piece) -> bytes:
-        text, entries, index = piece.text, piece.entries, piece.index
-        if self._is_bare and piece.finish_reason is None:
+    def write(self, delta: TextDelta) -> bytes:
+        text, entries, index = delta.text, delta.entries, delta.index
+        if self._is_bare and delta.finish_reason is None:
             return self.write_text(index, text)
         if self._only_echo:
             text, entries = "", []
@@ -176,11 +174,11 @@ class _Answer(StreamWriter):
             return self._event(
                 index,
                 self._echoes[index // self._n] + text,
-                piece.finish_reason,
+                delta.finish_reason,
                 self._logprobs(index, entries, self._prompt_entries(index // self._n)),
             )
         logprobs = self._logprobs(index, entries, None) if self._body.logprobs is not None else None
-        return self._event(index, text, piece.finish_reason, logprobs)
+        return self._event(index, text, delta.finish_reason, logprobs)
 
     def _event(self, index: int, text: str, reason: str | None, logprobs: Any) -> bytes:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
@@ -199,16 +197,16 @@ class _Answer(StreamWriter):
 
     async def reply(self, call: Call) -> None:
         """Gather everything and send it."""
-        count = len(self._generation.continuations)
+        count = len(self._generation.streams)
         texts: list[list[str]] = [[] for _ in range(count)]
         entries: list[list[tuple[TokenLogprobs, int]]] = [[] for _ in range(count)]
         reasons: list[str | None] = [None] * count
         async with call.watch_client() as watch:
-            async with aclosing(self._generation.pieces()) as pieces:
-                async for piece in pieces:
-                    texts[piece.index].append(piece.text)
-                    entries[piece.index].extend(piece.entries)
-                    reasons[piece.index] = piece.finish_reason
+            async with aclosing(self._generation.deltas()) as deltas:
+                async for delta in deltas:
+                    texts[delta.index].append(delta.text)
+                    entries[delta.index].extend(delta.entries)
+                    reasons[delta.index] = delta.finish_reason
             watch.stop()
             choices: list[dict[str, Any]] = []
             for prompt in range(len(self._prompts)):

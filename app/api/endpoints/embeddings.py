@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from actors.scheduling.request import SamplingParams
-from app.api.context import Context, new_id, objective_of
+from app.api.context import Context, as_list, new_id, objective_of, tokenized
 from app.api.http.call import Call
 from app.api.http.errors import invalid
-from app.api.prompts import as_list, tokenized
 from app.api.schema.other import EmbeddingRequest
 from app.engine.client import EngineError, GenerationRequest
 

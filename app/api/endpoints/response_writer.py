@@ -1,4 +1,4 @@
-"""The response object of /v1/responses, grown piece by piece, and the events that tell of it."""
+"""The response object of /v1/responses, grown as text comes, and the events that tell of it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import time
 from typing import Any
 
 from app.api.context import Context, new_id
-from app.api.continuation import Piece
 from app.api.endpoints.tool_choice import ToolPlan
 from app.api.generation import Generation
 from app.api.http.errors import ApiError
 from app.api.schema.responses import ResponseRequest
 from app.api.sse import StreamWriter, named_event
+from app.text.incremental import TextDelta
 from app.text.tool_calls import CallDelta, ToolCallParser
 
 
 class ResponseWriter(StreamWriter):
-    """`write` takes pieces and returns their events; `response` is the object so far."""
+    """`write` takes deltas and returns their events; `response` is the object so far."""
 
     def __init__(
         self,
@@ -26,6 +26,7 @@ class ResponseWriter(StreamWriter):
         generation: Generation,
         tools: ToolPlan,
     ) -> None:
+        super().__init__(len(generation.streams))
         self._generation = generation
         self._parser = ToolCallParser(tools.format) if tools.parse else None
         self._body = body
@@ -37,25 +38,25 @@ class ResponseWriter(StreamWriter):
         self._status = "in_progress"
         self._error: dict[str, Any] | None = None
 
-    def write(self, piece: Piece) -> bytes:
-        """The events of one piece, opened by `response.created` before the first."""
+    def write(self, delta: TextDelta) -> bytes:
+        """The events of one delta, opened by `response.created` before the first."""
         if self._sequence == 0:
             self._emit("response.created", response=self.response())
             self._emit("response.in_progress", response=self.response())
-        text, deltas = piece.text, list[CallDelta]()
+        text, calls = delta.text, list[CallDelta]()
         if self._parser is not None:
-            text, deltas = self._parser.push(piece.text)
-            if piece.finish_reason is not None:
+            text, calls = self._parser.push(delta.text)
+            if delta.finish_reason is not None:
                 rest, more = self._parser.finish()
-                text, deltas = text + rest, [*deltas, *more]
+                text, calls = text + rest, [*calls, *more]
         if text:
             self._add_text(text)
-        for delta in deltas:
-            self._add_call(delta)
-        if piece.finish_reason is not None:
+        for call in calls:
+            self._add_call(call)
+        if delta.finish_reason is not None:
             if not self._output:
                 self._add_text("")
-            self._status = "incomplete" if piece.finish_reason == "length" else "completed"
+            self._status = "incomplete" if delta.finish_reason == "length" else "completed"
             self._close_item()
         return self._taken()
 

@@ -7,7 +7,6 @@ from contextlib import aclosing
 
 from actors.scheduling.request import Grammar
 from app.api.context import Context, new_id, objective_of
-from app.api.continuation import TextRules
 from app.api.endpoints.conversation import prompt_tokens, template_messages
 from app.api.endpoints.response_writer import ResponseWriter
 from app.api.endpoints.tool_choice import ToolPlan, plan_tool_calls
@@ -40,6 +39,7 @@ from app.api.schema.responses import (
 )
 from app.api.sse import stream_reply
 from app.engine.client import GenerationRequest
+from app.text.incremental import TextRules
 
 
 class Responses:
@@ -92,9 +92,9 @@ class Responses:
             await stream_reply(call, context, generation, writer)
             return
         async with call.watch_client() as watch:
-            async with aclosing(generation.pieces()) as pieces:
-                async for piece in pieces:
-                    writer.write(piece)
+            async with aclosing(generation.deltas()) as deltas:
+                async for delta in deltas:
+                    writer.write(delta)
             watch.stop()
             await call.reply_json(writer.response())
 

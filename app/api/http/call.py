@@ -1,4 +1,4 @@
-"""One HTTP exchange: its body read within limits, its answer sent, a departed client noticed."""
+"""One HTTP exchange: its body read within limits, its answer sent, its client watched."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from app.api.http.errors import ApiError, from_engine
-from app.api.http.ingress import BODY_WRITER, TRANSPORT, BodyWriter
+from app.api.http.server import BODY_WRITER, TRANSPORT, BodyWriter
 from app.api.http.validation import parse_body
 from app.api.options import ApiOptions
 from app.engine.client import EngineError
+
+_LOOK_EVERY_S: Final = 1.0
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -77,11 +79,9 @@ class Call:
 
     async def _read_body(self) -> bytes:
         limit = self.options.max_body_bytes
-        # The connection stays open: servers discard the rest, and the client gets to read this.
-        too_large = ApiError(413, f"The body is larger than {limit} bytes.")
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared[:20]) > limit:
-            raise too_large
+            raise _too_large(limit)
         parts: list[bytes] = []
         num_bytes = 0
         try:
@@ -93,7 +93,7 @@ class Call:
                     part = message.get("body", b"")
                     num_bytes += len(part)
                     if num_bytes > limit:
-                        raise too_large
+                        raise _too_large(limit)
                     parts.append(part)
                     if not message.get("more_body", False):
                         return b"".join(parts)
@@ -155,6 +155,11 @@ class Call:
         await self.reply(error.status, error.body(), error.all_headers())
 
 
+def _too_large(limit: int) -> ApiError:
+    """The connection stays open: servers discard the rest, and the client gets to read this."""
+    return ApiError(413, f"The body is larger than {limit} bytes.")
+
+
 class ClientWatch:
     """Cancels what runs inside when the client disconnects; then raises ClientGone.
 
@@ -196,6 +201,57 @@ class ClientWatch:
         self._gone = True
         if self._task is not None:
             self._task.cancel()
+
+
+class SlowReader:
+    """One stream's entry. sending_since_s: start of the pending send, 0 when none."""
+
+    __slots__ = ("dropped", "sending_since_s", "task")
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+        self.sending_since_s = 0.0
+        self.dropped = False
+
+
+class SlowReaders:
+    """Drops clients that stop reading, at no cost per token: a timer per send would cost more than
+    the send, so each stream notes when its pending send began, and one timer looks at all.
+
+    All streams now open; cancels the task of one whose send takes longer than timeout_s."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._open: set[SlowReader] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self) -> SlowReader:
+        """Watch the current task's stream."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a stream needs a running task")
+        entry = SlowReader(task)
+        self._open.add(entry)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(
+                min(_LOOK_EVERY_S, self._timeout_s), self._look
+            )
+        return entry
+
+    def remove(self, entry: SlowReader) -> None:
+        """The stream is over."""
+        self._open.discard(entry)
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        oldest_s = loop.time() - self._timeout_s
+        for entry in self._open:
+            if 0.0 < entry.sending_since_s < oldest_s and not entry.dropped:
+                entry.dropped = True
+                entry.task.cancel()
+        self._timer = (
+            loop.call_later(min(_LOOK_EVERY_S, self._timeout_s), self._look) if self._open else None
+        )
 
 
 class Log(Protocol):

@@ -23,7 +23,8 @@ _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 class Guard:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, options: ApiOptions, keys: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, options: ApiOptions, keys: KeyRing | None) -> None:
+        """keys: None where the server asks for none."""
         self._app = app
         self._options = options
         self._keys = keys
@@ -67,11 +68,10 @@ class Guard:
             ):
                 await self._preflight(origin, send_marked)
                 return
-            if scope["path"] not in self._options.public_paths:
+            if self._keys is not None and scope["path"] not in self._options.public_paths:
                 allowance = self._keys.admit(headers.get(b"authorization"))
-                if allowance is not None:
-                    state["allowance"] = allowance
-                    state["key_name"] = allowance.name
+                state["allowance"] = allowance
+                state["key_name"] = allowance.name
         except ApiError as error:
             await send_error(error, send_marked)
             return

@@ -78,7 +78,7 @@ class Allowance:
 
 
 class KeyRing:
-    """All keys of this server; an empty ring asks for none."""
+    """All keys of this server."""
 
     def __init__(
         self, keys: Mapping[str, KeyLimits], clock: Callable[[], float] = time.monotonic
@@ -88,10 +88,8 @@ class KeyRing:
             digest = hashlib.sha256(key.encode()).digest()
             self._allowances.append((digest, Allowance("key-" + digest.hex()[:8], limits, clock)))
 
-    def admit(self, authorization: bytes | None) -> Allowance | None:
+    def admit(self, authorization: bytes | None) -> Allowance:
         """The allowance of the key in an Authorization header; raises 401 or 429."""
-        if not self._allowances:
-            return None
         scheme, _, key = (authorization or b"").partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
         found: Allowance | None = None

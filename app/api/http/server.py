@@ -1,8 +1,11 @@
-"""A replica's own door: HTTP straight from the replica, with nothing in front of it.
+"""HTTP straight from the replica, and what a request passes before the application sees it.
 
 Where one replica is all there is (`listen` in the settings, `proxy_location: Disabled`), a load
 balancer only copies every token once more and keeps two idle processes beside the engine. Several
-replicas keep Serve's HAProxy, which knows them all.
+replicas keep Serve's HAProxy, which knows them all. There Serve reads some request headers on its
+own account, ahead of any application: with
+`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=app.api.http.server.middlewares` in the environment of
+replicas (or of Serve's Python proxies) those are gone by then.
 """
 
 from __future__ import annotations
@@ -11,22 +14,86 @@ import asyncio
 import logging
 import socket
 from email.utils import formatdate
-from typing import Final
+from typing import Any, Final, Protocol
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from app.api.http.ingress import BODY_WRITER
-
-logger = logging.getLogger("legato.door")
+logger = logging.getLogger("legato.http")
 
 KEEP_ALIVE_S: Final = 30  # an idle connection's life between two requests
 HEAD_LIMIT_S: Final = 30.0
 MAX_HEAD_BYTES: Final = 1 << 16
 
 
-class Door:
+# With these a client could switch off the notice of its own disconnect, or set Serve's deadline.
+INTERNAL_HEADERS: Final = frozenset(
+    {b"x-request-disconnect-disabled", b"x-request-timeout-seconds"}
+)
+TRANSPORT: Final = "legato.transport"
+BODY_WRITER: Final = "legato.body_writer"  # a BodyWriter, where the server has one
+
+
+class BodyWriter(Protocol):
+    """A response's way to its connection for code that cannot wait: ASGI's `send` is a coroutine
+    through every layer that wraps it."""
+
+    def is_open(self) -> bool:
+        """True between the response's head and its end, while the client keeps up."""
+        ...
+
+    def write(self, body: bytes) -> None:
+        """Write a part of a streamed body now."""
+        ...
+
+
+def entered(scope: Scope, send: Send) -> Scope:
+    """The scope as the application shall see it: no internal headers, the connection known."""
+    if scope["type"] != "http" or scope.get(TRANSPORT) is not None:
+        return scope
+    headers = [pair for pair in scope["headers"] if pair[0] not in INTERNAL_HEADERS]
+    transport = transport_of(send)
+    send_at_once(transport)
+    return {**scope, "headers": headers, TRANSPORT: transport}
+
+
+class Ingress:
+    """ASGI middleware, outermost."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(entered(scope, send), receive, send)
+
+
+def transport_of(send: Send) -> Any:
+    """The connection behind a server's own `send`, None where there is none to be had.
+
+    ASGI has no way to drop a client that stopped reading: closing waits for its buffer.
+    """
+    return getattr(getattr(send, "__self__", None), "transport", None)
+
+
+def send_at_once(transport: Any) -> None:
+    """Turn Nagle's algorithm off, which would hold a token back until the last one is acknowledged.
+
+    asyncio does so itself, but not for a listening socket made without naming the protocol, which
+    is how servers make theirs: 40 ms were seen between a response's head and its body.
+    """
+    connection = None if transport is None else transport.get_extra_info("socket")
+    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def middlewares() -> list[Middleware]:
+    """For Serve's callback."""
+    return [Middleware(Ingress)]
+
+
+class HttpServer:
     """An HTTP server on the running event loop.
 
     The port is shared (SO_REUSEPORT), so that a replica's successor opens it while the
@@ -37,7 +104,7 @@ class Door:
         self._address = (host, port)
         config = uvicorn.Config(
             app,
-            http=DoorProtocol,
+            http=RequestProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -65,8 +132,8 @@ class Door:
         await self._server.shutdown()
 
 
-class _BodyWriter:
-    """`app.api.http.ingress.BodyWriter`: what `RequestResponseCycle.send` does with a chunk."""
+class _ConnectionWriter:
+    """Implements `BodyWriter`: what `RequestResponseCycle.send` does with a chunk."""
 
     __slots__ = ("_cycle",)
 
@@ -85,7 +152,7 @@ class _BodyWriter:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
-class DoorProtocol(HttpToolsProtocol):
+class RequestProtocol(HttpToolsProtocol):
     """uvicorn's, with limits to the size and the age of a request's head, which it lacks."""
 
     _in_head = True
@@ -108,7 +175,7 @@ class DoorProtocol(HttpToolsProtocol):
         self.server_state.default_headers = [(b"date", now)]
         super().on_headers_complete()
         cycle = self.cycle
-        cycle.scope[BODY_WRITER] = _BodyWriter(cycle)  # type: ignore[typeddict-unknown-key]
+        cycle.scope[BODY_WRITER] = _ConnectionWriter(cycle)  # type: ignore[typeddict-unknown-key]
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

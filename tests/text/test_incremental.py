@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.text.detokenizer import PrefixDetokenizer, TableDetokenizer
+from app.text.incremental import PrefixDetokenizer, TableDetokenizer
 from app.text.processor import TextProcessor
 from tests.text.tiny_tokenizer import sentencepiece_folder, wordpiece_folder
 

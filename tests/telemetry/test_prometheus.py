@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from app.telemetry.quick_histogram import QuickHistogram
+from app.telemetry.prometheus import QuickHistogram
 
 BOUNDS = (0.005, 0.01, 0.5, 1, 10)
 

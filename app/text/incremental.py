@@ -1,0 +1,217 @@
+"""Tokens to text as they arrive.
+
+A character split over tokens is held back until it is whole, and so is a possible stop string.
+
+Feeding the tokens in any grouping gives the same text.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from actors.scheduling.plan import TokenLogprobs
+from actors.scheduling.request import FinishReason
+from app.engine.client import EngineUnavailable, GenerationFailed, TokenChunk
+from app.text.stops import StopStrings
+
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+
+# A character has at most four bytes, so with one token per byte no honest text stays undecided
+# for longer; what is still broken then is broken for good and is shown as U+FFFD.
+_MAX_HELD_TOKENS = 6
+_CONTEXT_TOKENS = 5  # tokens of the prompt by which a decoder sees how the continuation begins
+
+
+class Detokenizer(Protocol):
+    def push(self, tokens: Sequence[int]) -> str:
+        """The text that became certain with these tokens; "" while a character is unfinished."""
+        ...
+
+    def flush(self) -> str:
+        """What was held back; bytes that never became a character come as U+FFFD."""
+        ...
+
+
+class TableDetokenizer:
+    """Detokenises by table look-up: well under a microsecond per token.
+
+    table: bytes of every token id, empty for tokens that are not shown.
+    """
+
+    __slots__ = ("_decoder", "_table")
+
+    def __init__(self, table: Sequence[bytes]) -> None:
+        self._table = table
+        self._decoder = _Utf8Decoder("replace")
+
+    def push(self, tokens: Sequence[int]) -> str:
+        table, decoder = self._table, self._decoder
+        try:
+            if len(tokens) == 1:
+                raw = table[tokens[0]]
+                if raw.isascii() and not decoder.buffer:  # as most are: no state to keep
+                    return raw.decode("ascii")
+                return decoder.decode(raw)
+            return decoder.decode(b"".join([table[token] for token in tokens]))
+        except IndexError:  # models pad their vocabulary beyond the tokenizer's
+            known = [table[token] for token in tokens if token < len(table)]
+            return decoder.decode(b"".join(known))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
+class PrefixDetokenizer:
+    """Detokenises with any tokenizer, by decoding a short window twice.
+
+    The text of the window with the new tokens, less the text of the window without them, is what
+    is new; the window moves on whenever it ends in a whole character.
+    """
+
+    __slots__ = ("_decode", "_read", "_window")
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int] = ()) -> None:
+        self._decode = decode
+        self._window = list(prompt[-_CONTEXT_TOKENS:])
+        self._read = len(self._window)  # window[:_read] has been shown
+
+    def push(self, tokens: Sequence[int]) -> str:
+        return "".join([self._push_one(token) for token in tokens])
+
+    def _push_one(self, token: int) -> str:
+        self._window.append(token)
+        if len(self._window) - self._read < _MAX_HELD_TOKENS:
+            return self._advance(hold=True)
+        return self._advance(hold=False)
+
+    def _advance(self, *, hold: bool) -> str:
+        before = self._decode(self._window[: self._read])
+        after = self._decode(self._window)
+        if hold and (after.endswith("\ufffd") or len(after) < len(before)):
+            return ""
+        self._window = self._window[self._read :]
+        self._read = len(self._window)
+        return after[len(before) :]
+
+    def flush(self) -> str:
+        return self._advance(hold=False) if len(self._window) > self._read else ""
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """How tokens of one request become text."""
+
+    stops: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    skip_special_tokens: bool = True
+
+
+@dataclass(slots=True)
+class TextDelta:
+    """What is new of one continuation.
+
+    index: among all continuations of the HTTP request. entries: (log-probabilities, offset of the
+    token's text in the continuation) of tokens whose text is now certain.
+    """
+
+    index: int
+    text: str
+    num_tokens: int
+    finish_reason: str | None = None
+    entries: list[tuple[TokenLogprobs, int]] = field(default_factory=list)
+
+
+class TextStream:
+    """One continuation's tokens becoming text: detokenised, cut at stop strings, counted.
+
+    `take` turns each of the engine's chunks into a TextDelta. While `is_plain`, tokens that come
+    with nothing else may go through `push`, their detokenizer's own, and be added to `num_tokens`.
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_held_entries",
+        "_num_chars",
+        "_rules",
+        "_shown_chars",
+        "_stops",
+        "finished",
+        "index",
+        "is_plain",
+        "num_tokens",
+        "push",
+    )
+
+    def __init__(self, index: int, rules: TextRules, detokenizer: Detokenizer) -> None:
+        self.index = index
+        self.num_tokens = 0  # as counted in usage: the stop token or string included
+        self.finished = False
+        self._rules = rules
+        self._detokenizer = detokenizer
+        self.push = detokenizer.push
+        self._stops = StopStrings(rules.stops) if rules.stops else None
+        self.is_plain = self._stops is None
+        self._num_chars = 0  # detokenised so far, held back or not
+        self._shown_chars = 0  # given out so far
+        self._held_entries: list[tuple[TokenLogprobs, int]] = []
+
+    def take(self, chunk: TokenChunk) -> TextDelta:
+        """The text that this chunk makes certain; raises EngineError if it failed."""
+        reason = chunk.finish_reason
+        if reason is FinishReason.ERROR:
+            raise GenerationFailed("The generation failed in the engine.")
+        if reason is FinishReason.ABORT:
+            raise EngineUnavailable("The generation was ended by the server.")
+        if self._stops is None and not chunk.logprobs and reason is None:
+            self.num_tokens += len(chunk.tokens)
+            return TextDelta(self.index, self.push(chunk.tokens), len(chunk.tokens))
+        return self._take_carefully(chunk)
+
+    def _take_carefully(self, chunk: TokenChunk) -> TextDelta:
+        """Token by token, so that counts, stop strings and log-probabilities are exact."""
+        reason = chunk.finish_reason
+        tokens = chunk.tokens
+        ends_by_token = (
+            reason is FinishReason.STOP
+            and bool(tokens)
+            and tokens[-1] in self._rules.stop_token_ids
+        )
+        num_shown = len(tokens) - ends_by_token
+        shown: list[str] = []
+        num_taken = 0
+        for i in range(num_shown):
+            if chunk.logprobs:
+                self._held_entries.append((chunk.logprobs[i], self._num_chars))
+            num_taken += 1
+            if self._feed(self._detokenizer.push(tokens[i : i + 1]), shown):
+                return self._delta("".join(shown), num_taken, "stop")
+        num_taken += ends_by_token
+        if reason is not None:
+            if self._feed(self._detokenizer.flush(), shown):
+                return self._delta("".join(shown), num_taken, "stop")
+            if self._stops is not None:
+                shown.append(self._stops.finish())
+        return self._delta("".join(shown), num_taken, None if reason is None else reason.value)
+
+    def _feed(self, text: str, shown: list[str]) -> bool:
+        """Add detokenised text; True when a stop string is complete."""
+        self._num_chars += len(text)
+        if self._stops is None:
+            shown.append(text)
+            return False
+        shown.append(self._stops.push(text))
+        return self._stops.found is not None
+
+    def _delta(self, text: str, num_tokens: int, reason: str | None) -> TextDelta:
+        self.num_tokens += num_tokens
+        self._shown_chars += len(text)
+        entries = self._held_entries
+        if self._shown_chars != self._num_chars:  # text is held back, or was cut off
+            entries = [entry for entry in entries if entry[1] < self._shown_chars]
+        self._held_entries = self._held_entries[len(entries) :]
+        if reason is not None:
+            self.finished, self.is_plain = True, False
+        return TextDelta(self.index, text, num_tokens, reason, entries)
