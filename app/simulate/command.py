@@ -52,11 +52,13 @@ def command(
     qps: Annotated[float, typer.Option(help="Requests per second.", min=1e-6)] = 1.0,
     requests: Annotated[int, typer.Option(help="How many requests.", min=1)] = 512,
     policy: Annotated[str, typer.Option(help="Scheduling policy.")] = "sarathi",
-    budget: Annotated[str, typer.Option(help="fixed, profiled or adaptive.")] = "adaptive",
+    budget: Annotated[
+        str, typer.Option(help="fixed, profiled, adaptive or throttled.")
+    ] = "adaptive",
     token_budget: Annotated[int, typer.Option(help="Tokens of a fixed budget.", min=1)] = 512,
     tbt_ms: Annotated[float, typer.Option(help="TBT objective.", min=0.001)] = 200.0,
     max_requests: Annotated[int, typer.Option(help="Sequences that run together.", min=1)] = 128,
-    admission: Annotated[str, typer.Option(help="all, predicted_peak or promises.")] = "all",
+    admission: Annotated[str, typer.Option(help="all, predicted_peak or predictive.")] = "all",
     order: Annotated[str, typer.Option(help="Order of the queue.")] = "auto",
     replicas: Annotated[int, typer.Option(help="Replicas.", min=1)] = 1,
     routing: Annotated[

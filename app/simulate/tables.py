@@ -1,4 +1,4 @@
-"""Results as tables for people and as lines of Markdown for documents."""
+"""What `legato simulate` found, as tables for the terminal and as Markdown for documents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def percent(value: float | None) -> str:
 
 
 def paper_table(rows: Iterable[Row]) -> Table:
-    """Ours beside the published numbers; misses beyond 20 % stand out."""
+    """Simulated beside published numbers; misses beyond 20 % stand out."""
     table = Table(title="The paper's evaluation, simulated", header_style="bold")
     for name in ("figure", "setting", "quantity"):
         table.add_column(name)

@@ -22,7 +22,7 @@ CONFIG = scheduler_config(MODEL, token_budget=256, tbt_s=0.1)
 
 
 @pytest.mark.parametrize("routing", ["round_robin", "least_loaded", "power_of_two", "slack"])
-def test_everyone_is_served_once_whatever_the_routing(routing: str) -> None:
+def test_every_request_is_served_once_whatever_the_routing(routing: str) -> None:
     workload = generate(poisson(20.0), uniform_lengths(50, 1500, 8.0), 300)
     result = simulate(workload, Deployment(CONFIG, MODEL, num_replicas=4, routing=routing))
     assert result.summary().num_completed == 300

@@ -100,7 +100,7 @@ def test_the_committed_campaign_is_complete_and_close_to_the_paper() -> None:
     assert len(over_orca) == 16
     near = [r for r in over_orca if abs(r.deviation or 0.0) <= 0.2]
     assert len(near) >= 10
-    # Whoever wins in the paper wins here, in every setting.
+    # What wins in the paper wins here, in every setting.
     assert all(r.simulated > 1.0 for r in over_orca)
 
 

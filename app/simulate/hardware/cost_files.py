@@ -1,4 +1,4 @@
-"""Cost models as files: JSON with one key a line, so that a person can read and compare it."""
+"""Cost models as files: JSON with one key a line, for people to read and compare."""
 
 from __future__ import annotations
 

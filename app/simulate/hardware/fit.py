@@ -138,7 +138,7 @@ def _robust(matrix: Floats) -> Floats:
     """nnls of `matrix` x = 1 that a minority of disturbed rows does not move.
 
     Huber's loss first: errors beyond `HUBER` count by their size only. Then rows that took more
-    than `DISTURBED` times what the rest says are left out: neighbours add time, they never save it.
+    than `DISTURBED` times what the rest says are left out: other programs only ever add time.
     """
     weights = np.ones(len(matrix))
     for number in range(ROUNDS):

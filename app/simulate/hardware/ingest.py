@@ -4,8 +4,8 @@
 
 The folder holds CSV files in the format that the authors of Vidur publish (MIT licence): per
 layer shape and tensor-parallel degree the time of every operator at many token counts, attention
-by batch, chunk and context, collectives by bytes, and the CPU's share of an iteration. What we
-keep are medians at the token counts where the curve bends, so the repository stays small.
+by batch, chunk and context, collectives by bytes, and the CPU's share of an iteration. Kept are
+medians at the token counts where the curve bends, so the repository stays small.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LICENCE = (
     "MIT licence, Copyright (c) Microsoft Corporation."
 )
 
-# Our columns, and the published operators they sum.
+# Columns kept, and the published operators they sum.
 GROUPS = {
     "qkv": ("attn_pre_proj",),
     "out": ("attn_post_proj",),
@@ -37,7 +37,7 @@ GROUPS = {
     "other": ("input_layernorm", "post_attention_layernorm", "attn_rope", "mlp_act", "add"),
 }
 
-LAYERS = {  # file stem: (device, our name)
+LAYERS = {  # file stem: (device, name in the output)
     "a100_meta-llama_Meta-Llama-3-8B_linear": ("a100", "llama-3-8b"),
     "a100_codellama_CodeLlama-34b-Instruct-hf_linear": ("a100", "codellama-34b"),
     "a100_meta-llama_Llama-2-70b-hf_linear": ("a100", "llama-2-70b"),

@@ -1,4 +1,4 @@
-"""Seconds that collectives and sends take, from published timings or an assumption said so."""
+"""Seconds that collectives and sends take, from published timings or a stated assumption."""
 
 from __future__ import annotations
 

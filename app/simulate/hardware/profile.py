@@ -1,4 +1,4 @@
-"""Measure step times over tokens x context x decodes x chunk, whatever runs the steps.
+"""Measure step times over tokens x context x decodes x chunk, on whatever runs the steps.
 
 The live engine, a bare model runner or a simulator is one callable, `step(shape) -> seconds` of the
 slowest stage. The grid is small on purpose: every cost is close to linear between its knots, so
@@ -108,8 +108,8 @@ def measure(
 ) -> list[Measurement]:
     """Run every shape `repeats` times and keep the fastest of each, in seconds.
 
-    Neighbours on a shared machine only ever add time, so the fastest is nearest to what the step
-    itself costs; what they add is learnt on line. The first `warm_up` steps are thrown away.
+    Other programs of a machine only ever add time, so the fastest is nearest to what the step itself
+    costs; what they add is learnt on line. The first `warm_up` steps are thrown away.
     Repeats of a shape are spread over the whole run, so that a slow minute does not own a corner
     of the grid.
     """

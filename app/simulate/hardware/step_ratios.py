@@ -12,7 +12,7 @@ _NEIGHBOURS = 32  # steps like the one simulated, of which one is drawn
 class StepRatios:
     """measured / modelled of steps that ran, with what the model said of each.
 
-    A step is slowed as one like it was: with prefill or without, and of about the same modelled
+    A step is slowed as a similar one was: with prefill or without, and of about the same modelled
     time. What steals memory bandwidth slows decodes, what steals cores slows prefill, and what
     wakes up between steps is a larger share of short ones: one factor would not do for all.
     """

@@ -1,4 +1,4 @@
-"""Numbers that the Sarathi-Serve paper (OSDI '24) publishes, for comparison beside ours."""
+"""Numbers that the Sarathi-Serve paper (OSDI '24) publishes, to stand beside simulated ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One number of ours beside one of theirs (published may be absent)."""
+    """A simulated number beside the published one, which may be absent."""
 
     figure: str
     setting: str

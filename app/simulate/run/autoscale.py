@@ -1,7 +1,7 @@
-"""How many replicas there should be, decided from what their cores say.
+"""How many replicas there should be, decided from the state of their cores.
 
-Two signals: requests per replica (what Ray Serve scales on) and TBT/TTFT slack (what Legato scales
-on: prefill work ahead, as a share of what the TTFT objective leaves time for).
+Two signals: requests per replica (what Ray Serve scales on), and prefill tokens of work ahead per
+replica, which a new request's first token waits for.
 """
 
 from __future__ import annotations

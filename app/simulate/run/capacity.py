@@ -1,4 +1,4 @@
-"""Capacity: the highest Poisson load that keeps its promises (PAPER, section 5.1).
+"""Capacity: the highest Poisson load that meets its objectives (Sarathi-Serve, section 5.1).
 
 A load passes when P99 TBT <= objective and the median scheduling delay <= 2 s. The search brackets
 the capacity by doubling or halving from a guess and bisects until the bracket is narrower than

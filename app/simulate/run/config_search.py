@@ -2,7 +2,7 @@
 
 Candidates (tensor ranks x stages x policy x budget x admission) are judged in parallel processes by
 their capacity; replicas follow from load / capacity, cost from devices x replicas. The cost model
-of every degree is composed from operator timings (`hardware.compose`).
+of every degree is composed from operator timings (`hardware.deployments.compose`).
 """
 
 from __future__ import annotations

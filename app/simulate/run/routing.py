@@ -35,7 +35,7 @@ class LeastLoaded:
 
 
 class PowerOfTwo:
-    """The less loaded of two drawn at random: near least-loaded, without asking everybody."""
+    """The less loaded of two drawn at random: near least-loaded, asking two replicas only."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)

@@ -1,6 +1,7 @@
 """Does choosing the budget anew each step pay? Capacity of fixed and adaptive budgets.
 
-    python -m app.simulate.studies.budgets --cache results/capacities.json --out results
+    python -m app.simulate.studies.budgets --cache app/simulate/results/capacities.json \\
+        --out app/simulate/results
 
 For the paper's four deployments and two datasets under the strict objective: Sarathi with several
 fixed budgets, the adaptive budget (untuned), and both with a deadline order of the queue.

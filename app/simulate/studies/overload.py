@@ -1,6 +1,6 @@
-"""Overload: what admission by promises keeps at capacity, three and ten times it.
+"""Overload: what predictive admission keeps at capacity, three and ten times it.
 
-    python -m app.simulate.studies.overload
+    python -m app.simulate.studies.overload [--seed 0]
 
 The paper's deployments under chat, adaptive budget, the strict TBT objective and ten seconds to the
 first token; loads are multiples of the capacity found in `results/budgets.md`.

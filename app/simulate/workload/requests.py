@@ -1,4 +1,4 @@
-"""Workloads: who arrives when, with how long a prompt, wanting how many tokens.
+"""Workloads: when each request arrives, with how long a prompt, for how many output tokens.
 
 Arrival processes (`arrivals`) and length distributions (`lengths`) are separate and combine
 freely; recorded ones are read by `traces`. Everything is drawn from one seeded generator: equal
