@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCE = Path("kernels/cpu/src")
@@ -88,6 +89,14 @@ class BuildLibrary(build_ext):
         )
 
 
+class PlatformWheel(bdist_wheel):
+    """The wheel is for a platform, and for every Python: the library knows nothing of it."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        _, _, platform_tag = super().get_tag()
+        return "py3", "none", platform_tag
+
+
 def extensions() -> list[Extension]:
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
         return []
@@ -102,4 +111,4 @@ def extensions() -> list[Extension]:
     ]
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": BuildLibrary})
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildLibrary, "bdist_wheel": PlatformWheel})

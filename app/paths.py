@@ -1,4 +1,4 @@
-"""Where the files that come with Legato lie: the same below a checkout and below an installation."""
+"""Where the files that come with Legato lie, below a checkout or an installation alike."""
 
 from __future__ import annotations
 

@@ -2,92 +2,130 @@
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
-from rich.console import Console
 
-from app.cli.serve import load_config, place
+from actors.engine_config import EngineConfig
+from app.cli.errors import WRONG_USAGE, fail
+from app.cli.serve_config import DEFAULT_CONFIG, load_config, place
 from app.settings import Settings, SettingsError, parse, resolve
 
-_err = Console(stderr=True, highlight=False)
 config = typer.Typer(help="Check and explain configurations.", no_args_is_help=True)
-Target = Annotated[Path, typer.Argument(help="A Serve config (YAML) or a model folder.")]
+Target = Annotated[
+    Path,
+    typer.Argument(metavar="[TARGET]", help="A Serve config (YAML), or a Hugging Face folder."),
+]
 
 
-def _applications(target: Path) -> list[dict[str, Any]]:
+def _resolved(target: Path) -> list[EngineConfig]:
+    """The settings of every application; ends the command where one is wrong."""
     try:
         config = load_config(target)
-        place(config, None, None)
-        return list(config["applications"])
     except SettingsError as error:
-        _err.print(f"[red]error:[/] {error}")
-        raise typer.Exit(2) from None
+        fail(error, code=WRONG_USAGE)  # it names the file
+    try:
+        place(config, None, None)
+        return [resolve(parse(a.get("args") or {})) for a in config["applications"]]
+    except SettingsError as error:
+        fail(f"{target}: {error}", code=WRONG_USAGE)
 
 
 @config.command()
-def check(target: Target) -> None:
-    """Validate a config as `serve` would; exit 2 with the key at fault."""
-    for application in _applications(target):
-        try:
-            resolve(parse(application.get("args") or {}))
-        except SettingsError as error:
-            _err.print(f"[red]error:[/] {target}: {error}")
-            raise typer.Exit(2) from None
+def check(target: Target = DEFAULT_CONFIG) -> None:
+    """Validate a config as `legato serve` would; exit 2 with the key at fault."""
+    _resolved(target)
     typer.echo(f"{target}: ok")
 
 
 @config.command()
-def show(target: Target) -> None:
+def show(target: Target = DEFAULT_CONFIG) -> None:
     """Print the resolved engine settings (JSON), defaults filled in."""
-    for application in _applications(target):
-        try:
-            resolved = resolve(parse(application.get("args") or {}))
-        except SettingsError as error:
-            _err.print(f"[red]error:[/] {target}: {error}")
-            raise typer.Exit(2) from None
+    for resolved in _resolved(target):
         typer.echo(json.dumps(dataclasses.asdict(resolved), indent=2, default=str))
 
 
 @config.command()
 def reference() -> None:
-    """Print the reference of every setting as Markdown (configs/README.md is made of it)."""
-    typer.echo("\n".join([*_HEAD, *_lines(Settings, "")]))
+    """Print every setting as Markdown: configs/README.md is this command's output."""
+    typer.echo("\n".join([_INTRODUCTION, *_lines(Settings, "")]))
 
 
+_INTRODUCTION = """\
+# Configuration
+
+A deployment is a Serve config ([serve/](serve)): `legato serve`, `serve run` and `serve deploy`
+read the same file. These are the keys of its `args`; `legato config check FILE` names what is wrong
+with one, and `legato config show FILE` prints what it comes to. Keys marked *live* also change
+while the engine runs, by a deployment's `user_config` or from the console.
+
+Paths are relative to the working folder. One that begins with `configs/` and does not exist there
+is the one that came with Legato.
+
+This file is the output of `legato config reference`.
+"""
 _HEAD = ("| key | type | default | meaning |", "|---|---|---|---|")
 
 
-def _lines(section: Any, prefix: str) -> list[str]:
+def _lines(section: Any, prefix: str) -> Iterator[str]:
     """The rows of a section's own keys, then its sections, each under a heading."""
-    lines: list[str] = []
-    sections: list[str] = []
     fields: dict[str, FieldInfo] = section.model_fields
+    sections = {n: f.annotation for n, f in fields.items() if hasattr(f.annotation, "model_fields")}
+    yield from _HEAD
     for name, field in fields.items():
-        nested: Any = field.annotation
-        if hasattr(nested, "model_fields"):
-            sections += ["", f"### `{name}`", "", *_HEAD, *_lines(nested, f"{prefix}{name}.")]
-        else:
-            kind = _kind(nested)
-            default = "required" if field.is_required() else f"`{field.get_default()!r}`"
-            if dataclasses.is_dataclass(nested):
-                default = "see app/api/README.md"
-            lines.append(f"| `{prefix}{name}` | {kind} | {default} | {field.description or ''} |")
-    return lines + sections
+        if name not in sections:
+            extra = field.json_schema_extra
+            live = " *live*" if isinstance(extra, dict) and extra["live"] else ""
+            cells = (
+                f"`{prefix}{name}`",
+                _type(field),
+                _default(field),
+                f"{field.description}{live}",
+            )
+            yield f"| {' | '.join(cells)} |"
+    for name, nested in sections.items():
+        yield from ("", f"### `{name}`", "")
+        yield from _lines(nested, f"{prefix}{name}.")
 
 
-def _kind(annotation: Any) -> str:
-    """How a person would say the type: choices by name, optional ones as such."""
-    if get_origin(annotation) is Literal:
-        return ", ".join(f"`{choice}`" for choice in get_args(annotation))
-    parts = [part for part in get_args(annotation) if part is not type(None)]
-    if type(None) in get_args(annotation):
-        return f"{_kind(parts[0])}, optional"
-    return getattr(annotation, "__name__", str(annotation))
+def _default(field: FieldInfo) -> str:
+    """The default as YAML has it."""
+    if field.is_required():
+        return "required"
+    default = field.get_default(call_default_factory=True)
+    if dataclasses.is_dataclass(default):
+        return "its own defaults"
+    return f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default)}`"
+
+
+def _type(field: FieldInfo) -> str:
+    """The type as a person says it, with its bounds."""
+    words = {"ge": "at least", "gt": "above", "lt": "below", "le": "at most"}
+    bounds = [
+        f", {word} {getattr(bound, name):g}"
+        for bound in field.metadata
+        for name, word in words.items()
+        if hasattr(bound, name)
+    ]
+    kind = field.annotation
+    optional = type(None) in get_args(kind)
+    if optional:
+        (kind,) = (part for part in get_args(kind) if part is not type(None))
+    return f"{_kind(kind)}{''.join(bounds)}{' or `null`' if optional else ''}"
+
+
+def _kind(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(kind))
+    if get_origin(kind) is collections.abc.Mapping or dataclasses.is_dataclass(kind):
+        return "mapping"
+    return {int: "integer", float: "number", str: "text", bool: "boolean"}[kind]
 
 
 def register(app: typer.Typer) -> None:

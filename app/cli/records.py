@@ -8,22 +8,20 @@ from typing import Annotated, Any
 
 import pyarrow.parquet as pq
 import typer
-from rich.console import Console
 
 from actors.event_recorder import read_events
 from actors.scheduling.event_log import ReplayMismatch, check_replay
+from app.cli.errors import fail
 from app.telemetry.trace import perfetto
 
-_err = Console(stderr=True, highlight=False)
 Folder = Annotated[Path, typer.Argument(help="A `telemetry.directory`, or a replica's part of it.")]
 
 
 def _rows(folder: Path, kind: str) -> list[dict[str, Any]]:
     files = sorted(folder.rglob(f"{kind}-*.parquet"))
     if not files:
-        _err.print(f"[red]error:[/] no {kind}-*.parquet below {folder}")
-        _err.print("set telemetry.directory in the config to keep logs")
-        raise typer.Exit(1)
+        hint = "set telemetry.directory in the config to keep logs"
+        fail(f"no {kind}-*.parquet below {folder}", hint)
     return [row for file in files for row in pq.read_table(file).to_pylist()]
 
 
@@ -41,8 +39,7 @@ def replay(file: Annotated[Path, typer.Argument(help="An events-*.parquet file."
     try:
         count = check_replay(read_events(file))
     except (ReplayMismatch, OSError, ValueError) as error:
-        _err.print(f"[red]error:[/] {error}")
-        raise typer.Exit(1) from None
+        fail(f"{file}: {error}")
     typer.echo(f"{file}: {count} events replayed, every instruction identical")
 
 

@@ -14,52 +14,13 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-import yaml
 from rich.console import Console
 from rich.status import Status
 
+from app.cli.errors import WRONG_USAGE, console, fail, print_error
+from app.cli.serve_config import DEFAULT_CONFIG, load_config, place
+from app.ray_environment import set_environment
 from app.settings import SettingsError, parse, resolve
-
-DEFAULT_CONFIG = Path("configs/serve/demo.yaml")
-_console = Console(stderr=True, highlight=False)
-
-# Before Ray Serve is imported: no Python proxy on a token's path (HAProxy in front, replicas
-# answer HTTP themselves), on the replica's own event loop, no usage reports, no dashboard.
-ENVIRONMENT = {
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.api.http.ingress.middlewares",
-    "RAY_SERVE_LOG_TO_STDERR": "0",
-    # A replica that answers HTTP itself waits this long for a load balancer to look away.
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-    # A machine that is busy computing may take its time to start a proxy.
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-    # Ray runs its workers 15 nice levels below everybody else's: tokens would wait for anything.
-    "RAY_worker_niceness": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray's own processes talk, and listen, on the loopback address alone.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # Ray's daemons poll for clusters of thousands of nodes; on one machine that is idle heat.
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1",
-    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
-    "REPORTER_UPDATE_INTERVAL_MS": "60000",
-    "EVENT_AGENT_REPORT_INTERVAL_SECONDS": "10",
-    "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
-    "RAY_raylet_check_gc_period_milliseconds": "2000",
-    "RAY_object_manager_timer_freq_ms": "1000",
-    "RAY_raylet_report_resources_period_milliseconds": "1000",
-    "RAY_gcs_pull_resource_loads_period_milliseconds": "5000",
-    "RAY_kill_idle_workers_interval_ms": "5000",
-    "RAY_memory_monitor_refresh_ms": "2000",
-    "RAY_metrics_report_interval_ms": "60000",
-    "RAY_event_stats": "0",
-    "RAY_prestart_worker_first_driver": "0",  # a Python process per CPU that nobody asked for
-    "RAY_num_workers_soft_limit": "1",  # nor those that have nothing left to do
-    "RAY_task_events_report_interval_ms": "0",
-    "RAY_enable_metrics_collection": "0",
-    "RAY_DEDUP_LOGS": "1",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
 
 
 def register(app: typer.Typer) -> None:
@@ -69,14 +30,20 @@ def register(app: typer.Typer) -> None:
 def serve(
     target: Annotated[
         Path,
-        typer.Argument(help="A Serve config (YAML), or a Hugging Face model folder."),
+        typer.Argument(
+            metavar="[TARGET]", help="A Serve config (YAML), or a Hugging Face model folder."
+        ),
     ] = DEFAULT_CONFIG,
     host: Annotated[str | None, typer.Option(help="Overrides the config's host.")] = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Overrides the config's port.")
     ] = None,
 ) -> None:
-    """Serve a model until Ctrl-C."""
+    """Serve a model until Ctrl-C: the demo model, any config, or any model folder.
+
+    A model folder gets the settings of the demo's config. A path that begins with configs/ and
+    does not exist here is the one that came with Legato.
+    """
     try:
         config = load_config(target)
         address = place(config, host, port)
@@ -84,48 +51,9 @@ def serve(
             resolve(parse(application.get("args") or {}))
         _check_free(*address)
     except SettingsError as error:
-        _console.print(f"[red]error:[/] {error}")
-        raise typer.Exit(2) from None
-    for key, value in ENVIRONMENT.items():
-        os.environ.setdefault(key, value)
-    if config.get("proxy_location") == "Disabled":
-        os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
+        fail(error, code=WRONG_USAGE)
+    set_environment(haproxy=config.get("proxy_location") != "Disabled")
     raise typer.Exit(_run(config))
-
-
-def place(config: dict[str, Any], host: str | None, port: int | None) -> tuple[str, int]:
-    """Set where the config's HTTP answers and return it: the proxies', or a lone replica's own.
-
-    Raises SettingsError where nothing would answer, or `listen` contradicts the rest.
-    """
-    http = config.setdefault("http_options", {})
-    listening = [a["args"] for a in config["applications"] if (a.get("args") or {}).get("listen")]
-    if listening:
-        _check_alone(config)
-        own = parse(listening[0]).listen_address
-        http["host"], http["port"] = host or own[0], port or own[1]
-        shown = f"[{http['host']}]" if ":" in http["host"] else http["host"]
-        listening[0]["listen"] = f"{shown}:{http['port']}"
-    elif config.get("proxy_location") == "Disabled":
-        raise SettingsError("proxy_location: Disabled leaves no HTTP; set args.listen or HeadOnly")
-    else:
-        http["host"] = host or http.get("host", "127.0.0.1")
-        http["port"] = port or http.get("port", 8000)
-    return http["host"], http["port"]
-
-
-def _check_alone(config: dict[str, Any]) -> None:
-    """`listen` is for one replica of one application."""
-    deployments = [d for a in config["applications"] for d in a.get("deployments") or []]
-    several = any(
-        d.get("num_replicas") not in (None, 1) or d.get("autoscaling_config") for d in deployments
-    )
-    if len(config["applications"]) > 1 or several:
-        raise SettingsError(
-            "listen: only for one replica; for several, drop it and set proxy_location: HeadOnly"
-        )
-    if config.get("proxy_location") != "Disabled":
-        raise SettingsError("listen: needs proxy_location: Disabled, or a proxy takes the port")
 
 
 def _check_free(host: str, port: int) -> None:
@@ -139,31 +67,6 @@ def _check_free(host: str, port: int) -> None:
         ) from error
 
 
-def load_config(target: Path) -> dict[str, Any]:
-    """A Serve config from a YAML file, or around a model folder. Raises SettingsError."""
-    if target.is_dir():
-        config = _read(DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else _packaged_default())
-        config["applications"][0]["args"]["model"] = {"path": str(target)}
-        return config
-    if not target.exists():
-        raise SettingsError(f"no config file or model folder {str(target)!r}")
-    return _read(target)
-
-
-def _packaged_default() -> Path:
-    return Path(__file__).resolve().parents[2] / DEFAULT_CONFIG
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        config = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path} is not YAML: {error}") from error
-    if not isinstance(config, dict) or not config.get("applications"):
-        raise SettingsError(f"{path}: needs a list `applications`, as `serve run` reads it")
-    return config
-
-
 def _run(config: dict[str, Any]) -> int:
     # Imported here: Ray takes seconds, and reads its environment at import.
     import ray
@@ -174,10 +77,13 @@ def _run(config: dict[str, Any]) -> int:
     done = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: done.set())
-    http = config["http_options"]
-    address = f"http://{http['host']}:{http['port']}"
+    try:
+        schema = ServeDeploySchema.model_validate(config)
+    except ValueError as error:
+        fail(f"not a Serve config: {error}", code=WRONG_USAGE)
+    address = _url(config["http_options"])
     begin_s = time.monotonic()
-    with _console.status("starting Ray") as status:
+    with console.status("starting Ray") as status:
         # Ray's CPUs are bookkeeping: enough for the replicas asked for, whatever the machine has.
         ray.init(
             num_cpus=max(os.cpu_count() or 1, 4),
@@ -187,7 +93,6 @@ def _run(config: dict[str, Any]) -> int:
         )
         _stop_unread_daemons()
         try:
-            schema = ServeDeploySchema.model_validate(config)
             client = serve_start(
                 http_options=schema.http_options.model_dump(),
                 proxy_location=schema.proxy_location,
@@ -200,8 +105,8 @@ def _run(config: dict[str, Any]) -> int:
         _banner(config, address, time.monotonic() - begin_s)
         done.wait()
     if problem is not None:
-        _console.print(f"[red]error:[/] {problem}")
-    with _console.status("draining and stopping (Ctrl-C again to stop at once)"):
+        print_error(problem)
+    with console.status("draining and stopping (Ctrl-C again to stop at once)"):
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
         # Serve kills its controller in the middle of a call, and Ray tells the user so.
         ray._private.worker._worker_logs_enabled = False
@@ -210,9 +115,14 @@ def _run(config: dict[str, Any]) -> int:
     return 0 if problem is None else 1
 
 
+def _url(http: dict[str, Any]) -> str:
+    host = f"[{http['host']}]" if ":" in http["host"] else http["host"]
+    return f"http://{host}:{http['port']}"
+
+
 def _stop_unread_daemons() -> None:
-    """End what Ray starts beside a cluster of one and nobody here reads: the copier of workers'
-    logs to a driver that asked for none, the autoscaler's monitor, the usage reporter."""
+    """End what Ray starts beside a cluster of one, and what has no reader there: the copier of
+    workers' logs to a driver that asked for none, the autoscaler's monitor, the usage reporter."""
     from ray._private.worker import global_worker
 
     node = global_worker.node

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from app.cli.serve import ENVIRONMENT
+from app.ray_environment import ENVIRONMENT
 
 ROOT = str(Path(__file__).resolve().parents[2])
 os.environ.update(ENVIRONMENT | {"PYTHONPATH": ROOT})

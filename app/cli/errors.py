@@ -1,0 +1,27 @@
+"""How a command ends that cannot do what it was asked: one line that names the cause."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+# soft_wrap: a message that names a file or an address stays in one piece, also in a log.
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+FAILED, WRONG_USAGE = 1, 2
+
+
+def print_error(message: object) -> None:
+    """One line on the standard error stream; brackets in the message stay as they are."""
+    console.print("[red]error:[/]", end=" ")
+    console.print(str(message), markup=False)
+
+
+def fail(message: object, hint: str | None = None, code: int = FAILED) -> NoReturn:
+    """Print the error and what may help, and exit with this status."""
+    print_error(message)
+    if hint is not None:
+        console.print(hint, markup=False)
+    raise typer.Exit(code) from None

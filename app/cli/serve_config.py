@@ -1,0 +1,83 @@
+"""A Serve config as `legato serve` and `legato config` read it, and the address it answers at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from app.paths import CONFIGS, locate
+from app.settings import SettingsError, parse
+
+DEFAULT_CONFIG = Path("configs/serve/demo.yaml")
+
+
+def load_config(target: Path) -> dict[str, Any]:
+    """A Serve config from a YAML file, or the demo's around a model folder.
+
+    Raises SettingsError naming the file and what is wrong with it.
+    """
+    found = locate(target)
+    if found.is_dir():
+        config = _read(CONFIGS / "serve/demo.yaml")
+        config["applications"][0]["args"]["model"] = {"path": str(found.resolve())}
+        return config
+    if not found.exists():
+        raise SettingsError(f"no config file or model folder {str(target)!r}")
+    return _read(found)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from error
+    except ValueError as error:  # not text
+        raise SettingsError(f"{path} is not YAML: {error}") from error
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path} is not YAML: {error}") from error
+    applications = config.get("applications") if isinstance(config, dict) else None
+    if not isinstance(applications, list) or not all(isinstance(a, dict) for a in applications):
+        applications = None
+    if not isinstance(config, dict) or not applications:
+        raise SettingsError(f"{path}: needs a list `applications`, as `serve run` reads it")
+    for application in applications:
+        if not application.get("import_path"):
+            raise SettingsError(f"{path}: an application lacks `import_path: app.main:build_app`")
+    return config
+
+
+def place(config: dict[str, Any], host: str | None, port: int | None) -> tuple[str, int]:
+    """Set where the config's HTTP answers and return it: the proxies', or a lone replica's own.
+
+    Raises SettingsError where nothing would answer, or `listen` contradicts the rest.
+    """
+    http = config["http_options"] = dict(config.get("http_options") or {})
+    listening = [a["args"] for a in config["applications"] if (a.get("args") or {}).get("listen")]
+    if listening:
+        _check_alone(config)
+        own = parse(listening[0]).listen_address
+        http["host"], http["port"] = host or own[0], port or own[1]
+        shown = f"[{http['host']}]" if ":" in http["host"] else http["host"]
+        listening[0]["listen"] = f"{shown}:{http['port']}"
+    elif config.get("proxy_location") == "Disabled":
+        raise SettingsError("proxy_location: Disabled leaves no HTTP; set args.listen or HeadOnly")
+    else:
+        http["host"] = host or http.get("host", "127.0.0.1")
+        http["port"] = port or http.get("port", 8000)
+    return http["host"], http["port"]
+
+
+def _check_alone(config: dict[str, Any]) -> None:
+    """`listen` is for one replica of one application."""
+    deployments = [d for a in config["applications"] for d in a.get("deployments") or []]
+    several = any(
+        d.get("num_replicas") not in (None, 1) or d.get("autoscaling_config") for d in deployments
+    )
+    if len(config["applications"]) > 1 or several:
+        raise SettingsError(
+            "listen: only for one replica; for several, drop it and set proxy_location: HeadOnly"
+        )
+    if config.get("proxy_location") != "Disabled":
+        raise SettingsError("listen: needs proxy_location: Disabled, or a proxy takes the port")
