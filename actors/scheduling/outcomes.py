@@ -35,7 +35,7 @@ class Outcomes:
         for request_id, first, entries in result.prompt_logprobs:
             self._take_prompt_logprobs(request_id, first, entries)
         order = self.requests.waiting.order
-        if order.counts_tokens:
+        if order.follows_service:
             order.serve([state for state in step.sampled if state.status is Status.RUNNING])
         for state, (request_id, token) in zip(step.sampled, result.tokens, strict=True):
             if request_id != state.request_id:
@@ -86,7 +86,7 @@ class Outcomes:
         reason = self._finish_reason(state, token)
         outputs.append(_output(state, token, reason, logprobs, is_first))
         if reason is not None:
-            requests.waiting.order.finish(state)
+            requests.waiting.finished(state)
             requests.end(state)
         if state.status is Status.FINISHING:
             self._drain(state)
@@ -122,7 +122,7 @@ class Outcomes:
                 and end == state.num_tokens
             ):
                 outputs.append(self._pooled(state, pooled))
-                self.requests.waiting.order.finish(state)
+                self.requests.waiting.finished(state)
                 self.requests.end(state)
             if state.status is Status.FINISHING:
                 self._drain(state)

@@ -51,17 +51,22 @@ class QuestionFailed(RuntimeError):
 
 
 class SchedulerLink:
-    """One life of a scheduler. `on_lost` is called once if it ends before `close`."""
+    """One life of a scheduler. `on_lost` is called once if it ends before `close`.
+
+    on_rows, on_records: rows of outputs and of iterations, as `IterationOutputs` holds them.
+    """
 
     def __init__(
         self,
         config: EngineConfig,
-        on_outputs: Callable[[IterationOutputs], None],
+        on_rows: Callable[[Sequence[Any]], None],
+        on_records: Callable[[Sequence[Any]], None],
         on_refused: Callable[[Refuse], None],
         on_lost: Callable[[], None],
     ) -> None:
         self._config = config
-        self._on_outputs = on_outputs
+        self._on_rows = on_rows
+        self._on_records = on_records
         self._on_refused = on_refused
         self._on_lost = on_lost
         self._actor: Any = None
@@ -126,7 +131,9 @@ class SchedulerLink:
     def _received(self, frame: bytes) -> None:
         message: IterationOutputs | RefuseRequests | Answer = unpack_kind(frame)
         if isinstance(message, IterationOutputs):
-            self._on_outputs(message)
+            self._on_rows(message.rows)
+            if message.records:
+                self._on_records(message.records)
         elif isinstance(message, RefuseRequests):
             for refusal in message.refusals:
                 self._on_refused(refusal)

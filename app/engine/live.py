@@ -11,13 +11,12 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from actors.engine_config import EngineConfig
 from actors.scheduling.events import Refuse
 from actors.stage.spec import StageInfo
-from actors.transport.messages import IterationOutputs
 from app.engine.client import (
     EngineUnavailable,
     GenerationRequest,
@@ -41,12 +40,12 @@ class LiveEngine:
         self._config = config
         self._name = name
         self._max_rebuilds = max_rebuilds
-        self._link = self._new_link()
         self._info: StageInfo | None = None
         self._num_blocks = 0
         self._created_s = int(time.time())
         self._next_id = itertools.count(1)
         self._open = OpenRequests()
+        self._link = self._new_link()
         self._ids: dict[str, list[int]] = {}  # request id -> its continuations' ids
         self._ready = asyncio.Event()
         self._failure: str | None = None
@@ -207,14 +206,14 @@ class LiveEngine:
     # ---- from the scheduler ----------------------------------------------------------------------
 
     def _new_link(self) -> SchedulerLink:
-        return SchedulerLink(self._config, self._outputs, self._refused, self._lost)
+        return SchedulerLink(
+            self._config, self._open.deliver, self._iterated, self._refused, self._lost
+        )
 
-    def _outputs(self, message: IterationOutputs) -> None:
-        self._open.deliver(message.rows)
-        if message.records:
-            self._rebuilds = 0
-            # After the streams that were just woken: their tokens go out first.
-            asyncio.get_running_loop().call_soon(self.iterations.publish, message.records)
+    def _iterated(self, records: Sequence[Any]) -> None:
+        self._rebuilds = 0
+        # After the streams that were just woken: their tokens go out first.
+        asyncio.get_running_loop().call_soon(self.iterations.publish, records)
 
     def _refused(self, refusal: Refuse) -> None:
         error = RequestRefused(

@@ -23,7 +23,7 @@ from actors.scheduling.state import RequestState, Status
 class VirtualTokenCounter(Order):
     """Tenants share the engine in proportion to `weights` (1 where a tenant is not named)."""
 
-    counts_tokens = True
+    follows_service = True
 
     def __init__(
         self,

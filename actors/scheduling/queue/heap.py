@@ -99,7 +99,7 @@ class ShortestOutput(HeapOrder):
     ) -> None:
         super().__init__(config)
         self.ageing_tokens_per_s = ageing_tokens_per_s
-        self.predict = predict
+        self.predict = self.follows_service = predict
         self.memory = memory  # weight of the past in the running mean
         self.means: dict[str, float] = {}
 
@@ -111,7 +111,6 @@ class ShortestOutput(HeapOrder):
         return expected + request.arrival_s * self.ageing_tokens_per_s
 
     def finish(self, state: RequestState) -> None:
-        if self.predict:
-            tenant, length = state.request.tenant, float(state.num_output_tokens)
-            mean = self.means.get(tenant, length)
-            self.means[tenant] = self.memory * mean + (1 - self.memory) * length
+        tenant, length = state.request.tenant, float(state.num_output_tokens)
+        mean = self.means.get(tenant, length)
+        self.means[tenant] = self.memory * mean + (1 - self.memory) * length

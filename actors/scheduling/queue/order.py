@@ -16,7 +16,7 @@ class Order(ABC):
     orders skip those that are no longer WAITING.
     """
 
-    counts_tokens = False  # wants `serve` called
+    follows_service = False  # wants `admit`, `serve` and `finish` called
 
     @abstractmethod
     def push(self, state: RequestState, now_s: float) -> None:
@@ -48,7 +48,7 @@ class Order(ABC):
         """The popped request starts for the first time."""
 
     def serve(self, states: Sequence[RequestState]) -> None:  # noqa: B027
-        """Each of these has just been given an output token (where `counts_tokens`)."""
+        """Each of these has just been given an output token."""
 
     def finish(self, state: RequestState) -> None:  # noqa: B027
         """The request reached its end (not called for aborts)."""

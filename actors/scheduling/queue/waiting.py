@@ -72,7 +72,8 @@ class WaitingQueue:
         """`head` (or a suspect) has been given memory; it is still to be popped."""
         if not state.admitted:
             state.admitted = True
-            self.order.admit(state)
+            if self.order.follows_service:
+                self.order.admit(state)
         self._count(state, -1)
         self.running_of[state.request.tenant] += 1
 
@@ -106,6 +107,11 @@ class WaitingQueue:
         for tenant in list(self.parked):
             while tenant in self.parked:
                 self.unpark(tenant, now_s)
+
+    def finished(self, state: RequestState) -> None:
+        """A request has reached its end (called for no abort)."""
+        if self.order.follows_service:
+            self.order.finish(state)
 
     # ---- another order ------------------------------------------------------------------
 
