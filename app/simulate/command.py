@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.model import CostModel
+from app.paths import locate
 from app.simulate import tables
 from app.simulate.hardware import cost_files
 from app.simulate.hardware import deployments as hardware
@@ -35,7 +36,10 @@ QUICK_REQUESTS, FULL_REQUESTS = 384, 768
 
 def register(app: typer.Typer) -> None:
     """Add `simulate` to the command line."""
-    app.command("simulate", help=__doc__)(command)
+    app.command(
+        "simulate",
+        help="Simulate a deployment: one run, its capacity, the cheapest configuration, the paper.",
+    )(command)
 
 
 def command(
@@ -122,15 +126,16 @@ def command(
 
 def load_cost_model(name: str) -> CostModel:
     """A JSON file, or a name in `configs/hardware`."""
-    path = Path(name)
+    path = locate(name)
     return cost_files.load_cost_model(path) if path.suffix == ".json" else hardware.load_model(name)
 
 
 def _traffic(workload: str, arrivals: str, qps: float, requests: int, seed: int) -> Workload:
-    if Path(workload).suffix in (".csv", ".parquet"):
-        return read_trace(workload, None if arrivals == "trace" else qps, seed)
-    if Path(workload).suffix in (".yaml", ".yml"):
-        return load_workload(workload, seed)
+    file = locate(workload)
+    if file.suffix in (".csv", ".parquet"):
+        return read_trace(str(file), None if arrivals == "trace" else qps, seed)
+    if file.suffix in (".yaml", ".yml"):
+        return load_workload(file, seed)
     return generate(
         parse_arrivals(arrivals, qps), parse_lengths(workload), requests, seed, workload
     )

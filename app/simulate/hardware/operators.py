@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
-from pathlib import Path
 from typing import Any
 
-CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "hardware"
+from app import paths
+
+CONFIGS = paths.CONFIGS / "hardware"
 
 
 @functools.cache
