@@ -8,7 +8,7 @@ MODEL ?=
 TARGET := $(or $(CONFIG),$(MODEL),configs/serve/demo.yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check format build clean
+.PHONY: help serve test check format pictures build clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -31,6 +31,11 @@ check: $(VENV)/.installed-dev ## Lint, formatting, strict types, import layers
 format: $(VENV)/.installed-dev ## Format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+pictures: $(VENV)/.installed-dev ## Make figure 7, the notebooks' outputs and the console's picture anew
+	$(BIN)/legato simulate --figure7 --out app/simulate/paper
+	$(BIN)/python notebooks/render.py
+	$(BIN)/python -m tests.console.take_screenshot
 
 build: $(VENV)/.installed ## Rebuild the CPU kernels in place
 	$(BIN)/python setup.py -q build_ext --inplace

@@ -20,7 +20,8 @@ TIMEOUT_S = 240
 def execute(path: Path) -> nbformat.NotebookNode:
     """The notebook with fresh outputs; raises CellExecutionError where a cell fails.
 
-    Only what a reader sees is kept: no times of execution, no name of the machine's kernel.
+    Only what a reader needs is kept: no log lines (stderr), no times of execution, no name of the
+    machine's kernel.
     """
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(
@@ -33,6 +34,9 @@ def execute(path: Path) -> nbformat.NotebookNode:
     )
     # A cluster of the caller's is not the notebook's.
     client.execute(env={k: v for k, v in os.environ.items() if not k.startswith("RAY_")})
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [o for o in cell.outputs if o.get("name") != "stderr"]
     notebook.metadata["language_info"] = {"name": "python"}
     return notebook
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.console.chromium import chromium, is_installed, text, wait
 from tests.serve.server_process import ROOT, Server, running
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(
-        not (shutil.which("chromium") and shutil.which("chromedriver")),
-        reason="needs the packages chromium and chromium-driver",
+        not is_installed(), reason="needs the packages chromium and chromium-driver"
     ),
 ]
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-    "--disable-sync", "--no-first-run", "--disable-component-update", "--disable-quic",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -38,28 +33,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def browser() -> Iterator[Any]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or ""
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
-    driver.set_window_size(1400, 1000)
-    yield driver
-    driver.quit()
-
-
-def wait(driver: Any, check: Callable[[Any], object]) -> Any:
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    return WebDriverWait(driver, 30).until(check)
-
-
-def text(driver: Any, name: str) -> str:
-    return str(driver.find_element("id", name).text)
+    with chromium(1400, 1000) as driver:
+        yield driver
 
 
 def test_a_visitor_chats_streams_and_switches(server: Server, browser: Any, tmp_path: Path) -> None:
