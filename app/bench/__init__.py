@@ -1,0 +1,1 @@
+"""Benchmarks: `legato bench ...`, `legato capacity` and `legato profile`; command.py lists them."""

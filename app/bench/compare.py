@@ -17,6 +17,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,23 +25,22 @@ import httpx
 import typer
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
-from rich.console import Console
 from rich.table import Table
 
-from app.bench.load.client import Job, LoadClient
-from app.bench.load.generator import (
-    Limits,
-    first_model,
-    lengths_of,
-    publish,
-    run_load,
-    search,
-    stall_probe,
+from app.bench.load.capacity import (
+    TYPICAL_PROBES,
+    CapacityObjective,
+    CapacitySearch,
+    measure_capacity,
 )
-from app.bench.load.measure import rate_together
-from app.bench.machine import describe
+from app.bench.load.client import Job, LoadClient, first_model
+from app.bench.load.figures import LoadFigures, rate_together
+from app.bench.load.serve import run_load
+from app.bench.load.stall import STREAM_TOKENS, measure_stall
+from app.bench.load.workload import Load, lengths_of
+from app.bench.report import MeasurementError, make_report, publish
+from app.bench.terminal import Json, console, output, say_duration, table
 
-_err = Console(stderr=True, highlight=False)
 DECODE_TRIES = 3
 
 
@@ -48,7 +48,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Decode(_Part):
+class DecodeProbe(_Part):
     """Streams that all decode at once: output tokens per second between their first and last."""
 
     streams: list[int] = [1, 8, 32]
@@ -56,22 +56,23 @@ class Decode(_Part):
     output_tokens: int = 192
 
 
-class Prefill(_Part):
+class PrefillProbe(_Part):
     """Prompts one at a time, one token asked of each: prompt tokens per second."""
 
     prompt_tokens: int = 512
     repeats: int = 6
 
 
-class Stall(_Part):
+class StallProbe(_Part):
     """The longest gap of running streams when a long prompt arrives."""
 
     streams: int = 16
     prompt_tokens: int = 3000
+    stream_tokens: int = STREAM_TOKENS
     repeats: int = 3
 
 
-class Capacity(_Part):
+class CapacityProbe(_Part):
     """Highest Poisson load under each P99 TBT objective, by bisection."""
 
     tbt_ms: list[float] = [50.0, 100.0, 500.0]
@@ -80,7 +81,7 @@ class Capacity(_Part):
     tolerance: float = 0.1
 
 
-class Server(_Part):
+class ServerPlan(_Part):
     """One server. `$NAME` in the command is taken from the environment.
 
     sends_objective: its requests carry `slo: {tbt_ms}`, as Legato takes it.
@@ -94,14 +95,14 @@ class Server(_Part):
     ready_s: float = 300.0
 
 
-class Plan(_Part):
-    servers: dict[str, Server]
+class ComparisonPlan(_Part):
+    servers: dict[str, ServerPlan]
     rounds: int = 1
     settle_s: float = 0.0  # peace after the start: memory is still being cleared, graphs warmed
-    decode: Decode | None = Decode()
-    prefill: Prefill | None = Prefill()
-    stall: Stall | None = Stall()
-    capacity: Capacity | None = Capacity()
+    decode: DecodeProbe | None = DecodeProbe()
+    prefill: PrefillProbe | None = PrefillProbe()
+    stall: StallProbe | None = StallProbe()
+    capacity: CapacityProbe | None = CapacityProbe()
 
 
 def _expanded(environment: dict[str, str]) -> dict[str, str]:
@@ -109,7 +110,7 @@ def _expanded(environment: dict[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def _running(name: str, server: Server, logs: Path) -> Iterator[str]:
+def _running(name: str, server: ServerPlan, logs: Path) -> Iterator[str]:
     """Start the server, wait until it lists its model, stop it by its process group."""
     command = shlex.split(os.path.expandvars(server.command))
     logs.mkdir(parents=True, exist_ok=True)
@@ -123,7 +124,7 @@ def _running(name: str, server: Server, logs: Path) -> Iterator[str]:
             start_new_session=True,
         )
         try:
-            with _err.status(f"starting {name}"):
+            with console.status(f"starting {name}"):
                 yield _wait_ready(process, server, log)
         finally:
             process.send_signal(signal.SIGINT)
@@ -134,11 +135,11 @@ def _running(name: str, server: Server, logs: Path) -> Iterator[str]:
                 process.wait()
 
 
-def _wait_ready(process: subprocess.Popen[bytes], server: Server, log: Path) -> str:
+def _wait_ready(process: subprocess.Popen[bytes], server: ServerPlan, log: Path) -> str:
     deadline_s = time.monotonic() + server.ready_s
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
-            raise typer.BadParameter(f"{server.command!r} ended; its output is in {log}")
+            raise MeasurementError(f"{server.command!r} ended; its output is in {log}")
         try:
             answer = httpx.get(f"{server.url}/v1/models", timeout=5)
             if answer.status_code == 200 and answer.json()["data"]:
@@ -146,75 +147,78 @@ def _wait_ready(process: subprocess.Popen[bytes], server: Server, log: Path) -> 
         except (httpx.HTTPError, ValueError, KeyError):
             pass
         time.sleep(0.5)
-    raise typer.BadParameter(f"no model at {server.url} within {server.ready_s:g} s; see {log}")
+    raise MeasurementError(f"no model at {server.url} within {server.ready_s:g} s; see {log}")
 
 
-def _decode(client: LoadClient, probe: Decode) -> dict[str, float]:
+def _decode(client: LoadClient, probe: DecodeProbe) -> dict[str, float]:
     return {
         f"decode {streams}, tokens/s": _decode_rate(client, probe, streams)
         for streams in probe.streams
     }
 
 
-def _decode_rate(client: LoadClient, probe: Decode, streams: int) -> float:
+def _decode_rate(client: LoadClient, probe: DecodeProbe, streams: int) -> float:
     """A pause of the machine can keep short streams apart: try again before blaming the plan."""
     jobs = [Job(0.0, probe.prompt_tokens, probe.output_tokens)] * streams
     for _ in range(DECODE_TRIES):
         traces = asyncio.run(client.run(jobs))
         if error := next((t.error for t in traces if t.error), None):
-            raise typer.BadParameter(f"decode: a stream failed: {error}")
+            raise MeasurementError(f"decode: a stream failed: {error}")
         if rate := rate_together(traces):
             return rate
-    raise typer.BadParameter(
+    raise MeasurementError(
         f"decode.output_tokens: {probe.output_tokens} are so few that {streams} streams "
         f"never decoded together in {DECODE_TRIES} tries"
     )
 
 
-def _prefill(client: LoadClient, probe: Prefill) -> dict[str, float]:
+def _prefill(client: LoadClient, probe: PrefillProbe) -> dict[str, float]:
     rates = []
     for _ in range(probe.repeats):
         (trace,) = asyncio.run(client.run([Job(0.0, probe.prompt_tokens, 1)]))
-        rates.append(probe.prompt_tokens / (trace.ttft_s or math.nan))
+        if not trace.ttft_s:
+            raise MeasurementError(f"prefill: no first token ({trace.error or 'an empty answer'})")
+        rates.append(probe.prompt_tokens / trace.ttft_s)
     return {f"prefill {probe.prompt_tokens}, tokens/s": statistics.median(rates)}
 
 
-def _stall(client: LoadClient, probe: Stall) -> dict[str, float]:
-    runs = [stall_probe(client, probe.streams, probe.prompt_tokens) for _ in range(probe.repeats)]
+def _stall(client: LoadClient, probe: StallProbe) -> dict[str, float]:
+    runs = [
+        measure_stall(client, probe.streams, probe.prompt_tokens, probe.stream_tokens)
+        for _ in range(probe.repeats)
+    ]
     longest = statistics.median(run["longest_tbt_ms"] for run in runs)
     return {f"longest TBT, {probe.prompt_tokens}-token prompt, ms": longest}
 
 
 def _capacity(
-    make: Callable[[dict[str, Any]], LoadClient], server: Server, probe: Capacity
+    make: Callable[[dict[str, Any]], LoadClient], server: ServerPlan, probe: CapacityProbe
 ) -> dict[str, float]:
     found = {}
-    lengths = lengths_of(probe.lengths)
     guess_qps = server.guess_qps
     for tbt_ms in sorted(probe.tbt_ms):
         client = make({"slo": {"tbt_ms": tbt_ms}} if server.sends_objective else {})
-        run_load(client, lengths, min(guess_qps, 2.0), 5.0)
-        qps, _ = search(
-            client,
-            lengths,
-            Limits(tbt_ms),
-            guess_qps=guess_qps,
-            seconds=probe.seconds,
-            tolerance=probe.tolerance,
-        )
+        load = Load(probe.lengths, guess_qps, probe.seconds)
+        run_load(client, replace(load, qps=min(guess_qps, 2.0), seconds=5.0))  # warm up
+
+        def serve(qps: float, client: LoadClient = client, load: Load = load) -> LoadFigures:
+            return run_load(client, replace(load, qps=qps))
+
+        search = CapacitySearch(guess_qps, probe.tolerance)
+        qps, _ = measure_capacity(serve, CapacityObjective(tbt_ms), search, probe.seconds)
         found[f"capacity at P99 TBT {tbt_ms:g} ms, requests/s"] = qps
         guess_qps = max(guess_qps / 2, qps)
     return found
 
 
-def _probe(server: Server, plan: Plan, model: str) -> dict[str, float]:
+def _probe(server: ServerPlan, plan: ComparisonPlan, model: str) -> dict[str, float]:
     def make(extra: dict[str, Any]) -> LoadClient:
         return LoadClient(server.url, model, extra=extra)
 
     client = make({})
     warm = asyncio.run(client.run([Job(0.0, 64, 16)] * 4))
     if failed := next((t.error for t in warm if t.error is not None), None):
-        raise typer.BadParameter(f"{server.url} answers with an error: {failed}")
+        raise MeasurementError(f"{server.url} answers with an error: {failed}")
     found: dict[str, float] = {}
     if plan.decode is not None:
         found |= _decode(client, plan.decode)
@@ -227,38 +231,53 @@ def _probe(server: Server, plan: Plan, model: str) -> dict[str, float]:
     return found
 
 
-def compare(
+def command(
+    context: typer.Context,
     plan_file: Annotated[Path, typer.Argument(help="A plan, as configs/bench/compare_135m.yaml.")],
     only: Annotated[str | None, typer.Option(help="Servers to run, comma separated.")] = None,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
-    out: Annotated[Path, typer.Option(help="JSON report.")] = Path("out/compare.json"),
+    as_json: Json = False,
+    out: Annotated[
+        Path, typer.Option(dir_okay=False, help="Write the JSON report to this file.")
+    ] = Path("out/compare.json"),
 ) -> None:
     """Servers side by side: decode, prefill, stall and capacity, with ratios to the first."""
     try:
-        plan = Plan.model_validate(yaml.safe_load(plan_file.read_text()))
+        plan = ComparisonPlan.model_validate(yaml.safe_load(plan_file.read_text()))
     except (OSError, yaml.YAMLError, ValidationError) as error:
         raise typer.BadParameter(f"{plan_file}: {error}") from None
     names = only.split(",") if only else list(plan.servers)
     if unknown := [name for name in names if name not in plan.servers]:
         raise typer.BadParameter(f"no server {unknown[0]!r} in {plan_file}", param_hint="--only")
+    if plan.capacity is not None:
+        lengths_of(plan.capacity.lengths)  # refuses an unknown name before anything is started
+    least_s, most_s = (plan.rounds * len(names) * s for s in _server_s(plan))
+    say_duration(least_s, most_s, f"{len(names)} servers, {plan.rounds} rounds")
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for number in range(plan.rounds):
         for name in names:
-            _err.print(f"[bold]{name}[/], round {number + 1} of {plan.rounds}")
+            console.print(f"[bold]{name}[/], round {number + 1} of {plan.rounds}")
             with _running(name, plan.servers[name], out.parent) as model:
                 time.sleep(plan.settle_s)
                 rounds[name].append(_probe(plan.servers[name], plan, model))
-            result = {
-                "machine": describe(),
+            found = {
                 "plan": plan.model_dump(),
                 "rounds": rounds,
                 "medians": {n: _medians(r) for n, r in rounds.items() if r},
             }
-            publish(result, False, out)  # after every server: a run cut short keeps what it has
+            report = make_report(context, found)
+            publish(report, False, out)  # after every server: a run cut short keeps what it has
     if as_json:
-        publish(result, True, None)
+        publish(report, True, None)
     else:
-        _err.print(_table(result["medians"]))
+        output.print(_table(report["medians"]))
+
+
+def _server_s(plan: ComparisonPlan) -> tuple[float, float]:
+    """About how long one server takes in one round, at least and at most; seconds."""
+    seconds = 30.0 + plan.settle_s
+    searches_s = len(plan.capacity.tbt_ms) * plan.capacity.seconds if plan.capacity else 0.0
+    least, most = TYPICAL_PROBES
+    return seconds + least * searches_s, 3 * seconds + most * searches_s
 
 
 def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
@@ -266,21 +285,14 @@ def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _table(medians: dict[str, dict[str, float]]) -> Table:
-    table = Table(title="medians; in brackets the ratio of the first", title_justify="left")
-    table.add_column("")
     names = list(medians)
-    for name in names:
-        table.add_column(name, justify="right")
     first = medians[names[0]]
+    rows = []
     for key in first:
         cells = [f"{first[key]:.4g}"]
         for name in names[1:]:
             value = medians[name].get(key, math.nan)
             ratio = first[key] / value if value else math.inf
             cells.append(f"{value:.4g} ({ratio:.2f})")
-        table.add_row(key, *cells)
-    return table
-
-
-def register(bench: typer.Typer) -> None:
-    bench.command("compare")(compare)
+        rows.append((key, *cells))
+    return table("medians; in brackets the ratio of the first", ("", *names), rows)

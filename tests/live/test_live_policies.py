@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from actors.event_recorder import read_events
 from actors.scheduling.event_log import check_replay
 from actors.scheduling.policies import POLICIES
-from app.bench.studies.policies import COLUMNS, Load, compare, markdown, result
+from app.bench.load.workload import Load
+from app.bench.studies.policies import policy_results, run_policies
 from app.engine.client import RequestRefused
 from app.engine.link import QuestionFailed
 from app.engine.live import LiveEngine
@@ -66,7 +68,7 @@ async def test_switching_under_load_loses_nothing(
         await engine.close()
 
 
-async def test_the_comparison_of_policies_runs_and_prints_a_row_for_each(
+async def test_the_comparison_of_policies_has_figures_for_each(
     make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path]
 ) -> None:
     """`legato bench policies` in small: the same jobs for all, nothing fails, every cell filled."""
@@ -76,13 +78,13 @@ async def test_the_comparison_of_policies_runs_and_prints_a_row_for_each(
     engine = make_engine(tiny_model("llama"))
     await engine.start()
     try:
-        reports = await compare(engine, ["sarathi", "orca"], load)
+        figures = await run_policies(engine, ["sarathi", "orca"], load)
         assert (await settled(engine))["policy"] == "orca"
     finally:
         await engine.close()
-    assert list(reports) == ["sarathi", "orca"]
-    assert all(r.num_failed == 0 and r.num_requests == 6 for r in reports.values())
-    rows = markdown(reports).splitlines()[2:]
-    assert [len(row.split("|")) - 3 for row in rows] == [len(COLUMNS)] * 2
-    assert not any("nan" in row for row in rows)
-    assert result(Path("x.yaml"), load, reports)["load"]["output_tokens"] == 5 * 4 + 8
+    assert list(figures) == ["sarathi", "orca"]
+    assert all(f.num_failed == 0 and f.num_requests == 6 for f in figures.values())
+    found = policy_results(load, figures)
+    assert found["load"]["output_tokens"] == 5 * 4 + 8
+    cells = [figure for entry in found["policies"].values() for figure in entry.values()]
+    assert not any(isinstance(figure, float) and math.isnan(figure) for figure in cells)

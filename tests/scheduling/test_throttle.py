@@ -13,7 +13,7 @@ from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.plan import StepShape
 from actors.scheduling.request import Request, SamplingParams
-from app.bench.studies.bubbles import measure
+from app.bench.studies.bubbles import simulate_bubbles
 from tests.scheduling.driver import Driver
 
 HALF_READ = SimpleNamespace(num_tokens=900, num_computed_tokens=100)
@@ -97,8 +97,8 @@ def test_memory_is_left_for_decodes_to_grow_into() -> None:
 @pytest.mark.parametrize("kv_tokens", [None, 40_000])
 def test_it_shrinks_the_bubbles_of_a_pipeline(kv_tokens: int | None) -> None:
     """Two stages, the paper's 70B deployment, simulated: `legato bench bubbles` in small."""
-    fixed = measure(0.6, kv_tokens, "uniform", "fixed", num_requests=60)
-    throttled = measure(0.6, kv_tokens, "uniform", "throttled", num_requests=60)
+    fixed = simulate_bubbles(0.6, kv_tokens, "uniform", "fixed", num_requests=60)
+    throttled = simulate_bubbles(0.6, kv_tokens, "uniform", "throttled", num_requests=60)
     assert throttled.bubble_share < 0.8 * fixed.bubble_share
     assert throttled.tbt_p99_s <= fixed.tbt_p99_s
     assert throttled.num_preemptions <= fixed.num_preemptions

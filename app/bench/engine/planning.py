@@ -1,21 +1,20 @@
-"""What planning costs: `python -m app.bench.engine.planning [--json]`.
+"""`legato bench planning`: what planning costs.
 
-Two questions, answered on the live core with nothing mocked but the stages (which answer at once):
-how long one event of a busy engine takes (answer taken, next step planned), and how many
-generated tokens a second go through the core.
+The live core runs in this process, and its stages answer at once: how long does one event of a busy
+engine take (an answer taken, the next step planned), and what does a generated token cost the core?
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
 
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
@@ -23,9 +22,22 @@ from actors.scheduling.core import Core
 from actors.scheduling.events import Event, Execute, StepDone, Submit
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Request, SamplingParams
+from app.bench.report import make_report, publish
+from app.bench.terminal import Json, Out, output, progress, table
 
 _PROMPT_TOKENS = 512
-_OUTPUT_TOKENS = 1024  # long enough that the running set stays as it is while we measure
+_OUTPUT_TOKENS = 1024  # long enough that the running set stays as it is while it is measured
+_POLICIES = ("sarathi", "vllm", "hybrid_only", "chunked_only", "fair", "deadline", "mlfq")
+# The busy engine under every kind of policy, then with stages, then with more and fewer requests.
+CASES: tuple[dict[str, Any], ...] = (
+    *({"policy": policy, "num_running": 256, "num_waiting": 1000} for policy in _POLICIES),
+    {"policy": "sarathi", "num_running": 256, "num_waiting": 1000, "num_stages": 4},
+    *(
+        {"policy": "sarathi", "num_running": n, "num_waiting": 1000}
+        for n in (1, 16, 64, 128, 512, 1024)
+    ),
+    *({"policy": "sarathi", "num_running": 256, "num_waiting": n} for n in (0, 100, 10_000)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,34 +134,22 @@ def measure_step(
     )
 
 
-def measure_all() -> list[PlanningCost]:
-    """The busy engine of every kind, then growth with running and with waiting requests."""
-    costs = [
-        measure_step(policy, 256, 1000)
-        for policy in ("sarathi", "vllm", "hybrid_only", "chunked_only", "fair", "deadline", "mlfq")
-    ]
-    costs.append(measure_step("sarathi", 256, 1000, num_stages=4))
-    costs += [measure_step("sarathi", n, 1000) for n in (1, 16, 64, 128, 512, 1024)]
-    costs += [measure_step("sarathi", 256, n) for n in (0, 100, 10_000)]
-    return costs
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", action="store_true", help="machine-readable output")
-    arguments = parser.parse_args()
-    costs = measure_all()
-    write = sys.stdout.write
-    if arguments.json:
-        write(json.dumps([asdict(cost) for cost in costs], indent=2) + "\n")
-        return 0
-    write(f"{'policy':14}{'running':>8}{'waiting':>8}{'stages':>7}")
-    write(f"{'p50 us':>9}{'p99 us':>9}{'ns/token':>10}\n")
-    for c in costs:
-        write(f"{c.policy:14}{c.num_running:8}{c.num_waiting:8}{c.num_stages:7}")
-        write(f"{c.p50_us:9.0f}{c.p99_us:9.0f}{c.ns_per_token:10.0f}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+def command(
+    context: typer.Context,
+    events: Annotated[int, typer.Option(min=2, max=900, help="Answers timed a case.")] = 400,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """CPU time of one planning step of a busy engine, by policy and by number of requests."""
+    costs = [measure_step(**case, num_events=events) for case in progress(CASES, "cases")]
+    publish(make_report(context, {"results": [asdict(cost) for cost in costs]}), as_json, out)
+    if not as_json:
+        columns = ("policy", "running", "waiting", "stages", "P50 us", "P99 us", "ns per token")
+        rows = [
+            (
+                *(c.policy, str(c.num_running), str(c.num_waiting), str(c.num_stages)),
+                *(f"{c.p50_us:.0f}", f"{c.p99_us:.0f}", f"{c.ns_per_token:.0f}"),
+            )
+            for c in costs
+        ]
+        output.print(table("CPU time of one event", columns, rows))

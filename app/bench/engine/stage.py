@@ -15,6 +15,7 @@ from actors.stage.spec import StageSpec
 from kernels.cpu.kv import wait_until_touched
 
 BLOCK_SIZE = 16
+DEFAULT_SHAPE = Path("configs/models/shapes/llama-135m")
 
 
 class LoadedStage:

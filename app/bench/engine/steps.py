@@ -16,21 +16,19 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from actors.scheduling.plan import StepShape
-from app.bench.engine.stage import LoadedStage
-from app.bench.load.generator import publish
-from app.bench.machine import describe
+from app.bench.ceilings import Ceilings
+from app.bench.engine.stage import DEFAULT_SHAPE, LoadedStage
+from app.bench.report import make_report, publish
+from app.bench.terminal import Json, Out, console, output, progress, table
 from kernels.cpu import library
 
 _WEIGHT_BYTES = {"none": 2.0, "int8": 1.0, "int4": 0.5}
-DEFAULT_SHAPE = Path("configs/models/shapes/llama-135m")
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class StepCase:
     """A hybrid step: `num_decodes` at `context` tokens beside one prefill chunk behind `prefix`."""
 
     name: str
@@ -46,25 +44,21 @@ class Case:
 
 
 CASES = (
-    Case("decode 1", 1),
-    Case("decode 8", 8),
-    Case("decode 32", 32),
-    Case("decode 32, context 1536", 32, 1536),
-    Case("prefill 512", chunk=512),
-    Case("prefill 512 behind 1024", chunk=512, prefix=1024),
-    Case("hybrid 480 + 32 decodes", 32, chunk=480),
-    Case("hybrid 96 + 32 decodes", 32, chunk=96),
+    StepCase("decode 1", 1),
+    StepCase("decode 8", 8),
+    StepCase("decode 32", 32),
+    StepCase("decode 32, context 1536", 32, 1536),
+    StepCase("prefill 512", chunk=512),
+    StepCase("prefill 512 behind 1024", chunk=512, prefix=1024),
+    StepCase("hybrid 480 + 32 decodes", 32, chunk=480),
+    StepCase("hybrid 96 + 32 decodes", 32, chunk=96),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Ceilings:
-    bandwidth_gb_s: float
-    peak_gflop_s: float
+class StepTime:
+    """One kind of step with one format of weights; `ratio` is time over limit."""
 
-
-@dataclass(frozen=True, slots=True)
-class Measured:
     quantization: str
     case: str
     step_ms: float
@@ -74,7 +68,7 @@ class Measured:
 
 
 def measure_ceilings(floats: torch.Tensor) -> Ceilings:
-    """Best of a few: a ceiling is what the machine can do when nobody is in the way."""
+    """Best of a few: a ceiling is what the machine does while no other process is in the way."""
     read_s, rate = [], []
     for _ in range(3):
         begin = time.perf_counter()
@@ -86,7 +80,7 @@ def measure_ceilings(floats: torch.Tensor) -> Ceilings:
     return Ceilings(floats.numel() * 4 / min(read_s) / 1e9, max(rate) / 1e9)
 
 
-def limit(stage: LoadedStage, case: Case, ceilings: Ceilings) -> tuple[float, str]:
+def limit(stage: LoadedStage, case: StepCase, ceilings: Ceilings) -> tuple[float, str]:
     """(seconds, what binds): weights and KV read once, every multiply-add at the peak."""
     c = stage.config
     hidden, layers = c["hidden_size"], c["num_hidden_layers"]
@@ -105,14 +99,12 @@ def limit(stage: LoadedStage, case: Case, ceilings: Ceilings) -> tuple[float, st
     num_bytes += kv_tokens * layers * 2 * kv_heads * head_dim * 2
     flops = 2.0 * tokens * layers * per_layer + 2.0 * rows * head
     flops += 4.0 * pairs * layers * heads * head_dim
-    memory_s = num_bytes / (ceilings.bandwidth_gb_s * 1e9)
-    compute_s = flops / (ceilings.peak_gflop_s * 1e9)
-    return max(memory_s, compute_s), "memory" if memory_s > compute_s else "compute"
+    return ceilings.limit_s(num_bytes, flops), ceilings.bound(num_bytes, flops)
 
 
-def run(
-    stages: Sequence[LoadedStage], cases: Sequence[Case], repeats: int
-) -> tuple[Ceilings, list[Measured]]:
+def measure_steps(
+    stages: Sequence[LoadedStage], cases: Sequence[StepCase], repeats: int
+) -> tuple[Ceilings, list[StepTime]]:
     """Rounds over all stages and cases, ceilings measured in every round; medians of the rounds."""
     floats = torch.zeros(64 << 20)
     floats += 1.0  # touched: untouched pages are all the same zero page
@@ -120,7 +112,7 @@ def run(
         (stage.spec.quantization, case.name): [] for stage in stages for case in cases
     }
     ceilings: list[Ceilings] = []
-    for round_number in range(repeats):
+    for round_number in progress(range(repeats), "rounds"):
         ceilings.append(measure_ceilings(floats))
         for case in cases:
             for stage in stages:
@@ -137,12 +129,12 @@ def run(
             step_s = statistics.median(times[kind, case.name])
             limit_s, bound = limit(stage, case, ceiling)
             results.append(
-                Measured(kind, case.name, 1e3 * step_s, 1e3 * limit_s, step_s / limit_s, bound)
+                StepTime(kind, case.name, 1e3 * step_s, 1e3 * limit_s, step_s / limit_s, bound)
             )
     return ceiling, results
 
 
-def _time(stage: LoadedStage, case: Case) -> float:
+def _time(stage: LoadedStage, case: StepCase) -> float:
     """Median seconds of a few equal steps."""
     ids = stage.enter(case.shape)
     stage.step(case.shape, ids)
@@ -151,58 +143,46 @@ def _time(stage: LoadedStage, case: Case) -> float:
     return statistics.median(steps)
 
 
-def bench_engine(
+def command(
+    context: typer.Context,
     model: Annotated[Path, typer.Option(help="A folder with config.json.")] = DEFAULT_SHAPE,
     quantization: Annotated[
         str, typer.Option(help="none, int8, int4, or several: none,int8,int4.")
     ] = "none",
     backend: Annotated[str, typer.Option(help="cpu or torch.")] = "cpu",
     threads: Annotated[int, typer.Option(min=0, help="0: all cores.")] = 0,
-    repeats: Annotated[int, typer.Option(min=1)] = 5,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the JSON report here too.")] = None,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Rounds over all steps; the first one warms up.")
+    ] = 5,
+    as_json: Json = False,
+    out: Out = None,
 ) -> None:
     """Step time over batch, context and chunk, against the arithmetic limit of this machine."""
     kinds = quantization.split(",")
     if unknown := sorted(set(kinds) - set(_WEIGHT_BYTES)):
         raise typer.BadParameter(f"unknown {unknown[0]!r}", param_hint="--quantization")
-    stages = [
-        LoadedStage(
-            model, quantization=kind, backend=backend, threads=threads or library.num_threads()
-        )
-        for kind in kinds
-    ]
-    ceilings, results = run(stages, CASES, repeats)
-    publish(
-        {
-            "machine": describe(),
-            "model": model.name,
-            "backend": stages[0].info.backend,
-            "ceilings": asdict(ceilings),
-            "results": [asdict(r) for r in results],
-        },
-        as_json,
-        out,
-    )
+    if not (model / "config.json").exists():
+        raise typer.BadParameter(f"no {model / 'config.json'}", param_hint="--model")
+    threads = threads or library.num_threads()
+    with console.status("loading"):
+        stages = [
+            LoadedStage(model, quantization=kind, backend=backend, threads=threads)
+            for kind in kinds
+        ]
+    ceilings, results = measure_steps(stages, CASES, repeats)
+    found = {"ceilings": asdict(ceilings), "results": [asdict(r) for r in results]}
+    resolved = {"backend": stages[0].info.backend, "threads": threads}
+    publish(make_report(context, found, resolved), as_json, out)
     if not as_json:
         _print(model.name, ceilings, results)
 
 
-def _print(model: str, ceilings: Ceilings, results: Sequence[Measured]) -> None:
-    table = Table(
-        title=f"{model}, {ceilings.bandwidth_gb_s:.0f} GB/s, {ceilings.peak_gflop_s:.0f} GFLOP/s",
-        title_justify="left",
-    )
-    for column in ("weights", "step", "ms", "limit ms", "ratio", "bound", "speed-up"):
-        words = column in ("weights", "step", "bound")
-        table.add_column(column, justify="left" if words else "right")
+def _print(model: str, ceilings: Ceilings, results: Sequence[StepTime]) -> None:
+    columns = ("weights", "step", "bound", "ms", "limit ms", "ratio", "speed-up")
     first = {r.case: r.step_ms for r in results if r.quantization == results[0].quantization}
+    rows = []
     for r in results:
         weights = "bf16" if r.quantization == "none" else r.quantization
         times = (f"{r.step_ms:.2f}", f"{r.limit_ms:.2f}", f"{r.ratio:.2f}")
-        table.add_row(weights, r.case, *times, r.bound, f"{first[r.case] / r.step_ms:.2f}")
-    Console().print(table)
-
-
-def register(bench: typer.Typer) -> None:
-    bench.command("engine")(bench_engine)
+        rows.append((weights, r.case, r.bound, *times, f"{first[r.case] / r.step_ms:.2f}"))
+    output.print(table(f"{model}, {ceilings}", columns, rows, num_words=3))

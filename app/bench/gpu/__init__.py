@@ -1,1 +1,1 @@
-"""`python -m app.bench.gpu`: prove and time the CUDA path, in one report."""
+"""`legato bench gpu`: prove and time the CUDA path, in one report."""

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from actors.scheduling.cost.model import CostModel
 from app.bench.engine.stage import LoadedStage
 from app.bench.gpu.live import LiveRun
-from app.simulate.hardware.fit import FitReport, Measurement
-from app.simulate.hardware.profile import EngineLimits, profile
 from app.simulate.run.capacity import search_capacity
 from app.simulate.run.simulation import Deployment, scheduler_config
 from app.simulate.workload.arrivals import poisson
@@ -53,26 +51,6 @@ class CapacityRow:
     live_tbt_p99_ms: float | None = None
     live_delay_p50_s: float | None = None
     live_passed: bool | None = None
-
-
-def fit_cost_model(
-    stage: LoadedStage, name: str, max_step_tokens: int, num_mixed: int
-) -> tuple[CostModel, FitReport, list[Measurement]]:
-    """Measure steps on this stage and fit the model that simulator and budgets read."""
-    limits = EngineLimits(
-        max_step_tokens=max_step_tokens,
-        max_requests=stage.spec.max_requests,
-        max_model_len=stage.info.max_model_len,
-        kv_tokens=stage.kv_tokens,
-    )
-    base = CostModel(
-        name,
-        tokens_s=((1, 1.0),),
-        kv_tokens=stage.kv_tokens,
-        max_model_len=stage.info.max_model_len,
-        source="legato bench gpu",
-    )
-    return profile(stage.time_once, limits, base, tile=128, repeats=2, num_mixed=num_mixed)
 
 
 def capacities(

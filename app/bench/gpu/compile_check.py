@@ -1,4 +1,4 @@
-"""`python -m app.bench.gpu.compile_check 80 90 100`: build every kernel for GPUs not at hand.
+"""`legato bench compile`: build every Triton kernel for GPUs that are not at hand.
 
 Drives the ordinary launchers with CPU tensors; what they would launch is compiled down to
 machine code instead. Run with TRITON_INTERPRET unset.
@@ -6,41 +6,54 @@ machine code instead. Run with TRITON_INTERPRET unset.
 
 from __future__ import annotations
 
-import json
-import sys
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
+import typer
 
-from app.bench.gpu.checks import (
-    SMALL_CASES,
-    AttentionCase,
-    attention_inputs,
-    check_elementwise,
-    check_quantized,
-    check_rope,
-)
-from kernels.torch_sampling import Adjustment
-from kernels.triton import logits, sampling
-from kernels.triton.backend import TritonBackend
-from kernels.triton.compile import CompiledKernel, compiling_for
+from app.bench.report import MeasurementError, make_report, publish
+from app.bench.terminal import Json, Out, output, progress, table
 
-# What distinguishes variants of the attention kernels beside the model's shape.
-_CASES = (
-    AttentionCase("llama", (32, 8, 128), 16, ((1023, 1), (700, 1), (0, 33))),
-    AttentionCase("flash's page", (32, 8, 128), 256, ((1023, 1), (700, 1), (0, 33))),
-    AttentionCase("window", (32, 8, 128), 16, ((1023, 1), (0, 33)), window=512),
-    AttentionCase("float8", (32, 8, 128), 16, ((1023, 1), (0, 33)), float8=True),
-    *(c for c in SMALL_CASES if c.softcap or c.pad or c.heads[2] in (80, 256)),
-)
+if TYPE_CHECKING:  # Triton is optional; the command says so where it is missing
+    from app.bench.gpu.checks import AttentionCase
+    from kernels.triton.compile import CompiledKernel
+
+ARCHITECTURES = (80, 90, 100)
+_LLAMA = (32, 8, 128)
 _VOCABULARY = 128_256
+
+
+def attention_cases() -> list[AttentionCase]:
+    """What distinguishes variants of the attention kernels beside the model's shape."""
+    from app.bench.gpu.checks import SMALL_CASES, AttentionCase
+
+    hybrid = ((1023, 1), (700, 1), (0, 33))
+    return [
+        AttentionCase("llama", _LLAMA, 16, hybrid),
+        AttentionCase("flash's page", _LLAMA, 256, hybrid),
+        AttentionCase("window", _LLAMA, 16, ((1023, 1), (0, 33)), window=512),
+        AttentionCase("float8", _LLAMA, 16, ((1023, 1), (0, 33)), float8=True),
+        *(c for c in SMALL_CASES if c.softcap or c.pad or c.heads[2] in (80, 256)),
+    ]
 
 
 def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[CompiledKernel]:
     """Every kernel in the variants a Llama-like model launches; raises what the compiler does."""
+    from app.bench.gpu.checks import (
+        attention_inputs,
+        check_elementwise,
+        check_quantized,
+        check_rope,
+    )
+    from kernels.torch_sampling import Adjustment
+    from kernels.triton import logits, sampling
+    from kernels.triton.backend import TritonBackend
+    from kernels.triton.compile import compiling_for
+
     cpu, backend = torch.device("cpu"), TritonBackend()
     with compiling_for(arch) as compiled:
-        for case in _CASES:
+        for case in attention_cases():
             q_TND, batch, cache = attention_inputs(case, backend, dtype, cpu)
             backend.attention(q_TND, batch, cache, case.shape)
             for with_norm in (False, True):
@@ -56,18 +69,38 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
     return compiled
 
 
-def main(arches: list[str]) -> None:
-    for arch in map(int, arches or ["80", "90", "100"]):
-        for kernel in compile_all(arch):
-            row = {
-                "arch": arch,
-                "kernel": kernel.name,
-                "shared_bytes": kernel.shared_bytes,
-                "cubin_bytes": kernel.cubin_bytes,
-                "tensor_cores": kernel.tensor_cores,
-            }
-            sys.stdout.write(json.dumps(row) + "\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def command(
+    context: typer.Context,
+    arches: Annotated[
+        list[int] | None, typer.Argument(help="Compute capabilities; 80, 90 and 100 if absent.")
+    ] = None,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Build every Triton kernel for GPUs that are not at hand; needs no GPU."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        raise MeasurementError("Triton is not installed: pip install triton") from None
+    kernels = [
+        {
+            "arch": arch,
+            "kernel": kernel.name,
+            "shared_bytes": kernel.shared_bytes,
+            "cubin_bytes": kernel.cubin_bytes,
+            "tensor_cores": kernel.tensor_cores,
+        }
+        for arch in progress(arches or ARCHITECTURES, "compiling")
+        for kernel in compile_all(arch)
+    ]
+    publish(make_report(context, {"kernels": kernels}), as_json, out)
+    if not as_json:
+        rows = [
+            (
+                *(str(k["kernel"]), str(k["tensor_cores"] or ""), str(k["arch"])),
+                *(str(k["shared_bytes"]), str(k["cubin_bytes"])),
+            )
+            for k in kernels
+        ]
+        columns = ("kernel", "tensor cores", "arch", "shared bytes", "cubin bytes")
+        output.print(table("compiled", columns, rows, num_words=2))

@@ -24,10 +24,10 @@ def hybrid_batch(
     num_blocks = num_slices * width + 1
     generator = torch.Generator().manual_seed(num_blocks)
     tables = torch.randperm(num_blocks, generator=generator)[: num_slices * width]
-    tables_SB = tables.view(num_slices, width)
+    block_tables_SB = tables.view(num_slices, width)
     positions = [torch.arange(start, end) for start, end in zip(starts, ends, strict=True)]
     slots = [
-        tables_SB[s, position // block_size] * block_size + position % block_size
+        block_tables_SB[s, position // block_size] * block_size + position % block_size
         for s, position in enumerate(positions)
     ]
 
@@ -39,7 +39,7 @@ def hybrid_batch(
         query_starts_S1=to_device([0, *itertools.accumulate(lengths)]),
         starts_S=to_device(list(starts)),
         lengths_S=to_device(list(lengths)),
-        block_tables_SB=to_device(tables_SB),
+        block_tables_SB=to_device(block_tables_SB),
         slot_mapping_T=to_device(torch.cat(slots)),
         num_decodes=sum(1 for _ in itertools.takewhile(lambda n: n == 1, lengths)),
         max_length=max(lengths),

@@ -1,7 +1,7 @@
 """Times of single kernels on full-size inputs: attention backends side by side, and the rest.
 
-A row says how long the kernel ran, how long its bytes and operations would take at the measured
-ceilings, and the larger of these as the floor.
+A row says how long the kernel ran, and its limit: the longer of what its bytes and its operations
+would take at the measured ceilings.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from functools import partial
 
 import torch
 
+from app.bench.ceilings import Ceilings
 from app.bench.gpu.checks import AttentionCase, attention_inputs
-from app.bench.gpu.timing import Ceilings, median_s
+from app.bench.gpu.timing import median_s
 from kernels.interface import Backend
 from kernels.triton.linear import QuantizedLinear
 from kernels.triton.packing import pack_weight
@@ -30,11 +31,11 @@ class KernelTime:
     backend: str
     case: str
     time_us: float
-    floor_us: float
+    limit_us: float
 
     @property
     def efficiency(self) -> float:
-        return self.floor_us / self.time_us
+        return self.limit_us / self.time_us
 
 
 def attention_cases(block_size: int) -> tuple[AttentionCase, ...]:
@@ -65,16 +66,16 @@ def time_attention(
             q_TND, batch, cache = attention_inputs(case, backend, torch.bfloat16, device)
             work = partial(backend.attention, q_TND, batch, cache, case.shape)
             seconds = median_s(work, device)
-            floor = _attention_floor_s(case, ceilings)
-            yield KernelTime("attention", backend.name, case.name, 1e6 * seconds, 1e6 * floor)
+            limit_s = _attention_limit_s(case, ceilings)
+            yield KernelTime("attention", backend.name, case.name, 1e6 * seconds, 1e6 * limit_s)
 
 
-def _attention_floor_s(case: AttentionCase, ceilings: Ceilings) -> float:
+def _attention_limit_s(case: AttentionCase, ceilings: Ceilings) -> float:
     N, G, D = case.heads
     kv_bytes = sum(2 * G * D * 2 * (start + length) for start, length in case.slices)
     q_bytes = sum(2 * N * D * 2 * length for _, length in case.slices)
     pairs = sum(start * n + n * (n + 1) / 2 for start, n in case.slices)
-    return _floor_s(kv_bytes + q_bytes, 4 * N * D * pairs, ceilings)
+    return ceilings.limit_s(kv_bytes + q_bytes, 4 * N * D * pairs)
 
 
 def time_others(backend: Backend, ceilings: Ceilings, device: torch.device) -> Iterator[KernelTime]:
@@ -82,8 +83,8 @@ def time_others(backend: Backend, ceilings: Ceilings, device: torch.device) -> I
 
     def row(kernel: str, case: str, num_bytes: float, work: Callable[[], object]) -> KernelTime:
         seconds = median_s(work, device)
-        floor = _floor_s(num_bytes, 0.0, ceilings)
-        return KernelTime(kernel, backend.name, case, 1e6 * seconds, 1e6 * floor)
+        limit_s = ceilings.limit_s(num_bytes, 0.0)
+        return KernelTime(kernel, backend.name, case, 1e6 * seconds, 1e6 * limit_s)
 
     for tokens in (1, 128, 2048):
         x, residual = (torch.randn(tokens, 4096, device=device).bfloat16() for _ in range(2))
@@ -108,8 +109,3 @@ def time_others(backend: Backend, ceilings: Ceilings, device: torch.device) -> I
             x = torch.randn(tokens, 4096, device=device).bfloat16()
             multiply = partial(linear, x)
             yield row(f"linear {kind}", f"{tokens} tokens", linear.packed.num_bytes, multiply)
-
-
-def _floor_s(num_bytes: float, operations: float, ceilings: Ceilings) -> float:
-    memory_s = num_bytes / (ceilings.copy_gb_s * 1e9)
-    return max(memory_s, operations / (ceilings.matmul_tflop_s * 1e12))

@@ -36,7 +36,6 @@ class LiveRun:
         """Serve to the last token, or until `give_up_after_s`."""
         build = requests_of(self._workload)
         arrivals = deque(enumerate(self._record.arrival_s))
-        self._runner.reset()
         self._begin_s = time.perf_counter()
         now_s = 0.0
         while (arrivals or not self._core.is_idle) and now_s < (give_up_after_s or float("inf")):
@@ -54,6 +53,8 @@ class LiveRun:
                 wake_s = due_s if self._wake_s is None else min(due_s, self._wake_s)
                 time.sleep(max(0.0, wake_s - self._now_s()))
         self._record.end_s = self._now_s()
+        # The stage forgets them all, those too that were given up; no step has this number.
+        self._runner.execute(StepPlan(-1, (), released=tuple(range(len(self._workload)))), None)
         return summarise(self._record, tbt_objective_s=self._core.config.tbt_s)
 
     def _now_s(self) -> float:

@@ -1,4 +1,4 @@
-"""Whole steps of a stage on the GPU against their floors, and the targets they are held to."""
+"""Whole steps of a stage on the GPU against their limits, and the targets they are held to."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from app.bench.engine import steps as engine
+from app.bench.ceilings import Ceilings
 from app.bench.engine.stage import LoadedStage
-from app.bench.engine.steps import Case
-from app.bench.gpu.timing import Ceilings
+from app.bench.engine.steps import StepCase, limit
 
-# (step, largest allowed time over floor). Decodes: 80 % of the measured bandwidth; chunks: 70 % of
-# the measured matrix rate; hybrid: 1.2 times the larger floor.
+# (step, largest allowed time over limit). Decodes: 80 % of the measured bandwidth; chunks: 70 % of
+# the measured matrix rate; hybrid: 1.2 times the limit.
 TARGETS = (
-    (Case("decode 1 at 1k", 1, 1024), 1 / 0.8),
-    (Case("decode 32 at 1k", 32, 1024), 1 / 0.8),
-    (Case("decode 128 at 1k", 128, 1024), 1 / 0.8),
-    (Case("chunk 512", chunk=512), 1 / 0.7),
-    (Case("chunk 2048", chunk=2048), 1 / 0.7),
-    (Case("hybrid 2048 with 64 decodes at 1k", 64, 1024, chunk=1984), 1.2),
+    (StepCase("decode 1 at 1k", 1, 1024), 1 / 0.8),
+    (StepCase("decode 32 at 1k", 32, 1024), 1 / 0.8),
+    (StepCase("decode 128 at 1k", 128, 1024), 1 / 0.8),
+    (StepCase("chunk 512", chunk=512), 1 / 0.7),
+    (StepCase("chunk 2048", chunk=2048), 1 / 0.7),
+    (StepCase("hybrid 2048 with 64 decodes at 1k", 64, 1024, chunk=1984), 1.2),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
+class GpuStepTime:
     """One kind of step, from plan to tokens on the host, in milliseconds."""
 
     model: str
@@ -32,13 +31,13 @@ class StepTime:
     graphs: bool
     case: str
     step_ms: float
-    floor_ms: float
+    limit_ms: float
     bound: str
     target_ratio: float
 
     @property
     def ratio(self) -> float:
-        return self.step_ms / self.floor_ms
+        return self.step_ms / self.limit_ms
 
     @property
     def met(self) -> bool:
@@ -48,25 +47,24 @@ class StepTime:
 def time_steps(
     stage: LoadedStage,
     ceilings: Ceilings,
-    targets: Sequence[tuple[Case, float]] = TARGETS,
+    targets: Sequence[tuple[StepCase, float]] = TARGETS,
     repeats: int = 15,
-) -> Iterator[StepTime]:
+) -> Iterator[GpuStepTime]:
     """Each (step, target ratio) once warm: the median of `repeats`."""
-    limits = engine.Ceilings(ceilings.copy_gb_s, 1000 * ceilings.matmul_tflop_s)
     for case, target in targets:
         ids = stage.enter(case.shape)
         for _ in range(3):
             stage.step(case.shape, ids)
         step_s = statistics.median(stage.step(case.shape, ids) for _ in range(repeats))
         stage.leave(ids)
-        floor_s, bound = engine.limit(stage, case, limits)
-        yield StepTime(
+        limit_s, bound = limit(stage, case, ceilings)
+        yield GpuStepTime(
             model=stage.spec.model_path.rstrip("/").rpartition("/")[2],
             backend=stage.info.backend,
             graphs=stage.spec.cuda_graphs,
             case=case.name,
             step_ms=1000 * step_s,
-            floor_ms=1000 * floor_s,
+            limit_ms=1000 * limit_s,
             bound=bound,
             target_ratio=target,
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
+
+from app.bench.ceilings import Ceilings
 
 
 def median_s(work: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
@@ -33,23 +34,18 @@ def median_s(work: Callable[[], object], device: torch.device, repeats: int = 20
     return statistics.median(begin.elapsed_time(end) for begin, end in events) / 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """What this device reaches: copying memory (bytes read plus written), multiplying bf16."""
-
-    copy_gb_s: float
-    matmul_tflop_s: float
-
-
 def measure_ceilings(
     device: torch.device, copy_bytes: int = 1 << 31, matrix: int = 8192
 ) -> Ceilings:
-    """On random data: products of zeros run faster than products of anything else."""
+    """Copying memory (bytes read plus written) and multiplying bf16 matrices on this device.
+
+    On random data: products of zeros run faster than products of anything else.
+    """
     copy_s = _copy_s(device, copy_bytes)
     left = torch.randn(matrix, matrix, dtype=torch.bfloat16, device=device)
     right = torch.randn(matrix, matrix, dtype=torch.bfloat16, device=device)
     matmul_s = median_s(lambda: left @ right, device)
-    return Ceilings(2 * copy_bytes / copy_s / 1e9, 2 * matrix**3 / matmul_s / 1e12)
+    return Ceilings(2 * copy_bytes / copy_s / 1e9, 2 * matrix**3 / matmul_s / 1e9)
 
 
 def _copy_s(device: torch.device, num_bytes: int) -> float:

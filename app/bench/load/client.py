@@ -11,18 +11,21 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
+import httpx
 
-from app.simulate.workload.requests import Workload
+from app.bench.report import MeasurementError
+
+if TYPE_CHECKING:
+    import aiohttp
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: arrival relative to the start of the run, lengths in tokens."""
+    """One request: its arrival in seconds since the start of the run, its lengths in tokens."""
 
     arrival_s: float
     num_prompt_tokens: int
@@ -31,7 +34,7 @@ class Job:
 
 @dataclass(slots=True)
 class Trace:
-    """What a caller saw of one request; times are seconds since the start of the run."""
+    """What a caller saw of one request; times in seconds since the start of the run."""
 
     job: Job
     sent_s: float = 0.0
@@ -54,18 +57,45 @@ class Trace:
         return self.error is None and self.num_tokens >= self.job.num_output_tokens
 
 
-def jobs_of(workload: Workload) -> list[Job]:
-    return [
-        Job(float(a), int(p), int(o))
-        for a, p, o in zip(
-            workload.arrival_s, workload.prompt_tokens, workload.output_tokens, strict=True
-        )
-    ]
+async def open_loop(
+    jobs: Sequence[Job], send: Callable[[int, float], Coroutine[Any, Any, Trace]]
+) -> list[Trace]:
+    """Send every job at its time, whatever the earlier ones do; wait for all answers.
+
+    send: takes a job's number and the start of the run on `time.perf_counter`.
+    """
+    begin_s = time.perf_counter()
+    tasks = []
+    for number, job in enumerate(jobs):
+        delay_s = job.arrival_s - (time.perf_counter() - begin_s)
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
+        tasks.append(asyncio.create_task(send(number, begin_s)))
+    return list(await asyncio.gather(*tasks))
+
+
+def server_root(url: str) -> str:
+    """The server's root, also of the base URL that OpenAI's clients are given.
+
+    >>> server_root("http://127.0.0.1:8000/v1/")
+    'http://127.0.0.1:8000'
+    """
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def first_model(url: str) -> str:
+    """The first model that the server lists. Raises MeasurementError if it lists none."""
+    try:
+        data = httpx.get(f"{server_root(url)}/v1/models", timeout=10).json()
+        return str(data["data"][0]["id"])
+    except (httpx.HTTPError, httpx.InvalidURL, KeyError, IndexError, TypeError, ValueError) as why:
+        raise MeasurementError(f"no list of models at {server_root(url)}/v1/models: {why}") from why
 
 
 class LoadClient:
-    """url: the server's root. vocab: prompts draw their ids from [first_token, vocab).
+    """url: the server's root, or its base URL that ends in /v1.
 
+    vocab: prompts draw their ids from [first_token, vocab).
     extra: further fields of every request's body.
     seed None: other prompts in every process, so that no server has seen them.
     """
@@ -82,7 +112,7 @@ class LoadClient:
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         self._extra = dict(extra or {})
-        self._endpoint = url.rstrip("/") + "/v1/completions"
+        self._endpoint = server_root(url) + "/v1/completions"
         self._model = model
         self._tokens = range(first_token, vocab)
         self._timeout_s = timeout_s
@@ -107,19 +137,17 @@ class LoadClient:
     async def run(
         self, jobs: Sequence[Job], on_done: Callable[[Trace], None] | None = None
     ) -> list[Trace]:
-        """Send every job at its time, whatever the earlier ones do; wait for all answers."""
+        """The jobs in open loop. on_done: called with every trace as its answer ends."""
+        import aiohttp  # here, because `legato --help` imports this module
+
         bodies = [self._body(job) for job in jobs]
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            begin_s = time.perf_counter()
-            tasks = []
-            for job, body in zip(jobs, bodies, strict=True):
-                delay_s = job.arrival_s - (time.perf_counter() - begin_s)
-                if delay_s > 0:
-                    await asyncio.sleep(delay_s)
-                tasks.append(asyncio.create_task(self._one(session, job, body, begin_s, on_done)))
-            return list(await asyncio.gather(*tasks))
+            return await open_loop(
+                jobs,
+                lambda n, begin_s: self._one(session, jobs[n], bodies[n], begin_s, on_done),
+            )
 
     async def _one(
         self,
@@ -129,6 +157,8 @@ class LoadClient:
         begin_s: float,
         on_done: Callable[[Trace], None] | None,
     ) -> Trace:
+        import aiohttp
+
         trace = Trace(job, sent_s=time.perf_counter() - begin_s)
         headers = {"content-type": "application/json"}
         try:

@@ -15,19 +15,15 @@ from typing import Annotated, Final
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult
 from actors.scheduling.request import SamplingParams
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
-from app.bench.load.generator import publish
-from app.bench.machine import describe
+from app.bench.report import make_report, publish
+from app.bench.terminal import Json, Out, output, progress, table
 
 _BLOCK_SIZE: Final = 16
-_err = Console(stderr=True, highlight=False)
 
 # name -> what differs from the model as it is stored
 VARIANTS: Final[dict[str, dict[str, str]]] = {
@@ -97,13 +93,14 @@ def _window(runner: StageRunner, number: int, tokens: tuple[int, ...]) -> Iterat
             yield entry.logprob
 
 
-def bench_accuracy(
+def command(
+    context: typer.Context,
     model: Annotated[Path, typer.Option(help="A model folder.")] = Path("configs/models/demo"),
     text: Annotated[Path | None, typer.Option(help="Default: the folder's heldout.txt.")] = None,
     window: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 256,
     windows: Annotated[int, typer.Option(min=1, help="How many windows to read.")] = 64,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the JSON report here too.")] = None,
+    as_json: Json = False,
+    out: Out = None,
 ) -> None:
     """Perplexity on held-out text by weight and KV format, and the error against bf16."""
     source = text or model / "heldout.txt"
@@ -112,40 +109,23 @@ def bench_accuracy(
     parts = windows_of(model, source.read_text(), window, windows)
     if not parts:
         raise typer.BadParameter(f"{source} has fewer than {window} tokens", param_hint="--window")
-    found = {
+    logprobs_of = {
         name: logprobs(model, parts, **change)
-        for name, change in track(VARIANTS.items(), "reading", console=_err, transient=True)
+        for name, change in progress(list(VARIANTS.items()), "reading")
     }
-    plain = found["bf16"]
+    plain = logprobs_of["bf16"]
     results = [
         Accuracy(name, math.exp(-values.mean()), float(np.sqrt(np.mean((values - plain) ** 2))))
-        for name, values in found.items()
+        for name, values in logprobs_of.items()
     ]
     settings = json.loads((model / "config.json").read_text())
-    publish(
-        {
-            "machine": describe(),
-            "model": model.name,
-            "vocab_size": settings["vocab_size"],
-            "num_tokens": int(plain.size),
-            "results": [asdict(r) for r in results],
-        },
-        as_json,
-        out,
-    )
+    found = {
+        "vocab_size": settings["vocab_size"],
+        "num_tokens": int(plain.size),
+        "results": [asdict(r) for r in results],
+    }
+    publish(make_report(context, found, {"text": source}), as_json, out)
     if not as_json:
-        _print(results, int(plain.size))
-
-
-def _print(results: list[Accuracy], num_tokens: int) -> None:
-    table = Table(title=f"{num_tokens} held-out tokens", title_justify="left")
-    table.add_column("weights and KV")
-    table.add_column("perplexity", justify="right")
-    table.add_column("RMS error of log-probabilities against bf16", justify="right")
-    for r in results:
-        table.add_row(r.variant, f"{r.perplexity:.3f}", f"{r.rms_logprob_error:.4f}")
-    _err.print(table)
-
-
-def register(bench: typer.Typer) -> None:
-    bench.command("accuracy")(bench_accuracy)
+        columns = ("weights and KV", "perplexity", "RMS error of log-probabilities against bf16")
+        rows = [(r.variant, f"{r.perplexity:.3f}", f"{r.rms_logprob_error:.4f}") for r in results]
+        output.print(table(f"{plain.size} held-out tokens", columns, rows))

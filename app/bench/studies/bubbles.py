@@ -1,4 +1,4 @@
-"""Pipeline time lost to bubbles, simulated: `python -m app.bench.studies.bubbles [--json]`.
+"""`legato bench bubbles`: pipeline time lost to bubbles, simulated.
 
 The paper's LLaMA2-70B on two stages of four A40s, chat lengths, the same arrivals throughout:
 greedy or uniform micro-batches (decodes shared out evenly) x a fixed or a throttled budget
@@ -7,12 +7,13 @@ greedy or uniform micro-batches (decodes shared out evenly) x a fixed or a throt
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from typing import Annotated
 
+import typer
+
+from app.bench.report import make_report, publish
+from app.bench.terminal import Json, Out, output, progress, table
 from app.simulate.hardware.deployments import load_model
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
@@ -25,7 +26,7 @@ LOADS = ((0.3, None), (0.6, None), (0.6, 60_000))  # QPS, KV tokens (None: all t
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class BubbleRun:
     """One simulated run. bubble_share: of the stages' time while work was in flight."""
 
     qps: float
@@ -39,9 +40,9 @@ class Measured:
     num_preemptions: int
 
 
-def measure(
+def simulate_bubbles(
     qps: float, kv_tokens: int | None, micro_batches: str, budget: str, num_requests: int = 400
-) -> Measured:
+) -> BubbleRun:
     model = load_model(MODEL)
     if kv_tokens is not None:
         model = replace(model, kv_tokens=kv_tokens)
@@ -53,7 +54,7 @@ def measure(
     )
     workload = generate(poisson(qps), sharegpt4(), num_requests)
     summary = simulate(workload, Deployment(config, model)).summary()
-    return Measured(
+    return BubbleRun(
         qps,
         model.kv_tokens,
         micro_batches,
@@ -66,30 +67,28 @@ def measure(
     )
 
 
-def measure_all(num_requests: int) -> Iterator[Measured]:
-    for qps, kv_tokens in LOADS:
-        for case in CASES:
-            yield measure(qps, kv_tokens, *case, num_requests)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--json", action="store_true", help="machine-readable output")
-    arguments = parser.parse_args()
-    found = list(measure_all(arguments.requests))
-    write = sys.stdout.write
-    if arguments.json:
-        write(json.dumps([asdict(row) for row in found], indent=2) + "\n")
-        return 0
-    write("| QPS | KV tokens | micro-batches | budget | bubbles | tokens/s | TTFT P50 | TBT P99 | ")
-    write("preemptions |\n|---:|---:|---|---|---:|---:|---:|---:|---:|\n")
-    for row in found:
-        write(f"| {row.qps:g} | {row.kv_tokens} | {row.micro_batches} | {row.budget} | ")
-        write(f"{100 * row.bubble_share:.1f} % | {row.output_tokens_per_s:.0f} | ")
-        write(f"{row.ttft_p50_s:.2f} s | {row.tbt_p99_s:.2f} s | {row.num_preemptions} |\n")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+def command(
+    context: typer.Context,
+    requests: Annotated[int, typer.Option(min=2, help="Of each simulated run.")] = 400,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Bubbles of a simulated pipeline, by micro-batches, budget and KV memory."""
+    pairs = [(load, case) for load in LOADS for case in CASES]
+    found = [
+        simulate_bubbles(qps, kv_tokens, micro_batches, budget, requests)
+        for (qps, kv_tokens), (micro_batches, budget) in progress(pairs, "simulating")
+    ]
+    publish(make_report(context, {"results": [asdict(run) for run in found]}), as_json, out)
+    if not as_json:
+        columns = ("micro-batches", "budget", "QPS", "KV tokens", "bubbles, %", "tokens/s",
+                   "TTFT P50, s", "TBT P99, s", "preemptions")  # fmt: skip
+        rows = [
+            (
+                *(r.micro_batches, r.budget, f"{r.qps:g}", str(r.kv_tokens)),
+                *(f"{100 * r.bubble_share:.1f}", f"{r.output_tokens_per_s:.0f}"),
+                *(f"{r.ttft_p50_s:.2f}", f"{r.tbt_p99_s:.2f}", str(r.num_preemptions)),
+            )
+            for r in found
+        ]
+        output.print(table(f"{MODEL}, budget {TOKEN_BUDGET}", columns, rows, num_words=2))

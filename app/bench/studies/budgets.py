@@ -18,43 +18,38 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
-from rich.console import Console
-from rich.table import Table
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
-from app.bench.load.client import Job
-from app.bench.load.generator import (
-    Json,
-    LengthsOption,
-    Limits,
-    Out,
-    bisect,
-    bisected,
-    publish,
+from app.bench.load.capacity import (
+    CapacityObjective,
+    CapacitySearch,
     say_probe,
+    search_capacity,
 )
-from app.bench.load.measure import Report, report
-from app.bench.machine import describe
-from app.bench.studies.policies import Load, local_engine, run_jobs
+from app.bench.load.client import Job
+from app.bench.load.figures import LoadFigures, load_figures
+from app.bench.load.workload import LengthsOption, Load
+from app.bench.report import make_report, publish
+from app.bench.studies.live_engine import local_engine, read_args, serve_jobs
 from app.bench.studies.validate import read_log, simulated_figures
+from app.bench.terminal import Json, Out, console, output, say_duration, table
 from app.engine.client import EngineClient
 from app.simulate.hardware.live_log import LiveStep
 
 DEFAULT_CONFIG = Path("configs/serve/bench_135m_adaptive.yaml")
 ADAPTIVE = "adaptive"
-_err = Console(stderr=True, highlight=False)
+TYPICAL_PROBES = (5, 9)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BudgetCapacity:
     """budget: a number of tokens, or "adaptive". probes: every load that was tried."""
 
     budget: str
     capacity_qps: float
     simulated_qps: float
-    probes: tuple[Report, ...]
+    probes: tuple[LoadFigures, ...]
 
 
 def budget_changes(budget: str, tbt_ms: float) -> dict[str, Any]:
@@ -68,40 +63,43 @@ async def capacity_of(
     engine: EngineClient,
     budget: str,
     load: Load,
-    limits: Limits,
+    objective: CapacityObjective,
     tolerance: float,
     chance: random.Random,
-) -> tuple[float, list[Report]]:
+) -> tuple[float, list[LoadFigures]]:
     """The capacity and its probes. load: its qps is the first to be tried."""
-    await engine.reconfigure(budget_changes(budget, limits.tbt_ms))
-    probes: list[Report] = []
-    loads = bisect(load.qps, tolerance)
-    qps = next(loads)
-    while True:
+    await engine.reconfigure(budget_changes(budget, objective.tbt_ms))
+    probes: list[LoadFigures] = []
+    search = CapacitySearch(load.qps, tolerance)
+    while not search.done:
+        qps = search.qps
         jobs = dataclasses.replace(load, qps=qps).jobs()
-        seen = report(await run_jobs(engine, jobs, chance), tbt_ms=limits.tbt_ms)
-        probes.append(seen)
-        say_probe(qps, seen, limits)
-        try:
-            qps = loads.send(limits.passed(seen))
-        except StopIteration as found:
-            return found.value, probes
+        figures = load_figures(await serve_jobs(engine, jobs, chance), tbt_ms=objective.tbt_ms)
+        figures.check_measured()
+        probes.append(figures)
+        search.judge(objective.passed(figures))
+        say_probe(qps, figures, objective, search, load.seconds)
+    return search.low_qps, probes
 
 
 async def search_live(
-    args: Mapping[str, Any], budgets: Sequence[str], load: Load, limits: Limits, tolerance: float
-) -> list[tuple[float, list[Report]]]:
+    args: Mapping[str, Any],
+    budgets: Sequence[str],
+    load: Load,
+    objective: CapacityObjective,
+    tolerance: float,
+) -> list[tuple[float, list[LoadFigures]]]:
     """After two runs of another kind: one touches every size of step, one tells the slowdown."""
     chance = random.Random()  # unseeded: prompts that no engine has seen
     async with local_engine(args) as engine:
-        await run_jobs(engine, [Job(0.0, n, 8) for n in (1, 64, 1000)], chance)
-        await engine.reconfigure(budget_changes(budgets[0], limits.tbt_ms))
+        await serve_jobs(engine, [Job(0.0, n, 8) for n in (1, 64, 1000)], chance)
+        await engine.reconfigure(budget_changes(budgets[0], objective.tbt_ms))
         probe = dataclasses.replace(load, qps=load.qps / 2, seed=load.seed + 1000)
-        await run_jobs(engine, probe.jobs(), chance)
+        await serve_jobs(engine, probe.jobs(), chance)
         found = []
         for budget in budgets:
-            _err.print(f"budget {budget}")
-            found.append(await capacity_of(engine, budget, load, limits, tolerance, chance))
+            console.print(f"budget {budget}")
+            found.append(await capacity_of(engine, budget, load, objective, tolerance, chance))
         return found
 
 
@@ -110,36 +108,41 @@ def simulated_capacity(
     profile: CostModel,
     calibration: Sequence[LiveStep],
     load: Load,
-    limits: Limits,
+    objective: CapacityObjective,
     tolerance: float,
 ) -> float:
     def passes(qps: float) -> bool:
         jobs = dataclasses.replace(load, qps=qps).jobs()
         seen = simulated_figures(jobs, config, profile, calibration)
-        return limits.hold(seen["tbt_p99"], seen["ttft_p50"])
+        return objective.hold(seen["tbt_p99"], seen["ttft_p50"])
 
-    return bisected(load.qps, tolerance, passes)
+    return search_capacity(CapacitySearch(load.qps, tolerance), passes)
 
 
 def search_all(
-    args: Mapping[str, Any], budgets: Sequence[str], load: Load, limits: Limits, tolerance: float
-) -> list[Found]:
-    """Live, then simulated. Raises ValueError if the deployment has no cost model."""
+    args: Mapping[str, Any],
+    budgets: Sequence[str],
+    load: Load,
+    objective: CapacityObjective,
+    tolerance: float,
+) -> list[BudgetCapacity]:
+    """Live, then simulated. Raises MeasurementError if the deployment has no cost model."""
     with tempfile.TemporaryDirectory(prefix="legato-budgets-") as folder:
         args = {**args, "telemetry": {"directory": folder, "events": True}}
-        live = asyncio.run(search_live(args, budgets, load, limits, tolerance))
+        live = asyncio.run(search_live(args, budgets, load, objective, tolerance))
         config, profile, (_, *steps_of) = read_log(Path(folder))
     found = []
     for number, (budget, (qps, probes)) in enumerate(zip(budgets, live, strict=True)):
-        settings = config.with_changes(budget_changes(budget, limits.tbt_ms))
+        settings = config.with_changes(budget_changes(budget, objective.tbt_ms))
         # The first run only told the slowdown, so what precedes this search's steps is at `number`.
         around = [*steps_of[number], *(steps_of[number + 2] if number + 2 < len(steps_of) else ())]
-        simulated = simulated_capacity(settings, profile, around, load, limits, tolerance)
-        found.append(Found(budget, qps, simulated, tuple(probes)))
+        simulated = simulated_capacity(settings, profile, around, load, objective, tolerance)
+        found.append(BudgetCapacity(budget, qps, simulated, tuple(probes)))
     return found
 
 
-def bench_budgets(
+def command(
+    context: typer.Context,
     config: Annotated[
         Path, typer.Option(help="A Serve config with a cost model.")
     ] = DEFAULT_CONFIG,
@@ -158,39 +161,24 @@ def bench_budgets(
     wrong = [b for b in fixed if not (b.isdigit() and int(b))]
     if wrong:
         raise typer.BadParameter(f"{wrong[0]!r} is not a number of tokens", param_hint="--budgets")
-    args = yaml.safe_load(config.read_text())["applications"][0]["args"]
-    load = Load(lengths, guess_qps, seconds, num_long=0, seed=seed)
+    args = read_args(config, needs_cost_model=True)
+    load = Load(lengths, guess_qps, seconds, seed=seed)
     order = [ADAPTIVE, *fixed, ADAPTIVE]
-    found = search_all(args, order, load, Limits(tbt_ms), tolerance)
-    publish(
-        {
-            "machine": describe(),
-            "config": str(config),
-            "tbt_ms": tbt_ms,
-            "lengths": lengths,
-            "seconds": seconds,
-            "tolerance": tolerance,
-            "searches": [dataclasses.asdict(f) for f in found],
-        },
-        as_json,
-        out,
-    )
+    few_s, many_s = (len(order) * probes * seconds for probes in TYPICAL_PROBES)
+    say_duration(few_s, many_s, f"{len(order)} searches by probes of {seconds:g} s")
+    found = search_all(args, order, load, CapacityObjective(tbt_ms), tolerance)
+    searches = {"searches": [dataclasses.asdict(f) for f in found]}
+    publish(make_report(context, searches), as_json, out)
     if not as_json:
-        _err.print(_table(found, tbt_ms))
+        _print(found, tbt_ms)
 
 
-def _table(found: Sequence[Found], tbt_ms: float) -> Table:
-    table = Table(title=f"capacity at P99 TBT <= {tbt_ms:g} ms", title_justify="left")
-    table.add_column("budget, tokens")
-    table.add_column("requests/s", justify="right")
-    table.add_column("simulated", justify="right")
-    table.add_column("longest TBT below it, ms", justify="right")
+def _print(found: Sequence[BudgetCapacity], tbt_ms: float) -> None:
+    columns = ("budget, tokens", "requests/s", "simulated", "longest TBT below it, ms")
+    rows = []
     for one in found:
         passed = [p.tbt_max_ms for p in one.probes if p.tbt_p99_ms <= tbt_ms]
         longest = f"{max(passed):.0f}" if passed else "-"
-        table.add_row(one.budget, f"{one.capacity_qps:.2f}", f"{one.simulated_qps:.2f}", longest)
-    return table
-
-
-def register(bench: typer.Typer) -> None:
-    bench.command("budgets")(bench_budgets)
+        figures = (f"{one.capacity_qps:.2f}", f"{one.simulated_qps:.2f}", longest)
+        rows.append((one.budget, *figures))
+    output.print(table(f"capacity at P99 TBT <= {tbt_ms:g} ms", columns, rows))

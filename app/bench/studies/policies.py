@@ -8,34 +8,23 @@ no prefix cache answers. A few long prompts join the load: they are what makes s
 from __future__ import annotations
 
 import asyncio
-import math
-import os
 import random
-import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from actors.scheduling.policies import POLICIES
-from actors.scheduling.request import SamplingParams
-from app.bench.engine.overhead import settle
-from app.bench.load.client import Job, Trace, jobs_of
-from app.bench.load.generator import Json, LengthsOption, Out, lengths_of, publish
-from app.bench.load.measure import Report, report
-from app.bench.machine import describe
-from app.engine.client import EngineClient, EngineError, GenerationRequest
-from app.simulate.workload.arrivals import poisson
-from app.simulate.workload.requests import generate
+from app.bench.load.client import Job
+from app.bench.load.figures import LoadFigures, load_figures
+from app.bench.load.workload import LengthsOption, Load
+from app.bench.report import make_report, publish
+from app.bench.studies.live_engine import local_engine, read_args, serve_jobs
+from app.bench.terminal import Json, Out, console, output, say_duration, table
+from app.engine.client import EngineClient
 
-_ROOT = Path(__file__).resolve().parents[3]
 DEFAULT_CONFIG = Path("configs/serve/bench_135m.yaml")
 # The paper runs the policies that reserve memory with small batches (section 5: 8 to 16).
 POLICY_OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -43,120 +32,37 @@ POLICY_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "faster_transformer": {"max_batch": 16},
 }
 COLUMNS = ("TTFT P50", "TTFT P99", "TBT P50", "TBT P99", "max stall", "tokens/s")
-_FIRST_TOKEN = 300  # ids below may mean something to a tokenizer
-
-_err = Console(stderr=True, highlight=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Poisson arrivals over `seconds`, and `num_long` prompts of `long_tokens` spread evenly."""
-
-    lengths: str = "sharegpt/8"
-    qps: float = 1.2
-    seconds: float = 40.0
-    num_long: int = 3
-    long_tokens: int = 3000
-    seed: int = 0
-
-    def jobs(self) -> list[Job]:
-        """In order of arrival; equal loads give equal jobs."""
-        count = max(2, math.ceil(self.qps * self.seconds))
-        workload = generate(poisson(self.qps), lengths_of(self.lengths), count, seed=self.seed)
-        jobs = jobs_of(workload)
-        gap_s = self.seconds / (self.num_long + 1)
-        jobs += [Job((k + 1) * gap_s, self.long_tokens, 8) for k in range(self.num_long)]
-        return sorted(jobs, key=lambda job: job.arrival_s)
-
-
-async def run_jobs(engine: EngineClient, jobs: Sequence[Job], chance: random.Random) -> list[Trace]:
-    """Send every job at its time, whatever the earlier ones do; wait for all answers."""
-    vocabulary = range(min(_FIRST_TOKEN, engine.card.vocab_size - 1), engine.card.vocab_size)
-    prompts = [tuple(chance.choices(vocabulary, k=job.num_prompt_tokens)) for job in jobs]
-    begin_s = time.perf_counter()
-    tasks = []
-    for number, (job, prompt) in enumerate(zip(jobs, prompts, strict=True)):
-        delay_s = job.arrival_s - (time.perf_counter() - begin_s)
-        if delay_s > 0:
-            await asyncio.sleep(delay_s)
-        tasks.append(asyncio.create_task(_one(engine, f"job {number}", job, prompt, begin_s)))
-    return list(await asyncio.gather(*tasks))
-
-
-async def _one(
-    engine: EngineClient, name: str, job: Job, prompt: tuple[int, ...], begin_s: float
-) -> Trace:
-    trace = Trace(job, sent_s=time.perf_counter() - begin_s)
-    sampling = SamplingParams(max_tokens=job.num_output_tokens)  # greedy, no stop tokens
-    try:
-        async for chunk in engine.generate(GenerationRequest(name, prompt, sampling)):
-            if chunk.tokens:
-                trace.event_times_s.append(time.perf_counter() - begin_s)
-                trace.num_tokens += len(chunk.tokens)
-    except EngineError as error:
-        trace.error = f"{type(error).__name__}: {error}"
-    return trace
-
-
-async def compare(
+async def run_policies(
     engine: EngineClient, policies: Sequence[str], load: Load, *, tbt_ms: float | None = None
-) -> dict[str, Report]:
+) -> dict[str, LoadFigures]:
     """One run per policy, switched live, after a warm-up that touches every size of step."""
     jobs = load.jobs()
     chance = random.Random()  # unseeded: prompts that no engine has seen
     longest = max(job.num_prompt_tokens for job in jobs)
-    await run_jobs(engine, [Job(0.0, n, 8) for n in (1, 64, longest)], chance)
-    reports: dict[str, Report] = {}
-    with Progress(console=_err, transient=True) as progress:
+    await serve_jobs(engine, [Job(0.0, n, 8) for n in (1, 64, longest)], chance)
+    figures: dict[str, LoadFigures] = {}
+    with Progress(console=console, transient=True) as progress:
         task = progress.add_task("policies", total=len(policies))
         for policy in policies:
             progress.update(task, description=policy)
             options = dict(POLICY_OPTIONS.get(policy, {}))
             await engine.reconfigure({"policy": policy, "policy_options": options})
-            found = report(await run_jobs(engine, jobs, chance), tbt_ms=tbt_ms)
-            reports[policy] = found
+            found = load_figures(await serve_jobs(engine, jobs, chance), tbt_ms=tbt_ms)
+            found.check_measured()
+            figures[policy] = found
             progress.advance(task)
-            _err.print(
+            console.print(
                 f"  {policy:18}  P99 TBT {found.tbt_p99_ms:6.0f} ms  "
                 f"longest {found.tbt_max_ms:6.0f} ms  median TTFT {found.ttft_p50_ms:6.0f} ms",
                 soft_wrap=True,
             )
-    return reports
+    return figures
 
 
-@asynccontextmanager
-async def local_engine(args: Mapping[str, Any]) -> AsyncGenerator[EngineClient, None]:
-    """A live engine of these settings, on a Ray cluster of its own."""
-    from app.cli.serve import ENVIRONMENT  # read by Ray when it is imported
-
-    for key, value in ENVIRONMENT.items():
-        os.environ.setdefault(key, value)
-    import ray
-
-    from app.engine.live import LiveEngine
-    from app.settings import parse, resolve
-
-    settings = parse(args)
-    ray.init(
-        num_cpus=max(os.cpu_count() or 1, 4),
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        runtime_env={"env_vars": {"PYTHONPATH": str(_ROOT)}},
-    )
-    try:
-        engine = LiveEngine(resolve(settings), Path(settings.model.path).name)
-        await engine.start()
-        try:
-            await asyncio.to_thread(settle)
-            yield engine
-        finally:
-            await engine.close()
-    finally:
-        ray.shutdown()
-
-
-def bench_policies(
+def command(
+    context: typer.Context,
     config: Annotated[Path, typer.Option(help="A Serve config.")] = DEFAULT_CONFIG,
     policies: Annotated[str, typer.Option(help="Comma-separated names, or all.")] = "all",
     qps: Annotated[float, typer.Option(min=0.01, help="Poisson arrivals per second.")] = 1.2,
@@ -174,63 +80,41 @@ def bench_policies(
     unknown = [name for name in names if name not in POLICIES]
     if unknown:
         raise typer.BadParameter(f"unknown {unknown[0]!r}; known: {', '.join(POLICIES)}")
-    args = yaml.safe_load(config.read_text())["applications"][0]["args"]
+    args = read_args(config)
     load = Load(lengths, qps, seconds, long_prompts, long_tokens, seed)
+    span_s = len(names) * seconds
+    say_duration(span_s, 1.5 * span_s, f"{len(names)} policies, {seconds:g} s of arrivals each")
 
-    async def run() -> dict[str, Report]:
+    async def run() -> dict[str, LoadFigures]:
         async with local_engine(args) as engine:
-            return await compare(engine, names, load, tbt_ms=tbt_ms)
+            return await run_policies(engine, names, load, tbt_ms=tbt_ms)
 
-    reports = asyncio.run(run())
-    publish(result(config, load, reports), as_json, out)
+    figures = asyncio.run(run())
+    publish(make_report(context, policy_results(load, figures)), as_json, out)
     if not as_json:
-        _err.print(_table(reports))
-        typer.echo(markdown(reports))
+        columns = ("policy", *COLUMNS, "failed")
+        rows = [(name, *_cells(f), str(f.num_failed)) for name, f in figures.items()]
+        output.print(table("one engine, the same arrivals; times in ms", columns, rows))
+    if failed := {name: f.first_error for name, f in figures.items() if f.num_failed}:
+        console.print(f"[red]requests failed:[/] {failed}")
+        raise typer.Exit(1)
 
 
-def result(config: Path, load: Load, reports: Mapping[str, Report]) -> dict[str, Any]:
-    """The JSON report: machine, config, load, and one entry per policy."""
+def policy_results(load: Load, figures: Mapping[str, LoadFigures]) -> dict[str, Any]:
+    """What the load amounted to, and one entry per policy."""
     jobs = load.jobs()
     return {
-        "machine": describe(),
-        "config": str(config),
         "load": {
-            "lengths": load.lengths,
-            "qps": load.qps,
-            "seconds": load.seconds,
             "num_requests": len(jobs),
-            "num_long_prompts": load.num_long,
-            "long_prompt_tokens": load.long_tokens,
             "prompt_tokens": sum(job.num_prompt_tokens for job in jobs),
             "output_tokens": sum(job.num_output_tokens for job in jobs),
-            "seed": load.seed,
         },
-        "policy_options": {name: dict(POLICY_OPTIONS.get(name, {})) for name in reports},
-        "policies": {name: r.to_dict() for name, r in reports.items()},
+        "policy_options": {name: dict(POLICY_OPTIONS.get(name, {})) for name in figures},
+        "policies": {name: f.to_dict() for name, f in figures.items()},
     }
 
 
-def _cells(r: Report) -> list[str]:
+def _cells(r: LoadFigures) -> list[str]:
     values = (r.ttft_p50_ms, r.ttft_p99_ms, r.tbt_p50_ms, r.tbt_p99_ms, r.tbt_max_ms,
               r.output_tokens_per_s)  # fmt: skip
     return [f"{value:.0f}" for value in values]
-
-
-def markdown(reports: Mapping[str, Report]) -> str:
-    """The table of the documentation; times in milliseconds."""
-    lines = ["| policy | " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * len(COLUMNS) + "|"]
-    lines += [f"| `{name}` | " + " | ".join(_cells(r)) + " |" for name, r in reports.items()]
-    return "\n".join(lines)
-
-
-def _table(reports: Mapping[str, Report]) -> Table:
-    table = Table(title="one engine, the same arrivals; times in ms", title_justify="left")
-    for column in ("policy", *COLUMNS, "failed"):
-        table.add_column(column, justify="left" if column == "policy" else "right")
-    for name, r in reports.items():
-        table.add_row(name, *_cells(r), str(r.num_failed))
-    return table
-
-
-def register(bench: typer.Typer) -> None:
-    bench.command("policies")(bench_policies)

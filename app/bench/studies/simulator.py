@@ -1,15 +1,14 @@
-"""How fast the simulator is: simulated output tokens per second on one core.
-
-python -m app.bench.studies.simulator [--requests 2000] [--json]
-"""
+"""`legato bench simulator`: simulated output tokens per second of one core."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from app.bench.report import make_report, publish
+from app.bench.terminal import Json, Out, output, progress, table
 from app.simulate.hardware.deployments import load_model
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
@@ -24,7 +23,7 @@ CASES = (  # policy, budget, QPS; Yi-34B on two A100s, chat lengths
 )
 
 
-def run(num_requests: int, policy: str, budget: str, qps: float) -> dict[str, Any]:
+def time_simulation(num_requests: int, policy: str, budget: str, qps: float) -> dict[str, Any]:
     """Simulate once; wall time excludes drawing the workload."""
     model = load_model("yi-34b-a100-tp2")
     config = scheduler_config(model, policy=policy, budget=budget, token_budget=512, tbt_s=0.2)
@@ -47,26 +46,27 @@ def run(num_requests: int, policy: str, budget: str, qps: float) -> dict[str, An
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    rows = [
-        run(args.requests * scale, policy, budget, qps)
-        for policy, budget, qps in CASES
-        for scale in ((1, 2, 4) if (policy, budget) == ("sarathi", "fixed") else (1,))
+def command(
+    context: typer.Context,
+    requests: Annotated[int, typer.Option(min=2, help="Of the smallest run.")] = 1000,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """How fast the simulator is, by policy, budget and number of requests."""
+    runs = [
+        (requests * scale, *case)
+        for case in CASES
+        for scale in ((1, 2, 4) if case[:2] == ("sarathi", "fixed") else (1,))
     ]
-    if args.json:
-        print(json.dumps(rows))  # noqa: T201  the benchmark's output
-        return
-    for row in rows:
-        print(  # noqa: T201
-            f"{row['policy']:8} {row['budget']:8} {row['num_requests']:6} requests  "
-            f"{row['output_tokens']:9,} tokens in {row['wall_s']:6.2f} s = "
-            f"{row['tokens_per_s']:9,.0f} tokens/s, {row['us_per_step']:5.0f} us a step"
-        )
-
-
-if __name__ == "__main__":
-    main()
+    found = [time_simulation(*run) for run in progress(runs, "simulating")]
+    publish(make_report(context, {"results": found}), as_json, out)
+    if not as_json:
+        columns = ("policy", "budget", "requests", "tokens", "seconds", "tokens/s", "us per step")
+        rows = [
+            (
+                *(r["policy"], r["budget"], str(r["num_requests"]), f"{r['output_tokens']:,}"),
+                *(f"{r['wall_s']:.2f}", f"{r['tokens_per_s']:,.0f}", f"{r['us_per_step']:.0f}"),
+            )
+            for r in found
+        ]
+        output.print(table("Yi-34B on two A100s, chat lengths", columns, rows, num_words=2))

@@ -22,30 +22,28 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-import yaml
-from rich.console import Console
-from rich.table import Table
 
 from actors.event_recorder import read_events
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.event_log import config_of
 from app.bench.load.client import Job, Trace
-from app.bench.load.generator import Json, LengthsOption, Out, publish
-from app.bench.load.measure import report
-from app.bench.machine import describe
-from app.bench.studies.policies import POLICY_OPTIONS, Load, local_engine, run_jobs
+from app.bench.load.figures import load_figures
+from app.bench.load.workload import LengthsOption, Load
+from app.bench.report import MeasurementError, make_report, publish
+from app.bench.studies.live_engine import local_engine, read_args, serve_jobs
+from app.bench.studies.policies import POLICY_OPTIONS
+from app.bench.terminal import Json, Out, console, output, say_duration, table
 from app.simulate.hardware.live_log import LiveStep, Slowdown, ratios, runs, slowdown
 from app.simulate.run.simulation import Deployment, simulate
 from app.simulate.workload.requests import Workload
 
 DEFAULT_CONFIG = Path("configs/serve/bench_135m_adaptive.yaml")
 FIGURES = ("ttft_p50", "ttft_p99", "tbt_p50", "tbt_p99")
-_err = Console(stderr=True, highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ValidationRun:
     """One load under one policy. Figures in milliseconds, by the names of `FIGURES`."""
 
     policy: str
@@ -82,7 +80,7 @@ def simulated_figures(
     deployment = Deployment(
         # Simulated prompts are blank, live ones new: neither shall find a prefix.
         dataclasses.replace(config, prefix_cache=False),
-        # The pause between two steps is time of the stage, for whoever waits behind it.
+        # The pause between two steps is time of the stage, for the step that waits behind it.
         dataclasses.replace(profile, overhead_s=profile.overhead_s + today.gap_s),
         believed=profile,
         host_s=today.answer_s,
@@ -93,10 +91,10 @@ def simulated_figures(
 
 
 def live_figures(traces: Sequence[Trace]) -> dict[str, float]:
-    """Raises RuntimeError if a request failed: half a run compares with nothing."""
-    seen = report(traces)
+    """Raises MeasurementError if a request failed: half a run compares with nothing."""
+    seen = load_figures(traces)
     if seen.num_failed:
-        raise RuntimeError(f"{seen.num_failed} requests failed: {seen.first_error}")
+        raise MeasurementError(f"{seen.num_failed} requests failed: {seen.first_error}")
     return {name: getattr(seen, f"{name}_ms") for name in FIGURES}
 
 
@@ -111,31 +109,31 @@ async def serve_all(
     chance = random.Random()  # unseeded: prompts that no engine has seen
     async with local_engine(args) as engine:
         # Pages, buffers and sizes of step that nothing has touched yet.
-        await run_jobs(engine, [Job(0.0, n, 8) for n in (1, 64, 1000)], chance)
+        await serve_jobs(engine, [Job(0.0, n, 8) for n in (1, 64, 1000)], chance)
         traces = []
         for policy, load in order:
-            _err.print(f"  live: {policy}, {load.qps:g} requests/s")
+            console.print(f"  live: {policy}, {load.qps:g} requests/s")
             await engine.reconfigure(policy_changes(policy))
-            traces.append(await run_jobs(engine, load.jobs(), chance))
+            traces.append(await serve_jobs(engine, load.jobs(), chance))
     return traces
 
 
 def read_log(folder: Path) -> tuple[SchedulerConfig, CostModel, list[list[LiveStep]]]:
     """The engine's settings, its profile, and its steps, a list for every live change.
 
-    Raises ValueError if the deployment has no cost model.
+    Raises MeasurementError if the deployment has no cost model.
     """
     rows = [row for file in sorted(folder.rglob("events-*.parquet")) for row in read_events(file)]
     config = config_of(rows[0])
     if config.cost_model is None:
-        raise ValueError("scheduling.cost_model is not set: run `legato profile`")
+        raise MeasurementError("scheduling.cost_model is not set: run `legato profile`")
     return config, CostModel.from_dict(config.cost_model), runs(rows)
 
 
 def validate(
     args: dict[str, Any], policies: Sequence[str], loads: Sequence[Load], repeats: int = 1
-) -> tuple[Slowdown, list[Run]]:
-    """Serve, then simulate. Raises ValueError if the deployment has no cost model."""
+) -> tuple[Slowdown, list[ValidationRun]]:
+    """Serve, then simulate. Raises MeasurementError if the deployment has no cost model."""
     with tempfile.TemporaryDirectory(prefix="legato-validate-") as folder:
         args = {**args, "telemetry": {"directory": folder, "events": True}}
         order = [(p, load) for _ in range(repeats) for p in policies for load in loads]
@@ -151,7 +149,7 @@ def validate(
         block = range(block_begin, block_begin + len(loads))
         others = [step for other in block if other != number for step in steps_of[other]]
         found.append(
-            Run(
+            ValidationRun(
                 policy,
                 load.qps,
                 number // (len(policies) * len(loads)),
@@ -170,6 +168,7 @@ def validate(
 
 
 def command(
+    context: typer.Context,
     config: Annotated[Path, typer.Option(help="A Serve config with a cost model.")] = (
         DEFAULT_CONFIG
     ),
@@ -183,27 +182,24 @@ def command(
     out: Out = None,
 ) -> None:
     """The simulator against this machine: same arrivals, P50 and P99 TTFT and TBT of both."""
-    args = yaml.safe_load(config.read_text())["applications"][0]["args"]
-    loads = [Load(lengths, float(q), seconds, num_long=0, seed=seed) for q in qps.split(",")]
-    today, found = validate(args, policies.split(","), loads, repeats)
-    publish(
-        {
-            "machine": describe(),
-            "config": str(config),
-            "lengths": lengths,
-            "seconds": seconds,
-            "today": dataclasses.asdict(today),
-            "drift_between_rounds": drifts(found),
-            "runs": [run.to_dict() for run in found],
-        },
-        as_json,
-        out,
-    )
+    args = read_args(config, needs_cost_model=True)
+    loads = [Load(lengths, float(q), seconds, seed=seed) for q in qps.split(",")]
+    names = policies.split(",")
+    num_runs = len(names) * (repeats * len(loads) + 1)  # and a warm-up each
+    what = f"{num_runs} live runs of {seconds:g} s, then as many simulated"
+    say_duration(num_runs * seconds, 1.5 * num_runs * seconds, what)
+    today, found = validate(args, names, loads, repeats)
+    results = {
+        "slowdown": dataclasses.asdict(today),
+        "drift_between_rounds": drifts(found),
+        "runs": [run.to_dict() for run in found],
+    }
+    publish(make_report(context, results), as_json, out)
     if not as_json:
-        show(today, found)
+        _print(today, found)
 
 
-def drifts(found: Sequence[Run]) -> dict[str, float]:
+def drifts(found: Sequence[ValidationRun]) -> dict[str, float]:
     """Median difference of each live figure between the first round and later ones."""
     first = {(run.policy, run.qps): run.live for run in found if run.repeat == 0}
     later = [run for run in found if run.repeat]
@@ -214,27 +210,22 @@ def drifts(found: Sequence[Run]) -> dict[str, float]:
     }
 
 
-def show(today: Slowdown, found: Sequence[Run]) -> None:
-    table = Table(title="live / simulated, ms (difference)", title_justify="left")
-    for column in ("policy", "QPS", "TTFT P50", "TTFT P99", "TBT P50", "TBT P99",
-                   "step error median, P95"):  # fmt: skip
-        table.add_column(column, justify="left" if column == "policy" else "right")
+def _print(today: Slowdown, found: Sequence[ValidationRun]) -> None:
+    columns = ("policy", "QPS", "TTFT P50", "TTFT P99", "TBT P50", "TBT P99", "step error P50, %",
+               "P95, %")  # fmt: skip
+    rows = []
     for run in found:
         cells = [
             f"{run.live[n]:.0f} / {run.simulated[n]:.0f} ({100 * run.differences[n]:+.0f} %)"
             for n in FIGURES
         ]
-        errors = f"{100 * run.steps.median_error:.1f} %, {100 * run.steps.p95_error:.1f} %"
-        table.add_row(run.policy, f"{run.qps:g}", *cells, errors)
-    _err.print(table)
+        errors = (f"{100 * run.steps.median_error:.1f}", f"{100 * run.steps.p95_error:.1f}")
+        rows.append((run.policy, f"{run.qps:g}", *cells, *errors))
+    output.print(table("live / simulated, ms (difference)", columns, rows))
     if drift := drifts(found):
         worst = ", ".join(f"{name} {100 * share:.0f} %" for name, share in drift.items())
-        _err.print(f"the machine against itself, median difference between rounds: {worst}")
-    _err.print(
+        output.print(f"the machine against itself, median difference between rounds: {worst}")
+    output.print(
         f"today: steps {today.ratio:.2f} x the profile, spread {100 * today.sigma:.0f} %, "
         f"{1e3 * today.gap_s:.2f} ms between steps, {1e3 * today.answer_s:.2f} ms to the core"
     )
-
-
-def register(bench: typer.Typer) -> None:
-    bench.command("validate")(command)

@@ -1,18 +1,26 @@
-"""From traces to the numbers people ask for, by the definitions the simulator uses."""
+"""From the traces of a run to its figures, by the definitions that the simulator uses."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich.table import Table
+
 from app.bench.load.client import Trace
+from app.bench.report import MeasurementError
+from app.bench.terminal import table
 from app.telemetry.definitions import kept_objectives, quantile
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """One run at one load. Times in milliseconds, TBT as the gaps between streamed events."""
+class LoadFigures:
+    """One run at one load. Times in milliseconds, TBT as the gaps between streamed events.
+
+    A figure of which nothing was seen is nan: TBT where every answer is one event.
+    """
 
     qps_offered: float
     num_requests: int
@@ -31,10 +39,18 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def check_measured(self) -> None:
+        """Raises MeasurementError if no request streamed anything."""
+        if math.isnan(self.ttft_p50_ms):
+            why = self.first_error or "the answers were empty"
+            raise MeasurementError(
+                f"nothing was measured: none of {self.num_requests} requests was answered ({why})"
+            )
 
-def report(
+
+def load_figures(
     traces: Sequence[Trace], *, tbt_ms: float | None = None, ttft_ms: float | None = None
-) -> Report:
+) -> LoadFigures:
     arrivals = [t.job.arrival_s for t in traces]
     ends = [t.event_times_s[-1] for t in traces if t.event_times_s]
     span_s = max(ends, default=0.0) - min(arrivals, default=0.0)
@@ -54,7 +70,7 @@ def report(
         )
     )
     window_s = max(arrivals, default=0.0) - min(arrivals, default=0.0)
-    return Report(
+    return LoadFigures(
         qps_offered=(len(traces) - 1) / window_s if window_s else 0.0,
         num_requests=len(traces),
         num_failed=sum(1 for t in traces if not t.finished),
@@ -64,7 +80,7 @@ def report(
         ttft_p99_ms=1000 * quantile(ttfts, 0.99),
         tbt_p50_ms=1000 * quantile(gaps, 0.5),
         tbt_p99_ms=1000 * quantile(gaps, 0.99),
-        tbt_max_ms=1000 * gaps[-1] if gaps else float("nan"),
+        tbt_max_ms=1000 * gaps[-1] if gaps else math.nan,
         num_stalls=sum(1 for g in gaps if g > limit_s),
         goodput_qps=kept / span_s if span_s else 0.0,
         first_error=next((t.error for t in traces if t.error), None),
@@ -84,3 +100,13 @@ def rate_together(traces: Sequence[Trace]) -> float | None:
         return None
     count = sum(begin_s < at <= end_s for t in traces for at in t.event_times_s)
     return count / (end_s - begin_s)
+
+
+def figures_table(figures: Sequence[LoadFigures]) -> Table:
+    columns = ("QPS", "TTFT P50", "TTFT P99", "TBT P50", "TBT P99", "TBT max", "tokens/s", "failed")
+    rows = []
+    for f in figures:
+        values = (f.ttft_p50_ms, f.ttft_p99_ms, f.tbt_p50_ms, f.tbt_p99_ms, f.tbt_max_ms,
+                  f.output_tokens_per_s, f.num_failed)  # fmt: skip
+        rows.append([f"{f.qps_offered:.2f}", *(f"{value:.0f}" for value in values)])
+    return table("seen by the client; times in ms", columns, rows, num_words=0)

@@ -1,0 +1,92 @@
+"""Every benchmark and its command, listed in one place.
+
+A module is imported when its command is run or its help is shown: `legato --help` then waits
+neither for torch nor for Ray.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperGroup
+
+from app.bench.report import MeasurementError
+from app.bench.terminal import console
+
+# Command -> module of app.bench whose function `command` it runs.
+BENCHES: Mapping[str, str] = {
+    "serve": "load.serve",
+    "stall": "load.stall",
+    "compare": "compare",
+    "engine": "engine.steps",
+    "overhead": "engine.overhead",
+    "planning": "engine.planning",
+    "policies": "studies.policies",
+    "budgets": "studies.budgets",
+    "validate": "studies.validate",
+    "bubbles": "studies.bubbles",
+    "simulator": "studies.simulator",
+    "accuracy": "studies.accuracy",
+    "gpu": "gpu.command",
+    "compile": "gpu.compile_check",
+}
+KERNELS: Mapping[str, str] = {"linear": "kernels.linear", "attention": "kernels.attention"}
+TOP_LEVEL: Mapping[str, str] = {"capacity": "load.capacity", "profile": "engine.profile"}
+
+
+def load(name: str, module: str) -> typer.Typer:
+    """A Typer with this one command; a MeasurementError ends it with a message and status 1."""
+    command: Callable[..., None] = import_module(f"app.bench.{module}").command
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except MeasurementError as error:
+            console.print("[red]error:[/]", end=" ")
+            console.print(str(error), markup=False)
+            raise typer.Exit(1) from None
+
+    single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    single.command(name)(run)
+    return single
+
+
+class _LazyGroup(TyperGroup):
+    modules: ClassVar[Mapping[str, str]] = {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*self.modules, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.modules:
+            return typer.main.get_command(load(cmd_name, self.modules[cmd_name]))
+        return super().get_command(ctx, cmd_name)
+
+
+class _Benches(_LazyGroup):
+    modules = BENCHES
+
+
+class _Kernels(_LazyGroup):
+    modules = KERNELS
+
+
+def register(app: typer.Typer) -> None:
+    """`legato bench ...`, and the commands of `TOP_LEVEL`."""
+    bench = typer.Typer(
+        cls=_Benches, help="Measure: the engine, the kernels, a running server.",
+        no_args_is_help=True,
+    )  # fmt: skip
+    kernels = typer.Typer(
+        cls=_Kernels, help="CPU kernels one by one, against bandwidth and peak.",
+        no_args_is_help=True,
+    )  # fmt: skip
+    bench.add_typer(kernels, name="kernels")
+    app.add_typer(bench, name="bench")
+    for name, module in TOP_LEVEL.items():
+        app.registered_commands += load(name, module).registered_commands

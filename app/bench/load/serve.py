@@ -1,0 +1,56 @@
+"""`legato bench serve`: an open-loop load on any OpenAI URL."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+
+from app.bench.load.client import LoadClient, first_model
+from app.bench.load.figures import LoadFigures, figures_table, load_figures
+from app.bench.load.workload import LengthsOption, Load
+from app.bench.report import make_report, publish
+from app.bench.terminal import Json, Out, console, output
+
+Url = Annotated[str, typer.Option(help="Root of any OpenAI-compatible server.")]
+Model = Annotated[str | None, typer.Option(help="Model name; the server's first if absent.")]
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def run_load(client: LoadClient, load: Load, *, tbt_ms: float | None = None) -> LoadFigures:
+    """One load from its first arrival to its last answer.
+
+    tbt_ms: the objective that goodput and stalls are counted by.
+    """
+    jobs = load.jobs()
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task(f"{load.qps:.2f} requests/s", total=len(jobs))
+        traces = asyncio.run(client.run(jobs, lambda _: progress.advance(task)))
+    return load_figures(traces, tbt_ms=tbt_ms)
+
+
+def command(
+    context: typer.Context,
+    url: Url = DEFAULT_URL,
+    model: Model = None,
+    qps: Annotated[float, typer.Option(min=0.01, help="Poisson arrivals per second.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Length of the arrivals.")] = 40.0,
+    lengths: LengthsOption = "sharegpt/8",
+    tbt_ms: Annotated[float | None, typer.Option(min=1.0, help="Objective to judge by.")] = None,
+    seed: int = 0,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Open-loop Poisson load: TTFT, TBT, stalls, goodput."""
+    load = Load(lengths, qps, seconds, seed=seed)
+    model = model or first_model(url)
+    figures = run_load(LoadClient(url, model), load, tbt_ms=tbt_ms)
+    figures.check_measured()
+    publish(make_report(context, figures.to_dict(), {"model": model}), as_json, out)
+    if not as_json:
+        output.print(figures_table([figures]))
+    if figures.num_failed:
+        console.print(f"[red]{figures.num_failed} requests failed:[/]", figures.first_error)
+        raise typer.Exit(1)

@@ -1,0 +1,73 @@
+"""`legato bench stall`: the longest gap of running streams when a long prompt arrives."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from app.bench.load.client import Job, LoadClient, Trace, first_model
+from app.bench.load.serve import DEFAULT_URL, Model, Url
+from app.bench.report import MeasurementError, make_report, publish
+from app.bench.terminal import Json, Out, console, output
+
+STREAM_TOKENS = 400
+LONG_PROMPT_ARRIVES_S = 1.0
+
+
+def measure_stall(
+    client: LoadClient, streams: int, prompt_tokens: int, stream_tokens: int = STREAM_TOKENS
+) -> dict[str, Any]:
+    """Streams of 64 + `stream_tokens` tokens, and one prompt that arrives a second later.
+
+    Raises MeasurementError if a request failed, or no stream was running when the prompt arrived.
+    """
+    jobs = [Job(0.02 * i, 64, stream_tokens) for i in range(streams)]
+    jobs.append(Job(LONG_PROMPT_ARRIVES_S, prompt_tokens, 4))
+    return stall_figures(asyncio.run(client.run(jobs)))
+
+
+def stall_figures(traces: list[Trace]) -> dict[str, Any]:
+    """Of the streams' traces, with the long prompt's behind them. Raises as `measure_stall`."""
+    *streams, long = traces
+    if error := next((t.error for t in traces if t.error), None):
+        raise MeasurementError(f"nothing was measured: a request failed ({error})")
+    if not all(t.event_times_s for t in traces):
+        raise MeasurementError("nothing was measured: a stream ended without a token")
+    running = [t for t in streams if t.event_times_s[0] < long.sent_s < t.event_times_s[-1]]
+    if not running:
+        raise MeasurementError(
+            "nothing was measured: no stream was running when the long prompt arrived; "
+            "ask for more tokens a stream (--stream-tokens)"
+        )
+    gaps_ms = sorted(1000 * max(t.gaps_s) for t in running)
+    return {
+        "num_running": len(running),
+        "longest_tbt_ms": gaps_ms[-1],
+        "median_longest_tbt_ms": gaps_ms[len(gaps_ms) // 2],
+        "ttft_of_long_prompt_ms": 1000 * (long.event_times_s[0] - long.job.arrival_s),
+    }
+
+
+def command(
+    context: typer.Context,
+    url: Url = DEFAULT_URL,
+    model: Model = None,
+    streams: Annotated[int, typer.Option(min=1, help="Streams that run meanwhile.")] = 16,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="The long prompt.")] = 3000,
+    stream_tokens: Annotated[int, typer.Option(min=2, help="Output of a stream.")] = STREAM_TOKENS,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """The longest gap that running streams suffer when a long prompt arrives."""
+    model = model or first_model(url)
+    with console.status(f"{streams} streams, then a prompt of {prompt_tokens} tokens"):
+        found = measure_stall(LoadClient(url, model), streams, prompt_tokens, stream_tokens)
+    publish(make_report(context, found, {"model": model}), as_json, out)
+    if not as_json:
+        output.print(
+            f"longest TBT of {found['num_running']} running streams "
+            f"{found['longest_tbt_ms']:.0f} ms; the {prompt_tokens}-token prompt's first token "
+            f"after {found['ttft_of_long_prompt_ms']:.0f} ms"
+        )

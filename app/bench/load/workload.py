@@ -1,0 +1,76 @@
+"""The requests of a run: Poisson arrivals, lengths of real traffic, a few long prompts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from app.bench.load.client import Job
+from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.lengths import (
+    Lengths,
+    arxiv_summarization,
+    fixed_lengths,
+    scaled,
+    sharegpt4,
+)
+from app.simulate.workload.requests import Workload, generate
+
+LengthsOption = Annotated[
+    str, typer.Option(help="sharegpt, arxiv, either with /DIVISOR, or PROMPTxOUTPUT tokens.")
+]
+
+
+def lengths_of(name: str) -> Lengths:
+    """Raises typer.BadParameter for an unknown name."""
+    kind, _, divisor = name.partition("/")
+    if kind in ("sharegpt", "arxiv"):
+        lengths = sharegpt4() if kind == "sharegpt" else arxiv_summarization()
+        return scaled(lengths, _divisor(name, divisor)) if divisor else lengths
+    prompt, _, output = name.partition("x")
+    if prompt.isdigit() and output.isdigit() and int(prompt) and int(output):
+        return fixed_lengths(int(prompt), int(output))
+    raise typer.BadParameter(f"{name!r}: use sharegpt, arxiv, sharegpt/8 or 512x64")
+
+
+def _divisor(name: str, text: str) -> float:
+    try:
+        divisor = float(text)
+    except ValueError:
+        divisor = 0.0
+    if not 0.0 < divisor < math.inf:
+        raise typer.BadParameter(f"{name!r}: the divisor must be a positive number")
+    return divisor
+
+
+def jobs_of(workload: Workload) -> list[Job]:
+    return [
+        Job(float(a), int(p), int(o))
+        for a, p, o in zip(
+            workload.arrival_s, workload.prompt_tokens, workload.output_tokens, strict=True
+        )
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Poisson arrivals over `seconds`, and `num_long` prompts of `long_tokens` spread evenly."""
+
+    lengths: str = "sharegpt/8"
+    qps: float = 1.2
+    seconds: float = 40.0
+    num_long: int = 0
+    long_tokens: int = 3000
+    seed: int = 0
+
+    def jobs(self) -> list[Job]:
+        """In order of arrival; equal loads give equal jobs."""
+        count = max(2, math.ceil(self.qps * self.seconds))
+        workload = generate(poisson(self.qps), lengths_of(self.lengths), count, seed=self.seed)
+        jobs = jobs_of(workload)
+        gap_s = self.seconds / (self.num_long + 1)
+        jobs += [Job((k + 1) * gap_s, self.long_tokens, 8) for k in range(self.num_long)]
+        return sorted(jobs, key=lambda job: job.arrival_s)

@@ -1,0 +1,94 @@
+"""A live engine in this process's Ray cluster, and an open-loop load on it without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+
+from actors.scheduling.request import SamplingParams
+from app.bench.engine.cpu_usage import wait_until_idle
+from app.bench.load.client import Job, Trace, open_loop
+from app.engine.client import EngineClient, EngineError, GenerationRequest
+from app.ray_environment import set_environment
+
+_ROOT = Path(__file__).resolve().parents[3]
+_FIRST_TOKEN = 300  # ids below may mean something to a tokenizer
+
+
+def read_args(config: Path, *, needs_cost_model: bool = False) -> dict[str, Any]:
+    """The settings of a Serve config's application. Raises typer.BadParameter for any other file,
+    and where a cost model is needed and none is set."""
+    try:
+        args = yaml.safe_load(config.read_text())["applications"][0]["args"]
+    except (OSError, yaml.YAMLError, KeyError, IndexError, TypeError) as error:
+        raise typer.BadParameter(f"{config}: {error!r}", param_hint="--config") from None
+    if needs_cost_model and not (args.get("scheduling") or {}).get("cost_model"):
+        raise typer.BadParameter(
+            f"{config}: scheduling.cost_model is not set; `legato profile` fits one",
+            param_hint="--config",
+        )
+    return dict(args)
+
+
+async def serve_jobs(
+    engine: EngineClient, jobs: Sequence[Job], chance: random.Random
+) -> list[Trace]:
+    """The jobs in open loop, with prompts drawn from `chance`."""
+    vocabulary = range(min(_FIRST_TOKEN, engine.card.vocab_size - 1), engine.card.vocab_size)
+    prompts = [tuple(chance.choices(vocabulary, k=job.num_prompt_tokens)) for job in jobs]
+    return await open_loop(
+        jobs, lambda n, begin_s: _one(engine, f"job {n}", jobs[n], prompts[n], begin_s)
+    )
+
+
+async def _one(
+    engine: EngineClient, name: str, job: Job, prompt: tuple[int, ...], begin_s: float
+) -> Trace:
+    trace = Trace(job, sent_s=time.perf_counter() - begin_s)
+    sampling = SamplingParams(max_tokens=job.num_output_tokens)  # greedy, no stop tokens
+    try:
+        async for chunk in engine.generate(GenerationRequest(name, prompt, sampling)):
+            if chunk.tokens:
+                trace.event_times_s.append(time.perf_counter() - begin_s)
+                trace.num_tokens += len(chunk.tokens)
+    except EngineError as error:
+        trace.error = f"{type(error).__name__}: {error}"
+    return trace
+
+
+@asynccontextmanager
+async def local_engine(args: Mapping[str, Any]) -> AsyncGenerator[EngineClient, None]:
+    """A live engine of these settings, on a Ray cluster of its own."""
+    set_environment()  # before Ray is imported, which reads it
+    import ray
+
+    from app.engine.live import LiveEngine
+    from app.settings import parse, resolve
+
+    settings = parse(args)
+    ray.init(
+        num_cpus=max(os.cpu_count() or 1, 4),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env={"env_vars": {"PYTHONPATH": str(_ROOT)}},
+    )
+    try:
+        engine = LiveEngine(resolve(settings), Path(settings.model.path).name)
+        await engine.start()
+        try:
+            await asyncio.to_thread(wait_until_idle)
+            yield engine
+        finally:
+            await engine.close()
+    finally:
+        ray.shutdown()

@@ -1,0 +1,54 @@
+"""What the benchmarks' commands share on the terminal: options, tables, how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+# Results, as tables or JSON, go to the standard output; progress and messages to the other.
+output = Console(highlight=False)
+console = Console(stderr=True, highlight=False)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the JSON report.")]
+Out = Annotated[
+    Path | None, typer.Option(dir_okay=False, help="Write the JSON report to this file.")
+]
+
+Item = TypeVar("Item")
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, num_words: int = 1
+) -> Table:
+    """num_words: how many leading columns hold words; the rest hold numbers, set to the right."""
+    made = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        made.add_column(column, justify="left" if number < num_words else "right")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def progress(items: Sequence[Item], title: str) -> Iterable[Item]:
+    """The items, with a bar that says how many are done and how long the rest will take."""
+    return track(items, title, console=console, transient=True)
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(42), duration(400)
+    ('42 s', '7 min')
+    """
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def say_duration(least_s: float, most_s: float, what: str) -> None:
+    """Before a long measurement: what it does, and about how long that takes."""
+    least, most = duration(least_s), duration(most_s)
+    console.print(f"{what}: about {most if least == most else f'{least} to {most}'}")

@@ -1,0 +1,84 @@
+"""The arithmetic of `legato bench engine`, `overhead` and `planning`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.bench.ceilings import Ceilings
+from app.bench.engine.cpu_usage import CpuUsage
+from app.bench.engine.overhead import gaps_between_steps, overhead_figures
+from app.bench.engine.planning import measure_step
+from app.bench.engine.stage import LoadedStage
+from app.bench.engine.steps import StepCase, limit
+
+
+def test_a_token_costs_what_the_idle_engine_does_not() -> None:
+    idle = CpuUsage({"stage": 0.0, "replica": 0.2, "driver": 0.1}, span_s=10.0)
+    load = CpuUsage({"stage": 4.0, "replica": 0.5, "driver": 0.05}, span_s=5.0)
+    found = overhead_figures(idle, load, 1000, [0.001, 0.003, 0.002])
+    assert found["cpu_us_per_token"] == pytest.approx(
+        {"stage": 4000.0, "replica": 400.0, "driver": 0.0}
+    )
+    assert found["cpu_us_per_token_outside_stage"] == pytest.approx(400.0)
+    assert found["load_percent_of_one_core_outside_stage"] == pytest.approx(11.0)
+    assert found["idle_percent_of_one_core"] == pytest.approx(
+        {"stage": 0.0, "replica": 2.0, "driver": 1.0}
+    )
+    assert found["gap_between_steps_ms_p50"] == pytest.approx(2.0)
+
+
+def test_without_gaps_the_cpu_figures_stand_alone() -> None:
+    usage = CpuUsage({"stage": 1.0}, span_s=1.0)
+    assert math.isnan(overhead_figures(usage, usage, 10, [])["gap_between_steps_ms_p50"])
+
+
+def test_gaps_lie_between_full_steps_that_follow_each_other() -> None:
+    def record(step: int, decodes: int, begin_s: float, end_s: float) -> dict[str, Any]:
+        return {"step": step, "num_decode_tokens": decodes, "stages_s": [[begin_s, end_s]]}
+
+    records = [
+        record(1, 1, 0.0, 1.0),  # not full
+        record(2, 2, 1.5, 2.0),
+        record(3, 2, 2.25, 3.0),
+        record(5, 2, 9.0, 9.5),  # another came between
+        record(6, 2, 9.75, 10.0),
+    ]
+    assert gaps_between_steps(records, 2) == [0.25, 0.25]
+
+
+def test_planning_is_measured_on_a_busy_core() -> None:
+    cost = measure_step("sarathi", 2, 1, num_events=4)
+    assert (cost.num_running, cost.num_waiting, cost.num_stages) == (2, 1, 1)
+    assert 0 < cost.p50_us <= cost.p99_us
+    assert cost.ns_per_token > 0
+
+
+def test_the_ceiling_that_binds_is_named() -> None:
+    ceilings = Ceilings(bandwidth_gb_s=10.0, peak_gflop_s=100.0)
+    assert ceilings.limit_s(1e9, 1e9) == pytest.approx(0.1)
+    assert ceilings.bound(1e9, 1e9) == "memory"
+    assert ceilings.limit_s(1e9, 1e11) == pytest.approx(1.0)
+    assert ceilings.bound(1e9, 1e11) == "compute"
+
+
+def test_a_step_reads_its_weights_once_and_each_context(tiny_model: Callable[..., Path]) -> None:
+    stage = LoadedStage(
+        tiny_model("llama"), backend="torch", dtype="float32", threads=1, max_requests=4,
+        kv_tokens=2048,
+    )  # fmt: skip
+    memory_bound = Ceilings(bandwidth_gb_s=1e-9, peak_gflop_s=1e9)  # one byte a second
+    one, _ = limit(stage, StepCase("", 1, 64), memory_bound)
+    two, bound = limit(stage, StepCase("", 2, 64), memory_bound)
+    more, _ = limit(stage, StepCase("", 2, 128), memory_bound)
+    c = stage.config
+    head_dim = c["hidden_size"] // c["num_attention_heads"]
+    kv_bytes = 2 * 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * head_dim  # a token
+    assert bound == "memory"
+    assert two - one == pytest.approx(64 * kv_bytes)
+    assert more - two == pytest.approx(2 * 64 * kv_bytes)
+    stage.runner.close()

@@ -1,0 +1,88 @@
+"""Loads: equal ones give equal requests, arrivals never wait, and a stall is really one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+
+import pytest
+import typer
+
+from app.bench.load.client import Job, Trace, open_loop, server_root
+from app.bench.load.stall import stall_figures
+from app.bench.load.workload import Load, lengths_of
+from app.bench.report import MeasurementError
+from tests.bench.traces import trace
+
+
+def test_equal_loads_give_equal_jobs_in_order_of_arrival() -> None:
+    load = Load("sharegpt/8", 5.0, 40.0, num_long=3, long_tokens=3000, seed=4)
+    jobs = load.jobs()
+    assert jobs == load.jobs()
+    assert jobs != Load("sharegpt/8", 5.0, 40.0, num_long=3, long_tokens=3000, seed=5).jobs()
+    arrivals = [job.arrival_s for job in jobs]
+    assert arrivals == sorted(arrivals)
+    assert [job.arrival_s for job in jobs if job.num_prompt_tokens == 3000] == [10.0, 20.0, 30.0]
+    gaps = [b - a for a, b in itertools.pairwise(arrivals)]
+    assert statistics.mean(gaps) == pytest.approx(1 / 5.0, rel=0.3)
+
+
+def test_a_load_has_two_requests_at_least() -> None:
+    assert [(j.num_prompt_tokens, j.num_output_tokens) for j in Load("7x3", 0.01, 1.0).jobs()] == [
+        (7, 3)
+    ] * 2
+
+
+@pytest.mark.parametrize("name", ["chat", "12", "0x5", "sharegpt/no", "sharegpt/0", "x"])
+def test_unknown_lengths_are_refused(name: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        lengths_of(name)
+
+
+async def test_an_arrival_does_not_wait_for_the_answer_before_it() -> None:
+    answered = asyncio.Event()
+
+    async def send(number: int, begin_s: float) -> Trace:
+        if number == 0:
+            await answered.wait()  # the second request's answer lets the first one end
+        else:
+            answered.set()
+        return trace(0.0, 0.1 + number)
+
+    traces = await asyncio.wait_for(open_loop([Job(0.0, 1, 1)] * 2, send), timeout=30)
+    assert [t.event_times_s for t in traces] == [[0.1], [1.1]]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/", "http://h:1//"]
+)
+def test_a_servers_root_is_found_in_its_base_url(url: str) -> None:
+    assert server_root(url) == "http://h:1"
+
+
+LONG = trace(1.0, 1.5)
+
+
+def test_a_stall_is_the_longest_gap_of_a_running_stream() -> None:
+    stalled, smooth = trace(0.0, 0.5, 1.25, 1.5), trace(0.0, 0.5, 1.0, 1.25)
+    ended = trace(0.0, 0.1, 0.9)  # its gap of 0.8 s is no stall: the prompt had not arrived
+    found = stall_figures([stalled, smooth, ended, LONG])
+    assert found["num_running"] == 2
+    assert found["longest_tbt_ms"] == 750.0
+    assert found["ttft_of_long_prompt_ms"] == 500.0
+
+
+@pytest.mark.parametrize(
+    ("traces", "message"),
+    [
+        ([trace(0.0, error="404: no model 'nope'")] * 2, "404: no model 'nope'"),
+        ([trace(0.0, 0.5, 1.5), trace(1.0, error="400: too long")], "400: too long"),
+        ([trace(0.0), LONG], "without a token"),
+        ([trace(0.0, 0.1, 0.2), LONG], "no stream was running"),
+        ([trace(0.0, 1.1, 1.2), LONG], "no stream was running"),
+    ],
+)
+def test_what_is_no_stall_is_no_figure(traces: list[Trace], message: str) -> None:
+    with pytest.raises(MeasurementError, match=message):
+        stall_figures(traces)

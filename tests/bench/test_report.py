@@ -1,0 +1,59 @@
+"""The skeleton of every report."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.testing import CliRunner
+
+from app.bench.report import make_report, publish
+
+
+def report_of(arguments: list[str]) -> dict[str, object]:
+    """What a small command reports when it is run with these."""
+    app = typer.Typer()
+
+    @app.command("measure")
+    def measure(
+        context: typer.Context,
+        threads: int = 0,
+        model: Path = Path("a/b"),
+        as_json: Annotated[bool, typer.Option("--json")] = False,
+        out: Path | None = None,
+    ) -> None:
+        results = {"rate": 1.5, "gap": math.nan, "rows": [{"error": math.inf}], "pair": (1, 2)}
+        publish(make_report(context, results, {"threads": threads or 2}), as_json, out)
+
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+def test_a_report_says_when_where_and_with_what() -> None:
+    report = report_of(["--json"])
+    keys = ["command", "date", "commit", "machine", "versions", "settings"]
+    assert list(report)[: len(keys)] == keys
+    assert report["command"] == "measure"
+    datetime.date.fromisoformat(str(report["date"]))
+    assert isinstance(report["machine"], dict)
+    assert report["machine"]["cores"] >= 1
+    assert isinstance(report["versions"], dict)
+    assert {"python", "torch", "ray"} <= report["versions"].keys()
+
+
+def test_settings_are_those_that_took_effect() -> None:
+    assert report_of(["--json"])["settings"] == {"threads": 2, "model": "a/b"}
+    assert report_of(["--json", "--threads", "7"])["settings"] == {"threads": 7, "model": "a/b"}
+
+
+def test_a_figure_that_is_no_number_is_null() -> None:
+    report = report_of(["--json"])
+    assert report["rate"] == 1.5
+    assert report["gap"] is None
+    assert report["rows"] == [{"error": None}]
+    assert report["pair"] == [1, 2]
