@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from actors.scheduling.config import KINDS, SETTINGS, SchedulerConfig
-from app.api.options import ApiOptions
+from app.api.http.options import ApiOptions
 
 
 class _Section(BaseModel):

@@ -48,6 +48,12 @@ class LiveRequests:
     def num_waiting_tokens(self) -> int:
         return self.waiting.num_tokens
 
+    def knows(self, request_id: int) -> bool:
+        return request_id in self.by_id
+
+    def num_waiting_of(self, tenant: str) -> int:
+        return self.waiting.waiting_of.get(tenant, 0)
+
     @property
     def num_free_blocks(self) -> int:
         return self.running.block_manager.num_free

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actors.scheduling.plan import StepPlan, StepShape, TokenLogprobs
+from actors.scheduling.plan import RequestStart, StepPlan, StepShape, TokenLogprobs
 from actors.scheduling.prefix import chain_next, chain_root
 from actors.scheduling.request import Request
 
@@ -146,13 +146,17 @@ class RequestState:
         """Known tokens not yet planned."""
         return self.num_tokens - self.num_computed_tokens
 
-    def known_tokens(self) -> tuple[int, ...]:
-        return (*self.request.prompt, *self.output_token_ids)
-
-    def token(self, position: int) -> int:
-        if position < self.num_prompt_tokens:
-            return self.request.prompt[position]
-        return self.output_token_ids[position - self.num_prompt_tokens]
+    def introduce(self) -> RequestStart:
+        """What the stages are told of it as it enters them."""
+        request = self.request
+        return RequestStart(
+            request_id=self.request_id,
+            tokens=(*request.prompt, *self.output_token_ids),
+            num_prompt_tokens=self.num_prompt_tokens,
+            block_ids=tuple(self.block_table),
+            sampling=request.sampling,
+            pooling=request.pooling,
+        )
 
     def block_hashes(self, num_blocks: int, block_size: int) -> list[bytes]:
         """Content names of the first `num_blocks` full blocks; computed once, grown as needed."""

@@ -7,12 +7,11 @@ which allocates what it needs or changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import itemgetter
 
 from actors.scheduling.interfaces import Admission, TokenBudget
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.microbatch import decode_share, prefill_share, spread
-from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepShape
+from actors.scheduling.plan import Slice, StepPlan, StepShape
 from actors.scheduling.state import InFlight, RequestState, Status
 
 _make = tuple.__new__  # a NamedTuple without the Python-level constructor: once per token
@@ -283,8 +282,8 @@ class StepBuilder:
             swap_out=tuple(swap.swap_out),
             swap_in=tuple(swap.swap_in),
             copies=tuple(running.copies),
-            started=tuple(map(_introduce, self._starting)),
-            new_blocks=tuple(map(_frozen, self._new_blocks.items())),
+            started=tuple([state.introduce() for state in self._starting]),
+            new_blocks=tuple([(i, tuple(blocks)) for i, blocks in self._new_blocks.items()]),
             fed=tuple(self._fed),
         )
         step = InFlight(
@@ -293,7 +292,7 @@ class StepBuilder:
             partial,
             shape,
             self.num_tokens,
-            list(map(_source, running.copies)),
+            [source for source, _ in running.copies],
             swap.returned if swap.is_pending else (),
             swap.swapped_out if swap.is_pending else (),
             self._requests.now_s,
@@ -302,22 +301,3 @@ class StepBuilder:
         if swap.is_pending:
             swap.clear()
         return step
-
-
-_source = itemgetter(0)  # of a (source, destination) copy
-
-
-def _frozen(entry: tuple[int, list[int]]) -> tuple[int, tuple[int, ...]]:
-    return entry[0], tuple(entry[1])
-
-
-def _introduce(state: RequestState) -> RequestStart:
-    request = state.request
-    return RequestStart(
-        request_id=state.request_id,
-        tokens=state.known_tokens(),
-        num_prompt_tokens=state.num_prompt_tokens,
-        block_ids=tuple(state.block_table),
-        sampling=request.sampling,
-        pooling=request.pooling,
-    )

@@ -10,7 +10,7 @@ from actors.scheduling.request import Objective
 from app.api.events import ApiEvents
 from app.api.http.call import SlowReaders
 from app.api.http.errors import ApiError, invalid
-from app.api.options import ApiOptions
+from app.api.http.options import ApiOptions
 from app.api.schema.common import ScheduleFields
 from app.engine.client import EngineClient
 from app.text.processor import TextProcessor

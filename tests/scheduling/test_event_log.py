@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from actors.event_recorder import read_events
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.event_log import (
@@ -156,3 +158,11 @@ def test_a_difference_is_found() -> None:
     with pytest.raises(ReplayMismatch) as caught:
         check_replay(rows, other)
     assert 0 < caught.value.row < len(rows)
+
+
+@pytest.mark.parametrize("name", ["one_stage_every_policy", "two_stages"])
+def test_a_live_log_of_another_version_replays_plan_for_plan(name: str) -> None:
+    """Recorded from a live engine on 2026-11-22 (commit 88bb856), every policy switched to in turn."""
+    file = Path(__file__).with_name("recorded") / f"{name}.parquet"
+    rows = read_events(file)
+    assert check_replay(rows) == len(rows) > 100

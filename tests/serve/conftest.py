@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.ports import free_port
-from tests.serve.live_server import DEMO, LiveServer, live_server
 from tests.serve.server_process import running
+
+if TYPE_CHECKING:
+    from tests.serve.live_server import LiveServer
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +27,8 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def demo(ray_cluster: None) -> Iterator[LiveServer]:
     """The demo model behind the API, its engine in this process: for clients that only call."""
+    from tests.serve.live_server import DEMO, live_server
+
     with live_server(DEMO, kv={"memory_gib": 0.05}) as server:
         yield server
 

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +34,13 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def running(folder: Path, args: dict[str, Any], **deployment: Any) -> Iterator[Server]:
+def running(
+    folder: Path, args: dict[str, Any], *, python_path: Sequence[Path] = (), **deployment: Any
+) -> Iterator[Server]:
     """`legato serve CONFIG` until the block ends, then Ctrl-C as a user would.
 
-    A lone replica answers HTTP itself; with `deployment` (num_replicas=2, ...) HAProxy is in front.
+    python_path: folders that Python searches before the checkout. A lone replica answers HTTP
+    itself; with `deployment` (num_replicas=2, ...) HAProxy is in front.
     """
     name = "two_replicas" if deployment else "demo"
     config: dict[str, Any] = yaml.safe_load((ROOT / f"configs/serve/{name}.yaml").read_text())
@@ -56,7 +59,11 @@ def running(folder: Path, args: dict[str, Any], **deployment: Any) -> Iterator[S
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
-        env={**_environment(), "PYTHONPATH": str(ROOT), "RAY_TMPDIR": "/tmp"},
+        env={
+            **_environment(),
+            "PYTHONPATH": ":".join(map(str, (*python_path, ROOT))),
+            "RAY_TMPDIR": "/tmp",
+        },
     )
     try:
         assert process.stdout is not None

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from actors.scheduling.admission.limits import AcceptAll
-from actors.scheduling.admission.predictive import PredictedPeak, PredictiveAdmission
+from actors.scheduling.admission.peak import PredictedPeak
+from actors.scheduling.admission.predictive import PredictiveAdmission
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import Admission, StepTimePredictor
 from actors.scheduling.registry import build_part

@@ -14,7 +14,6 @@ from actors.scheduling.interfaces import (
     RequestView,
     StepTimePredictor,
 )
-from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.request import Request
 from actors.scheduling.state import RequestState, Status
 
@@ -27,15 +26,15 @@ class QueueLimits:
         self.admission = admission
         self._arrivals: deque[tuple[float, RequestState]] = deque()  # for the queue's time-out
 
-    def refusal(self, request: Request, requests: LiveRequests) -> Refuse | None:
+    def refusal(self, request: Request, engine: EngineView) -> Refuse | None:
         """Why this request cannot be taken, or None."""
-        return self._impossible(request, requests) or self._overload(request, requests)
+        return self._impossible(request, engine) or self._overload(request, engine)
 
-    def _impossible(self, request: Request, requests: LiveRequests) -> Refuse | None:
+    def _impossible(self, request: Request, engine: EngineView) -> Refuse | None:
         """Faults of the request itself: trying again would not help."""
         config, name = self.config, request.request_id
         num_prompt, sampling = len(request.prompt), request.sampling
-        if name in requests.by_id:
+        if engine.knows(name):
             return Refuse(name, f"request {name} is already here", "request_id")
         if num_prompt == 0:
             return Refuse(name, "the prompt is empty", "prompt")
@@ -66,31 +65,31 @@ class QueueLimits:
             )
         return None
 
-    def _overload(self, request: Request, requests: LiveRequests) -> Refuse | None:
+    def _overload(self, request: Request, engine: EngineView) -> Refuse | None:
         """Limits that pass with time."""
         config, name = self.config, request.request_id
         limit = config.max_queued_requests
-        if limit is not None and requests.num_waiting >= limit:
-            return Refuse(name, f"{limit} requests wait already", None, self._retry_s(requests))
+        if limit is not None and engine.num_waiting >= limit:
+            return Refuse(name, f"{limit} requests wait already", None, self._retry_s(engine))
         limit = config.max_queued_tokens
         num_tokens = len(request.prompt) + len(request.output)
         # One request alone always fits: else a long prompt could never be served.
-        if limit is not None and 0 < requests.num_waiting_tokens > limit - num_tokens:
-            return Refuse(name, f"{limit} tokens wait already", None, self._retry_s(requests))
+        if limit is not None and 0 < engine.num_waiting_tokens > limit - num_tokens:
+            return Refuse(name, f"{limit} tokens wait already", None, self._retry_s(engine))
         limit = config.max_queued_per_tenant
-        if limit is not None and requests.waiting.waiting_of.get(request.tenant, 0) >= limit:
+        if limit is not None and engine.num_waiting_of(request.tenant) >= limit:
             message = f"{limit} requests of this tenant wait already"
-            return Refuse(name, message, None, self._retry_s(requests))
-        refusal = self.admission.on_submit(request, requests)
+            return Refuse(name, message, None, self._retry_s(engine))
+        refusal = self.admission.on_submit(request, engine)
         if refusal is not None:
             return Refuse(name, refusal.message, refusal.param, refusal.retry_after_s)
         return None
 
-    def _retry_s(self, requests: LiveRequests) -> float:
+    def _retry_s(self, engine: EngineView) -> float:
         """When half of what waits will have been computed, at the present speed."""
-        if requests.tokens_per_s <= 0:
+        if engine.tokens_per_s <= 0:
             return 1.0
-        return min(60.0, max(0.1, requests.num_waiting_tokens / requests.tokens_per_s / 2))
+        return min(60.0, max(0.1, engine.num_waiting_tokens / engine.tokens_per_s / 2))
 
     # ---- time-out ---------------------------------------------------------------------
 

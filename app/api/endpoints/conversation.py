@@ -8,7 +8,7 @@ from typing import Any
 
 from app.api.context import Context
 from app.api.http.errors import ApiError, invalid
-from app.api.options import ApiOptions
+from app.api.http.options import ApiOptions
 from app.api.schema.chat import Message
 from app.text.chat_template import TemplateError, TemplateHostile, TemplateMissing
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from actors.scheduling.request import Grammar
 from app.api.http.errors import invalid
-from app.api.options import ApiOptions
+from app.api.http.options import ApiOptions
 from app.api.sampling_params import dump
 from app.api.schema.chat import ChatRequest, NamedTool, Tool
 from app.text.tool_calls import ToolFormat

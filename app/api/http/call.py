@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from app.api.http.errors import ApiError, from_engine
 from app.api.http.server import BODY_WRITER, TRANSPORT, BodyWriter
 from app.api.http.validation import parse_body
-from app.api.options import ApiOptions
+from app.api.http.options import ApiOptions
 from app.engine.client import EngineError
 
 _LOOK_EVERY_S: Final = 1.0

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from app.api.http.errors import ApiError
-from app.api.options import KeyLimits
+from app.api.http.options import KeyLimits
 
 
 class TokenBucket:

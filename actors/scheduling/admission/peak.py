@@ -1,0 +1,69 @@
+"""Admission by memory: the predicted peak of KV use, as running requests grow and finish.
+
+A request starts only if the peak stays within the cache (the method of LightLLM's scheduler).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.interfaces import EngineView, Refusal, RequestView, StepTimePredictor
+from actors.scheduling.request import Request
+
+
+def peak_kv_tokens(requests: Iterable[tuple[int, int]]) -> int:
+    """Most KV tokens ever held by requests (tokens now, tokens still to come) that run together.
+
+    All grow by one token a step; whoever finishes frees everything. Peaks can only be where one
+    finishes, so sorting by what is left and walking from the longest suffices.
+
+    >>> peak_kv_tokens([(10, 5), (4, 2)])
+    18
+    """
+    peak = held = 0
+    for count, (now, left) in enumerate(sorted(requests, key=lambda r: -r[1]), start=1):
+        held += now
+        peak = max(peak, held + count * left)
+    return peak
+
+
+@dataclass(slots=True)
+class PredictedPeak:
+    """A request starts only if the predicted KV peak fits; everybody may queue.
+
+    expected_share: part of max_tokens that outputs are expected to reach (1: the worst case).
+    reserve: share of the cache kept free of predictions.
+    """
+
+    expected_share: float = 1.0
+    reserve: float = 0.02
+
+    @classmethod
+    def build(
+        cls, config: SchedulerConfig, cost: StepTimePredictor | None, **options: Any
+    ) -> PredictedPeak:
+        return cls(**options)
+
+    def on_submit(self, request: Request, engine: EngineView) -> Refusal | None:
+        return None
+
+    def may_start(self, request: RequestView, engine: EngineView) -> bool:
+        return self.free_tokens(engine, request) >= 0.0
+
+    def free_tokens(self, engine: EngineView, *starting: RequestView) -> float:
+        """KV tokens that stay free at the predicted peak of those who run and are starting."""
+        held = [self._growth(view) for view in (*engine.decoding, *engine.prefilling, *starting)]
+        capacity = engine.num_blocks * engine.block_size * (1.0 - self.reserve)
+        # A request occupies whole blocks: half of one is wasted on average.
+        return capacity - peak_kv_tokens(held) - len(held) * engine.block_size / 2
+
+    def _growth(self, view: RequestView) -> tuple[int, int]:
+        """(tokens held once its prompt is in, tokens expected beyond them)."""
+        total = view.max_length - view.num_prompt_tokens
+        expected = max(int(total * self.expected_share), view.num_output_tokens + 1)
+        return view.num_tokens, max(
+            0, min(view.max_length, view.num_prompt_tokens + expected) - view.num_tokens
+        )

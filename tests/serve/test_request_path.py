@@ -1,0 +1,113 @@
+"""How many files a request passes: counted by tracing one through all processes of a server.
+
+Both counts include every module of ours of which a function runs, in the replica, the scheduler and
+the stage. What runs beside the request (health checks, the command line) is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serve.server_process import running
+
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(300)]
+
+TRACER = Path(__file__).with_name("path_tracer")
+MOST_FILES, MOST_FILES_BACK = 45, 12
+BESIDE = ("app/cli/", "app/settings", "app/api/endpoints/probes.py", "app/server.py")
+# A token's way back ends with the write to its connection; what the next step needs, and what is
+# counted in batches afterwards, is not on it.
+NOT_THE_WAY_BACK = {
+    "Core._plan",
+    "EngineLoop._answer_to",  # a heartbeat
+    "EngineLoop._execute",
+    "IterationFeed.publish",
+    "IterationRecords.note",
+    "LiveEngine._iterated",
+    "Outcomes._slow_path",  # once per block, not per token
+}
+
+Row = tuple[str, str, list[str]]
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """(url of a server that notes what it runs, the folder it notes it in)."""
+    folder = tmp_path_factory.mktemp("trace")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEGATO_TRACE", str(folder))
+        args = {"model": {"path": "configs/models/demo"}, "kv": {"memory_gib": 0.05}}
+        folder_of_server = tmp_path_factory.mktemp("serve")
+        with running(folder_of_server, args, python_path=[TRACER]) as server:
+            yield server.url, folder
+
+
+def _trace(folder: Path, work: Callable[[], None]) -> list[Row]:
+    for old in folder.glob("*.json"):
+        old.unlink()
+    (folder / "on").touch()
+    time.sleep(0.05)  # the watchers look every 5 ms
+    work()
+    (folder / "on").unlink()
+    for _ in range(400):  # until replica, scheduler and stage have written their notes
+        time.sleep(0.025)
+        if len(list(folder.glob("*.json"))) >= 3:
+            break
+    time.sleep(0.05)
+    return [row for file in folder.glob("*.json") for row in json.loads(file.read_text())]
+
+
+def _stream(url: str, max_tokens: int, after_first: Callable[[], None] = lambda: None) -> None:
+    body = {
+        "model": "demo",
+        "prompt": "def read_lines(path):",
+        "max_tokens": max_tokens,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+        assert answer.status_code == 200
+        for number, line in enumerate(answer.iter_lines()):
+            if number == 4 and line is not None:
+                after_first()
+
+
+def _files(rows: list[Row]) -> set[str]:
+    return {file for file, _, _ in rows if not file.startswith(BESIDE)}
+
+
+def test_a_streamed_completion_passes_few_files(traced: tuple[str, Path]) -> None:
+    url, folder = traced
+    _stream(url, 8)  # what runs once per process has run
+    files = _files(_trace(folder, lambda: _stream(url, 24)))
+    assert "app/api/endpoints/completions.py" in files
+    assert "actors/scheduling/core.py" in files
+    assert "kernels/cpu/stack.py" in files
+    assert len(files) <= MOST_FILES, "\n".join(sorted(files))
+
+
+def test_a_steady_token_comes_back_through_fewer(traced: tuple[str, Path]) -> None:
+    """From the scheduler's socket, where the stage's answer arrives, to the client's."""
+    url, folder = traced
+    first = threading.Event()
+    stream = threading.Thread(target=_stream, args=(url, 600, first.set))
+    stream.start()
+    first.wait(60)
+    rows = _trace(folder, lambda: time.sleep(0.2))
+    stream.join()
+    back = [
+        row
+        for row in rows
+        if "FrameProtocol.data_received" in {row[1], *row[2]}
+        and not NOT_THE_WAY_BACK & {row[1], *row[2]}
+    ]
+    files = _files(back)
+    assert {"actors/engine_loop.py", "app/api/sse.py", "app/api/http/server.py"} <= files
+    assert len(files) <= MOST_FILES_BACK, "\n".join(sorted(files))
