@@ -40,6 +40,7 @@ from app.bench.load.stall import STREAM_TOKENS, measure_stall
 from app.bench.load.workload import Load, lengths_of
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, console, output, say_duration, table
+from app.paths import locate
 
 DECODE_TRIES = 3
 
@@ -233,7 +234,9 @@ def _probe(server: ServerPlan, plan: ComparisonPlan, model: str) -> dict[str, fl
 
 def command(
     context: typer.Context,
-    plan_file: Annotated[Path, typer.Argument(help="A plan, as configs/bench/compare_135m.yaml.")],
+    plan_file: Annotated[
+        Path, typer.Argument(callback=locate, help="A plan, as configs/bench/compare_135m.yaml.")
+    ],
     only: Annotated[str | None, typer.Option(help="Servers to run, comma separated.")] = None,
     as_json: Json = False,
     out: Annotated[

@@ -16,6 +16,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 from actors.scheduling.cost.model import CostModel
 from app.bench.report import make_report, publish, today
 from app.bench.terminal import Json, Out, console
+from app.paths import locate
 from app.simulate.hardware.fit import FitReport, Measurement
 from app.simulate.hardware.profile import EngineLimits, profile, write_measurements
 
@@ -50,8 +51,9 @@ def fit_cost_model(
         max_model_len=stage.info.max_model_len,
         source=source,
     )
+    quiet = not console.is_terminal
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
         task = bar.add_task("measuring steps", total=None)
         return profile(
             stage.time_once,
@@ -66,9 +68,10 @@ def fit_cost_model(
 
 def command(
     context: typer.Context,
-    model: Annotated[Path, typer.Argument(help="Hugging Face folder, or one with config.json.")] = (
-        Path("configs/models/shapes/llama-135m")
-    ),
+    model: Annotated[
+        Path,
+        typer.Argument(callback=locate, help="Hugging Face folder, or one with config.json."),
+    ] = Path("configs/models/shapes/llama-135m"),
     folder: Annotated[Path, typer.Option(file_okay=False, help="Where the three files go.")] = Path(
         "out/profile"
     ),

@@ -22,6 +22,7 @@ from app.bench.ceilings import Ceilings
 from app.bench.engine.stage import DEFAULT_SHAPE, LoadedStage
 from app.bench.report import make_report, publish
 from app.bench.terminal import Json, Out, console, output, progress, table
+from app.paths import locate
 from kernels.cpu import library
 
 _WEIGHT_BYTES = {"none": 2.0, "int8": 1.0, "int4": 0.5}
@@ -145,7 +146,9 @@ def _time(stage: LoadedStage, case: StepCase) -> float:
 
 def command(
     context: typer.Context,
-    model: Annotated[Path, typer.Option(help="A folder with config.json.")] = DEFAULT_SHAPE,
+    model: Annotated[
+        Path, typer.Option(callback=locate, help="A folder with config.json.")
+    ] = DEFAULT_SHAPE,
     quantization: Annotated[
         str, typer.Option(help="none, int8, int4, or several: none,int8,int4.")
     ] = "none",

@@ -18,6 +18,7 @@ from app.bench.gpu.report import GpuSections, write_parquet
 from app.bench.gpu.timing import measure_ceilings
 from app.bench.report import make_report, publish, today
 from app.bench.terminal import Json, Out, console
+from app.paths import locate
 
 SECTIONS = ("checks", "tokens", "kernels", "steps", "capacity")
 SHAPES = (Path("configs/models/shapes/mistral-7b"), Path("configs/models/shapes/llama3-8b"))
@@ -51,7 +52,7 @@ def command(
         raise typer.Exit(2)
     chosen = _chosen(only, SECTIONS)
     usable = [b for b in _chosen(backends, tuple(BLOCK_SIZES)) if _loads(b)]
-    shapes = models or list(SHAPES)
+    shapes = [locate(shape) for shape in models or SHAPES]
     sections, device = GpuSections(), torch.device("cuda")
     ceilings = measure_ceilings(device)
     found: dict[str, Any] = {"ceilings": asdict(ceilings)}

@@ -22,6 +22,7 @@ from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
 from app.bench.report import make_report, publish
 from app.bench.terminal import Json, Out, output, progress, table
+from app.paths import locate
 
 _BLOCK_SIZE: Final = 16
 
@@ -95,7 +96,9 @@ def _window(runner: StageRunner, number: int, tokens: tuple[int, ...]) -> Iterat
 
 def command(
     context: typer.Context,
-    model: Annotated[Path, typer.Option(help="A model folder.")] = Path("configs/models/demo"),
+    model: Annotated[Path, typer.Option(callback=locate, help="A model folder.")] = Path(
+        "configs/models/demo"
+    ),
     text: Annotated[Path | None, typer.Option(help="Default: the folder's heldout.txt.")] = None,
     window: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 256,
     windows: Annotated[int, typer.Option(min=1, help="How many windows to read.")] = 64,

@@ -18,6 +18,7 @@ from actors.scheduling.request import SamplingParams
 from app.bench.engine.cpu_usage import wait_until_idle
 from app.bench.load.client import Job, Trace, open_loop
 from app.engine.client import EngineClient, EngineError, GenerationRequest
+from app.paths import locate
 from app.ray_environment import set_environment
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -28,7 +29,7 @@ def read_args(config: Path, *, needs_cost_model: bool = False) -> dict[str, Any]
     """The settings of a Serve config's application. Raises typer.BadParameter for any other file,
     and where a cost model is needed and none is set."""
     try:
-        args = yaml.safe_load(config.read_text())["applications"][0]["args"]
+        args = yaml.safe_load(locate(config).read_text())["applications"][0]["args"]
     except (OSError, yaml.YAMLError, KeyError, IndexError, TypeError) as error:
         raise typer.BadParameter(f"{config}: {error!r}", param_hint="--config") from None
     if needs_cost_model and not (args.get("scheduling") or {}).get("cost_model"):
