@@ -13,8 +13,8 @@ import uvicorn
 
 from app.api.application import build_api
 from app.api.events import ApiEvents
+from app.api.http.options import ApiOptions
 from app.api.http.server import RequestProtocol
-from app.api.options import ApiOptions
 from app.engine.client import ModelCard
 from app.text.processor import TextProcessor
 from tests.api.hand_engine import HandEngine

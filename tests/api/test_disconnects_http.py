@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.api.events import ApiEvents, Deliveries, RequestInfo, RequestOutcome
-from app.api.options import ApiOptions
+from app.api.http.options import ApiOptions
 from tests.api.conftest import MODEL, Server, StartServer
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.api.options import ApiOptions
+from app.api.http.options import ApiOptions
 from app.engine.client import EngineUnavailable, GenerationFailed, RequestRefused
 from tests.api.conftest import MODEL, Server, StartServer
 

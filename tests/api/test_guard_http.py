@@ -9,7 +9,7 @@ import pytest
 
 from app.api.http.errors import ApiError
 from app.api.http.keys import KeyRing, TokenBucket
-from app.api.options import ApiOptions, KeyLimits
+from app.api.http.options import ApiOptions, KeyLimits
 from tests.api.conftest import MODEL, Server, StartServer
 
 KEY = {"authorization": "Bearer sesame"}

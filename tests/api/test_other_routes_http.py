@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.api.options import ApiOptions, KeyLimits
+from app.api.http.options import ApiOptions, KeyLimits
 from tests.api.conftest import MODEL, Server, StartServer
 
 ADD: Any = {

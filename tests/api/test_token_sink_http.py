@@ -6,17 +6,13 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from actors.scheduling.request import Request, SamplingParams
 from app.api import sse
 from app.api.events import ApiEvents, Deliveries, RequestInfo
 from app.api.http.server import RequestProtocol
-from app.engine.client import TokenChunk
-from app.engine.streams import OpenRequest, OpenRequests, Stream
 from tests.api.conftest import MODEL, Server, StartServer
 from tests.api.test_completions_http import events_of, letters
 
@@ -144,62 +140,3 @@ async def test_an_upgrade_is_declined_and_the_connection_goes_on(server: Server)
     writer.write(asked)
     assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     writer.close()
-
-
-class Taking:
-    """A sink that takes everything, or raises."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.taken: list[int] = []
-        self.error = error
-
-    def write(self, index: int, tokens: Sequence[int]) -> bool:
-        if self.error is not None:
-            raise self.error
-        self.taken += tokens
-        return True
-
-
-def _open(sink: Taking) -> tuple[OpenRequests, Stream]:
-    stream = Stream(sink)
-    stream.num_open = 1
-    request = Request(1, (5,), SamplingParams(100), 0.0)
-    return OpenRequests({1: OpenRequest(request, 0, stream)}), stream
-
-
-async def test_only_a_waiting_reader_is_passed() -> None:
-    sink = Taking()
-    requests, stream = _open(sink)
-    requests.deliver([(1, 0, (10,))])  # nothing reads yet
-    assert sink.taken == []
-    assert [chunk.tokens for chunk in await stream.take()] == [[10]]
-    reader = asyncio.create_task(stream.take())
-    await asyncio.sleep(0)
-    requests.deliver([(1, 1, (11,))])
-    assert sink.taken == [11]
-    stream.push(TokenChunk(0, 2, [12]))
-    requests[1].delivered.append(12)
-    requests.deliver([(1, 3, (13,))])  # the reader has 12 still to take
-    assert [chunk.tokens for chunk in await reader] == [[12, 13]]
-    requests.deliver([(1, 4, (14,))])  # and is busy with it
-    assert sink.taken == [11]
-    assert requests[1].delivered == [10, 11, 12, 13, 14]
-
-
-async def test_a_token_that_was_delivered_before_is_dropped() -> None:
-    sink = Taking()
-    requests, stream = _open(sink)
-    reader = asyncio.create_task(stream.take())
-    await asyncio.sleep(0)
-    requests.deliver([(1, 0, (10,)), (1, 0, (10,)), (1, 1, (11,)), (2, 0, (99,))])
-    assert sink.taken == [10, 11]
-    reader.cancel()
-
-
-async def test_the_reader_gets_what_the_sink_raises() -> None:
-    requests, stream = _open(Taking(RuntimeError("torn")))
-    reader = asyncio.create_task(stream.take())
-    await asyncio.sleep(0)
-    requests.deliver([(1, 0, (10,))])
-    with pytest.raises(RuntimeError, match="torn"):
-        await reader

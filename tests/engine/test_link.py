@@ -1,0 +1,113 @@
+"""The replica's link to a real scheduler: typed callbacks out, questions answered, ends noticed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.scheduling.events import Refuse
+from actors.scheduling.request import Request, SamplingParams
+from app.engine.client import EngineUnavailable
+from app.engine.link import EngineFailed, QuestionFailed, SchedulerLink
+from app.settings import parse, resolve
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+
+class Replica:
+    """What a link tells."""
+
+    def __init__(self, model: Path, **sections: Any) -> None:
+        args = {"model": {"path": str(model)}, "kv": {"memory_gib": 0.01}, **sections}
+        self.rows: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+        self.refusals: asyncio.Queue[Refuse] = asyncio.Queue()
+        self.num_records = 0
+        self.lost = asyncio.Event()
+        self.link = SchedulerLink(
+            resolve(parse(args)), self._rows, self._records, self.refusals.put_nowait, self.lost.set
+        )
+
+    def _rows(self, rows: Any) -> None:
+        for row in rows:
+            self.rows.put_nowait(row)
+
+    def _records(self, records: Any) -> None:
+        self.num_records += len(records)
+
+    async def output(self, request_id: int) -> list[int]:
+        """All of a request's tokens."""
+        tokens: list[int] = []
+        while True:
+            row = await asyncio.wait_for(self.rows.get(), 60)
+            assert row[0] == request_id
+            assert row[1] == len(tokens)
+            tokens += row[2]
+            if len(row) > 3 and row[3] is not None:
+                return tokens
+
+
+async def test_a_life_of_the_link(tiny_model: Callable[..., Path]) -> None:
+    replica = Replica(tiny_model())
+    link = replica.link
+    info, num_blocks = await link.open()
+    assert link.is_open
+    assert num_blocks > 1
+
+    link.submit([Request(1, (5, 6, 7), SamplingParams(6), 0.0)])
+    assert len(await replica.output(1)) == 6
+
+    link.submit([Request(2, (5,) * info.max_model_len, SamplingParams(6), 0.0)])
+    refusal = await asyncio.wait_for(replica.refusals.get(), 60)
+    assert (refusal.request_id, refusal.param) == (2, "prompt")
+
+    link.submit([Request(3, (5, 6, 7), SamplingParams(10_000, min_tokens=10_000), 0.0)])
+    await asyncio.wait_for(replica.rows.get(), 60)
+    link.abort([3])
+    while len(row := await asyncio.wait_for(replica.rows.get(), 60)) == 3:
+        pass
+    assert row[3] == "abort"
+
+    status = await link.ask("status")
+    assert status["num_waiting"] == status["num_decoding"] == status["num_prefilling"] == 0
+    assert "unknown" in await link.ask("reconfigure", {"polic": "orca"})
+    with pytest.raises(QuestionFailed, match="TypeError"):
+        await link.ask("reconfigure")
+    assert await link.ask("reconfigure", {"policy": "orca"}) is None
+    assert (await link.ask("status"))["policy"] == "orca"
+    assert replica.num_records > 6
+
+    await link.close()
+    assert not replica.lost.is_set()
+    with pytest.raises(EngineUnavailable):
+        await link.ask("status")
+
+
+async def test_a_killed_scheduler_is_noticed_once(tiny_model: Callable[..., Path]) -> None:
+    replica = Replica(tiny_model())
+    await replica.link.open()
+    asked = asyncio.create_task(replica.link.ask("status"))
+    replica.link.kill()
+    await asyncio.wait_for(replica.lost.wait(), 60)
+    assert not replica.link.is_open
+    await asyncio.wait({asked})
+    assert asked.exception() is None or isinstance(asked.exception(), EngineUnavailable)
+    with pytest.raises(EngineUnavailable):
+        await replica.link.ask("status")
+    replica.link.submit([Request(1, (5,), SamplingParams(1), 0.0)])  # dropped: `lost` has told
+
+
+async def test_what_the_loader_says_is_the_error(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    for file in tiny_model().iterdir():
+        data = file.read_bytes()
+        cut = len(data) // 2 if file.suffix == ".safetensors" else len(data)
+        (folder / file.name).write_bytes(data[:cut])
+    with pytest.raises(EngineFailed, match="safetensors"):
+        await Replica(folder).link.open()

@@ -1,0 +1,106 @@
+"""Between the scheduler's outputs and the readers: nothing overtaken, doubled or lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from actors.scheduling.events import Output
+from actors.scheduling.request import FinishReason, Request, SamplingParams
+from app.engine.client import EngineUnavailable, GenerationFailed, TokenChunk
+from app.engine.streams import OpenRequest, OpenRequests, Stream
+
+
+class Taking:
+    """A sink that takes everything, or raises."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.taken: list[int] = []
+        self.error = error
+
+    def write(self, index: int, tokens: Sequence[int]) -> bool:
+        if self.error is not None:
+            raise self.error
+        self.taken += tokens
+        return True
+
+
+def _open(sink: Taking) -> tuple[OpenRequests, Stream]:
+    stream = Stream(sink)
+    stream.num_open = 1
+    request = Request(1, (5,), SamplingParams(100), 0.0)
+    return OpenRequests({1: OpenRequest(request, 0, stream)}), stream
+
+
+async def test_only_a_waiting_reader_is_passed() -> None:
+    sink = Taking()
+    requests, stream = _open(sink)
+    requests.deliver([(1, 0, (10,))])  # nothing reads yet
+    assert sink.taken == []
+    assert [chunk.tokens for chunk in await stream.take()] == [[10]]
+    reader = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    requests.deliver([(1, 1, (11,))])
+    assert sink.taken == [11]
+    stream.push(TokenChunk(0, 2, [12]))
+    requests[1].delivered.append(12)
+    requests.deliver([(1, 3, (13,))])  # the reader has 12 still to take
+    assert [chunk.tokens for chunk in await reader] == [[12, 13]]
+    requests.deliver([(1, 4, (14,))])  # and is busy with it
+    assert sink.taken == [11]
+    assert requests[1].delivered == [10, 11, 12, 13, 14]
+
+
+async def test_a_token_that_was_delivered_before_is_dropped() -> None:
+    sink = Taking()
+    requests, stream = _open(sink)
+    reader = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    requests.deliver([(1, 0, (10,)), (1, 0, (10,)), (1, 1, (11,)), (2, 0, (99,))])
+    assert sink.taken == [10, 11]
+    reader.cancel()
+
+
+async def test_the_reader_gets_what_the_sink_raises() -> None:
+    requests, stream = _open(Taking(RuntimeError("torn")))
+    reader = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    requests.deliver([(1, 0, (10,))])
+    with pytest.raises(RuntimeError, match="torn"):
+        await reader
+
+
+async def test_a_slow_reader_gets_one_chunk_of_all_it_missed() -> None:
+    requests, stream = _open(Taking())
+    requests.deliver([(1, 0, (10,))])
+    requests.deliver([(1, 1, (11,)), Output(1, 2, (12,), FinishReason.LENGTH)])
+    (chunk,) = await stream.take()
+    assert (chunk.first, chunk.tokens) == (0, [10, 11, 12])
+    assert chunk.finish_reason is FinishReason.LENGTH
+    assert not requests
+    assert await stream.take() == []
+
+
+async def test_a_replay_starts_behind_what_was_delivered() -> None:
+    requests, _ = _open(Taking())
+    requests.deliver([(1, 0, (10,)), (1, 1, (11,))])
+    again = requests[1].resumed()
+    assert again.output == (10, 11)
+    assert again.prompt == (5,)
+
+
+async def test_an_error_reaches_its_own_reader_alone() -> None:
+    requests, stream = _open(Taking())
+    other = Stream()
+    other.num_open = 1
+    requests[2] = OpenRequest(Request(2, (5,), SamplingParams(9), 0.0), 0, other)
+    requests.deliver([Output(1, 0, (), FinishReason.ERROR, error="broken")])
+    with pytest.raises(GenerationFailed, match="broken"):
+        await stream.take()
+    assert list(requests) == [2]
+    requests.fail_all(EngineUnavailable("gone"))
+    with pytest.raises(EngineUnavailable, match="gone"):
+        await other.take()
+    assert not requests

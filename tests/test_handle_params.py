@@ -1,0 +1,73 @@
+"""Parameters of a Python handle call: every one works or is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors.scheduling.request import Grammar
+from app.engine.client import ModelCard
+from app.handle_params import sampling_from
+
+CARD = ModelCard("tiny", "/models/tiny", 100, 64, (2, 3), 0)
+
+
+def test_defaults_fill_the_context_and_stop_at_the_end_of_sequence() -> None:
+    call = sampling_from({}, 10, CARD)
+    assert call.sampling.max_tokens == 90
+    assert call.sampling.temperature == 0.0
+    assert call.sampling.stop_token_ids == (2, 3)
+    assert (call.tenant, call.priority, call.tbt_s, call.ttft_s, call.output) == (
+        "", 0, None, None, ()
+    )  # fmt: skip
+
+
+def test_an_unseeded_draw_gets_a_seed_of_its_own() -> None:
+    seeds = {sampling_from({"temperature": 1.0}, 10, CARD).sampling.seed for _ in range(4)}
+    assert len(seeds) == 4
+    assert sampling_from({"seed": 7}, 10, CARD).sampling.seed == 7
+
+
+def test_everything_that_may_be_said() -> None:
+    call = sampling_from(
+        {
+            "max_tokens": 1000,
+            "top_k": 5,
+            "logit_bias": {"4": -1.5},
+            "grammar": {"kind": "regex", "text": "a+"},
+            "slo": {"tbt_ms": 50, "ttft_ms": 2000},
+            "priority": 3,
+            "tenant": "red",
+            "ignore_eos": True,
+            "stop_token_ids": [9],
+            "output": [1, 2],
+        },
+        10,
+        CARD,
+    )
+    assert call.sampling.max_tokens == 90  # what the context leaves
+    assert call.sampling.top_k == 5
+    assert call.sampling.logit_bias == ((4, -1.5),)
+    assert call.sampling.grammar == Grammar("regex", "a+")
+    assert call.sampling.stop_token_ids == (9,)
+    assert (call.tbt_s, call.ttft_s, call.priority) == (0.05, 2.0, 3)
+    assert (call.tenant, call.output) == ("red", (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("params", "num_prompt_tokens", "named"),
+    [
+        ({"temprature": 1.0}, 10, "temprature"),
+        ({}, 0, "prompt"),
+        ({}, 100, "prompt"),
+        ({"max_tokens": -1}, 10, "max_tokens"),
+        ({"temperature": -0.1}, 10, "temperature"),
+        ({"temperature": 1e9}, 10, "temperature"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    params: dict[str, Any], num_prompt_tokens: int, named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        sampling_from(params, num_prompt_tokens, CARD)
