@@ -10,7 +10,6 @@ from app.simulate import command as simulate
 
 app = typer.Typer(
     name="legato",
-    help="Serve language models whose tokens never stall.",
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode="rich",
@@ -23,10 +22,25 @@ simulate.register(app)
 bench.register(app)
 records.register(app)
 
+PANELS = {
+    "Serve and talk": ("serve", "chat", "generate", "config"),
+    "Simulate and measure": ("simulate", "capacity", "profile", "bench"),
+    "Logs of a run": ("plot", "trace", "replay"),
+}
+_panel_of = {name: panel for panel, names in PANELS.items() for name in names}
+for _command in app.registered_commands:
+    _command.rich_help_panel = _panel_of[str(_command.name)]
+for _group in app.registered_groups:
+    _group.rich_help_panel = _panel_of[str(_group.name)]
+
 
 @app.callback()
 def root() -> None:
-    """Serve language models whose tokens never stall."""
+    """Serve language models whose tokens never stall.
+
+    [bold]legato serve[/] serves the demo model, [bold]legato serve FOLDER[/] your own;
+    [bold]legato chat[/] in another terminal talks to it.
+    """
 
 
 def main() -> None:

@@ -45,6 +45,8 @@ def _read(path: Path) -> dict[str, Any]:
     for application in applications:
         if not application.get("import_path"):
             raise SettingsError(f"{path}: an application lacks `import_path: app.main:build_app`")
+        if not isinstance(application.get("args") or {}, dict):
+            raise SettingsError(f"{path}: an application needs a mapping `args`")
     return config
 
 

@@ -118,7 +118,9 @@ def command(
             else:
                 traffic = _traffic(workload, arrivals, qps, requests, seed)
                 result = _run(console, deployment, traffic, seed, out)
-    except (ConfigError, ValueError, KeyError, OSError) as error:
+    except OSError as error:
+        raise typer.BadParameter(f"{error.filename}: {error.strerror}") from error
+    except (ConfigError, ValueError, KeyError) as error:
         raise typer.BadParameter(str(error)) from error
     if as_json:
         print(json.dumps(result, allow_nan=True))  # noqa: T201  the command's output

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from app.cli.main import app
+from app.cli.main import PANELS, app
 from app.settings import SettingsError, parse, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +29,11 @@ COMMANDS = (
     "bench budgets",
     "config check", "config show", "config reference",
 )  # fmt: skip
+
+
+def test_the_list_is_whole() -> None:
+    listed = {command for command in COMMANDS if " " not in command} | {"bench", "config"}
+    assert listed == {name for names in PANELS.values() for name in names}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -121,5 +126,49 @@ def test_generate_says_how_to_start_a_server() -> None:
 
 
 def test_the_settings_reference_is_current() -> None:
-    printed = runner.invoke(app, ["config", "reference"]).stdout.strip()
-    assert printed in (ROOT / "configs/README.md").read_text(), "run legato config reference"
+    printed = runner.invoke(app, ["config", "reference"]).stdout
+    written = (ROOT / "configs/README.md").read_text()
+    assert printed == written, "legato config reference > configs/README.md"
+    assert "Undefined" not in printed
+    without = [line for line in printed.splitlines() if line.endswith("|  |")]
+    assert not without, f"settings without a description: {without}"
+
+
+def test_a_model_folder_is_checked_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").symlink_to(ROOT / "configs/models/demo")
+    monkeypatch.chdir(tmp_path)
+    shown = runner.invoke(app, ["config", "show", "mine"])
+    assert json.loads(shown.stdout)["stage"]["model_path"] == str(ROOT / "configs/models/demo")
+    checked = runner.invoke(app, ["config", "check"])
+    assert (checked.exit_code, checked.stdout) == (0, "configs/serve/demo.yaml: ok\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (": [", "is not YAML"),
+        ("\x00", "is not YAML"),
+        ("applications: {}", "needs a list `applications`"),
+        ("applications: [1]", "needs a list `applications`"),
+        ("applications: [{args: {}}]", "lacks `import_path"),
+        ("applications: [{import_path: a, args: {listen: x}}]\nproxy_location: Disabled", r"^(\["),
+        ("applications: [{import_path: a, args: [1]}]", "needs a mapping `args`"),
+        ("applications: [{import_path: a, args: {}}]", "model: Field required"),
+    ],
+)
+def test_a_broken_config_is_refused_by_its_name(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    checked = runner.invoke(app, ["config", "check", str(path)])
+    assert checked.exit_code == 2, checked.output
+    assert f"error: {path}" in checked.output
+    assert message in checked.output
+
+
+def test_the_files_that_are_looked_for_are_named_as_given(tmp_path: Path) -> None:
+    for missing in ("no/such.yaml", "configs/serve/no.yaml"):
+        checked = runner.invoke(app, ["config", "check", missing])
+        assert checked.exit_code == 2
+        assert f"no config file or model folder '{missing}'" in checked.output

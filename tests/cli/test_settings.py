@@ -1,0 +1,97 @@
+"""A setting is declared once: the YAML's schema, the checks and the live keys agree with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors.scheduling.config import LIVE_KEYS, SETTINGS, ConfigError, SchedulerConfig
+from app.settings import SettingsError, parse, resolve
+from app.settings_schema import Settings
+
+MODEL = {"model": {"path": "configs/models/demo"}}
+LIVE = {
+    "policy", "policy_options", "order", "order_options", "budget", "budget_options", "admission",
+    "admission_options", "token_budget", "tile", "max_chunk", "max_requests", "micro_batches",
+    "watermark", "tbt_ms", "ttft_ms", "max_queued_requests", "max_queued_tokens",
+    "max_running_per_tenant", "max_queued_per_tenant", "queue_timeout_s",
+}  # fmt: skip
+
+
+def section(name: str) -> Any:
+    return Settings.model_fields[name].annotation
+
+
+def test_the_live_keys_are_these() -> None:
+    assert set(LIVE_KEYS) == LIVE
+
+
+def test_every_setting_that_is_not_hidden_is_in_its_section() -> None:
+    default = SchedulerConfig(num_blocks=1)
+    shown = {n: s for n, s in SETTINGS.items() if not s.hidden}
+    assert {"policy", "tbt_s", "block_size", "cost_model"} <= shown.keys()
+    for name, setting in shown.items():
+        field = section(setting.section).model_fields[setting.key(name)]
+        assert field.description == setting.description
+        assert field.get_default(call_default_factory=True) == getattr(default, name)
+    hidden = SETTINGS.keys() - shown.keys()
+    assert not hidden & section("scheduling").model_fields.keys()
+
+
+def test_values_reach_the_scheduler_in_its_own_units() -> None:
+    scheduler = resolve(
+        parse(
+            {
+                **MODEL,
+                "scheduling": {"token_budget": 64, "max_requests": 8, "swap": "never"},
+                "slo": {"tbt_ms": 50, "ttft_ms": None},
+                "kv": {"block_size": 32, "prefix_cache": False},
+                "parallel": {"pipeline_stages": 2},
+            }
+        )
+    ).scheduler
+    assert (scheduler.token_budget, scheduler.max_requests, scheduler.swap) == (64, 8, "never")
+    assert (scheduler.tbt_s, scheduler.ttft_s) == (0.05, None)
+    assert (scheduler.block_size, scheduler.prefix_cache, scheduler.num_stages) == (32, False, 2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("token_budget", 0, "token_budget: must be at least 1, not 0"),
+        ("token_budget", 1.5, "token_budget: must be an integer, not 1.5"),
+        ("max_running_per_tenant", 0, "max_running_per_tenant: must be at least 1, not 0"),
+        ("queue_timeout_s", 0, "queue_timeout_s: must be above 0, not 0"),
+        ("watermark", 1.0, "watermark: must be below 1, not 1.0"),
+        ("watermark", float("nan"), "watermark: must be at least 0, not nan"),
+        ("tbt_s", -0.05, "tbt_ms: must be above 0, not -50"),
+        ("swap", "sometimes", "swap: unknown 'sometimes'; known: always, auto, never"),
+        ("lookahead", 1, "lookahead: must be true or false, not 1"),
+        ("num_blocks", 0, "num_blocks: must be at least 1, not 0"),
+    ],
+)
+def test_the_core_refuses_what_the_schema_refuses(field: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SchedulerConfig(**{"num_blocks": 1, field: value}).check()
+    assert str(caught.value) == message
+    setting = SETTINGS[field]
+    if not setting.hidden and field != "lookahead":  # YAML's 1 is pydantic's true
+        given = 1000 * value if setting.milliseconds else value
+        with pytest.raises(SettingsError, match=f"^{setting.section}.{setting.key(field)}: "):
+            parse({**MODEL, setting.section: {setting.key(field): given}})
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("scheduling.token_budge", "unknown setting; did you mean 'token_budget'?"),
+        ("lookahead", "fixed while the engine runs"),
+        ("kv.block_size", "fixed while the engine runs"),
+        ("nonsense", "unknown setting"),
+    ],
+)
+def test_a_live_change_of_another_key_says_why_not(key: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SchedulerConfig(num_blocks=1).with_changes({key: 1})
+    assert str(caught.value) == f"{key}: {message}"
