@@ -1,20 +1,28 @@
 """The tensor work of one pipeline stage, one small method per operation.
 
-Every backend (C++ on CPU, plain torch, Triton, flash-attn) implements `Backend`; a float64-checked
-reference stands beside each fast version. The choice is made once, explicitly, and logged.
+`Backend` is the whole contract: nothing outside `kernels` asks which backend it holds.
+`TorchBackend` (torch_native.py) implements all of it; the others (C++ on CPU, Triton, flash-attn)
+inherit from it and override what they do better. `kernels.registry` chooses one, once, and logs
+the choice.
 
 Shape suffixes: T tokens of the whole hybrid batch (all requests flattened), S slices (one per
-request in the batch), B KV blocks per table row, H hidden, N query heads, G key/value heads,
-D head dimension, I MLP inner size, V vocabulary, K/O input/output features of a linear layer.
+request in the batch), B KV blocks per row of a block table, H hidden, N query heads, G key/value
+heads, D head dimension, I MLP inner size, V vocabulary, R rows of logits, P positions of the
+rotation table, K/O input/output features of a linear layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+from kernels.quantized import QuantizedWeight
+from kernels.torch_sampling import Adjustment, Judged, SamplingRows
 
 
 @dataclass(slots=True)
@@ -27,23 +35,23 @@ class Batch:
     """
 
     positions_T: torch.Tensor
-    query_starts_S1: torch.Tensor  # S + 1 offsets into T
+    query_starts_S1: torch.Tensor  # where each slice's tokens begin along T, and the end of all
     starts_S: torch.Tensor
     lengths_S: torch.Tensor
-    block_tables_SB: torch.Tensor  # rows padded with 0 behind the blocks in use
+    block_tables_SB: torch.Tensor  # rows padded with 0 after the blocks in use
     slot_mapping_T: torch.Tensor  # block id * block_size + offset, where token t's K/V goes
     num_decodes: int  # leading slices of one token
     max_length: int  # longest slice
     max_kv_length: int  # longest starts + lengths
-    # A CUDA graph is being captured over this batch: tensors will be rewritten between replays,
-    # so the integers above are upper bounds, any slice may hold one token, several or none
-    # (padding, at the end), and padding tokens have slot -1.
+    # A CUDA graph is captured over this batch: the tensors are rewritten between replays, so the
+    # integers above are upper bounds, any slice may hold one token, several or none (padding, at
+    # the end), and the slot of a padding token is -1.
     captured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What attention and the KV cache need to know of a model (per rank: heads are local)."""
+    """Dimensions of a model's attention and KV cache; head counts are those of one rank."""
 
     num_heads: int
     num_kv_heads: int
@@ -60,6 +68,11 @@ class Linear(Protocol):
     out_features: int
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:  # -> x_TO
+        ...
+
+    def unrounded(self, x_TK: torch.Tensor) -> torch.Tensor:
+        """x_TO in float32, before it is rounded to the dtype of x, where the backend has it; else
+        as `__call__`. For logits, among which rounding would make ties."""
         ...
 
 
@@ -82,16 +95,72 @@ class LayerWeights:
     sliding_window: int | None = None
 
 
-class Backend(Protocol):
-    """Tensors are contiguous and of the model dtype unless said otherwise."""
+# (x_TH, residual_TH | None, batch) -> (x_TH, residual_TH)
+DecoderStack = Callable[
+    [torch.Tensor, torch.Tensor | None, Batch], tuple[torch.Tensor, torch.Tensor]
+]
 
-    name: str
+
+@dataclass(frozen=True, slots=True)
+class GraphSupport:
+    """What CUDA graphs of a stage's steps take from a backend.
+
+    hybrid: batches with prefill chunks can be captured as well as decodes (see Batch.captured).
+    pack_draws: how rows draw -> (S, 3) float64 on the host, for one transfer.
+    draw: (logits_SV, packed_S3 on the device) -> int32 tokens_S; waits for nothing.
+    """
+
+    hybrid: bool
+    pack_draws: Callable[[SamplingRows], NDArray[np.float64]]
+    draw: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Backend(Protocol):
+    """Tensors are contiguous and of the model dtype unless said otherwise.
+
+    The operations on the KV cache (`allocate_kv` to `decoder_stack`) share its layout: a backend
+    with a layout of its own overrides all of them.
+    """
+
+    name: str  # in settings and logs
+    kv_dtypes: Mapping[str, torch.dtype]  # KV caches narrower than the model, by setting
+
+    # ---- the machine -----------------------------------------------------------------------
+
+    def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
+        """Why it cannot compute in `dtype`, or page a cache in blocks of this many tokens (None:
+        not known yet); None where it can."""
+        ...
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Compute with this many threads of the CPU, the calling one included."""
+        ...
+
+    def finish_loading(self) -> None:
+        """All weights are packed; from here on the process computes steps."""
+        ...
+
+    # ---- linear layers ---------------------------------------------------------------------
 
     def pack_linear(
         self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None, quantization: str = "none"
     ) -> Linear:
-        """Take ownership of a weight; quantization: "none", "int8" or "int4"."""
+        """Take ownership of a weight; quantization: "none", "int8" or "int4". ValueError for one
+        that the backend lacks."""
         ...
+
+    def pack_quantized(
+        self,
+        weights: Sequence[QuantizedWeight],
+        bias_O: torch.Tensor | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Linear:
+        """Layers with the same input, one above the other, in whole numbers where backend and
+        formats allow, else in `dtype`, which is that of the activations."""
+        ...
+
+    # ---- between the linear layers ---------------------------------------------------------
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor: ...
 
@@ -101,7 +170,11 @@ class Backend(Protocol):
         """residual += x in place; returns the norm of the new residual."""
         ...
 
-    def silu_mul(self, gate_up_T2I: torch.Tensor) -> torch.Tensor: ...
+    def silu_mul(self, gate_up_T2I: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up -> (T, I)."""
+        ...
+
+    # ---- KV cache and attention ------------------------------------------------------------
 
     def allocate_kv(
         self,
@@ -111,7 +184,9 @@ class Backend(Protocol):
         shape: AttentionShape,
         dtype: torch.dtype,
         device: torch.device,
-    ) -> list[KVLayer]: ...
+    ) -> list[KVLayer]:
+        """dtype: the model's or one of `kv_dtypes`. ValueError for a shape it has no kernel for."""
+        ...
 
     def kv_block_bytes(self, block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
         """Bytes of one block of one layer."""
@@ -125,7 +200,9 @@ class Backend(Protocol):
         """A host copy of one block (for swapping), opaque to the caller."""
         ...
 
-    def write_block(self, layer: KVLayer, block: int, data: torch.Tensor) -> None: ...
+    def write_block(self, layer: KVLayer, block: int, data: torch.Tensor) -> None:
+        """Put back what `read_block` returned."""
+        ...
 
     def rope_and_cache(
         self,
@@ -138,7 +215,8 @@ class Backend(Protocol):
         k_norm_D: torch.Tensor | None = None,
         eps: float = 1e-6,
     ) -> torch.Tensor:
-        """Norm q and k if asked, rotate them, store k and v in the cache; returns q_TND.
+        """Norm q and k where weights are given, rotate them, store k and v in the cache; returns
+        q_TND.
 
         cos_sin_PD: float32 table by position, cos in the first half of D, sin in the second;
         rotation pairs feature i with i + D/2 (the Hugging Face layout).
@@ -158,13 +236,30 @@ class Backend(Protocol):
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
         eps: float,
-    ) -> (
-        Callable[[torch.Tensor, torch.Tensor | None, Batch], tuple[torch.Tensor, torch.Tensor]]
-        | None
-    ):
-        """All layers in one call, (x_TH, residual_TH | None, batch) -> (x_TH, residual_TH).
+    ) -> DecoderStack | None:
+        """All layers in one call; None without a fused form: then operation by operation.
 
-        None where the backend has no fused form; the model then calls operation by operation.
-        `residual` None means x is the embedding itself. The final norm is the caller's.
+        A residual of None means that x is the embedding itself. The final norm is the caller's.
         """
+        ...
+
+    def graph_support(self) -> GraphSupport | None:
+        """None where passes cannot be captured in CUDA graphs."""
+        ...
+
+    # ---- sampling: semantics in `kernels.torch_sampling`; all backends draw the same tokens --
+
+    def adjust_logits(self, logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
+        """Apply penalties, biases and masks in place to float32 logits; at most one per row."""
+        ...
+
+    def sample(self, logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
+        """One token id per row of adjusted float32 logits, which are left as they are."""
+        ...
+
+    def chosen_logprobs(
+        self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
+    ) -> Judged:
+        """Log-probability and rank of each row's token, and the num_top likeliest with their ids,
+        under the model's own distribution."""
         ...

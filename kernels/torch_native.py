@@ -1,29 +1,44 @@
-"""Backend "torch": every operation in plain PyTorch, any device, float32, bfloat16 or float16.
+"""Backend "torch": every operation of `Backend` in PyTorch, on any device, in any float type.
 
-It is the reference of the others: written to be read, correct for every shape, and fast enough
-for tests. Arithmetic that rounds badly (norms, softmax, rotation) runs in float32.
+It is the base class of the other backends and their reference: written to be read, correct for
+every shape, and fast enough for tests. Arithmetic that rounds badly (norms, softmax, rotation)
+runs in float32.
 
-Shape suffixes as in `kernels.interface`; also L kv positions of a slice, P kv block positions.
+Shape suffixes as in `kernels.interface`; also L KV positions of a slice, P blocks of a slice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
-from kernels.interface import AttentionShape, Batch, KVLayer, LayerWeights, Linear
+from kernels import torch_sampling
+from kernels.interface import (
+    AttentionShape,
+    Batch,
+    DecoderStack,
+    GraphSupport,
+    KVLayer,
+    LayerWeights,
+    Linear,
+)
+from kernels.quantized import QuantizedWeight, round_to_groups
+from kernels.torch_sampling import Adjustment, Judged, SamplingRows
 
-# Scores are materialised, so long slices and wide decode groups are taken in pieces: this many
-# query rows, this many padded kv positions at a time.
+# Scores are materialised, so long slices and wide groups of decodes are taken in pieces: this
+# many query rows, this many padded KV positions at a time.
 _CHUNK_ROWS = 256
 _PADDED_POSITIONS = 32_768
 
 
 @dataclass(slots=True)
-class PlainLinear:
+class TorchLinear:
     """A dense weight; a quantised one is held dense, rounded to its grid."""
 
     weight_OK: torch.Tensor
@@ -34,19 +49,32 @@ class PlainLinear:
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         return functional.linear(x_TK, self.weight_OK, self.bias_O)
 
+    def unrounded(self, x_TK: torch.Tensor) -> torch.Tensor:
+        return self(x_TK)
+
 
 @dataclass(slots=True)
-class PlainKVLayer:
+class TorchKVLayer:
     """keys and values: (num_blocks, block_size, G, D)."""
 
     keys: torch.Tensor
     values: torch.Tensor
 
 
-class PlainBackend:
-    """Plain torch; see the module docstring."""
+class TorchBackend:
+    """See the module docstring."""
 
     name = "torch"
+    kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
+
+    def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
+        return None
+
+    def set_num_threads(self, num_threads: int) -> None:
+        torch.set_num_threads(num_threads)
+
+    def finish_loading(self) -> None:
+        """Torch computes: its threads stay."""
 
     def pack_linear(
         self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None, quantization: str = "none"
@@ -54,7 +82,18 @@ class PlainBackend:
         if quantization != "none":
             weight_OK = round_to_groups(weight_OK, quantization)
         out_features, in_features = weight_OK.shape
-        return PlainLinear(weight_OK.contiguous(), bias_O, in_features, out_features)
+        return TorchLinear(weight_OK.contiguous(), bias_O, in_features, out_features)
+
+    def pack_quantized(
+        self,
+        weights: Sequence[QuantizedWeight],
+        bias_O: torch.Tensor | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Linear:
+        """Turned back into floating point."""
+        weight_OK = torch.cat([weight.dequantize(dtype) for weight in weights])
+        return self.pack_linear(weight_OK.to(device), bias_O)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         wide_TH = x_TH.float()
@@ -82,7 +121,7 @@ class PlainBackend:
     ) -> list[KVLayer]:
         size = (num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
         return [
-            PlainKVLayer(
+            TorchKVLayer(
                 torch.zeros(size, dtype=dtype, device=device),
                 torch.zeros(size, dtype=dtype, device=device),
             )
@@ -94,17 +133,17 @@ class PlainBackend:
 
     def copy_blocks(self, layers: Sequence[KVLayer], pairs: Sequence[tuple[int, int]]) -> None:
         for layer in layers:
-            kv = _plain(layer)
+            kv = _as_torch_layer(layer)
             for source, destination in pairs:  # in order: a later pair may read an earlier one's
                 kv.keys[destination] = kv.keys[source]
                 kv.values[destination] = kv.values[source]
 
     def read_block(self, layer: KVLayer, block: int) -> torch.Tensor:
-        kv = _plain(layer)
+        kv = _as_torch_layer(layer)
         return torch.stack((kv.keys[block], kv.values[block])).cpu()
 
     def write_block(self, layer: KVLayer, block: int, data: torch.Tensor) -> None:
-        kv = _plain(layer)
+        kv = _as_torch_layer(layer)
         kv.keys[block].copy_(data[0])
         kv.values[block].copy_(data[1])
 
@@ -119,7 +158,7 @@ class PlainBackend:
         k_norm_D: torch.Tensor | None = None,
         eps: float = 1e-6,
     ) -> torch.Tensor:
-        kv = _plain(layer)
+        kv = _as_torch_layer(layer)
         num_tokens, heads, kv_heads = qkv_TX.shape[0], shape.num_heads, shape.num_kv_heads
         qkv_THD = qkv_TX.view(num_tokens, heads + 2 * kv_heads, shape.head_dim)
         q_TND, k_TGD, v_TGD = torch.split(qkv_THD, [heads, kv_heads, kv_heads], dim=1)
@@ -128,15 +167,15 @@ class PlainBackend:
         if k_norm_D is not None:
             k_TGD = self.rms_norm(k_TGD, k_norm_D, eps)
         cos_sin_T1D = cos_sin_PD[batch.positions_T.long()].unsqueeze(1)
-        slots_T = batch.slot_mapping_T.long()
-        kv.keys.flatten(0, 1)[slots_T] = _rotate(k_TGD, cos_sin_T1D).to(kv.keys.dtype)
-        kv.values.flatten(0, 1)[slots_T] = v_TGD.to(kv.values.dtype)
+        slot_mapping_T = batch.slot_mapping_T.long()
+        kv.keys.flatten(0, 1)[slot_mapping_T] = _rotate(k_TGD, cos_sin_T1D).to(kv.keys.dtype)
+        kv.values.flatten(0, 1)[slot_mapping_T] = v_TGD.to(kv.values.dtype)
         return _rotate(q_TND, cos_sin_T1D).contiguous()
 
     def attention(
         self, q_TND: torch.Tensor, batch: Batch, layer: KVLayer, shape: AttentionShape
     ) -> torch.Tensor:
-        kv = _plain(layer)
+        kv = _as_torch_layer(layer)
         out_TND = torch.empty_like(q_TND)
         decodes = batch.num_decodes
         group = max(1, _PADDED_POSITIONS // max(1, batch.max_kv_length))
@@ -161,25 +200,26 @@ class PlainBackend:
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
         eps: float,
-    ) -> None:
+    ) -> DecoderStack | None:
         return None
 
+    def graph_support(self) -> GraphSupport | None:
+        return None
 
-def round_to_groups(weight_OK: torch.Tensor, quantization: str, group: int = 128) -> torch.Tensor:
-    """Round each group of input features to a symmetric int8 or int4 grid of its own scale."""
-    if quantization not in ("int8", "int4"):
-        raise ValueError(f"quantization {quantization!r} is unknown; known: none, int8, int4")
-    highest = 127 if quantization == "int8" else 7
-    rows, columns = weight_OK.shape
-    padded_OK = functional.pad(weight_OK.float(), (0, -columns % group))
-    grouped_OGK = padded_OK.view(rows, -1, group)
-    scale_OG1 = grouped_OGK.abs().amax(-1, keepdim=True).clamp(min=1e-12) / highest
-    rounded_OGK = (grouped_OGK / scale_OG1).round().clamp(-highest - 1, highest) * scale_OG1
-    return rounded_OGK.view(rows, -1)[:, :columns].to(weight_OK.dtype)
+    def adjust_logits(self, logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
+        torch_sampling.adjust(logits_SV, adjustments)
+
+    def sample(self, logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
+        return torch_sampling.sample(logits_SV, rows)
+
+    def chosen_logprobs(
+        self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
+    ) -> Judged:
+        return torch_sampling.chosen_logprobs(logits_RV, tokens_R, num_top)
 
 
-def _plain(layer: KVLayer) -> PlainKVLayer:
-    if not isinstance(layer, PlainKVLayer):
+def _as_torch_layer(layer: KVLayer) -> TorchKVLayer:
+    if not isinstance(layer, TorchKVLayer):
         raise TypeError(f"the torch backend was given a cache of {type(layer).__name__}")
     return layer
 
@@ -196,13 +236,13 @@ def _attend_slice(
     q_TND: torch.Tensor,
     start: int,
     table_B: torch.Tensor,
-    kv: PlainKVLayer,
+    kv: TorchKVLayer,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """One request's chunk against its own blocks; q row t stands at position start + t."""
+    """One request's chunk against its own blocks; row t of q is at position start + t."""
     length = start + q_TND.shape[0]
     first = 0
-    if shape.sliding_window is not None:  # blocks no row of this chunk can see are not read
+    if shape.sliding_window is not None:  # blocks that no row of this chunk sees are not read
         first = max(0, start - shape.sliding_window + 1) // kv.keys.shape[1] * kv.keys.shape[1]
     last_block = -(-length // kv.keys.shape[1])
     blocks = table_B[first // kv.keys.shape[1] : last_block].long()
@@ -215,7 +255,7 @@ def _attend_slice(
 
 
 def _attend_decodes(
-    q_SND: torch.Tensor, rows: slice, batch: Batch, kv: PlainKVLayer, shape: AttentionShape
+    q_SND: torch.Tensor, rows: slice, batch: Batch, kv: TorchKVLayer, shape: AttentionShape
 ) -> torch.Tensor:
     """One token of each decoding request in `rows`, padded to the longest of them."""
     starts_S = batch.starts_S[rows].long()
@@ -254,7 +294,7 @@ def _softmax_attention(
     if shape.softcap is not None:
         scores_SGRTL = shape.softcap * torch.tanh(scores_SGRTL / shape.softcap)
     scores_SGRTL.masked_fill_(~visible_STL[:, None, None], float("-inf"))
-    # Blocks behind a request's end may hold anything, NaN included: zero weight must mean zero.
+    # Slots past a request's end may hold anything, NaN included: zero weight must mean zero.
     v_SLGD = v_SLGD.float().masked_fill(~visible_STL.any(1)[:, :, None, None], 0.0)
     mixed = torch.einsum("sgrtl,slgd->stgrd", scores_SGRTL.softmax(-1), v_SLGD)
     return mixed.flatten(2, 3).to(q_STND.dtype)

@@ -1,4 +1,4 @@
-"""Drawing the next token of every sampling row, in plain torch: the reference of the fast samplers.
+"""Drawing the next token of every sampling row in torch: the reference of the fast samplers.
 
 Semantics, the same everywhere, in this order:
  1. logits are adjusted: logit_bias added; repetition penalty (divide positive, multiply negative)

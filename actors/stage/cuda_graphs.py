@@ -1,17 +1,17 @@
 """CUDA graphs of a stage's forward pass: one launch and one transfer per step.
 
-A decode step of a 7B model runs some three hundred kernels in a few milliseconds; launched one
-by one, the host would be the bottleneck. So the pass is captured once per size with all inputs
-in static buffers, and a step fills the smallest size it fits, padded: by slices without tokens
-and by tokens without a KV slot, which no kernel reads or writes through.
+A decode step of a 7B model runs some three hundred kernels in a few milliseconds; if they were
+launched one by one, the host would be the bottleneck. So the pass is captured once per size with
+all inputs in static buffers, and a step takes the smallest size that it fits, padded by slices
+without tokens and by tokens without a KV slot, for which no kernel touches the cache.
 
 Sizes follow the tiles of matrix products: a product computes whole tiles of 128 rows, so padding
-a hybrid batch to a multiple of 128 tokens costs next to nothing, and 257 tokens cost as much as
-384 whether padded or not.
+a hybrid batch to a multiple of 128 tokens costs next to nothing: 257 tokens cost as much as 384,
+padded or not.
 
 On the last stage the graph goes on through final norm, language-model head and draw. Drawn tokens
-stay on the device, where the next step may find them (`run_ahead`), and are the one thing copied
-back: that copy is the step's only synchronisation.
+stay on the device for the next step (`run_ahead`) and are the one thing copied back: that copy is
+the step's only synchronisation.
 """
 
 from __future__ import annotations
@@ -24,22 +24,20 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from actors.stage.batch import HostBatch
-from actors.stage.input_batch import RequestState
+from actors.stage.input_batch import HostBatch, InputBatch
 from actors.stage.models.decoder import Decoder
 from actors.stage.step_inputs import StepInputs
-from kernels.registry import CapturableDraw
+from kernels.interface import GraphSupport
 
 TILE = 128  # rows of a tile in the library's large matrix products
 
-# Takes a function, returns how to run it again and what it returned: tensors that every run
-# overwrites.
+# Takes a function; returns what runs it again, and its result: tensors that every run overwrites.
 Capture = Callable[[Callable[[], "StepOutput"]], tuple[Callable[[], None], "StepOutput"]]
 
 
 @dataclass(slots=True)
 class StepOutput:
-    """What a pass leaves behind, for padded tokens and slices too.
+    """The result of a pass, padded tokens and slices included.
 
     logits_SV and tokens_S: of each slice's last token, on rank 0 of the last stage.
     """
@@ -59,7 +57,7 @@ class GraphSize(NamedTuple):
 
 
 def decode_sizes(max_requests: int) -> list[int]:
-    """Fine where steps are short and padding is dear, coarser above."""
+    """Fine where steps are short and padding is expensive, coarser above."""
     steps = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_requests, 32)]
     return [size for size in steps if size < max_requests] + [max_requests]
 
@@ -71,24 +69,22 @@ def hybrid_sizes(max_tokens: int) -> list[int]:
 
 
 class StepGraphs:
-    """All captured sizes of one stage. Capture when the cache is there, before the first step."""
+    """All captured sizes of one stage. `capture` comes after the cache, before the first step."""
 
     def __init__(
         self,
         decoder: Decoder,
-        state: RequestState,
-        max_model_len: int,
+        input_batch: InputBatch,
         max_requests: int,
         max_hybrid_tokens: int,
         is_first: bool,
         is_last: bool,
-        draw: CapturableDraw | None,
+        draw: GraphSupport | None,
     ) -> None:
         """max_hybrid_tokens: largest captured hybrid batch, 0 for decodes only.
-        draw: on rank 0 of the last stage."""
+        draw: how to draw in a graph, on rank 0 of the last stage."""
         self._decoder = decoder
-        self._state = state
-        self._max_model_len = max_model_len
+        self._input_batch = input_batch
         self._is_last = is_last
         self._draw = draw
         self._max_requests = max_requests
@@ -96,13 +92,13 @@ class StepGraphs:
         self._hybrid_sizes = hybrid_sizes(max_hybrid_tokens)
         max_tokens = max([max_requests, *self._hybrid_sizes])
         self._inputs = StepInputs(
-            max_tokens, max_requests, state.tables_RB.shape[1], decoder.device
+            max_tokens, max_requests, input_batch.block_tables_RB.shape[1], decoder.device
         )
         self._hidden_TH: torch.Tensor | None = None
         if not is_first:
             self._hidden_TH = decoder.empty_hidden(max_tokens)
-        # The token last drawn for each row of the state, and one place for those of no row.
-        self._num_rows = len(state.tokens_RP)
+        # The token last drawn for each row of the persistent batch, and a place for those of none.
+        self._num_rows = len(input_batch.tokens_RP)
         self._drawn_R = torch.zeros(self._num_rows + 1, dtype=torch.int32, device=decoder.device)
         self._landing = TokenLanding(max_requests, decoder.device)
         self._graphs: dict[GraphSize, tuple[Callable[[], None], StepOutput]] = {}
@@ -121,17 +117,17 @@ class StepGraphs:
     def run(self, host: HostBatch, hidden_TH: torch.Tensor | None) -> StepOutput | None:
         """The step's pass by its graph, or None where no captured size holds it.
 
-        What is returned is overwritten by the next step.
+        The next step overwrites the result.
         """
         size = self._size_of(host)
         if size is None:
             return None
         draws = None
         if self._draw is not None:
-            rows = self._state.columns.draws(host.rows_S, host.ends_S.astype(np.int64))
-            draws = self._draw.pack(rows)
-        tables_SB = self._state.tables_RB[host.rows_S]
-        self._inputs.fill(host, tables_SB, draws, *size[:2], nowhere=self._num_rows)
+            rows = self._input_batch.columns.draws(host.rows_S, host.ends_S.astype(np.int64))
+            draws = self._draw.pack_draws(rows)
+        block_tables_SB = self._input_batch.block_tables_RB[host.rows_S]
+        self._inputs.fill(host, block_tables_SB, draws, *size[:2], nowhere=self._num_rows)
         if self._hidden_TH is not None and hidden_TH is not None:
             self._hidden_TH[: host.num_tokens].copy_(hidden_TH, non_blocking=True)
         replay, output = self._graphs[size]
@@ -159,15 +155,16 @@ class StepGraphs:
 
     def _forward_of(self, size: GraphSize) -> Callable[[], StepOutput]:
         num_tokens, num_slices, decodes = size
-        batch = self._inputs.batch(num_tokens, num_slices, decodes, self._max_model_len)
+        max_model_len = self._input_batch.max_model_len
+        batch = self._inputs.batch(num_tokens, num_slices, decodes, max_model_len)
 
         def forward() -> StepOutput:
             if self._hidden_TH is None:
                 x_TH = self._decoder.embed(self._known(self._inputs.tokens_T[:num_tokens]))
             else:
                 x_TH = self._hidden_TH[:num_tokens].clone()
-            # A batch object of its own for each run: whatever a backend derives from it and
-            # keeps (flash-attn's lengths) must be derived inside the graph.
+            # A batch object of its own for each run: what a backend derives from it and keeps
+            # (flash-attn's lengths) must be derived inside the graph.
             x_TH, residual_TH = self._decoder.layers(x_TH, replace(batch))
             output = StepOutput(x_TH, residual_TH)
             if self._is_last:
@@ -177,7 +174,7 @@ class StepGraphs:
         return forward
 
     def _known(self, tokens_T: torch.Tensor) -> torch.Tensor:
-        """-1 - row stands for the token last drawn for that row."""
+        """Replace the placeholders, -1 - row, by the token last drawn for that row."""
         drawn_T = self._drawn_R.index_select(0, (-1 - tokens_T).clamp_(min=0))
         return torch.where(tokens_T < 0, drawn_T, tokens_T)
 
@@ -190,7 +187,7 @@ class StepGraphs:
         if self._draw is not None and output.logits_SV is not None:
             packed_S3 = self._inputs.draws_S3[:num_slices]
             output.tokens_S = self._draw.draw(output.logits_SV, packed_S3)
-            rows_S = self._inputs.state_rows_S[:num_slices]
+            rows_S = self._inputs.batch_rows_S[:num_slices]
             self._drawn_R.index_copy_(0, rows_S.long(), output.tokens_S)
 
 
@@ -229,14 +226,14 @@ def capture_on_gpu() -> Capture:
     pool = torch.cuda.graph_pool_handle()
 
     def capture(work: Callable[[], StepOutput]) -> tuple[Callable[[], None], StepOutput]:
-        # Once outside: kernels compile and libraries set themselves up, which capture forbids.
+        # Once outside: kernels compile and libraries initialise, which capture forbids.
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             work()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other threads (NCCL's watchdog, Ray) may talk to the driver meanwhile.
+        # Other threads (NCCL's watchdog, Ray) may call the driver meanwhile.
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             output = work()
         return graph.replay, output

@@ -1,8 +1,8 @@
 """Constrained output: which tokens a request's grammar allows next (xgrammar).
 
-A matcher stands beside each constrained request. It is never advanced when a token is sampled but
-brought level with the mirrored tokens when the next mask is needed: a repeated step, a replay and
-a preempted request all end in the same state with no bookkeeping of their own.
+Each constrained request has a matcher. Sampling does not advance it: when the next mask is needed,
+it is brought level with the tokens of the stage's persistent batch. So a repeated step, a replay
+and a preempted request all lead to the same state without bookkeeping of their own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class _Matcher:
 class GrammarMasks:
     """Compiled grammars (a bounded cache, the least recently used dropped) and their matchers.
 
-    `compile` may be called from another thread than the rest.
+    matchers: by request id; empty where no running request has a grammar. `compile` may be called
+    from another thread than the rest.
     """
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
@@ -49,10 +50,10 @@ class GrammarMasks:
         self._lock = threading.Lock()  # guards the compiler and the cache, not the matchers
         self._compiler: Any = None
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
-        self._matchers: dict[int, _Matcher] = {}
+        self.matchers: dict[int, _Matcher] = {}
 
     def compile(self, grammar: Grammar) -> Any:
-        """Compile, or find in the cache. Raises ValueError where it is not a grammar."""
+        """Compile, or find in the cache. Raises ValueError for what is not a grammar."""
         with self._lock:
             compiled = self._compiled.get(grammar)
             if compiled is None:
@@ -82,23 +83,20 @@ class GrammarMasks:
 
     def release(self, request_id: int) -> None:
         """Forget a request that left, or that starts anew."""
-        self._matchers.pop(request_id, None)
-
-    def clear(self) -> None:
-        self._matchers.clear()
+        self.matchers.pop(request_id, None)
 
     def _level(self, request_id: int, grammar: Grammar, output: NDArray[np.int32]) -> _Matcher:
         """The request's matcher, having seen exactly this output."""
         import xgrammar
 
-        held = self._matchers.get(request_id)
+        held = self.matchers.get(request_id)
         if held is None or held.num_accepted > len(output):
             held = _Matcher(xgrammar.GrammarMatcher(self.compile(grammar)))
-            self._matchers[request_id] = held
+            self.matchers[request_id] = held
         for token in output[held.num_accepted :].tolist():
             if not held.ended and not held.matcher.accept_token(token):
                 # Only an output from elsewhere (a client's, replayed) can disagree with the
-                # masks given here: this one request ends, the others of its batch go on.
+                # masks made here: this one request ends, the others of its batch go on.
                 _log.warning("token %d of request %d breaks its grammar", token, request_id)
                 held.ended = True
             held.ended = held.ended or held.matcher.is_terminated()

@@ -1,4 +1,4 @@
-"""What each kind of `Grammar` means to xgrammar, said once for stages and for those who check."""
+"""What each kind of `Grammar` means to xgrammar, for the stages and for the check at the API."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-# JSON is written on one line, as json.dumps does. Free blanks are an invitation: a small model
-# accepts it for ever and the value never ends; and every blank is a token somebody waits for.
+# JSON is written on one line, as json.dumps does. Where any whitespace is allowed, a small model
+# may write blanks for ever and the value never ends; and each blank costs a token's time.
 _LAYOUT: Final = {"any_whitespace": False, "separators": (", ", ": ")}
 _ANY_OBJECT: Final = '{"type":"object"}'
 _NAMED_SCHEMAS: Final = frozenset(
@@ -37,8 +37,8 @@ def compile_grammar(compiler: Any, kind: str, text: str) -> Any:
 def bounds_as_patterns(schema: Any) -> Any:
     """The schema with minLength and maxLength of strings written as patterns.
 
-    xgrammar (0.2.8; its issue 800) lets raw control characters into strings with such bounds, and
-    the text is then no JSON; strings with a pattern are right.
+    xgrammar (0.2.8; its issue 800) allows raw control characters in strings with such bounds, which
+    is not JSON; strings with a pattern are right.
     """
     if isinstance(schema, list):
         return [bounds_as_patterns(one) for one in schema]
@@ -59,7 +59,7 @@ def bounds_as_patterns(schema: Any) -> Any:
 
 
 def _pattern_of_bounds(schema: dict[str, Any]) -> str | None:
-    """A pattern for a string schema's bounds; None for none, or none that make sense."""
+    """A pattern for a string schema's bounds; None where it has none, or invalid ones."""
     if "string" not in (schema.get("type"), *_listed(schema.get("type"))):
         return None
     low, high = schema.get("minLength", 0), schema.get("maxLength")

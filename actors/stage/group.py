@@ -1,7 +1,7 @@
-"""Ranks talking to each other: all-reduce, gather and broadcast in a stage, send between stages.
+"""Communication of ranks: all-reduce, gather and broadcast in a stage, send between stages.
 
-A process group object of its own, not torch's global one: a process may hold ranks of several
-stages, and nothing here is shared between engines. gloo on CPU, NCCL on CUDA.
+Each group is a process group object of its own, not torch's global one: a process may hold ranks
+of several stages, and engines share nothing. gloo on CPU, NCCL on CUDA.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RankGroup:
         return x
 
     def use_symmetric_memory(self, dtype: torch.dtype) -> None:
-        """From here on, all-reduces of small tensors of this type go another way. Every rank
+        """All-reduce small tensors of this type through symmetric memory from here on. Every rank
         calls this; with one rank it does nothing."""
         if self._group is not None:
             store = dist.PrefixStore("symmetric", self._store)
@@ -62,7 +62,7 @@ class RankGroup:
             )
 
     def gather_columns(self, local_RV: torch.Tensor) -> torch.Tensor | None:
-        """Ranks' columns side by side on rank 0; None elsewhere. All ranks give equal shapes."""
+        """Ranks' columns side by side on rank 0; None elsewhere. Shapes are equal on all ranks."""
         if self._group is None:
             return local_RV
         parts = [torch.empty_like(local_RV) for _ in range(self.size)]
@@ -76,11 +76,11 @@ class RankGroup:
         return x
 
     def send(self, x: torch.Tensor, rank: int) -> Any:
-        """Start sending x; returns the work, whose end says that x may be overwritten."""
+        """Start sending x; returns the work: once it is done, x may be overwritten."""
         return self._group.send([x], rank, 0)
 
     def receive(self, x: torch.Tensor, rank: int) -> None:
-        """Fill x; on a GPU, before anything that this stream runs later."""
+        """Fill x; on a GPU, before anything that is queued on this stream later."""
         self._group.recv([x], rank, 0).wait()
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class RankGroup:
 
 
 def free_address(host: str) -> str:
-    """An address of this node, "host:port", that nobody listens on now."""
+    """An address of this node, "host:port", with a port that was free a moment ago."""
     with socket.socket() as sock:
         sock.bind((host, 0))
         return f"{host}:{sock.getsockname()[1]}"
@@ -106,7 +106,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _store(host: str, port: int, rank: int, size: int) -> Any:
-    """Rank 0 serves the store, on the named address only: torch alone would listen everywhere."""
+    """Rank 0 serves the store, on the named address only: torch's default is every interface."""
     if rank != 0:
         return dist.TCPStore(host, port, size, is_master=False, timeout=_TIMEOUT)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

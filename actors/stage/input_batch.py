@@ -1,26 +1,32 @@
-"""What a stage remembers of its requests, in flat arrays: one row per running request.
+"""The stage's persistent batch, in flat arrays: one row per running request.
 
-The scheduler's plans carry only changes; everything else a batch needs is looked up here with a
-few vectorised gathers, so a batch costs the same few microseconds whatever its requests' lengths.
+The scheduler's plans carry only changes; everything else that a step needs is looked up here with
+a few vectorised gathers, so building a batch takes microseconds for requests of any length.
 
-Every write goes to a position, never to an end: applying a plan twice leaves the same state.
+Every write goes to a position, never to an end: applying a plan twice leaves the same batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from actors.scheduling.plan import RequestStart, StepPlan
+from actors.scheduling.plan import RequestStart, Slice, StepPlan
 from actors.scheduling.request import SamplingParams
+from kernels.interface import Batch
 from kernels.torch_sampling import SamplingRows
+
+# Parts of a packed transfer begin at multiples of this many int32: 64 bytes.
+_ALIGNMENT = 16
 
 
 @dataclass(slots=True)
 class RowInfo:
-    """What does not fit an array. appended_step and blocks_before rewind a repeated plan."""
+    """What does not fit an array. A repeated plan goes back to appended_step, blocks_before."""
 
     request_id: int
     sampling: SamplingParams
@@ -31,10 +37,10 @@ class RowInfo:
 
 
 class Columns:
-    """What a step asks of every row, one array each, so that it can ask all rows at once.
+    """Request parameters, one array each, so that a step reads those of all its rows at once.
 
-    adjusts_R: logits need more than temperature and cuts (bias, penalties, grammar).
-    logprobs_R, prompt_logprobs_R: alternatives asked for; -1: none wanted.
+    adjusts_R: logits are changed before the draw (bias, penalties, grammar).
+    logprobs_R, prompt_logprobs_R: alternatives asked for; -1: no log-probabilities.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -82,66 +88,79 @@ class Columns:
         )
 
     def grown(self, num_rows: int) -> Columns:
-        """The same rows and more behind them."""
+        """The same rows, and free ones after them."""
         larger = Columns(num_rows)
         for name, values in vars(self).items():
             getattr(larger, name)[: len(values)] = values
         return larger
 
 
-class RequestState:
-    """Mirrored requests. tokens_RP[row, position] and tables_RB[row, block index].
+@dataclass(slots=True)
+class HostBatch:
+    """One step's batch on the host. rows_S: each slice's row of the persistent batch. A token is
+    drawn for position ends_S[s] where samples_S. The rest as in `kernels.interface.Batch`."""
 
-    Invariants: a row is in `_free` or in `_rows`, never both; table entries from num_blocks on
-    are 0; tokens are valid up to the last position started, fed or sampled.
+    rows_S: NDArray[np.intp]
+    starts_S: NDArray[np.int32]
+    lengths_S: NDArray[np.int32]
+    ends_S: NDArray[np.int32]
+    samples_S: NDArray[np.bool_]
+    query_starts_S1: NDArray[np.int32]
+    positions_T: NDArray[np.int32]
+    tokens_T: NDArray[np.int32]
+    slot_mapping_T: NDArray[np.int32]
+    num_tokens: int
+    num_decodes: int
+    max_length: int
+    max_kv_length: int
+
+
+class InputBatch:
+    """The running requests. tokens_RP[row, position] and block_tables_RB[row, block index].
+
+    Invariants: a row is in `_free` or in `_rows`, never both; block table entries from num_blocks
+    on are 0; tokens are valid up to the last position started, fed or sampled.
     """
 
     def __init__(self, max_requests: int, max_model_len: int, block_size: int) -> None:
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
         self._block_size = block_size
         self._width = -(-max_model_len // block_size)
         self.tokens_RP: NDArray[np.int32] = np.zeros((0, max_model_len + 1), dtype=np.int32)
-        self.tables_RB: NDArray[np.int32] = np.zeros((0, self._width), dtype=np.int32)
+        self.block_tables_RB: NDArray[np.int32] = np.zeros((0, self._width), dtype=np.int32)
         self.columns = Columns(0)
         self._rows: dict[int, int] = {}
         self._info: dict[int, RowInfo] = {}
         self._free: list[int] = []
         self._grow(max(1, max_requests))
 
-    @property
-    def max_model_len(self) -> int:
-        return self._max_model_len
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._rows
 
     def row(self, request_id: int) -> int:
-        """Raises KeyError with a clear message for a request that never started here."""
+        """A request's row; raises KeyError for a request that was never started here."""
         try:
             return self._rows[request_id]
         except KeyError:
-            raise KeyError(f"request {request_id} is not known to this stage") from None
+            raise _unknown(request_id) from None
 
     def info(self, row: int) -> RowInfo:
         return self._info[row]
 
     def release(self, request_id: int) -> None:
-        """Forget a request; unknown ones are forgotten already."""
+        """Forget a request; nothing happens for one that is not here."""
         row = self._rows.pop(request_id, None)
         if row is not None:
-            self.tables_RB[row] = 0
+            self.block_tables_RB[row] = 0
             self._free.append(row)
             del self._info[row]
 
     def start(self, start: RequestStart) -> None:
-        """Enter a request, or set it anew. Raises ValueError where it cannot fit."""
-        if len(start.tokens) > self._max_model_len + 1:
+        """Add a request, or start it anew. Raises ValueError where it cannot fit."""
+        if len(start.tokens) > self.max_model_len + 1:
             raise ValueError(
                 f"request {start.request_id} has {len(start.tokens)} tokens; "
-                f"the stage was made for {self._max_model_len}"
+                f"the stage has room for {self.max_model_len}"
             )
         self.release(start.request_id)
         if not self._free:
@@ -161,16 +180,13 @@ class RequestState:
         self._put_blocks(self.row(request_id), info.blocks_before, block_ids)
 
     def put_tokens(
-        self,
-        rows_S: NDArray[np.intp],
-        positions_S: NDArray[np.int64],
-        tokens_S: NDArray[np.int64],
+        self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64], tokens_S: NDArray[np.int64]
     ) -> None:
         """Set one token per row, each at its own position."""
         self.tokens_RP[rows_S, positions_S] = tokens_S
 
     def apply(self, plan: StepPlan) -> None:
-        """The plan's changes, in its order (block transfers are the cache's part)."""
+        """Apply the plan's changes, in its order (block transfers are the cache's part)."""
         for request_id in plan.released:
             self.release(request_id)
         for start in plan.started:
@@ -179,27 +195,106 @@ class RequestState:
             self.append_blocks(plan.step_id, request_id, block_ids)
         for request_id, position, token in plan.fed:
             row = self._rows.get(request_id)
-            if row is not None:  # a request gone meanwhile needs it no more
+            if row is not None:  # a request that was released needs no token
                 self.tokens_RP[row, position] = token
 
-    def clear(self) -> None:
-        for request_id in list(self._rows):
-            self.release(request_id)
+    def gather(self, slices: Sequence[Slice]) -> HostBatch:
+        """The batch of one step. Raises KeyError for unknown requests, ValueError for slices
+        outside their block table."""
+        num_slices, rows, block_size = len(slices), self._rows, self._block_size
+        try:
+            rows_S = np.array([rows[s.request_id] for s in slices], np.intp)
+        except KeyError as unknown:
+            raise _unknown(unknown.args[0]) from None
+        starts_S = np.array([s.start for s in slices], np.int32)
+        lengths_S = np.array([s.num_tokens for s in slices], np.int32)
+        ends_S = starts_S + lengths_S
+        query_starts_S1 = np.zeros(num_slices + 1, dtype=np.int32)
+        np.cumsum(lengths_S, out=query_starts_S1[1:])
+        num_tokens = int(query_starts_S1[-1])
+        max_kv_length = int(ends_S.max())
+        if max_kv_length > self._width * block_size:
+            raise ValueError(f"a slice reaches position {max_kv_length}, past the longest sequence")
+        if num_tokens == num_slices:
+            rows_T, positions_T = rows_S, starts_S
+        else:
+            rows_T = np.repeat(rows_S, lengths_S)
+            positions_T = np.arange(num_tokens, dtype=np.int32)
+            positions_T += np.repeat(starts_S - query_starts_S1[:-1], lengths_S)
+        blocks_T, within_T = np.divmod(positions_T, np.int32(block_size))
+        longer = np.flatnonzero(lengths_S != 1)
+        return HostBatch(
+            rows_S=rows_S,
+            starts_S=starts_S,
+            lengths_S=lengths_S,
+            ends_S=ends_S,
+            samples_S=np.array([s.samples for s in slices], np.bool_),
+            query_starts_S1=query_starts_S1,
+            positions_T=positions_T,
+            tokens_T=self.tokens_RP[rows_T, positions_T],
+            slot_mapping_T=self.block_tables_RB[rows_T, blocks_T] * np.int32(block_size) + within_T,
+            num_tokens=num_tokens,
+            num_decodes=int(longer[0]) if longer.size else num_slices,
+            max_length=int(lengths_S.max()),
+            max_kv_length=max_kv_length,
+        )
+
+    def place(self, host: HostBatch, device: torch.device) -> tuple[Batch, torch.Tensor]:
+        """The geometry for the kernels and the input tokens, on the device."""
+        num_columns = -(-host.max_kv_length // self._block_size)
+        placed = _to_device(
+            (
+                host.positions_T, host.query_starts_S1, host.starts_S, host.lengths_S,
+                self.block_tables_RB[host.rows_S, :num_columns], host.slot_mapping_T, host.tokens_T,
+            ),
+            device,
+        )  # fmt: skip
+        geometry = Batch(
+            positions_T=placed[0],
+            query_starts_S1=placed[1],
+            starts_S=placed[2],
+            lengths_S=placed[3],
+            block_tables_SB=placed[4],
+            slot_mapping_T=placed[5],
+            num_decodes=host.num_decodes,
+            max_length=host.max_length,
+            max_kv_length=host.max_kv_length,
+        )
+        return geometry, placed[6]
 
     def _put_blocks(self, row: int, first: int, block_ids: tuple[int, ...]) -> None:
         info, end = self._info[row], first + len(block_ids)
         if end > self._width:
             raise ValueError(f"request {info.request_id} has {end} blocks; {self._width} fit a row")
-        self.tables_RB[row, first:end] = block_ids
+        self.block_tables_RB[row, first:end] = block_ids
         info.num_blocks = end
 
     def _grow(self, num_rows: int) -> None:
         first = len(self.tokens_RP)
-        for name in ("tokens_RP", "tables_RB"):
+        for name in ("tokens_RP", "block_tables_RB"):
             old = getattr(self, name)
-            # Fresh zeros rather than a resize: untouched pages cost no memory.
-            new = np.zeros((first + num_rows, old.shape[1]), dtype=np.int32)
+            new = np.zeros((first + num_rows, old.shape[1]), dtype=np.int32)  # no page is touched
             new[:first] = old
             setattr(self, name, new)
         self.columns = self.columns.grown(first + num_rows)
         self._free.extend(reversed(range(first, first + num_rows)))
+
+
+def _unknown(request_id: int) -> KeyError:
+    return KeyError(f"request {request_id} is not known to this stage")
+
+
+def _to_device(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
+    """On CPU the arrays themselves; on a GPU one transfer for all of them."""
+    if device.type == "cpu":
+        return [torch.from_numpy(np.ascontiguousarray(a)) for a in arrays]
+    offsets = np.cumsum([0, *(-(-a.size // _ALIGNMENT) * _ALIGNMENT for a in arrays)])
+    host = torch.empty(int(offsets[-1]), dtype=torch.int32, pin_memory=True)
+    flat = host.numpy()
+    for array, offset in zip(arrays, offsets, strict=False):
+        flat[offset : offset + array.size] = array.ravel()
+    on_device = host.to(device, non_blocking=True)
+    return [
+        on_device[offset : offset + array.size].view(array.shape)
+        for array, offset in zip(arrays, offsets, strict=False)
+    ]

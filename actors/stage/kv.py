@@ -11,7 +11,7 @@ from kernels.interface import AttentionShape, Backend, KVLayer
 
 
 class KVCache:
-    """Device blocks live in the backend's own layout; host blocks are opaque copies of them."""
+    """Device blocks have the backend's own layout; host blocks are opaque copies of them."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class KVCache:
             ]
 
     def transfer(self, plan: StepPlan) -> None:
-        """The plan's swaps and copies, in its order: out, in, then device to device."""
+        """Execute the plan's swaps and copies, in its order: out, in, then device to device."""
         for block, host_block in plan.swap_out:
             for layer, host in zip(self.layers, self._host, strict=True):
                 host[host_block].copy_(self._backend.read_block(layer, block))

@@ -11,10 +11,10 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes(device: torch.device) -> int:
-    """Bytes free now on the device; on CPU also within the cgroup's limit."""
+    """Bytes that are free on the device; on CPU also within the cgroup's limit."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        # What torch has cached but does not use is ours to give as well.
+        # Memory that torch has cached but does not use is available as well.
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(free + cached)
     free = int(psutil.virtual_memory().available)
@@ -23,10 +23,10 @@ def available_bytes(device: torch.device) -> int:
 
 
 def cgroup_headroom_bytes(root: Path) -> int | None:
-    """What the container may still take, None without a limit. Knows cgroup v2 and v1.
+    """What the container may still take, None without a limit; for cgroup v2 and v1.
 
-    Page cache counts as used in the kernel's figure but is given back under pressure, so
-    inactive file pages are headroom.
+    The kernel counts page cache as used but reclaims it under pressure, so inactive file pages are
+    headroom.
     """
     v1 = root / "memory"
     for limit_file, used_file, stat_file, key in (

@@ -1,7 +1,7 @@
 """One rank of one pipeline stage: loads its part of the model and executes step plans.
 
-The whole life of a step is `execute`: apply the plan to the mirrored state, build the batch, run
-the layers once over all of it, and hand on hidden states or, on the last stage, tokens.
+A step is `execute`: apply the plan to the persistent batch, gather the step's batch, run the
+layers once over all of it, and return hidden states or, on the last stage, tokens.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import torch
 
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
-from actors.stage.batch import HostBatch, gather_batch, place_batch
 from actors.stage.cuda_graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
 from actors.stage.group import RankGroup
 from actors.stage.head import Head
-from actors.stage.input_batch import RequestState
+from actors.stage.input_batch import HostBatch, InputBatch
 from actors.stage.kv import KVCache
 from actors.stage.memory import available_bytes
 from actors.stage.models.config import DecoderConfig, ModelError, load_config
@@ -29,21 +28,12 @@ from actors.stage.sampler import Sampler
 from actors.stage.spec import StageInfo, StageSpec
 from actors.stage.weights.folder import open_folder
 from actors.stage.weights.load import Loader
-from kernels.interface import AttentionShape
-from kernels.registry import (
-    captures_hybrid_of,
-    leave_cores_to,
-    limit_threads,
-    resolve_backend,
-    resolve_draw,
-    resolve_sampling,
-)
+from kernels.interface import AttentionShape, Backend
+from kernels.registry import resolve_backend
 
 _log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Caches narrower than the model, and the backend whose kernels read them.
-_NARROW_KV = {"fp8": (torch.float8_e4m3fn, "triton"), "int8": (torch.int8, "cpu")}
 
 
 class StageRunner:
@@ -54,6 +44,7 @@ class StageRunner:
 
     def __init__(self, spec: StageSpec) -> None:
         self.spec = spec
+        self._is_first = spec.is_first
         self._device = torch.device(spec.device)
         self._group = RankGroup()
         self._head: Head | None = None
@@ -66,8 +57,8 @@ class StageRunner:
     def load(self, progress: Callable[[float], None] | None = None) -> StageInfo:
         """Read this rank's weights and join the stage's other ranks.
 
-        progress is told the fraction done, 0 to 1. Raises ModelError (a ValueError) naming the
-        file where the folder cannot be served, BackendError where the backend cannot run here.
+        progress is called with the fraction done, 0 to 1. Raises ModelError (a ValueError) naming
+        the file where the folder cannot be served, BackendError where the backend cannot run here.
         """
         spec = self.spec
         folder = Path(spec.model_path)
@@ -75,9 +66,9 @@ class StageRunner:
         part = split(config, spec)
         dtype = _dtype(config.dtype if spec.dtype == "auto" else spec.dtype)
         self._backend = resolve_backend(spec.backend, self._device, dtype, spec.block_size)
-        self._kv_dtype = _kv_dtype(spec.kv_dtype, dtype, self._backend.name)
+        self._kv_dtype = _kv_dtype(spec.kv_dtype, dtype, self._backend)
         if spec.num_threads and self._device.type == "cpu":
-            limit_threads(self._backend, spec.num_threads)
+            self._backend.set_num_threads(spec.num_threads)
         self._shape = _attention_shape(config, part)
         max_model_len = min(spec.max_model_len, config.max_model_len)
         with open_folder(folder, config, spec, dtype) as (source, packed):
@@ -90,10 +81,10 @@ class StageRunner:
             weights, self._backend, self._shape, config.norm_eps, config.vocab_size, self._group
         )
         self._num_layers = len(weights.layers)
-        self._state = RequestState(spec.max_requests, max_model_len, spec.block_size)
+        self._input_batch = InputBatch(spec.max_requests, max_model_len, spec.block_size)
         if spec.is_last:
             self._head = self._make_head(folder)
-        leave_cores_to(self._backend)
+        self._backend.finish_loading()
         return StageInfo(
             hidden_size=config.hidden_size,
             vocab_size=config.vocab_size,
@@ -120,25 +111,24 @@ class StageRunner:
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
         """Capture the forward pass at its usual sizes; `allocate` does so on a GPU."""
-        captures_hybrid = captures_hybrid_of(self._backend)
-        if captures_hybrid is None:
+        support = self._backend.graph_support()
+        if support is None:
             _log.info("backend %s cannot be captured: no CUDA graphs", self._backend.name)
             return
         spec = self.spec
         graphs = StepGraphs(
             self._decoder,
-            self._state,
-            self._state.max_model_len,
+            self._input_batch,
             spec.max_requests,
-            min(spec.graph_tokens, spec.max_step_tokens) if captures_hybrid else 0,
+            min(spec.graph_tokens, spec.max_step_tokens) if support.hybrid else 0,
             spec.is_first,
             spec.is_last,
-            resolve_draw() if self._sampler is not None else None,
+            support if self._sampler is not None else None,
         )
         graphs.capture(capture)
         self._graphs = graphs
         if spec.is_first and spec.is_last and spec.tensor_ranks == 1:
-            self._ahead = RunAhead(graphs, self._state, spec.block_size)
+            self._ahead = RunAhead(graphs, self._input_batch)
 
     @torch.inference_mode()
     def execute(
@@ -149,9 +139,9 @@ class StageRunner:
     ) -> torch.Tensor | StepResult | None:
         """Run one micro-batch.
 
-        following: asked, while the GPU computes, for the plan to be executed next, if it is
-        known; a captured single stage then launches it without waiting for this step's tokens.
         hidden_TH: None on the first stage, else what the stage before returned (not modified).
+        following: called while the GPU computes; returns the plan to be executed next, if it is
+        known, which a captured single stage launches without waiting for this step's tokens.
         Returns hidden states (T, H) with the residual added on all stages but the last; there
         rank 0 returns the StepResult, without stage times, and the other ranks None.
         """
@@ -169,8 +159,8 @@ class StageRunner:
         return (output.residual_TH + output.x_TH)[: launched.host.num_tokens]
 
     def _launch(self, plan: StepPlan, hidden_TH: torch.Tensor | None) -> Launched:
-        host = gather_batch(self._state, plan.slices, self.spec.block_size)
-        if not self.spec.is_first and (hidden_TH is None or len(hidden_TH) != host.num_tokens):
+        host = self._input_batch.gather(plan.slices)
+        if not self._is_first and (hidden_TH is None or len(hidden_TH) != host.num_tokens):
             given = "none" if hidden_TH is None else str(len(hidden_TH))
             raise ValueError(f"{host.num_tokens} rows of hidden states expected, {given} given")
         return Launched(plan.step_id, host, self._forward(host, hidden_TH))
@@ -180,24 +170,15 @@ class StageRunner:
             output = self._graphs.run(host, hidden_TH)
             if output is not None:
                 return output
-        batch, tokens_T = place_batch(host, self._state, self.spec.block_size, self._device)
+        batch, tokens_T = self._input_batch.place(host, self._device)
         if hidden_TH is None:
             x_TH = self._decoder.embed(tokens_T)
         else:
             x_TH = hidden_TH.to(self._device, copy=True)
         return StepOutput(*self._decoder.layers(x_TH, batch))
 
-    def reset(self) -> None:
-        """Forget all requests; weights and cache stay."""
-        self._state.clear()
-        self._applied_step = None
-        if self._ahead is not None:
-            self._ahead.clear()
-        if self._head is not None:
-            self._head.clear()
-
     def compile_grammar(self, grammar: Grammar) -> None:
-        """Compile and keep a grammar before its request runs; on the last stage's rank 0.
+        """Compile a grammar before its request runs, on rank 0 of the last stage.
 
         Raises ValueError for a text that is not a grammar of its kind.
         """
@@ -211,17 +192,17 @@ class StageRunner:
         self._graphs = self._ahead = None
 
     def _apply(self, plan: StepPlan) -> None:
-        """Bring state and cache to the plan's step, once: a repeated step finds it done (its
-        first attempt may already have overwritten what a swap would read)."""
+        """Bring the persistent batch and the cache to the plan's step, once: a repeated step finds
+        it done (its first attempt may have overwritten what a swap would read)."""
         if self._kv is None:
             raise RuntimeError("allocate the KV cache before executing a step")
         if plan.step_id == self._applied_step:
             return
-        self._kv.transfer(plan)
-        self._state.apply(plan)
-        if self._head is not None:
-            for request_id in (*plan.released, *(s.request_id for s in plan.started)):
-                self._head.release(request_id)
+        if plan.swap_out or plan.swap_in or plan.copies:
+            self._kv.transfer(plan)
+        self._input_batch.apply(plan)
+        if self._head is not None and (plan.released or plan.started):
+            self._head.release([*plan.released, *(s.request_id for s in plan.started)])
         self._applied_step = plan.step_id
 
     def _empty(self, plan: StepPlan) -> torch.Tensor | StepResult | None:
@@ -233,16 +214,16 @@ class StageRunner:
         config, spec = self._config, self.spec
         if spec.rank == 0:
             self._sampler = Sampler(
-                self._state,
-                resolve_sampling(self._backend),
+                self._input_batch,
+                self._backend,
                 folder,
                 config.vocab_size,
                 config.eos_token_ids,
             )
-        return Head(self._decoder, self._state, self._sampler, self._group, spec.is_first)
+        return Head(self._decoder, self._input_batch, self._sampler, self._group, spec.is_first)
 
     def _activation_bytes(self, dtype: torch.dtype) -> int:
-        """Memory a full step needs beside weights and cache, with a margin for fragmentation."""
+        """Memory of a full step beside weights and cache, with a margin for fragmentation."""
         config, tokens = self._config, self.spec.max_step_tokens
         widest = 2 * config.inner_size + 6 * config.hidden_size
         logits = self.spec.max_requests * config.vocab_size * 4 * 2 if self.spec.is_last else 0
@@ -256,15 +237,16 @@ def _dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _kv_dtype(name: str, model_dtype: torch.dtype, backend: str) -> torch.dtype:
+def _kv_dtype(name: str, model_dtype: torch.dtype, backend: Backend) -> torch.dtype:
     if name == "auto":
         return model_dtype
-    if name not in _NARROW_KV:
-        return _dtype(name)
-    dtype, needed = _NARROW_KV[name]
-    if backend != needed:
-        raise ModelError(f"{name} KV caches need backend {needed!r}, not {backend!r}")
-    return dtype
+    kinds = {**_DTYPES, **backend.kv_dtypes}
+    if name not in kinds:
+        supported = ", ".join(("auto", *kinds))
+        raise ModelError(
+            f"backend {backend.name!r} has no KV cache of dtype {name!r}; supported: {supported}"
+        )
+    return kinds[name]
 
 
 def _attention_shape(config: DecoderConfig, part: Split) -> AttentionShape:

@@ -1,7 +1,4 @@
-"""Drawing tokens from logits with what the mirrored state knows of each request.
-
-Runs on rank 0 of the last stage only.
-"""
+"""Drawing tokens from logits by the parameters of each request, on rank 0 of the last stage."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from numpy.typing import NDArray
 
 from actors.scheduling.plan import TokenLogprobs
 from actors.stage.grammar import GrammarMasks
-from actors.stage.input_batch import RequestState
-from kernels.registry import SamplingKernels
+from actors.stage.input_batch import InputBatch
+from kernels.interface import Backend
 from kernels.torch_sampling import Adjustment
 
 
@@ -24,14 +21,14 @@ class Sampler:
 
     def __init__(
         self,
-        state: RequestState,
-        kernels: SamplingKernels,
+        input_batch: InputBatch,
+        backend: Backend,
         folder: Path,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
     ) -> None:
-        self._state = state
-        self._kernels = kernels
+        self._input_batch = input_batch
+        self._backend = backend
         self._vocab_size = vocab_size
         self.grammars = GrammarMasks(folder, vocab_size, eos_token_ids)
 
@@ -44,14 +41,14 @@ class Sampler:
     ) -> NDArray[np.int64]:
         """One token per row for its position; float32 logits are adjusted in place.
 
-        ready_S: tokens already drawn on the device from the logits as they are.
+        ready_S: tokens that the device has drawn from the logits as they are.
         """
-        columns = self._state.columns
+        columns = self._input_batch.columns
         num_output_S = positions_S - columns.num_prompt_R[rows_S]
         held_back_S = num_output_S < columns.min_tokens_R[rows_S]
         adjusted = np.flatnonzero(held_back_S | columns.adjusts_R[rows_S]).tolist()
         if adjusted:
-            self._kernels.adjust(
+            self._backend.adjust_logits(
                 logits_SV,
                 [
                     self._adjustment(s, int(rows_S[s]), int(positions_S[s]), bool(held_back_S[s]))
@@ -61,12 +58,12 @@ class Sampler:
         elif ready_S is not None:
             ready: NDArray[np.int64] = ready_S.cpu().numpy().astype(np.int64)
             return ready
-        return self._kernels.sample(logits_SV, columns.draws(rows_S, positions_S))
+        return self._backend.sample(logits_SV, columns.draws(rows_S, positions_S))
 
     def _adjustment(self, s: int, row: int, position: int, held_back: bool) -> Adjustment:
-        info, p = self._state.info(row), self._state.info(row).sampling
-        num_prompt = int(self._state.columns.num_prompt_R[row])
-        tokens = self._state.tokens_RP[row, :position]
+        info, p = self._input_batch.info(row), self._input_batch.info(row).sampling
+        num_prompt = int(self._input_batch.columns.num_prompt_R[row])
+        tokens = self._input_batch.tokens_RP[row, :position]
         output, vocabulary = tokens[num_prompt:], self._vocab_size
         return Adjustment(
             row=s,
@@ -85,9 +82,10 @@ class Sampler:
     def logprobs(
         self, logits_RV: torch.Tensor, tokens_R: NDArray[np.int64], counts: Sequence[int]
     ) -> list[TokenLogprobs]:
-        """One entry per row of unadjusted logits, with counts[row] alternatives."""
+        """Log-probabilities of one token per row of unadjusted logits, with counts[row]
+        alternatives each."""
         tokens = torch.from_numpy(np.ascontiguousarray(tokens_R)).to(logits_RV.device)
-        chosen_R, rank_R, top_RK, ids_RK = self._kernels.chosen_logprobs(
+        chosen_R, rank_R, top_RK, ids_RK = self._backend.chosen_logprobs(
             logits_RV, tokens, max(counts)
         )
         return [

@@ -1,4 +1,4 @@
-"""What a stage rank is told at birth: plain data, no tensors."""
+"""What a stage rank is made from, and what it reports once loaded: data without tensors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class StageSpec:
     model_path: Hugging Face folder (config.json, *.safetensors).
     load_format: "auto" reads safetensors; "dummy" draws weights from `seed`.
     dtype: "auto" (the config's), "float32", "bfloat16" or "float16".
-    quantization: "none", "int8" or "int4" (weights, group-wise; GPTQ/AWQ folders detect theirs).
-    backend: "auto", "cpu" (C++), "torch" (plain), "triton" or "flash_attn"; resolved and logged.
+    quantization: "none", "int8" or "int4" (weights, group-wise; GPTQ and AWQ folders need none).
+    backend: "auto" or a name of `kernels.registry.BACKENDS`; resolved and logged.
     num_threads: compute threads of this rank; 0 leaves the choice to the stage.
     cuda_graphs: capture the forward pass on a GPU; False runs every step launch by launch.
     graph_tokens: largest captured hybrid batch, 0 for decodes only. Larger ones run launch by
-        launch: their kernels outlast their launches.
+        launch, for their kernels take longer than their launches.
     symmetric_memory: small all-reduces of a stage's GPUs by torch's symmetric memory.
     group_address: "host:port" of the stage's torch.distributed store when tensor_ranks > 1.
     """
@@ -63,7 +63,7 @@ class StageInfo:
     """What a loaded rank reports, before the KV cache is allocated.
 
     kv_block_bytes: memory of one block over this rank's layers.
-    available_bytes: memory it could give to KV now.
+    available_bytes: memory that is free for KV now.
     """
 
     hidden_size: int

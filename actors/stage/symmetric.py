@@ -2,8 +2,8 @@
 
 A decode step reduces tens of kilobytes sixty-odd times, and NCCL's latency is then most of their
 cost. Here every rank puts its part where its peers can read it, and one kernel adds them up: each
-rank all of it (one shot, the least latency), or each its share, then everybody's (two shots, the
-least traffic). What does not fit the buffer stays with NCCL.
+rank the whole of it (one shot, the least latency), or each rank a share, which all then collect
+(two shots, the least traffic). What does not fit the buffer stays with NCCL.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SymmetricMemory:
     def __init__(
         self, name: str, rank: int, size: int, store: Any, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """name: the same on all ranks, and of this group alone. store: torch.distributed's."""
+        """name: the same on all ranks, used by no other group. store: torch.distributed's."""
         from torch._C._distributed_c10d import _SymmetricMemory
 
         self._name = name

@@ -1,1 +1,1 @@
-"""CPU backend: a small C++ library (src/), its Python wrappers, and references in plain torch."""
+"""CPU backend: a small C++ library (src/) and its Python wrappers."""

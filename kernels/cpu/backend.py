@@ -1,27 +1,31 @@
 """Backend "cpu": the C++ library of this folder behind `kernels.interface.Backend`.
 
-Every operation gives a token the same bits whatever shares its batch, however its prompt was cut
-and however many threads computed it. Rounding stands where Hugging Face's Llama rounds.
+Every operation gives a token the same bits in any batch, with its prompt cut into any chunks, on
+any number of threads. Rounding is where Hugging Face's Llama rounds.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kernels.cpu import kv as paged
-from kernels.cpu import library
-from kernels.cpu.geometry import BatchView, ShapeView, view_batch, view_shape
-from kernels.cpu.kv import CpuKVLayer, as_cpu_layer, dtype_code
-from kernels.cpu.linear import CpuLinear, pack_linear
+from kernels.cpu import library, sampling
+from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
+from kernels.cpu.library import FLOAT_CODES, BatchView, view_batch
+from kernels.cpu.linear import CpuLinear, pack_linear, pack_quantized
 from kernels.cpu.stack import CpuStack
-from kernels.interface import AttentionShape, Batch, KVLayer, LayerWeights
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from kernels.interface import AttentionShape, Batch, KVLayer, LayerWeights, Linear
+from kernels.quantized import QuantizedWeight, concatenate
+from kernels.torch_native import TorchBackend
+from kernels.torch_sampling import Adjustment, Judged, SamplingRows
 
 
 @functools.cache
@@ -37,18 +41,43 @@ def _function(name: str) -> Any:
     return library.function(f"legato_{name}", None, *signatures[name])
 
 
-class CpuBackend:
+class CpuBackend(TorchBackend):
     """See the module docstring. Raises RuntimeError where the library cannot be loaded."""
 
     name = "cpu"
+    kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({"int8": torch.int8})
 
     def __init__(self) -> None:
         library.require()
+
+    def set_num_threads(self, num_threads: int) -> None:
+        super().set_num_threads(num_threads)
+        library.set_num_threads(num_threads)
+
+    def finish_loading(self) -> None:
+        """No threads of torch's beside the library's. Torch spreads any operation on 32768 numbers
+        or more, such as looking up 57 embeddings of 576, over its threads, which then spin for
+        milliseconds on the cores that the library computes on."""
+        torch.set_num_threads(1)
 
     def pack_linear(
         self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None, quantization: str = "none"
     ) -> CpuLinear:
         return pack_linear(weight_OK, bias_O, quantization)
+
+    def pack_quantized(
+        self,
+        weights: Sequence[QuantizedWeight],
+        bias_O: torch.Tensor | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Linear:
+        try:
+            weight = concatenate(weights)
+        except ValueError:
+            # Different groups or input orders: only one dense matrix holds them all.
+            return super().pack_quantized(weights, bias_O, dtype, device)
+        return pack_quantized(weight, bias_O, dtype)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         _check("x_TH", x_TH, 2)
@@ -82,7 +111,7 @@ class CpuBackend:
             y_TH.data_ptr(),
             *x_TH.shape,
             eps,
-            dtype_code(x_TH.dtype),
+            FLOAT_CODES[x_TH.dtype],
         )
 
     def silu_mul(self, gate_up_T2I: torch.Tensor) -> torch.Tensor:
@@ -96,7 +125,7 @@ class CpuBackend:
             y_TI.data_ptr(),
             num_tokens,
             width // 2,
-            dtype_code(gate_up_T2I.dtype),
+            FLOAT_CODES[gate_up_T2I.dtype],
         )
         return y_TI
 
@@ -108,11 +137,11 @@ class CpuBackend:
         shape: AttentionShape,
         dtype: torch.dtype,
         device: torch.device,
-    ) -> list[CpuKVLayer]:
-        """dtype: float32, bfloat16, float16 or int8, whatever the model computes in."""
+    ) -> list[KVLayer]:
+        """dtype: float32, bfloat16, float16 or int8, with any dtype of the model."""
         if torch.device(device).type != "cpu":
             raise ValueError(f"the cpu backend keeps no cache on {device}")
-        return paged.allocate(num_layers, num_blocks, block_size, shape, dtype)
+        return [*paged.allocate(num_layers, num_blocks, block_size, shape, dtype)]
 
     def kv_block_bytes(self, block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
         return paged.block_bytes(block_size, shape, dtype)
@@ -148,7 +177,7 @@ class CpuBackend:
                 _check(name, norm_D, 1, qkv_TX.dtype, (dim,))
         if batch.max_kv_length > cos_sin_PD.shape[0]:
             raise ValueError(
-                f"position {batch.max_kv_length - 1} lies behind the {cos_sin_PD.shape[0]} of "
+                f"position {batch.max_kv_length - 1} lies past the {cos_sin_PD.shape[0]} of "
                 "cos_sin_PD"
             )
         q_TND = torch.empty((num_tokens, shape.num_heads, dim), dtype=qkv_TX.dtype)
@@ -192,6 +221,17 @@ class CpuBackend:
     ) -> CpuStack:
         return CpuStack(layers, kv, cos_sin_PD, shape, eps)
 
+    def adjust_logits(self, logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
+        sampling.adjust(logits_SV, adjustments)
+
+    def sample(self, logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
+        return sampling.sample(logits_SV, rows)
+
+    def chosen_logprobs(
+        self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
+    ) -> Judged:
+        return sampling.chosen_logprobs(logits_RV, tokens_R, num_top)
+
 
 def _check(
     name: str,
@@ -200,10 +240,10 @@ def _check(
     dtype: torch.dtype | None = None,
     shape: Sequence[int] | None = None,
 ) -> None:
-    """ValueError for what the kernels would misread."""
+    """Raises ValueError for what the kernels would misread."""
     if tensor.dim() != dims or not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError(f"{name} must be a contiguous {dims}-dimensional tensor on the CPU")
-    if tensor.dtype != dtype if dtype is not None else tensor.dtype not in _DTYPES:
+    if tensor.dtype != dtype if dtype is not None else tensor.dtype not in FLOAT_CODES:
         raise ValueError(f"{name} is {tensor.dtype}, expected {dtype or 'a floating dtype'}")
     if shape is not None and tensor.shape != tuple(shape):
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")

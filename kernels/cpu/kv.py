@@ -1,6 +1,6 @@
 """The CPU backend's paged KV cache: one byte tensor per layer, laid out for the kernels.
 
-The inner layout is described in src/attention_layout.h; Python only ever moves whole blocks.
+The inner layout is described in src/attention_layout.h; Python only moves whole blocks.
 """
 
 from __future__ import annotations
@@ -15,13 +15,29 @@ from dataclasses import dataclass
 import torch
 
 from kernels.cpu import library
+from kernels.cpu.library import DTYPE_CODES
 from kernels.interface import AttentionShape, KVLayer
 
-DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 _HUGE_PAGE_BYTES = 2 << 20
 _TOUCHED_AT_ONCE_BYTES = 128 << 20
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
-_TOUCHING = "legato-touch-kv"  # name of the threads that do it
+_TOUCHING = "legato-touch-kv"  # name of the threads that touch it
+
+
+class ShapeView(ctypes.Structure):
+    """An AttentionShape with the cache's block size and types (src/attention_layout.h)."""
+
+    _fields_ = (
+        ("num_heads", ctypes.c_int32),
+        ("num_kv_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("kv_dtype", ctypes.c_int32),
+        ("sliding_window", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    )
 
 
 @dataclass(slots=True)
@@ -53,7 +69,7 @@ def allocate(
 
     Memory is touched ahead of need, the first blocks at once and the rest by a thread that only
     takes idle cores: a step that is the first to write to its blocks takes a page fault per block
-    and layer (measured: 200 ms where its neighbours took 30).
+    and layer (200 ms where steps on touched blocks take 30).
     """
     size = block_bytes(block_size, shape, dtype)
     total = num_layers * num_blocks * size
@@ -73,7 +89,7 @@ def allocate(
 
 
 def wait_until_touched() -> None:
-    """Until every cache of this process is backed by memory; timings before are not those after."""
+    """Block until every cache of this process is backed by memory; steps are slower before."""
     for thread in threading.enumerate():
         if thread.name == _TOUCHING:
             thread.join()
@@ -88,10 +104,10 @@ def _touch_idly(layers: torch.Tensor) -> None:
 def _touch(layers: torch.Tensor) -> None:
     """Have the system back these blocks with memory, in the order in which they will be used.
 
-    layers: (num_layers, num_blocks, bytes of a block). What is in them stays. Kernels without
-    MADV_POPULATE_WRITE refuse, and pages then come on first use as ever.
+    layers: (num_layers, num_blocks, bytes of a block). Their contents stay. Linux kernels without
+    MADV_POPULATE_WRITE refuse, and pages then come on first use.
     """
-    advise = ctypes.CDLL(None).madvise  # ctypes lets go of the GIL, `mmap.madvise` does not
+    advise = ctypes.CDLL(None).madvise  # ctypes releases the GIL, `mmap.madvise` does not
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     num_layers, num_blocks, size = layers.shape
     step = max(1, _HUGE_PAGE_BYTES // size)
@@ -133,7 +149,7 @@ def read_block(layer: KVLayer, block: int) -> torch.Tensor:
 
 
 def write_block(layer: KVLayer, block: int, data: torch.Tensor) -> None:
-    """Put back what `read_block` gave (of a cache of the same shape)."""
+    """Put back what `read_block` returned for a cache of the same shape."""
     target = as_cpu_layer(layer).data[block]
     if data.dtype != torch.uint8 or data.shape != target.shape:
         raise ValueError(
@@ -141,6 +157,27 @@ def write_block(layer: KVLayer, block: int, data: torch.Tensor) -> None:
             f"not {tuple(data.shape)} of {data.dtype}"
         )
     target.copy_(data)
+
+
+def view_shape(shape: AttentionShape, layer: CpuKVLayer, dtype: torch.dtype) -> ShapeView:
+    """dtype: of the activations."""
+    check_shape(shape)
+    if (layer.num_kv_heads, layer.head_dim) != (shape.num_kv_heads, shape.head_dim):
+        raise ValueError(
+            f"the cache holds {layer.num_kv_heads} heads of {layer.head_dim}, "
+            f"the shape asks for {shape.num_kv_heads} of {shape.head_dim}"
+        )
+    return ShapeView(
+        shape.num_heads,
+        shape.num_kv_heads,
+        shape.head_dim,
+        layer.block_size,
+        dtype_code(dtype),
+        dtype_code(layer.dtype),
+        shape.sliding_window or 0,
+        shape.scale,
+        shape.softcap or 0.0,
+    )
 
 
 def as_cpu_layer(layer: KVLayer) -> CpuKVLayer:
@@ -151,7 +188,7 @@ def as_cpu_layer(layer: KVLayer) -> CpuKVLayer:
 
 
 def dtype_code(dtype: torch.dtype) -> int:
-    """The number that the C++ side knows a type by."""
+    """A type's number in the library; TypeError for one that it lacks."""
     code = DTYPE_CODES.get(dtype)
     if code is None:
         known = ", ".join(str(known) for known in DTYPE_CODES)

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from kernels.cpu import library
-from kernels.cpu.library import Pointer, pointer
-from kernels.cpu.quantize import TYPES, QuantizedWeight, quantize
+from kernels.cpu.library import FLOAT_CODES, Pointer, pointer
+from kernels.cpu.quantize import quantize
+from kernels.quantized import QuantizedWeight
 
 _INT64 = ctypes.c_int64
 
@@ -31,7 +32,6 @@ def _function(name: str) -> Any:
         ),
         "free": (None, Pointer),
         "bytes": (_INT64, Pointer),
-        "can_gate": (ctypes.c_int, Pointer),
         "time": (None, Pointer, _INT64, Pointer, _INT64, Pointer, Pointer),
     }
     forward = (None, Pointer, Pointer, _INT64, _INT64, Pointer, _INT64)
@@ -55,19 +55,14 @@ class CpuLinear:
         self.out_features = out_features
         self.dtype = dtype
         self._finalizer = weakref.finalize(self, _function("free"), handle)
-        # Nothing else frees it at exit, and the threads may still be computing with it then.
+        # At exit the threads may still be computing with it: the process's end frees it.
         self._finalizer.atexit = False
         self._forward = _function("forward")
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weight, scales included, that one forward pass reads."""
+        """Bytes that one forward pass reads: the weight with its scales."""
         return int(_function("bytes")(self.handle))
-
-    @property
-    def can_gate(self) -> bool:
-        """Whether `silu_mul` may be called."""
-        return bool(_function("can_gate")(self.handle))
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         """x W^T + b in the dtype of x, which must be the weight's activation dtype."""
@@ -76,30 +71,12 @@ class CpuLinear:
         self._run(self._forward, x_TK, out_TO)
         return out_TO
 
-    def float_output(self, x_TK: torch.Tensor) -> torch.Tensor:
-        """The same, not rounded: float32 logits."""
+    def unrounded(self, x_TK: torch.Tensor) -> torch.Tensor:
+        """The same in float32."""
         x_TK = self._checked(x_TK)
         out_TO = torch.empty((x_TK.shape[0], self.out_features), dtype=torch.float32)
         self._run(_function("forward_f32"), x_TK, out_TO)
         return out_TO
-
-    def add_to(self, x_TK: torch.Tensor, residual_TO: torch.Tensor) -> None:
-        """residual += x W^T + b, in place; the same bits as the two operations apart."""
-        x_TK = self._checked(x_TK)
-        if residual_TO.shape != (x_TK.shape[0], self.out_features):
-            raise ValueError(f"residual is {tuple(residual_TO.shape)}, not (T, out_features)")
-        if residual_TO.dtype != self.dtype or residual_TO.stride(1) != 1:
-            raise ValueError(f"residual must be {self.dtype} with contiguous rows")
-        self._run(_function("add"), x_TK, residual_TO)
-
-    def silu_mul(self, x_TK: torch.Tensor) -> torch.Tensor:
-        """silu(first half of the outputs) * second half; ValueError unless `can_gate`."""
-        if not self.can_gate:
-            raise ValueError(f"{self.out_features} outputs are not two halves of whole registers")
-        x_TK = self._checked(x_TK)
-        out_TI = torch.empty((x_TK.shape[0], self.out_features // 2), dtype=self.dtype)
-        self._run(_function("silu_mul"), x_TK, out_TI)
-        return out_TI
 
     def _checked(self, x_TK: torch.Tensor) -> torch.Tensor:
         if x_TK.dtype != self.dtype or x_TK.dim() != 2 or x_TK.shape[1] != self.in_features:
@@ -128,7 +105,7 @@ def pack_linear(
     inputs of a row, N in 32, 64, 128), "int4" (the same as "int4-g32"). The activations keep the
     weight's dtype. ValueError for another dtype or name, MemoryError without memory.
     """
-    if weight_OK.dtype not in TYPES:
+    if weight_OK.dtype not in FLOAT_CODES:
         raise ValueError(f"no CPU kernel for {weight_OK.dtype} weights")
     if quantization != "none":
         return pack_quantized(quantize(weight_OK, quantization), bias_O, weight_OK.dtype)
@@ -136,7 +113,7 @@ def pack_linear(
     bias = _float(bias_O)
     out_features, in_features = weight_OK.shape
     handle = _function("pack")(
-        TYPES[weight_OK.dtype],
+        FLOAT_CODES[weight_OK.dtype],
         out_features,
         in_features,
         weight_OK.data_ptr(),
@@ -150,7 +127,7 @@ def pack_quantized(
     weight: QuantizedWeight, bias_O: torch.Tensor | None, dtype: torch.dtype
 ) -> CpuLinear:
     """Pack whole numbers with their scales; `dtype` is that of the activations."""
-    if dtype not in TYPES:
+    if dtype not in FLOAT_CODES:
         raise ValueError(f"no CPU kernel for {dtype} activations")
     out_features, in_features = weight.values_OK.shape
     values = weight.values_OK.contiguous()
@@ -165,7 +142,7 @@ def pack_quantized(
         permutation = weight.permutation_K.to(torch.int32).contiguous()
     bias = _float(bias_O)
     handle = _function("pack_quantized")(
-        TYPES[dtype],
+        FLOAT_CODES[dtype],
         weight.bits,
         out_features,
         in_features,

@@ -1,7 +1,4 @@
-"""Whole-number weights, made from floating point at load.
-
-GPTQ and AWQ checkpoints (gptq_awq.py) end as the same `QuantizedWeight`, which the C++ library
-packs (linear.py) and other backends may turn back into floating point.
+"""Rounding floating-point weights to whole numbers at load, for the CPU kernels (linear.py).
 
 Shape suffixes: O output features, K input features, G groups of inputs sharing a scale.
 """
@@ -10,121 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import torch
 
 from kernels.cpu import library
+from kernels.cpu.library import FLOAT_CODES
+from kernels.quantized import QuantizedWeight
 
 GROUP_SIZES = (32, 64, 128)
-_MAX_GROUP = 256  # what the kernels' scratch memory holds
 _DEFAULT_INT4_GROUP = 32
 # Fractions of the largest magnitude tried as the clipping point of a group.
 _CLIPS = tuple(1.0 - 0.04 * step for step in range(8))
-# Element types by their number in the C++ library.
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedWeight:
-    """weight[o, permutation[k]] = scales[o, g] * (values[o, k] - zeros[o, g]), g = k // group.
-
-    values are int8 in [-128, 127] for 8 bits, [-8, 7] for 4. group 0 means one scale per row (then
-    G is 1 and there are no zeros); otherwise it is a multiple of 8 up to 256 and scales are exact
-    in float16.
-    """
-
-    values_OK: torch.Tensor
-    scales_OG: torch.Tensor
-    bits: int
-    group: int
-    zeros_OG: torch.Tensor | None = None
-    permutation_K: torch.Tensor | None = None
-
-    def __post_init__(self) -> None:
-        if self.bits not in (4, 8):
-            raise ValueError(f"{self.bits}-bit weights are not supported, only 4 and 8")
-        if self.group and (self.group % 8 or not 8 <= self.group <= _MAX_GROUP):
-            raise ValueError(f"group size {self.group} is not a multiple of 8 up to {_MAX_GROUP}")
-        if self.group == 0 and self.zeros_OG is not None:
-            raise ValueError("zero points need a group size")
-        out_features, in_features = self.values_OK.shape
-        num_groups = -(-in_features // self.group) if self.group else 1
-        if self.scales_OG.shape != (out_features, num_groups):
-            raise ValueError(
-                f"scales are {tuple(self.scales_OG.shape)}, not {(out_features, num_groups)}"
-            )
-
-    def dequantize(self, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        """The weight these numbers stand for, (O, K), computed in float64: the reference."""
-        in_features = self.values_OK.shape[1]
-        group = self.group or in_features
-        index_K = torch.arange(in_features) // max(group, 1)
-        weight_OK = self.values_OK.double()
-        if self.zeros_OG is not None:
-            weight_OK = weight_OK - self.zeros_OG.double()[:, index_K]
-        weight_OK = weight_OK * self.scales_OG.double()[:, index_K]
-        if self.permutation_K is not None:
-            restored = torch.empty_like(weight_OK)
-            restored[:, self.permutation_K.long()] = weight_OK
-            weight_OK = restored
-        return weight_OK.to(dtype)
-
-    def rows(self, begin: int, end: int) -> QuantizedWeight:
-        """Output features [begin, end)."""
-        return replace(
-            self,
-            values_OK=self.values_OK[begin:end],
-            scales_OG=self.scales_OG[begin:end],
-            zeros_OG=None if self.zeros_OG is None else self.zeros_OG[begin:end],
-        )
-
-    def columns(self, begin: int, end: int) -> QuantizedWeight:
-        """Input features [begin, end); ValueError where that would cut a group or a permutation."""
-        if self.permutation_K is not None:
-            raise ValueError("inputs in act order cannot be divided among ranks")
-        if self.group == 0:
-            return replace(self, values_OK=self.values_OK[:, begin:end])
-        ends_inside = end % self.group and end != self.values_OK.shape[1]
-        if begin % self.group or ends_inside:
-            raise ValueError(f"inputs {begin} to {end} cut a group of {self.group}")
-        groups = slice(begin // self.group, -(-end // self.group))
-        return replace(
-            self,
-            values_OK=self.values_OK[:, begin:end],
-            scales_OG=self.scales_OG[:, groups],
-            zeros_OG=None if self.zeros_OG is None else self.zeros_OG[:, groups],
-        )
-
-
-def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Layers with the same input side by side (q, k, v or gate, up); ValueError if they differ in
-    bits, group or order of inputs."""
-    first = weights[0]
-    for other in weights[1:]:
-        if (other.bits, other.group) != (first.bits, first.group):
-            raise ValueError("layers of different bits or group size cannot be fused")
-        if (other.permutation_K is None) != (first.permutation_K is None) or (
-            first.permutation_K is not None
-            and other.permutation_K is not None
-            and not torch.equal(other.permutation_K, first.permutation_K)
-        ):
-            raise ValueError("layers whose inputs are in different order cannot be fused")
-    zeros_OG = None
-    if any(weight.zeros_OG is not None for weight in weights):
-        zeros_OG = torch.cat(
-            [
-                torch.zeros_like(weight.scales_OG) if weight.zeros_OG is None else weight.zeros_OG
-                for weight in weights
-            ]
-        )
-    return replace(
-        first,
-        values_OK=torch.cat([weight.values_OK for weight in weights]),
-        scales_OG=torch.cat([weight.scales_OG for weight in weights]),
-        zeros_OG=zeros_OG,
-    )
 
 
 def parse(quantization: str) -> tuple[int, int]:
@@ -144,10 +37,10 @@ def parse(quantization: str) -> tuple[int, int]:
 def quantize(weight_OK: torch.Tensor, quantization: str) -> QuantizedWeight:
     """Round to nearest, with the scale of each group (or row) that loses least in mean square.
 
-    weight_OK: float32, bfloat16 or float16 on the CPU. Computed in C++ where the library is there,
+    weight_OK: float32, bfloat16 or float16 on the CPU. Computed in C++ where the library loads,
     else by `quantize_reference`; the numbers are the same.
     """
-    if library.load() is None or weight_OK.dtype not in TYPES:
+    if library.load() is None or weight_OK.dtype not in FLOAT_CODES:
         return quantize_reference(weight_OK, quantization)
     bits, group = parse(quantization)
     weight_OK = weight_OK if weight_OK.stride(1) == 1 else weight_OK.contiguous()
@@ -163,7 +56,7 @@ def quantize(weight_OK: torch.Tensor, quantization: str) -> QuantizedWeight:
         *(pointer, whole, pointer, pointer),
     )
     out_of_memory = run(
-        *(TYPES[weight_OK.dtype], out_features, in_features),
+        *(FLOAT_CODES[weight_OK.dtype], out_features, in_features),
         *(weight_OK.data_ptr(), weight_OK.stride(0), bits, width, int(group > 0)),
         *(clips.data_ptr(), len(clips), values_OK.data_ptr(), scales_OG.data_ptr()),
     )
@@ -173,7 +66,7 @@ def quantize(weight_OK: torch.Tensor, quantization: str) -> QuantizedWeight:
 
 
 def quantize_reference(weight_OK: torch.Tensor, quantization: str) -> QuantizedWeight:
-    """The same in plain torch: float32 value by value, errors summed in float64."""
+    """The same in torch: float32 value by value, errors summed in float64."""
     bits, group = parse(quantization)
     out_features, in_features = weight_OK.shape
     width = group or max(in_features, 1)

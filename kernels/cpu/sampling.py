@@ -1,7 +1,7 @@
 """Sampling on the CPU in C++ (src/sampling.cpp): the functions of `kernels.torch_sampling`, faster.
 
-The semantics, row by row, are those of `kernels.torch_sampling`; tokens are the same but where two
-cumulative probabilities agree to within float rounding. A row's token does not depend on the
+The semantics, row by row, are those of `kernels.torch_sampling`; tokens are the same except where
+two cumulative probabilities agree to within float rounding. A row's token does not depend on the
 others. Rows run on the library's threads; nothing is sorted.
 """
 
@@ -56,21 +56,25 @@ def sample(logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
     """One token id per row of adjusted float32 logits, which are left as they are."""
     _check_logits(logits_SV)
     num_rows, vocabulary = logits_SV.shape
-    columns = [
-        _column(rows.temperature_S, np.float32, num_rows),
-        _column(rows.top_k_S, np.int32, num_rows),
-        _column(rows.top_p_S, np.float32, num_rows),
-        _column(rows.min_p_S, np.float32, num_rows),
-        _column(rows.seed_S, np.int64, num_rows),
-        _column(rows.position_S, np.int64, num_rows),
-    ]
+    columns: list[NDArray[Any]] = []
+    for values, dtype in (
+        (rows.temperature_S, np.float32),
+        (rows.top_k_S, np.int32),
+        (rows.top_p_S, np.float32),
+        (rows.min_p_S, np.float32),
+        (rows.seed_S, np.int64),
+        (rows.position_S, np.int64),
+    ):
+        if values.shape != (num_rows,):
+            raise ValueError(f"a column of {values.shape} for {num_rows} rows")
+        columns.append(np.ascontiguousarray(values, dtype=dtype))
     tokens_S = np.empty(num_rows, np.int64)
     _function("sample")(
         logits_SV.data_ptr(),
         num_rows,
         vocabulary,
         logits_SV.stride(0),
-        *(column.ctypes.data for column in columns),
+        *[column.ctypes.data for column in columns],
         tokens_S.ctypes.data,
     )
     return tokens_S
@@ -129,7 +133,9 @@ def chosen_logprobs(
     _check_logits(logits_RV)
     num_rows, vocabulary = logits_RV.shape
     num_top = min(num_top, vocabulary)
-    chosen_R = _column(tokens_R.numpy(), np.int64, num_rows)
+    if tokens_R.shape != (num_rows,):
+        raise ValueError(f"{tuple(tokens_R.shape)} tokens for {num_rows} rows")
+    chosen_R = np.ascontiguousarray(tokens_R.numpy(), dtype=np.int64)
     if num_rows and not (chosen_R.min() >= 0 and chosen_R.max() < vocabulary):
         raise IndexError(f"tokens outside a vocabulary of {vocabulary}")
     logprob_R, rank_R = np.empty(num_rows, np.float32), np.empty(num_rows, np.int64)
@@ -145,12 +151,6 @@ def chosen_logprobs(
         *(out.ctypes.data for out in (logprob_R, rank_R, top_RK, ids_RK)),
     )
     return logprob_R, rank_R, top_RK, ids_RK
-
-
-def _column(values: NDArray[Any], dtype: Any, num_rows: int) -> NDArray[Any]:
-    if values.shape != (num_rows,):
-        raise ValueError(f"a column of {values.shape} for {num_rows} rows")
-    return np.ascontiguousarray(values, dtype=dtype)
 
 
 def _check_logits(logits_SV: torch.Tensor) -> None:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 
 from kernels.cpu import library
-from kernels.cpu.geometry import BatchView, ShapeView, view_batch, view_shape
-from kernels.cpu.kv import as_cpu_layer
+from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
+from kernels.cpu.library import BatchView, view_batch
 from kernels.cpu.linear import CpuLinear
 from kernels.interface import AttentionShape, Batch, KVLayer, LayerWeights, Linear
 
@@ -41,7 +41,7 @@ class _StackView(ctypes.Structure):
 
 
 class CpuStack:
-    """Callable (x_TH, residual_TH | None, batch) -> (x_TH, residual_TH); see `Backend`.
+    """A `DecoderStack`.
 
     The residual (x_TH itself where there is none) is overwritten and returned; the result has the
     bits that the operations give one by one.
@@ -109,16 +109,21 @@ class CpuStack:
         view = view_batch(batch, self._block_size)
         if batch.max_kv_length > self._positions:
             raise ValueError(
-                f"position {batch.max_kv_length - 1} lies behind the {self._positions} of the "
+                f"position {batch.max_kv_length - 1} lies past the {self._positions} of the "
                 "rotation table"
             )
-        added = None if residual_TH is None else self._checked(x_TH, view.num_tokens)
-        residual_TH = self._checked(x_TH if residual_TH is None else residual_TH, view.num_tokens)
+        x_TH = self._checked(x_TH, view.num_tokens)
+        added = 0  # what of x is yet to be added to the residual: a null pointer is nothing
+        if residual_TH is None:
+            residual_TH = x_TH
+        else:
+            added = x_TH.data_ptr()
+            residual_TH = self._checked(residual_TH, view.num_tokens)
         out_TH = torch.empty_like(residual_TH)
         self._run(
             self._view,
             view,
-            library.pointer(added),
+            added,
             residual_TH.data_ptr(),
             out_TH.data_ptr(),
         )

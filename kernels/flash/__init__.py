@@ -1,1 +1,1 @@
-"""Attention by the flash-attn library; everything else by our Triton kernels."""
+"""Attention by the flash-attn library; everything else by the Triton kernels."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -25,6 +26,7 @@ class FlashBackend(TritonBackend):
     """
 
     name = "flash_attn"
+    kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
     # A varlen launch is sized by the longest chunk a capture allows, for every slice and head:
     # mostly empty programs. Hybrid batches therefore run uncaptured.
     captures_hybrid = False
@@ -35,6 +37,16 @@ class FlashBackend(TritonBackend):
         self._flash = library.load() if flash is None else flash
         self.one_call_up_to = one_call_up_to
         self._lengths: tuple[Batch, Lengths] | None = None
+
+    def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
+        if dtype not in library.DTYPES:
+            return f"it computes in bfloat16 or float16, not {dtype}"
+        if block_size is not None and block_size % library.PAGE_MULTIPLE:
+            return (
+                f"it needs kv.block_size to be a multiple of {library.PAGE_MULTIPLE}, "
+                f"not {block_size}"
+            )
+        return None
 
     def allocate_kv(
         self,

@@ -1,9 +1,9 @@
-"""Two ways to put a hybrid batch through flash-attn, and which is faster when.
+"""Two ways to put a hybrid batch through flash-attn, and where each is the faster.
 
 One call: every slice is a sequence of one varlen call, a decode being a sequence of one query.
-It never splits a context and does not pack query heads, so a long decode is one slow program
-that the prefill tiles must hide. Two calls: chunks by varlen, decodes by the split-KV kernel,
-which streams contexts at full bandwidth but starts only when it is its turn.
+It never splits a context and does not pack query heads, so a long decode is one slow program,
+hidden only while prefill tiles run beside it. Two calls: chunks by varlen, decodes by the
+split-KV kernel, which streams contexts at full bandwidth but starts only after the first call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two functions we use of flash-attn (2.8), behind one small type that tests can fill."""
+"""The two functions used of flash-attn (2.8), as one small type that tests can fill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of our own for NVIDIA GPUs, written in Triton.
+"""Kernels for NVIDIA GPUs, written in Triton.
 
 Nothing outside this folder and `kernels.flash` imports Triton, and these modules are imported
 only when a Triton or flash-attn backend is asked for, so a CPU machine needs no Triton.

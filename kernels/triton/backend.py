@@ -1,38 +1,42 @@
-"""Backend "triton": kernels of our own for everything but dense matrix products (cuBLAS)."""
+"""Backend "triton": Triton kernels for everything but dense matrix products (cuBLAS)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from kernels.interface import AttentionShape, Batch, KVLayer, LayerWeights, Linear
-from kernels.triton import cache
+from kernels.interface import AttentionShape, Batch, GraphSupport, KVLayer, Linear
+from kernels.torch_native import TorchBackend
+from kernels.torch_sampling import Adjustment, SamplingRows
+from kernels.triton import cache, logits, sampling
 from kernels.triton.activation import silu_mul
 from kernels.triton.attention import attention
-from kernels.triton.cache import PagedKV
-from kernels.triton.linear import DenseLinear, QuantizedLinear
+from kernels.triton.cache import FLOAT8, PagedKV
+from kernels.triton.linear import QuantizedLinear
 from kernels.triton.norm import rms_norm
 from kernels.triton.packing import pack_weight
 from kernels.triton.rope import rope_and_cache
 
-DecoderStack = Callable[
-    [torch.Tensor, torch.Tensor | None, Batch], tuple[torch.Tensor, torch.Tensor]
-]
 
+class TritonBackend(TorchBackend):
+    """Any block size, any grouping, head dims to 256, sliding window, softcap, float8 KV.
 
-class TritonBackend:
-    """Any page size, any grouping, head dims to 256, sliding window, softcap, float8 KV."""
+    There is no fused stack of layers: on a GPU it is CUDA graphs that fuse the launches.
+    """
 
     name = "triton"
-    # Whether attention may be captured with chunks in it (see Batch.captured).
-    captures_hybrid = True
+    kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({"fp8": FLOAT8})
+    captures_hybrid = True  # see GraphSupport
 
     def pack_linear(
         self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None, quantization: str = "none"
     ) -> Linear:
         if quantization == "none":
-            return DenseLinear(weight_OK, bias_O)
+            return super().pack_linear(weight_OK, bias_O)
         return QuantizedLinear(pack_weight(weight_OK, quantization), bias_O)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
@@ -89,15 +93,14 @@ class TritonBackend:
     ) -> torch.Tensor:
         return attention(q_TND, batch, paged(layer), shape)
 
-    def decoder_stack(
-        self,
-        layers: Sequence[LayerWeights],
-        kv: Sequence[KVLayer],
-        cos_sin_PD: torch.Tensor,
-        shape: AttentionShape,
-        eps: float,
-    ) -> DecoderStack | None:
-        return None  # operation by operation: on a GPU it is CUDA graphs that fuse the launches
+    def graph_support(self) -> GraphSupport | None:
+        return GraphSupport(self.captures_hybrid, sampling.pack_rows, sampling.sample_rows)
+
+    def adjust_logits(self, logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
+        logits.adjust(logits_SV, adjustments)
+
+    def sample(self, logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
+        return sampling.sample(logits_SV, rows)
 
 
 def paged(layer: KVLayer) -> PagedKV:

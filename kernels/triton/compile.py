@@ -55,7 +55,7 @@ class CompiledKernel:
 def compiling_for(arch: int) -> Iterator[list[CompiledKernel]]:
     """Collects what is compiled for compute capability `arch` (80, 90, 100, ...).
 
-    Raises whatever Triton's compiler raises. Needs kernels that are not interpreted
+    Raises what Triton's compiler raises. Needs kernels that are not interpreted
     (TRITON_INTERPRET unset when they were imported).
     """
     compiled: list[CompiledKernel] = []

@@ -1,4 +1,4 @@
-"""Linear layers: cuBLAS for whole weights, a Triton kernel for weight-only quantised ones.
+"""Linear layers of weight-only quantised weights; dense ones are torch's (cuBLAS).
 
 A decode step streams every weight once, so bytes are what quantisation saves; a prefill chunk
 is bound by arithmetic, so above `_MOST_FUSED_TOKENS` the weight is expanded once and cuBLAS
@@ -16,18 +16,6 @@ from kernels.triton.tiles import splits_to_fill
 
 _MOST_FUSED_TOKENS = 64
 _BLOCK_O = 64
-
-
-class DenseLinear:
-    """A weight as it is, multiplied by cuBLAS."""
-
-    def __init__(self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None) -> None:
-        self.weight_OK = weight_OK.contiguous()
-        self.bias_O = bias_O
-        self.out_features, self.in_features = weight_OK.shape
-
-    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x_TK, self.weight_OK, self.bias_O)
 
 
 @triton.jit
@@ -140,6 +128,9 @@ class QuantizedLinear:
         if x_TK.shape[0] > _MOST_FUSED_TOKENS:
             return functional.linear(x_TK, self.expand(x_TK.dtype), self.bias_O)
         return self._fused(x_TK)
+
+    def unrounded(self, x_TK: torch.Tensor) -> torch.Tensor:
+        return self(x_TK)
 
     def expand(self, dtype: torch.dtype) -> torch.Tensor:
         """The whole weight (O, K) in `dtype`."""

@@ -1,7 +1,7 @@
 """Weights rounded to int8, int4 or float8 grids, packed the way the GPU kernel reads them.
 
 Each group of 128 input features of one output row has its own scale, symmetric about 0; int8
-and int4 use the same grid as the plain backend, so both give the same numbers.
+and int4 use the same grid as backend `torch`, so both give the same numbers.
 """
 
 from __future__ import annotations

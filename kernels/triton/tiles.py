@@ -1,6 +1,6 @@
 """Launch constants, in one place, with the reasoning (they have not been tuned on a GPU yet).
 
-`python -m app.bench.gpu` times alternatives; a measured table belongs here.
+`legato bench gpu` times alternatives; a measured table belongs here.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,19 +76,23 @@ def test_captured_stages_hand_hidden_states_on(tiny_model: Callable[..., Path]) 
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU the tests marked gpu do this for real")
-def test_captured_draws_are_those_of_the_plain_sampler(tiny_model: Callable[..., Path]) -> None:
-    """Drawn in the graph where the logits are used as they are, behind it where not."""
+def test_captured_draws_are_those_of_torch(tiny_model: Callable[..., Path]) -> None:
+    """Drawn in the graph where the logits are used as they are, after it where not."""
     each = [
         SamplingParams(TOKENS, temperature=0.9, top_p=0.8, seed=3),
         SamplingParams(TOKENS, temperature=1.1, top_k=9, seed=5, presence_penalty=1.5),
         SamplingParams(TOKENS, temperature=0.7, min_p=0.1, seed=9, logprobs=2),
     ]
-    plain = MiniPlanner(chain([make_runner(tiny_model("llama"), **SMALL)]), chunk=8, budget=24)
+    torch_planner = MiniPlanner(
+        chain([make_runner(tiny_model("llama"), **SMALL)]), chunk=8, budget=24
+    )
     runner, _ = captured(make_runner(tiny_model("llama"), backend="triton", **SMALL))
     planner = MiniPlanner(chain([runner]), chunk=8, budget=24)
-    assert planner.run(make_prompts(LENGTHS), each) == plain.run(make_prompts(LENGTHS), each)
+    assert planner.run(make_prompts(LENGTHS), each) == torch_planner.run(
+        make_prompts(LENGTHS), each
+    )
     logprobs = [e for result in planner.results for _, e in result.logprobs]
-    reference = [e for result in plain.results for _, e in result.logprobs]
+    reference = [e for result in torch_planner.results for _, e in result.logprobs]
     assert len(logprobs) == len(reference) == TOKENS
     for ours, theirs in zip(logprobs, reference, strict=True):
         assert ours.token == theirs.token
@@ -114,25 +119,28 @@ def test_steps_beyond_the_captured_sizes_run_uncaptured(tiny_model: Callable[...
 def test_flash_attention_stage(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capture: bool
 ) -> None:
-    """Tokens of the plain backend in half precision; hybrid batches are never captured."""
+    """Tokens of backend `torch` in half precision; hybrid batches are never captured."""
     fake = FakeFlash()
     monkeypatch.setattr(library, "load", lambda: fake.library)
-    monkeypatch.setattr(registry, "_why_no_flash", lambda dtype, block_size: "")
+    entry = replace(registry.BACKENDS["flash_attn"], packages=("triton",))
+    monkeypatch.setitem(registry.BACKENDS, "flash_attn", entry)
     spec = {**SMALL, "dtype": "float16", "block_size": 256, "max_model_len": 256}
     runner = make_runner(tiny_model("llama"), 8, backend="flash_attn", **spec)
     replays = captured(runner)[1] if capture else None
     planner = MiniPlanner(chain([runner]), 8, 256, chunk=8, budget=24)
-    plain = MiniPlanner(
+    torch_planner = MiniPlanner(
         chain([make_runner(tiny_model("llama"), 8, **spec)]), 8, 256, chunk=8, budget=24
     )
-    assert planner.run(make_prompts(LENGTHS), GREEDY) == plain.run(make_prompts(LENGTHS), GREEDY)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == torch_planner.run(
+        make_prompts(LENGTHS), GREEDY
+    )
     assert {name for name, _, _ in fake.calls} == {"varlen", "with_kvcache"}
     if replays is not None:
         assert 0 < replays.num_replays <= len(planner.results) - planner.num_hybrid_steps
 
 
-def test_a_float8_cache_needs_the_triton_backend(tiny_model: Callable[..., Path]) -> None:
-    with pytest.raises(ModelError, match="fp8 KV caches need backend 'triton', not 'torch'"):
+def test_a_float8_cache_needs_a_backend_that_reads_it(tiny_model: Callable[..., Path]) -> None:
+    with pytest.raises(ModelError, match="backend 'torch' has no KV cache of dtype 'fp8'"):
         make_runner(tiny_model("llama"), kv_dtype="fp8")
 
 
@@ -173,7 +181,7 @@ def test_tokens_of_transformers_on_the_gpu(
 def test_half_precision_on_the_gpu(
     tiny_model: Callable[..., Path], backend: str, num_stages: int
 ) -> None:
-    """Both GPU backends against the plain one, two stages handing hidden states on."""
+    """Both GPU backends against `torch`, one stage or two that hand hidden states on."""
     if backend == "flash_attn":
         pytest.importorskip("flash_attn", reason="flash-attn is not installed")
     spec = {"dtype": "float16", "block_size": 256, "max_requests": 4, "device": "cuda"}

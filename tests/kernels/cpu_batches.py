@@ -49,22 +49,24 @@ def make_tables(
 
 
 def make_batch(
-    slices: Sequence[tuple[int, int]], tables_SB: torch.Tensor, block_size: int
+    slices: Sequence[tuple[int, int]], block_tables_SB: torch.Tensor, block_size: int
 ) -> Batch:
-    """slices: (start, number of tokens), decodes first; one row of tables_SB each."""
+    """slices: (start, number of tokens), decodes first; one row of block_tables_SB each."""
     starts = torch.tensor([s for s, _ in slices], dtype=torch.int32)
     lengths = torch.tensor([n for _, n in slices], dtype=torch.int32)
     positions, slots = [], []
     for row, (start, length) in enumerate(slices):
         where = torch.arange(start, start + length)
         positions.append(where)
-        slots.append(tables_SB[row, where // block_size].long() * block_size + where % block_size)
+        slots.append(
+            block_tables_SB[row, where // block_size].long() * block_size + where % block_size
+        )
     return Batch(
         positions_T=torch.cat(positions).to(torch.int32),
         query_starts_S1=torch.cat((torch.zeros(1), lengths.cumsum(0))).to(torch.int32),
         starts_S=starts,
         lengths_S=lengths,
-        block_tables_SB=tables_SB.contiguous(),
+        block_tables_SB=block_tables_SB.contiguous(),
         slot_mapping_T=torch.cat(slots).to(torch.int32),
         num_decodes=next((i for i, (_, n) in enumerate(slices) if n != 1), len(slices)),
         max_length=int(lengths.max()),

@@ -158,7 +158,7 @@ def test_a_position_behind_the_table_is_refused() -> None:
     tables, num_blocks = make_tables([9], 16)
     (layer,) = BACKEND.allocate_kv(1, num_blocks, 16, shape, torch.float32, torch.device("cpu"))
     batch = make_batch([(0, 9)], tables, 16)
-    with pytest.raises(ValueError, match="position 8 lies behind"):
+    with pytest.raises(ValueError, match="position 8 lies past"):
         BACKEND.rope_and_cache(torch.zeros(9, 24), rotation(8, 8), batch, layer, shape)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch.nn import functional
 
 from kernels.cpu import library
 from kernels.cpu.library import Isa
@@ -66,7 +65,7 @@ def assert_close_to_float64(
 def test_matches_float64(shape: tuple[int, int], dtype: torch.dtype) -> None:
     weight_OK, bias_O, x_TK = make(*shape, dtype)
     linear = pack_linear(weight_OK, bias_O)
-    out_TO = linear.float_output(x_TK)
+    out_TO = linear.unrounded(x_TK)
     assert_close_to_float64(out_TO, x_TK, weight_OK, bias_O)
     assert torch.equal(linear(x_TK), out_TO.to(dtype))
 
@@ -78,11 +77,11 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
 ) -> None:
     weight_OK, bias_O, x_TK = make(*shape, dtype)
     linear = pack_linear(weight_OK, bias_O)
-    whole_TO = linear.float_output(x_TK)
+    whole_TO = linear.unrounded(x_TK)
     for num_rows in range(1, MAX_ROWS + 1):
         first = (num_rows * 7) % (MAX_ROWS - num_rows + 1)
         rows = slice(first, first + num_rows)
-        assert torch.equal(linear.float_output(x_TK[rows]), whole_TO[rows]), num_rows
+        assert torch.equal(linear.unrounded(x_TK[rows]), whole_TO[rows]), num_rows
 
 
 def test_batches_of_several_row_blocks_keep_the_bits() -> None:
@@ -119,44 +118,12 @@ def test_infinities_and_nan_stay_in_their_row() -> None:
     assert torch.equal(out_TO[others], expected_TO[others])
 
 
-def test_what_lies_behind_an_odd_row_is_not_read() -> None:
+def test_memory_past_an_odd_row_is_not_read() -> None:
     weight_OK, _, x_TK = make(17, 19, torch.bfloat16, bias=False)
     padded_TK = torch.full((MAX_ROWS, 32), float("nan"), dtype=torch.bfloat16)
     padded_TK[:, :19] = x_TK
     linear = pack_linear(weight_OK)
     assert torch.equal(linear(padded_TK[:, :19]), linear(x_TK))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_add_is_the_sum_of_the_two_operations(dtype: torch.dtype) -> None:
-    for shape in ((64, 64), (33, 40)):
-        weight_OK, bias_O, x_TK = make(*shape, dtype)
-        linear = pack_linear(weight_OK, bias_O)
-        residual_TO = torch.randn(MAX_ROWS, shape[0]).to(dtype)
-        expected_TO = residual_TO + linear(x_TK)
-        linear.add_to(x_TK, residual_TO)
-        assert torch.equal(residual_TO, expected_TO)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_silu_mul_is_the_gate_times_up(dtype: torch.dtype) -> None:
-    weight_OK, bias_O, x_TK = make(192, 40, dtype)
-    linear = pack_linear(weight_OK, bias_O)
-    assert linear.can_gate
-    gate_TI, up_TI = linear(x_TK).double().chunk(2, dim=1)
-    expected_TI = functional.silu(gate_TI) * up_TI
-    out_TI = linear.silu_mul(x_TK).double()
-    precision = torch.finfo(dtype).eps
-    error_TI = (out_TI - expected_TI).abs()
-    smallest = torch.finfo(dtype).tiny
-    assert bool((error_TI <= max(precision, 4e-7) * expected_TI.abs() + smallest).all())
-
-
-def test_silu_mul_needs_two_whole_halves() -> None:
-    linear = pack_linear(torch.ones(34, 8))
-    assert not linear.can_gate
-    with pytest.raises(ValueError, match="halves"):
-        linear.silu_mul(torch.ones(1, 8))
 
 
 def test_strided_input_and_output_rows() -> None:
@@ -177,8 +144,6 @@ def test_no_rows_and_wrong_input() -> None:
         linear(torch.ones(1, 8, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="no CPU kernel"):
         pack_linear(torch.ones(4, 8, dtype=torch.float64))
-    with pytest.raises(ValueError, match="residual"):
-        linear.add_to(torch.ones(2, 8), torch.ones(3, 4))
 
 
 def test_the_weight_is_freed_with_its_object() -> None:

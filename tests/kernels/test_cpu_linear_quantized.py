@@ -8,16 +8,11 @@ import pytest
 import torch
 
 from kernels.cpu import library
-from kernels.cpu.gptq_awq import unpack_awq, unpack_gptq
 from kernels.cpu.library import Isa
 from kernels.cpu.linear import pack_linear, pack_quantized
-from kernels.cpu.quantize import (
-    QuantizedWeight,
-    concatenate,
-    parse,
-    quantize,
-    quantize_reference,
-)
+from kernels.cpu.quantize import parse, quantize, quantize_reference
+from kernels.gptq_awq import unpack_awq, unpack_gptq
+from kernels.quantized import QuantizedWeight, concatenate
 
 needs_library = pytest.mark.skipif(library.load() is None, reason="the CPU library is not built")
 
@@ -53,7 +48,7 @@ def check(weight: QuantizedWeight, dtype: torch.dtype) -> None:
     bias_O = randn(out_features, seed=1)
     x_TK = randn(MAX_ROWS, in_features, seed=2).to(dtype)
     linear = pack_quantized(weight, bias_O, dtype)
-    out_TO = linear.float_output(x_TK)
+    out_TO = linear.unrounded(x_TK)
     weight_OK = weight.dequantize()
     expected_TO = x_TK.double() @ weight_OK.T + bias_O.double()
     # With zero points the values and the zero are summed apart: both bound the error.
@@ -65,7 +60,7 @@ def check(weight: QuantizedWeight, dtype: torch.dtype) -> None:
     assert bool((error_TO <= SUM_ERROR * bound_TO).all()), (error_TO / bound_TO).max()
     for num_rows in (1, 2, 3, 5, 6, 7, 8, 13, 32):
         rows = slice(MAX_ROWS - num_rows, MAX_ROWS)
-        assert torch.equal(linear.float_output(x_TK[rows]), out_TO[rows]), num_rows
+        assert torch.equal(linear.unrounded(x_TK[rows]), out_TO[rows]), num_rows
     assert torch.equal(linear(x_TK), out_TO.to(dtype))
 
 

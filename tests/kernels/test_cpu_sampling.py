@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import torch_sampling as plain
+from kernels import torch_sampling as reference
 from kernels.cpu import library
 
 if library.load() is None:
@@ -23,11 +23,11 @@ def _isa(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
         yield
 
 
-def rows_of(rng: np.random.Generator, count: int, vocabulary: int) -> plain.SamplingRows:
+def rows_of(rng: np.random.Generator, count: int, vocabulary: int) -> reference.SamplingRows:
     def pick(choices: list[float], dtype: type) -> np.ndarray:
         return rng.choice(choices, count).astype(dtype)
 
-    return plain.SamplingRows(
+    return reference.SamplingRows(
         temperature_S=pick([0, 0.3, 0.8, 1, 1.7], np.float32),
         top_k_S=pick([0, 0, 1, 3, 40, 5000, vocabulary, 2 * vocabulary], np.int32),
         top_p_S=pick([1, 1, 0.999, 0.95, 0.5, 0.01, 0], np.float32),
@@ -37,10 +37,10 @@ def rows_of(rng: np.random.Generator, count: int, vocabulary: int) -> plain.Samp
     )
 
 
-def uniform_rows(count: int, **columns: float) -> plain.SamplingRows:
+def uniform_rows(count: int, **columns: float) -> reference.SamplingRows:
     """Rows that draw alike, but for the position."""
     settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 7, **columns}
-    return plain.SamplingRows(
+    return reference.SamplingRows(
         temperature_S=np.full(count, settings["temperature"], np.float32),
         top_k_S=np.full(count, settings["top_k"], np.int32),
         top_p_S=np.full(count, settings["top_p"], np.float32),
@@ -52,7 +52,7 @@ def uniform_rows(count: int, **columns: float) -> plain.SamplingRows:
 
 @pytest.mark.parametrize("kind", ["normal", "flat", "peaked", "ties", "constant"])
 @pytest.mark.parametrize("vocabulary", [1, 3, 31, 50, 1024, 5000, 49_152])
-def test_the_same_tokens_as_the_plain_sampler(vocabulary: int, kind: str) -> None:
+def test_the_same_tokens_as_the_torch_sampler(vocabulary: int, kind: str) -> None:
     rng = np.random.default_rng(vocabulary)
     count = 60 if vocabulary < 10_000 else 24
     scale = {"normal": 3.0, "flat": 0.05, "peaked": 12.0, "ties": 2.0, "constant": 0.0}[kind]
@@ -67,7 +67,7 @@ def test_the_same_tokens_as_the_plain_sampler(vocabulary: int, kind: str) -> Non
     before = logits.clone()
     drawn = fast.sample(logits, rows)
     assert torch.equal(logits, before)
-    expected = plain.sample(logits, rows)
+    expected = reference.sample(logits, rows)
     assert drawn.tolist() == expected.tolist()
 
 
@@ -132,7 +132,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         alone = [
             fast.sample(
                 logits[s : s + 1],
-                plain.SamplingRows(**{n: getattr(rows, n)[s : s + 1] for n in names}),
+                reference.SamplingRows(**{n: getattr(rows, n)[s : s + 1] for n in names}),
             )[0]
             for s in range(20)
         ]
@@ -148,14 +148,16 @@ def test_the_random_stream_has_the_same_bits() -> None:
             assert drawn(seed, position) == uniform(seed, position)
 
 
-def adjustments_of(rng: np.random.Generator, count: int, vocabulary: int) -> list[plain.Adjustment]:
+def adjustments_of(
+    rng: np.random.Generator, count: int, vocabulary: int
+) -> list[reference.Adjustment]:
     adjustments = []
     for row in rng.permutation(count)[: count - 2]:
         ids = rng.integers(0, vocabulary, 6)
         words = rng.integers(-(2**31), 2**31, -(-vocabulary // 32)).astype(np.int32)
         words[rng.random(words.size) < 0.3] = -1
         adjustments.append(
-            plain.Adjustment(
+            reference.Adjustment(
                 row=int(row),
                 prompt=rng.integers(0, vocabulary, 40).astype(np.int32),
                 output=rng.integers(0, min(vocabulary, 30), int(rng.integers(0, 50))).astype(
@@ -177,13 +179,13 @@ def adjustments_of(rng: np.random.Generator, count: int, vocabulary: int) -> lis
 
 
 @pytest.mark.parametrize("vocabulary", [33, 1000, 4096])
-def test_adjusting_gives_the_bits_of_the_plain_form(vocabulary: int) -> None:
+def test_adjusting_gives_the_bits_of_the_torch_form(vocabulary: int) -> None:
     rng = np.random.default_rng(vocabulary)
     logits = torch.from_numpy(rng.normal(0, 3, (40, vocabulary)).astype(np.float32))
     expected = logits.clone()
     adjustments = adjustments_of(rng, 40, vocabulary)
     fast.adjust(logits, adjustments)
-    plain.adjust(expected, adjustments)
+    reference.adjust(expected, adjustments)
     assert torch.equal(logits, expected)
 
 
@@ -194,8 +196,8 @@ def test_a_grammar_that_allows_only_the_end_outranks_min_tokens() -> None:
     fast.adjust(
         logits,
         [
-            plain.Adjustment(0, nothing, nothing, forbidden=(5,), allowed_W=only_five),
-            plain.Adjustment(1, nothing, nothing, forbidden=(5,)),
+            reference.Adjustment(0, nothing, nothing, forbidden=(5,), allowed_W=only_five),
+            reference.Adjustment(1, nothing, nothing, forbidden=(5,)),
         ],
     )
     assert logits[0, 5] == 0
@@ -212,7 +214,7 @@ def test_logprobs(num_top: int, vocabulary: int) -> None:
     logprob, rank, top, ids = fast.chosen_logprobs(logits, tokens, num_top)
     exact = torch.log_softmax(logits.double(), dim=-1)
     np.testing.assert_allclose(logprob, exact.gather(1, tokens[:, None])[:, 0], atol=3e-6)
-    expected = plain.chosen_logprobs(logits, tokens, num_top)
+    expected = reference.chosen_logprobs(logits, tokens, num_top)
     assert rank.tolist() == expected[1].tolist()
     np.testing.assert_allclose(top, exact.gather(1, torch.from_numpy(ids)), atol=3e-6)
     assert ids.tolist() == expected[3].tolist()
@@ -236,12 +238,13 @@ def test_refusals() -> None:
         fast.sample(torch.zeros(3, 8), rows)
     nothing = np.empty(0, np.int32)
     with pytest.raises(IndexError, match="row 2"):
-        fast.adjust(logits, [plain.Adjustment(2, nothing, nothing)])
+        fast.adjust(logits, [reference.Adjustment(2, nothing, nothing)])
     with pytest.raises(ValueError, match="two adjustments"):
-        fast.adjust(logits, [plain.Adjustment(1, nothing, nothing)] * 2)
+        fast.adjust(logits, [reference.Adjustment(1, nothing, nothing)] * 2)
     with pytest.raises(ValueError, match="int32 words"):
         fast.adjust(
-            logits, [plain.Adjustment(1, nothing, nothing, allowed_W=torch.zeros(1).long())]
+            logits,
+            [reference.Adjustment(1, nothing, nothing, allowed_W=torch.zeros(1).long())],
         )
     with pytest.raises(IndexError, match="vocabulary of 8"):
         fast.chosen_logprobs(logits, torch.tensor([0, 8]), 1)

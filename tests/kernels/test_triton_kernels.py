@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed: its kernels canno
 ON_GPU = os.environ.get("TRITON_INTERPRET") != "1"
 
 from app.bench.gpu import checks  # noqa: E402
-from kernels.torch_native import PlainBackend  # noqa: E402
+from kernels.torch_native import TorchBackend  # noqa: E402
 from kernels.triton import cache  # noqa: E402
 from kernels.triton.backend import TritonBackend, paged  # noqa: E402
 from kernels.triton.packing import pack_weight, unpack_weight  # noqa: E402
@@ -74,10 +74,10 @@ def test_quantized_linear(dtype: torch.dtype, tokens: int, features: tuple[int, 
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_packed_numbers_are_those_of_the_plain_backend(kind: str) -> None:
+def test_packed_numbers_are_those_of_torch(kind: str) -> None:
     weight = torch.randn(48, 300)
-    plain = PlainBackend().pack_linear(weight.clone(), None, kind)
-    torch.testing.assert_close(unpack_weight(pack_weight(weight, kind)), plain.weight_OK)
+    dense = TorchBackend().pack_linear(weight.clone(), None, kind)
+    torch.testing.assert_close(unpack_weight(pack_weight(weight, kind)), dense.weight_OK)
 
 
 def test_four_bits_quarter_the_bytes() -> None:
@@ -116,10 +116,10 @@ def test_a_float8_cache_takes_one_byte_a_number(backend: TritonBackend) -> None:
 
 
 def test_a_foreign_cache_is_refused(backend: TritonBackend) -> None:
-    [layer] = PlainBackend().allocate_kv(
+    [layer] = TorchBackend().allocate_kv(
         1, 2, 16, checks.SMALL_CASES[0].shape, HALF, torch.device("cpu")
     )
-    with pytest.raises(TypeError, match="PlainKVLayer"):
+    with pytest.raises(TypeError, match="TorchKVLayer"):
         backend.read_block(layer, 0)
 
 

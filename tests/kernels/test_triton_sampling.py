@@ -12,18 +12,18 @@ pytest.importorskip("triton", reason="Triton is not installed: its kernels canno
 # Set by tests/conftest.py where there is no GPU.
 ON_GPU = os.environ.get("TRITON_INTERPRET") != "1"
 
-from kernels import torch_sampling as plain  # noqa: E402
+from kernels import torch_sampling as reference  # noqa: E402
 from kernels.triton import logits as triton_logits  # noqa: E402
 from kernels.triton import sampling as triton_sampling  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 
 
-def rows_of(rng: np.random.Generator, count: int, vocabulary: int) -> plain.SamplingRows:
+def rows_of(rng: np.random.Generator, count: int, vocabulary: int) -> reference.SamplingRows:
     def pick(choices: list[float], dtype: type) -> np.ndarray:
         return rng.choice(choices, count).astype(dtype)
 
-    return plain.SamplingRows(
+    return reference.SamplingRows(
         temperature_S=pick([0, 0.5, 1, 1.7], np.float32),
         top_k_S=pick([0, 1, 3, 40, vocabulary, 2 * vocabulary], np.int32),
         top_p_S=pick([1, 0.999, 0.9, 0.3, 0.01, 0], np.float32),
@@ -35,7 +35,7 @@ def rows_of(rng: np.random.Generator, count: int, vocabulary: int) -> plain.Samp
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("vocabulary", [3, 50, 2048, 5000])
-def test_the_same_tokens_as_the_plain_sampler(vocabulary: int, ties: bool) -> None:
+def test_the_same_tokens_as_the_torch_sampler(vocabulary: int, ties: bool) -> None:
     rng = np.random.default_rng(vocabulary)
     logits = torch.from_numpy(rng.normal(0, 3, (40, vocabulary)).astype(np.float32))
     if ties:
@@ -46,12 +46,12 @@ def test_the_same_tokens_as_the_plain_sampler(vocabulary: int, ties: bool) -> No
     rows.temperature_S[5:7] = 1
     before = logits.clone()
     drawn = triton_sampling.sample(logits.to(DEVICE), rows)
-    assert drawn.tolist() == plain.sample(logits, rows).tolist()
+    assert drawn.tolist() == reference.sample(logits, rows).tolist()
     assert torch.equal(logits, before)
     assert drawn[5] == 0
 
 
-def test_adjustments_are_those_of_the_plain_sampler() -> None:
+def test_adjustments_are_those_of_the_torch_sampler() -> None:
     rng = np.random.default_rng(1)
     vocabulary = 100
     words = torch.from_numpy(rng.integers(-(2**31), 2**31, 4).astype(np.int32))
@@ -59,15 +59,15 @@ def test_adjustments_are_those_of_the_plain_sampler() -> None:
     tokens = rng.integers(0, vocabulary, 30).astype(np.int32)
     nothing = tokens[:0]
     adjustments = [
-        plain.Adjustment(0, tokens[:20], tokens[20:], ((3, 2.5), (int(tokens[0]), -1.0)), 1.3),
-        plain.Adjustment(2, tokens, np.repeat(tokens, 2), (), 1.0, 0.5, 0.25, (9, 11)),
-        plain.Adjustment(3, tokens[:5], tokens[5:], ((1, 4.0),), 0.8, 0.1, 0.2, (5,), words),
-        plain.Adjustment(4, nothing, nothing, forbidden=(7,), allowed_W=only_seven),
-        plain.Adjustment(5, nothing, nothing, ((7, 1.0), (7, 1.0))),
+        reference.Adjustment(0, tokens[:20], tokens[20:], ((3, 2.5), (int(tokens[0]), -1.0)), 1.3),
+        reference.Adjustment(2, tokens, np.repeat(tokens, 2), (), 1.0, 0.5, 0.25, (9, 11)),
+        reference.Adjustment(3, tokens[:5], tokens[5:], ((1, 4.0),), 0.8, 0.1, 0.2, (5,), words),
+        reference.Adjustment(4, nothing, nothing, forbidden=(7,), allowed_W=only_seven),
+        reference.Adjustment(5, nothing, nothing, ((7, 1.0), (7, 1.0))),
     ]
     logits = torch.from_numpy(rng.normal(0, 3, (6, vocabulary)).astype(np.float32))
     expected, adjusted = logits.clone(), logits.to(DEVICE)
-    plain.adjust(expected, adjustments)
+    reference.adjust(expected, adjustments)
     triton_logits.adjust(adjusted, adjustments)
     torch.testing.assert_close(adjusted.cpu(), expected)
     assert torch.equal(adjusted[1].cpu(), logits[1])

@@ -23,7 +23,7 @@ Execute = Callable[[StepPlan], StepResult]
 def make_runner(
     folder: object, num_blocks: int = 256, num_host_blocks: int = 0, **spec: object
 ) -> StageRunner:
-    """A loaded runner on the plain backend (unless told otherwise) with its cache."""
+    """A loaded runner with its cache, on backend `torch` unless another is named."""
     options = {"backend": "torch", "num_threads": 1, "block_size": 4, "max_model_len": 256}
     runner = StageRunner(StageSpec(str(folder), **{**options, **spec}))  # type: ignore[arg-type]
     runner.load()

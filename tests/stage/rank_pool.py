@@ -40,7 +40,7 @@ def serve_rank(rank: int, pipe: Connection) -> None:
                 for runner in runners:
                     carried = runner.execute(payload, carried)
                 pipe.send(("ok", carried))
-        # The test's process must hear of any failure, or it would wait for an answer for ever.
+        # The test's process must see any failure, or it would wait for an answer without end.
         except Exception:
             pipe.send(("error", traceback.format_exc()))
     for runner in runners:

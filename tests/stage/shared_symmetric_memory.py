@@ -76,7 +76,7 @@ class SharedMemory:
         self.barrier()
         parts = torch.stack([peer[offset : offset + window.numel()] for peer in self.peers])
         total = parts.float().sum(0).to(window.dtype)
-        self.barrier()  # nobody overwrites what a peer still reads
+        self.barrier()  # no rank overwrites what a peer still reads
         return total
 
 

@@ -62,7 +62,7 @@ def test_two_ranks_of_packed_weights(ranks: RankPool, tmp_path: Path, backend: s
 def test_sampled_tokens_and_swaps_reach_every_rank(
     ranks: RankPool, tiny_model: Callable[..., Path]
 ) -> None:
-    """With one stage nobody feeds tokens: the other rank has them from rank 0."""
+    """With one stage no tokens are fed: the other rank has them from rank 0."""
     warm = [SamplingParams(max_tokens=20, temperature=0.9, top_p=0.9, seed=s) for s in range(7)]
     alone = MiniPlanner(make_chain(tiny_model("llama"))).run(make_prompts(), warm)
     ranks.make(tiny_model("llama"), 1, 26, 64)

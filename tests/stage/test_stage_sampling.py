@@ -1,4 +1,4 @@
-"""The plain sampler against distributions computed by hand and penalties computed one by one."""
+"""The torch sampler against distributions computed by hand and penalties computed one by one."""
 
 from __future__ import annotations
 

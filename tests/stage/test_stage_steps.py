@@ -88,14 +88,13 @@ def test_replay_behind_delivered_output(tiny_model: Callable[..., Path]) -> None
     assert [sixth, *continue_greedily(runner, 26, 6)] == want[5:]
 
 
-def test_reset_forgets(tiny_model: Callable[..., Path]) -> None:
+def test_a_released_request_is_unknown_and_may_start_anew(tiny_model: Callable[..., Path]) -> None:
     runner = make_runner(tiny_model("llama"))
     run(runner, StepPlan(0, (Slice(1, 0, 21, True),), started=(start(),)))
-    runner.reset()
+    run(runner, StepPlan(1, (), released=(1,)))
     with pytest.raises(KeyError, match="request 1 is not known"):
-        run(runner, StepPlan(1, (Slice(1, 21, 1, True),)))
-    # Step ids may begin again.
-    again = run(runner, StepPlan(0, (Slice(1, 0, 21, True),), started=(start(),)))
+        run(runner, StepPlan(2, (Slice(1, 21, 1, True),)))
+    again = run(runner, StepPlan(3, (Slice(1, 0, 21, True),), started=(start(),)))
     assert again.tokens[0][1] == reference(1)[0]
 
 
@@ -154,7 +153,7 @@ def test_hidden_states_are_not_touched(tiny_model: Callable[..., Path]) -> None:
 
 def test_errors_of_the_scheduler_are_named(tiny_model: Callable[..., Path]) -> None:
     runner = make_runner(tiny_model("llama"))
-    with pytest.raises(ValueError, match="request 7 has 300 tokens; the stage was made for 256"):
+    with pytest.raises(ValueError, match="request 7 has 300 tokens; the stage has room for 256"):
         run(runner, StepPlan(0, (), started=(start(7, tokens=(1,) * 300),)))
     with pytest.raises(ValueError, match="request 7 has 65 blocks; 64 fit a row"):
         run(runner, StepPlan(1, (), started=(start(7, block_ids=tuple(range(65))),)))

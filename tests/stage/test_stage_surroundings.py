@@ -1,4 +1,4 @@
-"""What the stage asks of the machine: backends, memory, and a package called `kernels`."""
+"""What the stage takes from the machine: backends, memory, and a package called `kernels`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ import pytest
 import torch
 
 from actors.stage.memory import available_bytes, cgroup_headroom_bytes
-from kernels.registry import BackendError, resolve_backend, resolve_sampling
-from kernels.torch_native import PlainBackend
-from kernels.torch_sampling import sample
+from kernels import registry
+from kernels.registry import BackendError, resolve_backend
+from kernels.torch_native import TorchBackend
 from tests.stage.greedy_reference import skip_unless_available
 from tests.stage.mini_planner import make_runner
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_plain_torch_is_always_there() -> None:
-    assert isinstance(resolve_backend("torch", "cpu", torch.float32), PlainBackend)
-    assert resolve_sampling(PlainBackend()).sample is sample
+class AbsentBackend(TorchBackend):
+    """Its library does not load."""
+
+    def __init__(self) -> None:
+        raise OSError("no such library")
+
+
+def test_torch_is_always_there() -> None:
+    assert type(resolve_backend("torch", "cpu", torch.float32)) is TorchBackend
 
 
 def test_auto_takes_the_library_when_it_loads(caplog: pytest.LogCaptureFixture) -> None:
@@ -41,12 +47,8 @@ def test_auto_takes_the_library_when_it_loads(caplog: pytest.LogCaptureFixture) 
 def test_auto_falls_back_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from kernels import registry
-
-    def absent(dtype: torch.dtype) -> PlainBackend:
-        raise OSError("no such library")
-
-    monkeypatch.setitem(registry._BACKENDS, "cpu", (("cpu",), absent))
+    entry = registry.Entry(f"{__name__}:AbsentBackend", ("cpu",))
+    monkeypatch.setitem(registry.BACKENDS, "cpu", entry)
     with caplog.at_level(logging.INFO, logger="kernels.registry"):
         assert resolve_backend("auto", "cpu", torch.float32).name == "torch"
     assert "backend 'cpu' is not available: no such library" in caplog.text
@@ -57,7 +59,7 @@ def test_auto_falls_back_and_says_so(
 @pytest.mark.parametrize(
     ("name", "device", "message"),
     [
-        ("quantum", "cpu", "backend 'quantum' is unknown; known: auto, cpu, torch"),
+        ("quantum", "cpu", "'quantum' is unknown; known: auto, cpu, flash_attn, triton, torch"),
         ("triton", "cpu", "backend 'triton' runs on cuda, not on cpu"),
         ("cpu", "cuda", "backend 'cpu' runs on cpu, not on cuda"),
     ],
@@ -104,7 +106,7 @@ def test_memory_of_this_machine() -> None:
 
 
 def test_transformers_beside_our_kernels_package(tiny_model: Callable[..., Path]) -> None:
-    """transformers probes for a hub package called `kernels`: ours must not confuse it."""
+    """transformers probes for a hub package called `kernels`: the one here must not confuse it."""
     script = (
         "import kernels, transformers; from pathlib import Path\n"
         f"assert Path(kernels.__file__).parent == Path({str(ROOT)!r}) / 'kernels'\n"

@@ -26,9 +26,9 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one architecture fills the gaps its config.json leaves.
+    """What one architecture implies where its config.json is silent.
 
-    biased_qkv: None follows `attention_bias`; True is Qwen2, whose config does not say it.
+    biased_qkv: None follows `attention_bias`; True is Qwen2, whose config lacks the key.
     sliding: "never", "always" (every layer when `sliding_window` is set) or "layers"
         (`layer_types`, else the layers from `max_window_layers` on if `use_sliding_window`).
     defaults: keys that old checkpoints leave out.
@@ -66,9 +66,9 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Sizes and switches of one decoder; lengths in tokens, windows as `AttentionShape` has them.
+    """Sizes and switches of one decoder; lengths in tokens, windows as in `AttentionShape`.
 
-    sliding_windows: one entry per layer, None where the layer sees everything.
+    sliding_windows: one entry per layer, None where a token sees all those before it.
     quantization_config: as found in config.json (GPTQ or AWQ), else None.
     """
 
@@ -95,7 +95,7 @@ class DecoderConfig:
 
     @property
     def max_model_len(self) -> int:
-        """The longest sequence the positions are made for, in tokens."""
+        """The longest sequence that the model's positions cover, in tokens."""
         return self.rope.reach
 
 

@@ -1,26 +1,32 @@
-"""The forward pass of one stage over one hybrid batch: data flows top to bottom, once.
+"""The forward pass of one stage over one hybrid batch.
 
-Linear layers see all tokens of all requests as one matrix; only attention knows that they belong
-to different requests. Shape suffixes as in `kernels.interface`.
+Linear layers see all tokens of all requests as one matrix; attention alone tells the requests
+apart. Shape suffixes as in `kernels.interface`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
 
 from actors.stage.group import RankGroup
-from kernels.interface import AttentionShape, Backend, Batch, KVLayer, LayerWeights, Linear
-
-Stack = Callable[[torch.Tensor, torch.Tensor | None, Batch], tuple[torch.Tensor, torch.Tensor]]
+from kernels.interface import (
+    AttentionShape,
+    Backend,
+    Batch,
+    DecoderStack,
+    KVLayer,
+    LayerWeights,
+    Linear,
+)
 
 
 @dataclass(slots=True)
 class StageWeights:
-    """What one rank of one stage holds. First stage: embedding; last stage: norm and head.
+    """Weights of one rank of one stage. First stage: embedding; last stage: norm and head.
 
     embedding_VH and head cover rows [vocab_start, vocab_start + V) of the vocabulary.
     """
@@ -54,12 +60,9 @@ class Decoder:
         self._vocab_size = vocab_size
         self._group = group
         self._kv: Sequence[KVLayer] = ()
-        self._stack: Stack | None = None
+        self._stack: DecoderStack | None = None
         self._shapes = [replace(shape, sliding_window=w.sliding_window) for w in weights.layers]
-
-    @property
-    def device(self) -> torch.device:
-        return self._weights.cos_sin_PD.device
+        self.device = weights.cos_sin_PD.device
 
     def attach(self, kv: Sequence[KVLayer]) -> None:
         """Use this cache, one entry per layer; fuses the layers where the backend can."""
@@ -71,12 +74,12 @@ class Decoder:
             )
 
     def empty_hidden(self, num_tokens: int = 0) -> torch.Tensor:
-        """Hidden states yet to be filled; of no tokens, what a step without slices hands on."""
+        """Hidden states to be filled; of no tokens, what a step without slices hands on."""
         w = self._weights
         return torch.empty((num_tokens, w.hidden_size), dtype=w.dtype, device=self.device)
 
     def embed(self, tokens_T: torch.Tensor) -> torch.Tensor:
-        """Token ids -> (T, H). Each rank looks up its part of the vocabulary; the sum is whole."""
+        """Token ids -> (T, H). Each rank looks up its part of the vocabulary; ranks are summed."""
         w = self._weights
         if w.embedding_VH is None:
             raise RuntimeError("only the first stage embeds tokens")
@@ -122,10 +125,6 @@ class Decoder:
         """(R, vocabulary) float32 on rank 0, None on the others."""
         if self._weights.head is None:
             raise RuntimeError("only the last stage has the language-model head")
-        # A backend that can gives its float32 sums: rounding to the model's dtype would make ties.
-        head = getattr(self._weights.head, "float_output", self._weights.head)
-        local_RV: torch.Tensor = head(normed_RH)
-        whole_RV = self._group.gather_columns(local_RV)
-        if whole_RV is None:
-            return None
-        return whole_RV[:, : self._vocab_size].float()
+        local_RV = self._weights.head.unrounded(normed_RH)
+        whole_RV = self._group.gather_columns(local_RV) if self._group.size > 1 else local_RV
+        return None if whole_RV is None else whole_RV[:, : self._vocab_size].float()

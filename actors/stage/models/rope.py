@@ -1,4 +1,4 @@
-"""Rotary position embedding and every way the Llama family stretches it.
+"""Rotary position embedding and the ways in which the Llama family extends it.
 
 Each kind turns the head dimension into inverse frequencies and an attention factor:
 default (Su et al., RoFormer, 2021), linear (position interpolation, Chen et al. 2023), dynamic
@@ -7,8 +7,8 @@ llama3 (Llama 3.1). The stage keeps cos and sin of every position in one float32
 
 dynamic and longrope depend on the length of the sequence. Row p of the table is made for a
 sequence of p + 1 tokens, so a token's rotation depends on its position alone: whatever the chunk
-sizes, a replay gives the same keys. That is also what a prompt within the trained length sees in
-transformers, token by token as it outgrows it.
+sizes, a replay gives the same keys. transformers computes the same when it generates token by token
+from a prompt within the trained length to beyond it.
 """
 
 from __future__ import annotations

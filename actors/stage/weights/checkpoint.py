@@ -67,7 +67,7 @@ class Checkpoint:
         # A sum is finite only where every term is: one pass, no second tensor.
         if not torch.isfinite(tensor.sum(dtype=torch.float32)):
             raise ModelError(f"{shard}: tensor {name} holds values that are not finite")
-        # The copy detaches the weight from the mapped file, which may change under us.
+        # A copy: the mapped file may change while the weight is in use.
         return tensor.to(self._dtype, copy=True).contiguous()
 
     def read_raw(self, name: str) -> torch.Tensor:
@@ -84,11 +84,11 @@ class Checkpoint:
         optional: Collection[str] = (),
         ignored_endings: tuple[str, ...] = (),
     ) -> None:
-        """Hold the whole folder against the whole model, before any weight is read.
+        """Check the whole folder against the whole model, before any weight is read.
 
         shapes: every tensor the model has, by name. optional: those that may be absent.
-        ignored_endings: names that old checkpoints carry and nobody needs. Raises ModelError for
-        the first tensor that is missing, unexpected or of another shape.
+        ignored_endings: names in old checkpoints that are not read. Raises ModelError for the
+        first tensor that is missing, unexpected or of another shape.
         """
         for name, shape in shapes.items():
             if name not in optional or name in self._shard_of:

@@ -50,7 +50,7 @@ def open_folder(
                     f"{folder / 'config.json'} says {method}, but no layer is quantised"
                 )
             shapes = {n: s for n, s in shapes.items() if n.removesuffix(".weight") not in layers}
-            # Their tools store biases of zeros with every layer.
+            # GPTQ and AWQ tools store biases of zeros with every layer.
             ignored = (*ignored, *PACKED_ENDINGS, "_proj.bias")
         checkpoint.check(shapes, optional, ignored)
         yield checkpoint, packed

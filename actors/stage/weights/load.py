@@ -14,7 +14,7 @@ from actors.stage.models.rope import cos_sin_table
 from actors.stage.models.split import Range, Split
 from actors.stage.spec import StageSpec
 from actors.stage.weights.names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix, layer_shapes
-from actors.stage.weights.quantized import PackedLayers, pack
+from actors.stage.weights.quantized import PackedLayers
 from actors.stage.weights.source import WHOLE, Part, WeightSource
 from kernels.interface import Backend, LayerWeights, Linear
 
@@ -99,7 +99,7 @@ class Loader:
         )  # fmt: skip
 
     def _column_parallel(self, layer: int, named: list[tuple[str, Range]], biased: bool) -> Linear:
-        """Projections whose output features are split over ranks, one matrix for all of them."""
+        """Projections whose output features are split over ranks, as one matrix."""
         parts = [(name, Part(rows=rows)) for name, rows in named]
         biases = [self._bias(layer, name, part, biased) for name, part in parts]
         bias_O = None
@@ -114,20 +114,20 @@ class Loader:
         return self._pack(layer, parts, bias_O)
 
     def _row_parallel(self, layer: int, name: str, columns: Range, biased: bool) -> Linear:
-        """A projection whose input features are split; ranks' results are summed, so one of
-        them alone adds the bias."""
+        """A projection whose input features are split; ranks' results are summed, so rank 0 alone
+        adds the bias."""
         bias_O = self._bias(layer, name, WHOLE, biased) if self.spec.rank == 0 else None
         return self._pack(layer, [(name, Part(columns=columns))], bias_O)
 
     def _pack(
         self, layer: int, parts: list[tuple[str, Part]], bias_O: torch.Tensor | None
     ) -> Linear:
-        """Some layers' parts, one above the other. Quantised folders stay as they are."""
+        """Parts of layers, one above the other. Layers stored quantised stay as they are."""
         shapes = {name: self._shape(layer, f"{name}.weight") for name, _ in parts}
         if self.packed is not None and all(name in self.packed for name, _ in parts):
             whole = [self.packed.read(name, shapes[name], part) for name, part in parts]
             self.num_parameters += sum(weight.values_OK.numel() for weight in whole)
-            return pack(whole, bias_O, self.backend, self.dtype, self.device)
+            return self.backend.pack_quantized(whole, bias_O, self.dtype, self.device)
         weights = [self._dense(name, shapes[name], part) for name, part in parts]
         weight_OK = torch.cat(weights) if len(weights) > 1 else weights[0]
         return self.backend.pack_linear(weight_OK, bias_O, self.spec.quantization)

@@ -1,22 +1,19 @@
-"""GPTQ and AWQ folders: whole-number weights read as stored, cut for a rank and packed.
+"""GPTQ and AWQ folders: whole-number weights read as stored and cut for a rank.
 
-Ranks read a layer's integers whole and keep their part: groups and input order make slices of
-the file awkward, and four bits a weight make them small.
+Each rank reads a layer's integers whole and keeps its part: groups and input order make slices of
+the file awkward, and at four bits a weight the whole is small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
-
-import torch
 
 from actors.stage.models.config import ModelError
 from actors.stage.weights.checkpoint import Checkpoint
 from actors.stage.weights.source import Part
-from kernels.cpu.gptq_awq import unpack_awq, unpack_gptq
-from kernels.cpu.quantize import QuantizedWeight, concatenate
-from kernels.interface import Backend, Linear
+from kernels.gptq_awq import unpack_awq, unpack_gptq
+from kernels.quantized import QuantizedWeight
 
 PACKED_ENDINGS = (".qweight", ".qzeros", ".scales", ".g_idx")
 
@@ -80,25 +77,3 @@ class PackedLayers:
         order = f"{name}.g_idx"
         index_K = raw(order) if order in self._checkpoint.names else None
         return unpack_gptq(words, zeros, scales_GO, index_K, self._bits, self._format)
-
-
-def pack(
-    weights: Sequence[QuantizedWeight],
-    bias_O: torch.Tensor | None,
-    backend: Backend,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Linear:
-    """Layers side by side as one, in whole numbers where the backend and the layers' formats
-    allow, else in the model's dtype. dtype: of the activations."""
-    if backend.name == "cpu":
-        try:
-            whole = concatenate(weights)
-        except ValueError:
-            pass  # different groups or input orders: one dense matrix holds them all the same
-        else:
-            from kernels.cpu.linear import pack_quantized
-
-            return pack_quantized(whole, bias_O, dtype)
-    dense_OK = torch.cat([weight.dequantize(dtype) for weight in weights]).to(device)
-    return backend.pack_linear(dense_OK, bias_O)

@@ -114,7 +114,7 @@ class Block {
     for (int g = 0; g < num_groups; ++g) {
       ranges_[g] = visible(partition, g * kBlockRows, rows_of(g));
     }
-    // A few tiles of K stay in the nearest cache while all rows meet them.
+    // A few tiles of K stay in the nearest cache while all rows are multiplied with them.
     for (int t = begin; t < stop; t += kBlockLanes) {
       for (int g = 0; g < num_groups; ++g) score(g, t, min_of(t + kBlockLanes, stop));
     }
@@ -274,7 +274,7 @@ class Block {
         right[j] = tiles_.values[t] + (column + j) * Format::kLaneBytes;
         ahead[j] = kAhead ? ahead_[t] + (column + j) * Format::kLaneBytes : nullptr;
       }
-      // Behind the last token lies whatever the block's last owner left: never multiply it.
+      // Past the last token lies what the block's last owner left there: never multiply it.
       const int tokens = min_of(kTile, range.end - t * kTile);
       multiply<Format, kAhead>(weights + t * kTile / Format::kPair, kPartition, right,
                                row_bytes, (tokens + Format::kPair - 1) / Format::kPair, ahead,

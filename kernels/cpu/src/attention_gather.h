@@ -1,4 +1,4 @@
-// Brings tiles of the cache into the format a product eats, where they do not lie in it already.
+// Brings tiles of the cache into the format that a product reads, where they are not in it.
 //
 // Only for *_isa.cpp files. Two steps, each left out where it changes nothing: gather a tile whose
 // tokens lie in blocks that 16 does not divide; convert its elements.

@@ -1,7 +1,7 @@
 // One task of attention: some query rows of one slice and one KV head, over some partitions.
 //
 // Query rows of one KV head are numbered token by token, then head by head within the group, so K
-// and V are read once for the whole group. Every row is computed the same way whatever its company:
+// and V are read once for the whole group. Every row is computed the same way in any batch:
 // softmax over fixed partitions of 256 positions counted from 0, merged first to last.
 #pragma once
 
@@ -66,8 +66,8 @@ inline int first_visible(int position, int window) {
 }
 
 LEGATO_FOR_EACH_ISA(
-    // Computes a whole task to the output, or a piece to its partials. `next` (or null) is what
-    // this thread may well do afterwards: its first keys are fetched from memory at the end.
+    // Computes a whole task to the output, or a piece to its partials. `next` (or null) is the
+    // task that this thread probably runs next: its first keys are fetched from memory at the end.
     void attend(const AttentionArgs& args, const AttentionTask& task, const AttentionTask* next,
                 AttentionScratch scratch);
     // Merges the partials of all partitions of a split task, in order, to the output.

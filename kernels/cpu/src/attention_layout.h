@@ -1,10 +1,10 @@
-// Where a token's K and V lie in the paged cache, and the geometry the kernels are handed.
+// Where a token's K and V lie in the paged cache, and the geometry that the kernels receive.
 //
 // A block holds, per KV head, K then V then (int8 only) the scales:
 //   K  [tile][D / pair][tile width][pair]   tokens along the lanes, features in pairs
 //   V  [ceil(block / pair)][Dv][pair]       features along the lanes, tokens in pairs
 //   K scales [block], V scales [block]      float
-// pair is 2 (what the bf16 dot product eats: two products per lane) and 1 for float; a tile is 16
+// pair is 2 (as the bf16 dot product reads them: two products per lane) and 1 for float; a tile is 16
 // tokens, or the whole block where 16 does not divide it; Dv is D rounded up to 16. So with the
 // usual block of 16 both scores and outputs are plain register-blocked products over rows of 64
 // bytes, with no shuffle.
@@ -79,20 +79,20 @@ struct KvLayout {
   }
 };
 
-// One hybrid batch; mirrors kernels.interface.Batch.
+// One hybrid batch: kernels.interface.Batch, field by field in kernels/cpu/library.py.
 struct BatchView {
   const int32_t* positions;
   const int32_t* query_starts;
   const int32_t* starts;
   const int32_t* lengths;
   const int32_t* block_tables;
-  const int32_t* slots;
+  const int32_t* slot_mapping;
   int32_t num_tokens;
   int32_t num_slices;
   int32_t table_width;
 };
 
-// What the operations need to know of the model; mirrors kernels.interface.AttentionShape.
+// The model's dimensions: kernels.interface.AttentionShape, field by field in kernels/cpu/kv.py.
 struct ShapeView {
   int32_t num_heads;
   int32_t num_kv_heads;

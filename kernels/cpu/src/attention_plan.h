@@ -9,7 +9,7 @@
 
 namespace legato {
 
-// A block of rows cut along its partitions; whoever finishes its last piece merges them in order.
+// A block of rows cut along its partitions; the thread that finishes its last piece merges them.
 struct AttentionSplit {
   AttentionTask whole;
   int64_t partials;  // offset, in floats
@@ -17,7 +17,7 @@ struct AttentionSplit {
 };
 
 // Depends on the batch and the model's shape, not on the layer: made once, run for every layer.
-// Cutting changes only who computes what, never a result.
+// The cut decides which thread computes what, never a result.
 class AttentionPlan {
  public:
   AttentionPlan(const BatchView& batch, const ShapeView& shape, int num_threads);

@@ -45,12 +45,12 @@ void silu_mul(const SiluArgs& args, int64_t num_rows) {
 void rope_and_cache(const RopeArgs& args) {
   const auto rows = LEGATO_PICK(rope_rows);
   const ShapeView& shape = args.shape;
-  const int32_t* slots = args.batch->slots;
+  const int32_t* slot_mapping = args.batch->slot_mapping;
   const int64_t num_tokens = args.batch->num_tokens;
   // Two tokens of a pair share the words of V, so one thread writes both.
   auto keep_pairs = [&](int64_t t) {
-    const bool second = t > 0 && t < num_tokens && slots[t] % shape.block_size % 2 == 1 &&
-                        slots[t - 1] + 1 == slots[t];
+    const bool second = t > 0 && t < num_tokens && slot_mapping[t] % shape.block_size % 2 == 1 &&
+                        slot_mapping[t - 1] + 1 == slot_mapping[t];
     return second ? t + 1 : t;
   };
   const int64_t width = int64_t{shape.num_heads + 2 * shape.num_kv_heads} * shape.head_dim;

@@ -92,8 +92,8 @@ void store_key(const KvLayout& layout, uint8_t* head, int offset, const Bits* ke
   }
 }
 
-// The first token of a pair also clears the second's place: what a former owner of the block left
-// there would meet weight zero, but zero times its infinities is not zero.
+// The first token of a pair also clears the second's place: what an earlier owner of the block
+// left there would be multiplied with weight zero, but zero times infinity is not zero.
 template <class Bits>
 void store_value(const KvLayout& layout, uint8_t* head, int offset, const Bits* value) {
   uint8_t* row = head + layout.value_row_offset(offset);
@@ -134,8 +134,8 @@ void rope_in(const RopeArgs& args, int64_t begin, int64_t end) {
     for (int h = 0; h < heads; ++h) {
       norm_and_rotate(row + h * dim, args.q_norm, args, cos_sin, query + h * dim);
     }
-    const int block = args.batch->slots[t] / shape.block_size;
-    const int offset = args.batch->slots[t] % shape.block_size;
+    const int block = args.batch->slot_mapping[t] / shape.block_size;
+    const int offset = args.batch->slot_mapping[t] % shape.block_size;
     for (int g = 0; g < kv_heads; ++g) {
       uint8_t* head = layout.head(args.cache, block, g);
       float* scales = reinterpret_cast<float*>(head + layout.scale_offset);

@@ -47,7 +47,7 @@ Isa active_isa() { return current().load(std::memory_order_relaxed); }
 
 LEGATO_API int legato_isa() { return static_cast<int>(legato::active_isa()); }
 
-// For tests: lowers or restores the choice. Returns what is now in force. Weights packed before may
+// For tests: lowers or restores the choice. Returns the choice in force. Weights packed before may
 // be laid out for another instruction set: pack again.
 LEGATO_API int legato_set_isa(int isa) {
   const int best = static_cast<int>(legato::best_isa());

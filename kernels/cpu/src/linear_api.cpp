@@ -13,17 +13,3 @@ LEGATO_API void legato_linear_forward_f32(const PackedLinear* linear, const void
                                           int64_t M, float* out, int64_t ldo) {
   legato::linear_forward_f32(*linear, x, ldx, M, out, ldo);
 }
-
-LEGATO_API void legato_linear_add(const PackedLinear* linear, const void* x, int64_t ldx, int64_t M,
-                                  void* residual, int64_t ldr) {
-  legato::linear_add(*linear, x, ldx, M, residual, ldr);
-}
-
-LEGATO_API int legato_linear_can_gate(const PackedLinear* linear) {
-  return legato::linear_can_gate(*linear) ? 1 : 0;
-}
-
-LEGATO_API void legato_linear_silu_mul(const PackedLinear* linear, const void* x, int64_t ldx,
-                                       int64_t M, void* out, int64_t ldo) {
-  legato::linear_silu_mul(*linear, x, ldx, M, out, ldo);
-}

@@ -1,4 +1,4 @@
-// How a packed weight lies in memory, and what the kernels are handed.
+// How a packed weight lies in memory, and what the kernels receive.
 //
 // Output rows are packed in panels of two registers (32 rows with AVX-512, 16 with AVX2). A panel
 // is one contiguous stream over k, in units of 8 k, so a decode step reads memory strictly forward:
@@ -12,7 +12,7 @@
 // any, its fp16 zero points [row]. k is padded with zeros to whole units (and groups).
 //
 // Where both halves of the rows are whole numbers of registers, a panel pairs one register of the
-// first half with the same one of the second: a gate_up layer then meets gate and up side by side.
+// first half with the same one of the second: a gate_up layer then has gate and up side by side.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kTaskFloats = 1 << 16;  // 256 KiB
 }
 
-// The sum of `data`, read by all threads: what it costs is the time to stream the bytes.
+// The sum of `data`, read by all threads: its time is that of streaming the bytes.
 LEGATO_API float legato_stream_read(const float* data, int64_t num_floats) {
   const auto read = LEGATO_PICK(stream_read);
   const int64_t num_tasks = (num_floats + kTaskFloats - 1) / kTaskFloats;

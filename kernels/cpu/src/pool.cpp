@@ -20,7 +20,7 @@ namespace legato {
 namespace {
 
 // Long enough to bridge the gap between two operations of one decoder layer, short enough that an
-// idle engine leaves the cores to others.
+// idle engine leaves the cores to other processes.
 constexpr auto kSpinTime = std::chrono::microseconds(40);
 constexpr int kPausesPerClockRead = 32;
 constexpr int kMaxThreads = 256;
@@ -98,7 +98,7 @@ void Pool::start_workers() {
       std::thread([this, thread, generation] { work(thread, generation); }).detach();
     } catch (const std::system_error&) {
       --num_workers_;
-      size_ = thread;  // the machine gives no more threads: go on with those there are
+      size_ = thread;  // the machine has no more threads: continue with these
     }
   }
 }
@@ -131,18 +131,18 @@ bool Pool::claim_and_run(int thread) {
 }
 
 void Pool::sleep_until_work(uint32_t generation) {
-  const uint32_t bell = bell_.load();
+  const uint32_t seen = wakes_.load();
   sleepers_.fetch_add(1);
-  // Either this look sees the new job, or its publisher sees this sleeper and rings the bell.
+  // Either this load sees the new job, or its publisher sees this sleeper and wakes it.
   if (unclaimed(claims_.load()) == 0 && generation_.load() == generation) {
-    syscall(SYS_futex, &bell_, FUTEX_WAIT_PRIVATE, bell, nullptr, nullptr, 0);
+    syscall(SYS_futex, &wakes_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
   }
   sleepers_.fetch_sub(1);
 }
 
 void Pool::wake_workers() {
-  bell_.fetch_add(1);
-  syscall(SYS_futex, &bell_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  wakes_.fetch_add(1);
+  syscall(SYS_futex, &wakes_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
 void Pool::dispatch(int64_t num_tasks, Call call, void* context) {

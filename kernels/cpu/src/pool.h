@@ -1,4 +1,4 @@
-// The compute threads every operation of this library shares.
+// The compute threads that all operations of this library share.
 //
 // One pool per process. The calling thread works too, tasks are claimed one by one from an atomic
 // counter (so a core lost to another process costs one task, not a whole share), and a thread
@@ -15,7 +15,7 @@ namespace legato {
 
 class Pool {
  public:
-  // The process's pool. Never destroyed, so threads asleep at exit touch nothing that is gone.
+  // The process's pool. Never destroyed, so threads asleep at exit touch no freed memory.
   static Pool& get();
 
   // Threads that take part in run(), the caller included. At first: LEGATO_CPU_THREADS, or the
@@ -50,12 +50,12 @@ class Pool {
   void wake_workers();
   static void after_fork_in_child();
 
-  // Epoch of the job in the high half, tasks nobody has claimed yet in the low half. A claim is a
+  // Epoch of the job in the high half, unclaimed tasks in the low half. A claim is a
   // compare-and-swap, so it can only succeed on the job it was read from, and that job's fields
   // below stay as they are until its last claimed task is counted in done_.
   alignas(64) std::atomic<uint64_t> claims_{0};
   alignas(64) std::atomic<int64_t> done_{0};
-  alignas(64) std::atomic<uint32_t> bell_{0};  // futex word, changes at each wake-up
+  alignas(64) std::atomic<uint32_t> wakes_{0};  // futex word, changes at each wake-up
   std::atomic<int> sleepers_{0};
 
   alignas(64) Call call_ = nullptr;

@@ -11,7 +11,7 @@
 
 namespace legato {
 
-// Mirrored in kernels/cpu/sampling.py. Token ids lie within the vocabulary.
+// Field by field in kernels/cpu/sampling.py. Token ids lie within the vocabulary.
 struct Adjustment {
   float* logits;
   const int32_t* prompt;

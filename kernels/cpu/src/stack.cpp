@@ -12,7 +12,7 @@
 
 namespace legato {
 
-// Mirrored in kernels/cpu/stack.py.
+// Field by field in kernels/cpu/stack.py.
 struct StackLayer {
   const void* input_norm;
   const PackedLinear* qkv;

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu.quantize import QuantizedWeight
+from kernels.quantized import QuantizedWeight
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _WORD = 0xFFFFFFFF
-# Groups wider than the kernels take are cut into pieces of this width with equal scales.
+# Groups too wide for the kernels are cut into pieces of this width with equal scales.
 _WIDEST_GROUP = 256
 _PIECE = 128
 
