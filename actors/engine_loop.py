@@ -117,7 +117,7 @@ class EngineLoop:
         await self._finished.wait()
 
     def _replica_gone(self) -> None:
-        # The replica owns this engine: when its socket closes, nobody is left to serve.
+        # The replica owns this engine: when its socket closes, there is nothing left to serve.
         # The log comes first: without its end it cannot be read, and ending stages may fail.
         try:
             if self._events is not None:

@@ -82,7 +82,7 @@ class Execute:
 
 
 class Output(NamedTuple):
-    """News of one request. `index` numbers its first token among the request's outputs.
+    """What is new of one request. `index` numbers its first token among the request's outputs.
 
     num_cached_tokens: prompt tokens whose KV came from the prefix cache or from the group,
         on the first output of a request's life. An aborted request gets one last output
@@ -91,7 +91,7 @@ class Output(NamedTuple):
     """
 
     request_id: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed here
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
@@ -104,7 +104,7 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """All news of one iteration, to be sent as one message."""
+    """All outputs of one iteration, to be sent as one message."""
 
     outputs: tuple[Output, ...]
 

@@ -1,4 +1,4 @@
-"""What the core asks of its replaceable parts: how much, how long, and who may enter.
+"""What the core asks of its replaceable parts: how much, how long, and what may enter.
 
 A policy decides slices; these three compose with any policy. The core passes itself as an
 `EngineView`, so nothing is copied per step. Implementations are pure: no clock, no I/O, and
@@ -169,7 +169,7 @@ class Refusal:
 
 
 class Admission(Protocol):
-    """Who may enter the queue, and when the head of the queue may start."""
+    """Which requests may enter the queue, and when its head may start."""
 
     def on_submit(self, request: Request, engine: EngineView) -> Refusal | None:
         """Asked once, before the request is queued (after the core's own limits)."""

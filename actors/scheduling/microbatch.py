@@ -37,7 +37,7 @@ def spread(ready: list[RequestState], count: int) -> list[RequestState]:
     if count >= len(ready):
         return ready
     by_age = sorted(ready, key=lambda state: (state.step_id, state.num_tokens))
-    newest = by_age[count - 1].step_id  # of those who are in
+    newest = by_age[count - 1].step_id  # of those chosen
     older = [state for state in by_age if state.step_id < newest]
     equals = [state for state in by_age if state.step_id == newest]
     places = count - len(older)

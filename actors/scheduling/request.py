@@ -1,6 +1,6 @@
 """What a request asks for: plain, frozen data that every floor of the house may hold.
 
-Nothing here knows Ray, torch or a clock. Times are seconds on whatever clock the shell
+Nothing here knows Ray, torch or a clock. Times are seconds on the clock that the shell
 passes to the core; tokens are vocabulary ids.
 """
 

@@ -23,7 +23,7 @@ _NEVER_ASKED = "Legato's graphs neither overlap communication nor hold collectiv
 class StageCommunicator(Communicator):
     """All ranks of all stages in one group; only neighbours ever talk.
 
-    Made by whoever compiles the graph, then copied into every actor, where Ray calls
+    Made where the graph is compiled, then copied into every actor, where Ray calls
     `initialize`. Not thread-safe: Ray's graph loop is the only caller.
     """
 
@@ -35,7 +35,7 @@ class StageCommunicator(Communicator):
         self._device = torch.device(device)
         self._rank: int | None = None
         self._group: RankGroup | None = None
-        # What is under way keeps its tensor alive: nobody waits for a send.
+        # What is under way keeps its tensor alive: nothing waits for a send.
         self._sending: deque[tuple[Any, torch.Tensor]] = deque()
 
     def initialize(self, rank: int) -> None:
@@ -70,7 +70,7 @@ class StageCommunicator(Communicator):
         peer_rank: int,
         allocator: TorchTensorAllocator | None = None,
     ) -> torch.Tensor:
-        """The tensor, ready for whatever the caller's stream runs next."""
+        """The tensor, ready for what the caller's stream runs next."""
         received = torch.empty(shape, dtype=dtype, device=self._device)
         self._joined().receive(received, peer_rank)
         return received

@@ -1,13 +1,13 @@
-"""Framed messages over stream sockets: how processes of one replica ring each other.
+"""Framed messages over stream sockets: how the processes of one engine talk to and wake each other.
 
 A frame is a little-endian uint32 length and that many bytes. Payloads are msgpack or empty, never
 pickle. On one node sockets are Unix ones in a private 0700 directory, unlinked as soon as they are
 connected. Between nodes they are TCP, "host:port" in the place of a path: there a connection must
 begin with the replica's secret, or it is closed unread.
 
-Why sockets beside Ray's channels: whoever waits in a compiled graph's channel spins, and a core
-that spins is stolen from the stages. A read on a socket sleeps (measured: 0.01 s of CPU in an idle
-second for scheduler and stage together, 0.35 ms for a whole empty step).
+Why sockets beside Ray's channels: a process that waits in a compiled graph's channel spins, and a
+core that spins is stolen from the stages. A read on a socket sleeps (measured: 0.01 s of CPU in an
+idle second for scheduler and stage together, 0.35 ms for a whole empty step).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def private_directory() -> Path:
 
 
 SECRET_BYTES = 32
-_SECRET_WAIT_S = 5.0  # for whoever connects without saying it
+_SECRET_WAIT_S = 5.0  # for a connection that does not say it
 
 
 def new_secret() -> bytes:
@@ -169,7 +169,7 @@ class FrameProtocol(asyncio.Protocol):
         on_lost: Callable[[], None],
         secret: bytes = b"",
     ) -> None:
-        """secret: what the other end must say before its first frame. Whoever does not is cut
+        """secret: what the other end must say before its first frame. One that does not is cut
         off, and `on_lost` is not told of it."""
         self._on_frame = on_frame
         self._on_lost = on_lost
@@ -213,7 +213,7 @@ class FrameProtocol(asyncio.Protocol):
 
     def send(self, payload: bytes = b"") -> None:
         """Queue a frame; the loop writes it. Silently dropped once the peer has gone
-        (`on_lost` has told the owner, who repairs)."""
+        (`on_lost` has told the owner, which repairs)."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(_LENGTH.pack(len(payload)) + payload)
 

@@ -28,8 +28,8 @@ from app.api.http.call import Call, Endpoint, SlowReaders
 from app.api.http.errors import ApiError, from_engine
 from app.api.http.guard import Guard
 from app.api.http.keys import KeyRing
-from app.api.http.server import Ingress
 from app.api.http.options import ApiOptions
+from app.api.http.server import Ingress
 from app.api.schema.openapi import document
 from app.engine.client import EngineClient
 from app.text.processor import TextProcessor

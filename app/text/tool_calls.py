@@ -25,7 +25,7 @@ class ToolFormat(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """News of one call. name: set when the call begins; arguments: more of the JSON text."""
+    """What is new of one call. name: set when the call begins; arguments: more of the JSON text."""
 
     index: int
     name: str | None
@@ -49,7 +49,7 @@ class ToolCallParser:
         self.num_calls = 0
 
     def push(self, text: str) -> tuple[str, list[CallDelta]]:
-        """More text in; plain text and call news out."""
+        """More text in; plain text and parts of calls out."""
         shown: list[str] = []
         deltas: list[CallDelta] = []
         while text:

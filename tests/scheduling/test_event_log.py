@@ -162,7 +162,7 @@ def test_a_difference_is_found() -> None:
 
 @pytest.mark.parametrize("name", ["one_stage_every_policy", "two_stages"])
 def test_a_live_log_of_another_version_replays_plan_for_plan(name: str) -> None:
-    """Recorded from a live engine on 2026-11-22 (commit 88bb856), every policy switched to in turn."""
+    """Recorded from live engines on 2026-11-22 (commit 88bb856), switched through the policies."""
     file = Path(__file__).with_name("recorded") / f"{name}.parquet"
     rows = read_events(file)
     assert check_replay(rows) == len(rows) > 100

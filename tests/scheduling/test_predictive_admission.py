@@ -8,13 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.scheduling.admission import build_admission
-from actors.scheduling.admission.predictive import (
-    CAUTION,
-    WATCHED,
-    Correction,
-    PredictedPeak,
-    peak_kv_tokens,
-)
+from actors.scheduling.admission.peak import PredictedPeak, peak_kv_tokens
+from actors.scheduling.admission.predictive import CAUTION, WATCHED, Correction
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from app.simulate.run.simulation import Deployment, SimulatedRun, scheduler_config, simulate

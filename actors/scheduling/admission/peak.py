@@ -17,7 +17,7 @@ from actors.scheduling.request import Request
 def peak_kv_tokens(requests: Iterable[tuple[int, int]]) -> int:
     """Most KV tokens ever held by requests (tokens now, tokens still to come) that run together.
 
-    All grow by one token a step; whoever finishes frees everything. Peaks can only be where one
+    All grow by one token a step; one that finishes frees everything. Peaks can only be where one
     finishes, so sorting by what is left and walking from the longest suffices.
 
     >>> peak_kv_tokens([(10, 5), (4, 2)])
@@ -32,7 +32,7 @@ def peak_kv_tokens(requests: Iterable[tuple[int, int]]) -> int:
 
 @dataclass(slots=True)
 class PredictedPeak:
-    """A request starts only if the predicted KV peak fits; everybody may queue.
+    """A request starts only if the predicted KV peak fits; every request may queue.
 
     expected_share: part of max_tokens that outputs are expected to reach (1: the worst case).
     reserve: share of the cache kept free of predictions.
@@ -54,7 +54,7 @@ class PredictedPeak:
         return self.free_tokens(engine, request) >= 0.0
 
     def free_tokens(self, engine: EngineView, *starting: RequestView) -> float:
-        """KV tokens that stay free at the predicted peak of those who run and are starting."""
+        """KV tokens that stay free at the predicted peak of running and starting requests."""
         held = [self._growth(view) for view in (*engine.decoding, *engine.prefilling, *starting)]
         capacity = engine.num_blocks * engine.block_size * (1.0 - self.reserve)
         # A request occupies whole blocks: half of one is wasted on average.

@@ -63,7 +63,7 @@ class PredictiveAdmission:
 
     tbt_s, ttft_s: the deployment's objectives; a request's own take precedence.
     max_requests: sequence slots of the engine.
-    max_wait_s: the queue's bound where nobody states a TTFT objective.
+    max_wait_s: the queue's bound where no TTFT objective is stated.
     action: "refuse", or "queue": admit it anyway (a `deadline` order then relegates what is
         lost), and only hold back starts that would stall running decodes.
     confidence: share of accepted requests whose first token shall come as predicted. What came
@@ -158,7 +158,7 @@ class PredictiveAdmission:
         compute_s = (ahead + num_tokens) / self.prefill_rate(engine)
         finish_rate = self._finish_rate(engine) if engine.decoding else 0.0
         # Prompts ahead turn into decodes, which take their part of each step: half of them have,
-        # on average, and half of those who end meanwhile are gone.
+        # on average, and half of those that end meanwhile are gone.
         joined = len(engine.prefilling) + engine.num_waiting - finish_rate * compute_s
         rate = self.prefill_rate(engine, joined / 2)
         compute_s = (ahead + num_tokens) / rate
@@ -172,7 +172,7 @@ class PredictiveAdmission:
         return Bottleneck.COMPUTE, compute_s
 
     def _lacking_share(self, num_tokens: int, engine: EngineView) -> float:
-        """Share of those who decode that must end before a prompt queued now finds a place."""
+        """Share of the decodes that must end before a prompt queued now finds a place."""
         decoding = engine.decoding
         if not decoding:
             return 0.0
@@ -184,7 +184,7 @@ class PredictiveAdmission:
         return max(slots / len(decoding), tokens / held)
 
     def prefill_rate(self, engine: EngineView, more: float = 0.0) -> float:
-        """Prompt tokens per second while everyone who runs keeps decoding to the objective.
+        """Prompt tokens per second while every running request keeps decoding to the objective.
 
         more: decodes to count on top of those that run now (negative: fewer), of mean length.
         """
@@ -219,7 +219,7 @@ class PredictiveAdmission:
         return len(decoding) ** 2 / max(2.0 * left * self._pace_s(engine), 1e-6)
 
     def _pace_s(self, engine: EngineView) -> float:
-        """Mean time between the tokens of those who decode; what is promised before any came."""
+        """Mean time between the tokens of decodes; the objective before any came."""
         span_s, count = 0.0, 0
         for view in engine.decoding:
             if view.first_token_s is not None and view.last_token_s is not None:
@@ -267,7 +267,7 @@ class PredictiveAdmission:
         return 1.1 * max(num_tokens / rate, slot_s if busy else 0.0)
 
     def _retry_after_s(self, wait_s: float, own_s: float, engine: EngineView) -> float:
-        """When it would be accepted, behind everyone who was told to come earlier."""
+        """When it would be accepted, behind all that were told to come earlier."""
         now_s = engine.now_s
         self._promised_s = max(0.0, self._promised_s - (now_s - self._promised_at_s))
         self._promised_at_s = now_s

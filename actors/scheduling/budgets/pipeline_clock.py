@@ -51,7 +51,7 @@ class PipelineClock:
             end_s = max(arrives_s, free_s) + stage_s
             frees.append(end_s)
             arrives_s = end_s + send_s
-        # Whoever ends its prompt in this step decodes in the next.
+        # A prompt that ends in this step decodes in the next.
         alone = Mix(mix.num_slices, mix.decode_kv_tokens + mix.prefill_kv_tokens)
         return step, frees, profile.stage_s(alone) * self._cost.ratio(alone)
 

@@ -132,7 +132,7 @@ class OnlineCostModel:
         log_ratio = math.log(duration_s / predicted_s)
         regime = self._regime(mix)
         regime.mean.add(log_ratio, self.memory)
-        # Whatever was taken off its core for long says nothing of steps: no chunk mends that.
+        # A process taken off its core for long says nothing of steps: no chunk mends that.
         regime.bound.add(min(log_ratio, regime.mean.log_ratio + INTERRUPTED))
         self._overall.add(log_ratio, self.memory)
 

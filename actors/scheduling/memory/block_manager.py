@@ -1,4 +1,4 @@
-"""Paged KV memory: who holds which block, and which blocks still hold useful content.
+"""Paged KV memory: what holds which block, and which blocks still hold useful content.
 
 A block is in exactly one of three places: *held* (reference count > 0), *cached* (unreferenced,
 its content findable by digest, evicted least recently used first) or *empty*. Cached and empty

@@ -1,4 +1,4 @@
-"""Who waits, and in which order.
+"""What waits, and in which order.
 
 An order is a class that takes `(config, **options)`, and one row of `ORDERS`.
 """

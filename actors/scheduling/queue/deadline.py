@@ -35,7 +35,7 @@ class EarliestDeadline(Order):
         self.prefill_tokens_per_s = prefill_tokens_per_s
         self.patience_s = patience_s
         self._promised: list[tuple[tuple[float, int], RequestState]] = []
-        self._relegated: deque[tuple[float, RequestState]] = deque()  # (relegated at, who)
+        self._relegated: deque[tuple[float, RequestState]] = deque()  # (relegated at, request)
         self._pop_relegated = False  # where the last peek looked
 
     def push(self, state: RequestState, now_s: float) -> None:
@@ -67,9 +67,9 @@ class EarliestDeadline(Order):
         return self._promised[0][1]
 
     def _relegate(self, now_s: float) -> None:
-        """Set aside whoever can no longer meet the first promise.
+        """Set aside requests that can no longer meet their first promise.
 
-        Who has had a first token, or has been relegated and started before, is not judged again.
+        One that has had a first token, or has been relegated and started, is not judged again.
         """
         promised = self._promised
         while promised:

@@ -37,7 +37,7 @@ class VirtualTokenCounter(Order):
         self.output_weight = output_weight
         self.counters: dict[str, float] = {}
         self._queues: dict[str, deque[RequestState]] = {}  # tenants that wait
-        # (counter, tenant), once for every tenant in _listed (all who wait); counters only grow,
+        # (counter, tenant), once for every tenant in _listed (all that wait); counters only grow,
         # so an entry out of date is too small and is corrected when it comes to the top
         self._heap: list[tuple[float, str]] = []
         self._listed: set[str] = set()

@@ -42,7 +42,7 @@ class Groups:
         return False
 
     def prompt_done(self, state: RequestState) -> list[RequestState]:
-        """A member's prompt is in its blocks. Returns who may enter the queue now."""
+        """A member's prompt is in its blocks. Returns the members that may enter the queue now."""
         key = state.request.group
         if key is None or key not in self._groups:
             return []

@@ -72,7 +72,7 @@ class PriorityWithAgeing(HeapOrder):
     """One class of priority is worth `ageing_s` seconds of waiting.
 
     A request of class p overtakes one of class q < p only if it arrives less than
-    (p - q) * ageing_s later, which bounds everybody's wait.
+    (p - q) * ageing_s later, which bounds every wait.
     """
 
     def __init__(self, config: SchedulerConfig, ageing_s: float = 10.0) -> None:

@@ -16,7 +16,7 @@ from actors.scheduling.state import RequestState, Status
 
 
 class FeedbackLevels(HeapOrder):
-    """promote_s: whoever waits longer goes to the top level (starvation is bounded)."""
+    """promote_s: a request that waits longer goes to the top level (starvation is bounded)."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class FeedbackLevels(HeapOrder):
         self.num_levels = num_levels
         self.quantum_tokens = quantum_tokens
         self.promote_s = promote_s
-        self._entered: deque[tuple[float, RequestState]] = deque()  # (since when it waits, who)
+        self._entered: deque[tuple[float, RequestState]] = deque()  # (since when it waits, request)
 
     def quantum(self, level: int) -> int:
         """Tokens that a request may be served at this level."""

@@ -116,14 +116,14 @@ class WaitingQueue:
     # ---- another order ------------------------------------------------------------------
 
     def switch_order(
-        self, name: str, config: SchedulerConfig, everyone: Iterable[RequestState], now_s: float
+        self, name: str, config: SchedulerConfig, live: Iterable[RequestState], now_s: float
     ) -> None:
         """Every request keeps what it has; only which comes next changes."""
         order = build_order(name, config)
         self.unpark_all(now_s)
         waiting = self.order.drain()
         self.order = order
-        for state in everyone:
+        for state in live:
             order.adopt(state)
         for state in waiting:
             order.push(state, now_s)

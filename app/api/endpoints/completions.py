@@ -247,7 +247,7 @@ class CompletionWriter(StreamWriter):
 
     def _usage(self) -> dict[str, object]:
         usage = usage_of(self._generation)
-        if self._only_echo:  # the engine had to draw one token; nobody asked for it
+        if self._only_echo:  # the engine had to draw one token that was not asked for
             usage["completion_tokens"] = 0
             usage["total_tokens"] = usage["prompt_tokens"]
         return usage

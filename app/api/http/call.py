@@ -12,9 +12,9 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from app.api.http.errors import ApiError, from_engine
+from app.api.http.options import ApiOptions
 from app.api.http.server import BODY_WRITER, TRANSPORT, BodyWriter
 from app.api.http.validation import parse_body
-from app.api.http.options import ApiOptions
 from app.engine.client import EngineError
 
 _LOOK_EVERY_S: Final = 1.0
@@ -23,7 +23,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class ClientGone(Exception):
-    """The client closed the connection: there is nobody to answer."""
+    """The client closed the connection: there is no one to answer."""
 
 
 class Call:
@@ -48,7 +48,7 @@ class Call:
         return str(self.scope["state"].get("key_name", ""))
 
     def tenant(self, user: str | None) -> str:
-        """Who shares fairly: the key's holder, and their `user` below them."""
+        """What shares fairly: the key's holder, and each `user` below it."""
         return "/".join(part for part in (self.key_name, user) if part)
 
     def admit_tokens(self, num_prompt_tokens: int) -> None:
@@ -187,7 +187,7 @@ class ClientWatch:
         self.stop()
         if self._gone and kind is not None and issubclass(kind, asyncio.CancelledError):
             if self._task is not None and self._task.uncancel() > 0:
-                return  # somebody else cancelled us as well: let that through
+                return  # cancelled from elsewhere as well: let that through
             raise ClientGone from None
 
     def stop(self) -> None:
