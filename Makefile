@@ -8,7 +8,7 @@ MODEL ?=
 TARGET := $(or $(CONFIG),$(MODEL),configs/serve/demo.yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check format pictures build clean
+.PHONY: help serve test quick check format pictures build clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -19,8 +19,14 @@ help: ## Show what can be made
 serve: $(VENV)/.installed ## Install what is missing and serve the demo model on 127.0.0.1:8000
 	@$(BIN)/legato serve $(TARGET)
 
+# Two workers: half of the suite's time is waiting for processes to start.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+
 test: $(VENV)/.installed-dev ## Install what is missing and run the whole suite
-	@$(BIN)/python -m pytest
+	@$(PYTEST)
+
+quick: $(VENV)/.installed-dev ## The tests that need neither Ray nor tensor work, in a minute
+	@$(PYTEST) --quick
 
 check: $(VENV)/.installed-dev ## Lint, formatting, strict types, import layers
 	$(BIN)/ruff check .

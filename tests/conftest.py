@@ -4,19 +4,76 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import quick
+
 # No test reaches for the network, and tokenizers must not warn about forks.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Messages are printed for a wide terminal: no path is broken over two lines.
+os.environ["COLUMNS"] = "400"
 # Without a GPU, Triton's kernels run interpreted; it decides that when it is first imported,
 # which other libraries may do, so it must be said here.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Servers that last for the whole run: the tests that call one are kept on one worker.
+SHARED = {"demo", "own_serve"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="pure tests: no Ray, no tensors")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("--quick"):
+        return None
+    if collection_path.is_dir():  # a folder's conftest may itself import what is left out
+        modules = list(collection_path.rglob("test_*.py"))
+        return (bool(modules) and not any(map(quick.is_quick, modules))) or None
+    name = collection_path.name
+    return (name.startswith("test_") and not quick.is_quick(collection_path)) or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that start processes come first, so that two workers end together (`make test`)."""
+    if config.getoption("--quick"):
+        config.hook.pytest_deselected(items=[item for item in items if _is_slow(item)])
+        items[:] = [item for item in items if not _is_slow(item)]
+    items.sort(key=lambda item: not _is_slow(item))
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in quick.SLOW)
+
+
+def _group(item: pytest.Item) -> str:
+    """Tests of one group run on one worker: those of a module, and all that call one server. A
+    test with processes of its own is a group by itself."""
+    if SHARED & set(getattr(item, "fixturenames", ())):
+        return "shared servers"
+    fixtures = getattr(item, "_fixtureinfo", None)
+    definitions = fixtures.name2fixturedefs.values() if fixtures is not None else ()
+    of_module = any(d[-1].scope == "module" for d in definitions)
+    return item.nodeid if _is_slow(item) and not of_module else item.nodeid.split("::")[0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    yield
+    if item.config.getoption("--quick"):
+        assert "ray" not in sys.modules, "a test of `--quick` imported Ray: mark it"
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +96,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """Real Ray, this process as the driver; one cluster per run, gone at the end."""
-    from app.cli.serve import ENVIRONMENT
+    from app.ray_environment import ENVIRONMENT
 
     # Without HAProxy: its ports are one set per machine, and a server under test may hold them.
     os.environ.update(ENVIRONMENT | {"RAY_SERVE_ENABLE_HA_PROXY": "0"})

@@ -1,0 +1,73 @@
+"""Which test modules `pytest --quick` runs: those without Ray and without tensor work.
+
+Read from imports, never from a list: a module is left out when it reaches Ray through anything it
+imports, or when it, or a helper of the tests that it imports, imports torch itself. A test whose
+imports do not tell, because it starts processes of its own, carries one of the markers in `SLOW`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FLOORS = ("app", "actors", "kernels", "tests")
+SLOW = ("ray", "serve", "browser", "gpu", "tensors")
+
+
+def is_quick(path: Path) -> bool:
+    """Whether `pytest --quick` collects this test module."""
+    modules = [path, *(c for p in path.parents if (c := p / "conftest.py").exists())]
+    return not any(_reaches(m, "ray", FLOORS) or _reaches(m, "torch", ("tests",)) for m in modules)
+
+
+def quick_modules() -> list[Path]:
+    return [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if is_quick(path)]
+
+
+def _reaches(path: Path, package: str, through: tuple[str, ...]) -> bool:
+    """Whether importing this file imports the package, by way of modules on these floors."""
+    seen, left = {path}, [path]
+    while left:
+        for name in _imports(left.pop()):
+            if name.split(".")[0] == package:
+                return True
+            if name.split(".")[0] in through:
+                found = set(_files(name)) - seen
+                seen |= found
+                left += found
+    return False
+
+
+@functools.cache
+def _imports(path: Path) -> frozenset[str]:
+    return frozenset(_imported(ast.parse(path.read_text()).body))
+
+
+def _imported(body: list[ast.stmt]) -> Iterator[str]:
+    """Modules that these statements import when the file is loaded: not those inside functions."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from _imported(node.orelse)
+        elif isinstance(node, ast.If | ast.Try | ast.With):
+            for field in ("body", "orelse", "finalbody"):
+                yield from _imported(getattr(node, field, []))
+            for handler in getattr(node, "handlers", []):
+                yield from _imported(handler.body)
+
+
+def _files(name: str) -> Iterator[Path]:
+    """The files that `import name` runs: the module and the packages around it."""
+    parts = name.split(".")
+    for length in range(1, len(parts) + 1):
+        stem = ROOT.joinpath(*parts[:length])
+        for file in (stem / "__init__.py", stem.with_suffix(".py")):
+            if file.exists():
+                yield file
