@@ -20,7 +20,7 @@ def attention(
     if not T:
         return out_TND.view(T, N * D)
     if batch.captured:
-        # Lengths change under a captured launch: any slice may turn out to be a decode.
+        # Lengths change between replays of a captured launch: any slice may become a decode.
         decode_slots, first_chunk = batch.num_decodes, 0
         has_chunks = batch.max_length > 1
     else:

@@ -1,4 +1,4 @@
-"""Compile kernels for a GPU that is not here.
+"""Compile kernels for a GPU that this machine lacks.
 
 `compiling_for("cuda", 90)` replaces every Triton launch by a compilation of exactly the variant
 that would have been launched: argument types, divisibility, constants, warps and stages. Driving

@@ -69,7 +69,7 @@ def _decode_kernel(
     context_begin, context_end = _context(starts_ptr, s, WINDOW)
     part_length = _part_length(context_end - context_begin, SPLITS, GRANULE)
     part_begin = context_begin + part * part_length
-    # Padding slices have no token, chunks several: both are someone else's.
+    # Padding slices have no token, chunks several: neither is this kernel's.
     if (tl.load(lengths_ptr + s) == 1) & (part_begin < context_end):
         part_end = tl.minimum(part_begin + part_length, context_end)
         token = tl.load(query_starts_ptr + s).to(tl.int64)
@@ -168,7 +168,7 @@ def decode_attention(
             (num_slots, N, splits.count), dtype=torch.float32, device=q_TND.device
         )
     else:
-        part_out = part_log_total = out_TND  # unused, but a pointer is wanted
+        part_out = part_log_total = out_TND  # unused, but the launch takes a pointer
     geometry = (batch.query_starts_S1, batch.starts_S, batch.lengths_S)
     window = shape.sliding_window or 0
     block_d = triton.next_power_of_2(D)

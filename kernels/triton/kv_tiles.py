@@ -1,4 +1,4 @@
-"""Pieces the attention kernels share: reading K/V tiles through a block table, and scores."""
+"""What the attention kernels share: reading K and V tiles through a block table, and scores."""
 
 import triton
 import triton.language as tl
@@ -7,7 +7,7 @@ from kernels.triton.float8 import from_e4m3
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Not -inf: a tile whose row is wholly masked must not turn exp2(-inf - -inf) into NaN. What
-# such a tile adds is wiped (multiplied by exp2(MASKED - real) = 0) by the first real score.
+# such a tile adds is erased (multiplied by exp2(MASKED - real) = 0) by the first real score.
 MASKED = tl.constexpr(-1.0e30)
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-# Programs worth having in flight: two per multiprocessor of an H100/H200 hide each other's
-# latency at the end of a tile; older GPUs have fewer multiprocessors and only gain from more.
+# Programs to have in flight: two per multiprocessor of an H100/H200 hide each other's
+# latency at the end of a tile; older GPUs have fewer multiprocessors and gain from more of them.
 _FALLBACK_MULTIPROCESSORS = 132
 _PROGRAMS_PER_MULTIPROCESSOR = 2
 # One request must not hold the whole batch: even in a full batch a context longer than this
@@ -74,7 +74,7 @@ def prefill_tile(head_dim: int, group: int, dtype: torch.dtype, arch: int) -> Pr
 
 @functools.cache
 def decode_tile(head_dim: int, group: int, dtype: torch.dtype) -> DecodeTile:
-    """16 rows are the smallest matrix product; the tile of K is what is worth streaming."""
+    """16 rows are the smallest matrix product; the tile of K is wide enough to stream."""
     row_bytes = _power_of_two_at_least(head_dim) * dtype.itemsize
     return DecodeTile(
         rows=max(16, _power_of_two_at_least(group)),
