@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from app.bench.report import MeasurementError
-from app.bench.terminal import console
+from app.cli.errors import fail
 
 # Command -> module of app.bench whose function `command` it runs.
 BENCHES: Mapping[str, str] = {
@@ -47,9 +47,7 @@ def load(name: str, module: str) -> typer.Typer:
         try:
             command(*args, **kwargs)
         except MeasurementError as error:
-            console.print("[red]error:[/]", end=" ")
-            console.print(str(error), markup=False)
-            raise typer.Exit(1) from None
+            fail(error)
 
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
     single.command(name)(run)

@@ -99,7 +99,7 @@ class ServerPlan(_Part):
 class ComparisonPlan(_Part):
     servers: dict[str, ServerPlan]
     rounds: int = 1
-    settle_s: float = 0.0  # peace after the start: memory is still being cleared, graphs warmed
+    settle_s: float = 0.0  # rest after the start: memory is still being cleared, graphs warmed
     decode: DecodeProbe | None = DecodeProbe()
     prefill: PrefillProbe | None = PrefillProbe()
     stall: StallProbe | None = StallProbe()
@@ -245,7 +245,7 @@ def command(
 ) -> None:
     """Servers side by side: decode, prefill, stall and capacity, with ratios to the first."""
     try:
-        plan = ComparisonPlan.model_validate(yaml.safe_load(plan_file.read_text()))
+        plan = ComparisonPlan.model_validate(yaml.safe_load(locate(plan_file).read_text()))
     except (OSError, yaml.YAMLError, ValidationError) as error:
         raise typer.BadParameter(f"{plan_file}: {error}") from None
     names = only.split(",") if only else list(plan.servers)
@@ -289,8 +289,7 @@ def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 def _table(medians: dict[str, dict[str, float]]) -> Table:
     names = list(medians)
-    first = medians[names[0]]
-    rows = []
+    rows, first = [], medians[names[0]]
     for key in first:
         cells = [f"{first[key]:.4g}"]
         for name in names[1:]:

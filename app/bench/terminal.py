@@ -37,7 +37,7 @@ def table(
 
 def progress(items: Sequence[Item], title: str) -> Iterable[Item]:
     """The items, with a bar that says how many are done and how long the rest will take."""
-    return track(items, title, console=console, transient=True)
+    return track(items, title, console=console, transient=True, disable=not console.is_terminal)
 
 
 def duration(seconds: float) -> str:

@@ -17,7 +17,7 @@ from actors.scheduling.cost.model import CostModel
 from app.bench.report import make_report, publish, today
 from app.bench.terminal import Json, Out, console
 from app.paths import locate
-from app.simulate.hardware.fit import FitReport, Measurement
+from actors.calibration.fit import FitReport, Measurement
 from app.simulate.hardware.profile import EngineLimits, profile, write_measurements
 
 if TYPE_CHECKING:
@@ -91,6 +91,9 @@ def command(
     """Measure step times over tokens, context, decodes and chunks; fit the cost model."""
     from app.bench.engine.stage import LoadedStage  # torch: `legato --help` imports this module
 
+    model = locate(model)
+    if not (model / "config.json").exists():
+        raise typer.BadParameter(f"no {model / 'config.json'}", param_hint="MODEL")
     with console.status("loading"):
         stage = LoadedStage(
             model,

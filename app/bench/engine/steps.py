@@ -164,6 +164,7 @@ def command(
     kinds = quantization.split(",")
     if unknown := sorted(set(kinds) - set(_WEIGHT_BYTES)):
         raise typer.BadParameter(f"unknown {unknown[0]!r}", param_hint="--quantization")
+    model = locate(model)
     if not (model / "config.json").exists():
         raise typer.BadParameter(f"no {model / 'config.json'}", param_hint="--model")
     threads = threads or library.num_threads()

@@ -92,7 +92,7 @@ FULL_CASES = (
 
 @contextlib.contextmanager
 def poisoned_outputs() -> Iterator[None]:
-    """Uninitialised tensors are born full of NaN, so that an element nobody wrote shows."""
+    """Uninitialised tensors are born full of NaN, so that an element no kernel wrote shows."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

@@ -164,7 +164,7 @@ class LoadClient:
         try:
             async with session.post(self._endpoint, data=body, headers=headers) as response:
                 if response.status != 200:
-                    trace.error = f"{response.status}: {(await response.text())[:200]}"
+                    trace.error = f"{response.status}: {error_message(await response.text())}"
                 else:
                     await _read_events(response, trace, begin_s)
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -172,6 +172,18 @@ class LoadClient:
         if on_done is not None:
             on_done(trace)
         return trace
+
+
+def error_message(body: str) -> str:
+    """What a refusal says, without its JSON around it where that is OpenAI's.
+
+    >>> error_message('{"error": {"message": "No such model."}}')
+    'No such model.'
+    """
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200]
 
 
 async def _read_events(response: aiohttp.ClientResponse, trace: Trace, begin_s: float) -> None:

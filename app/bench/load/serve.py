@@ -25,7 +25,8 @@ def run_load(client: LoadClient, load: Load, *, tbt_ms: float | None = None) -> 
     tbt_ms: the objective that goodput and stalls are counted by.
     """
     jobs = load.jobs()
-    with Progress(console=console, transient=True) as progress:
+    quiet = not console.is_terminal
+    with Progress(console=console, transient=True, disable=quiet) as progress:
         task = progress.add_task(f"{load.qps:.2f} requests/s", total=len(jobs))
         traces = asyncio.run(client.run(jobs, lambda _: progress.advance(task)))
     return load_figures(traces, tbt_ms=tbt_ms)

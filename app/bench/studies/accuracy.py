@@ -106,6 +106,7 @@ def command(
     out: Out = None,
 ) -> None:
     """Perplexity on held-out text by weight and KV format, and the error against bf16."""
+    model = locate(model)
     source = text or model / "heldout.txt"
     if not source.exists():
         raise typer.BadParameter(f"no file {source}", param_hint="--text")

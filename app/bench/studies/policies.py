@@ -43,7 +43,8 @@ async def run_policies(
     longest = max(job.num_prompt_tokens for job in jobs)
     await serve_jobs(engine, [Job(0.0, n, 8) for n in (1, 64, longest)], chance)
     figures: dict[str, LoadFigures] = {}
-    with Progress(console=console, transient=True) as progress:
+    quiet = not console.is_terminal
+    with Progress(console=console, transient=True, disable=quiet) as progress:
         task = progress.add_task("policies", total=len(policies))
         for policy in policies:
             progress.update(task, description=policy)

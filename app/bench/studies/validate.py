@@ -78,7 +78,7 @@ def simulated_figures(
         np.array([job.num_output_tokens for job in jobs]),
     )
     deployment = Deployment(
-        # Simulated prompts are blank, live ones new: neither shall find a prefix.
+        # Simulated prompts are blank, live ones new: neither finds a prefix.
         dataclasses.replace(config, prefix_cache=False),
         # The pause between two steps is time of the stage, for the step that waits behind it.
         dataclasses.replace(profile, overhead_s=profile.overhead_s + today.gap_s),
