@@ -16,8 +16,8 @@ from tests import quick
 # No test reaches for the network, and tokenizers must not warn about forks.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Messages are printed for a wide terminal: no path is broken over two lines.
-os.environ["COLUMNS"] = "400"
+# Typer's messages are printed for a wide terminal: no path is broken over two lines.
+os.environ["TERMINAL_WIDTH"] = "400"
 # Without a GPU, Triton's kernels run interpreted; it decides that when it is first imported,
 # which other libraries may do, so it must be said here.
 if not Path("/dev/nvidiactl").exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
-import sys
+import runpy
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -112,12 +112,8 @@ def test_held_out_perplexity_stays_low(model: Any, tokenizer: Any) -> None:
 @pytest.fixture(scope="module")
 def python_pieces(tokenizer: Any) -> list[str]:
     """Pieces of modules of this Python that training left out, none longer than 384 tokens."""
-    sys.path.insert(0, str(DEMO / "train"))
-    try:
-        from standard_library import shuffled_pieces
-    finally:
-        sys.path.pop(0)
-    pieces = islice(shuffled_pieces(7, 1152, held_out=True), 80)
+    training = runpy.run_path(str(DEMO / "train/standard_library.py"))
+    pieces = islice(training["shuffled_pieces"](7, 1152, held_out=True), 80)
     return [piece for piece in pieces if len(tokenizer(piece)["input_ids"]) <= 384]
 
 
