@@ -54,6 +54,16 @@ class BuildLibrary(build_ext):
         return []
 
     def build_extension(self, ext: Extension) -> None:
+        built = Path(self.get_ext_filename(ext.name))  # in place, by `make build`
+        target = Path(self.get_ext_fullpath(ext.name))
+        read = [*ext.sources, *ext.depends, SOURCE, __file__]  # a folder's time tells of removals
+        newest = max(map(os.path.getmtime, read))
+        if self.force or not built.exists() or built.stat().st_mtime < newest:
+            self.compile_and_link(ext)
+        elif built.resolve() != target.resolve():
+            self.copy_file(str(built), str(target))
+
+    def compile_and_link(self, ext: Extension) -> None:
         # Inline functions that several objects share are taken from the first object linked. The
         # order below (baseline first, then ever wider) keeps wide instructions out of shared code.
         jobs = [(source, "baseline", []) for source in ext.sources if not is_per_isa(source)]
