@@ -31,10 +31,18 @@ SPEC = {"max_requests": 4, "graph_tokens": 32, "max_model_len": 64}
 
 
 @pytest.fixture
-def runner(tiny_model: Callable[..., Path]) -> StageRunner:
-    runner = make_runner(tiny_model("llama"), backend="triton", **SPEC)
-    runner.capture(EagerCapture())
-    return runner
+def make(tiny_model: Callable[..., Path]) -> Callable[[], StageRunner]:
+    def make() -> StageRunner:
+        runner = make_runner(tiny_model("llama"), backend="triton", **SPEC)
+        runner.capture(EagerCapture())
+        return runner
+
+    return make
+
+
+@pytest.fixture
+def runner(make: Callable[[], StageRunner]) -> StageRunner:
+    return make()
 
 
 class Engine:
@@ -106,7 +114,7 @@ def test_tokens_of_transformers(runner: StageRunner, monkeypatch: pytest.MonkeyP
     assert sum(steps_with_unknown_tokens) >= 4
 
 
-def test_steps_that_need_more_than_tokens_wait(runner: StageRunner) -> None:
+def test_steps_that_need_more_than_tokens_wait(make: Callable[[], StageRunner]) -> None:
     """Penalties and log-probabilities need the last token on the host, drawn ahead or not."""
     sampling = [
         SamplingParams(TOKENS, temperature=0.8, seed=1, presence_penalty=1.0, logprobs=1),
@@ -115,8 +123,7 @@ def test_steps_that_need_more_than_tokens_wait(runner: StageRunner) -> None:
     ]
     answers = []
     for lookahead in (True, False):
-        runner.reset()
-        engine = Engine(runner, lookahead=lookahead)
+        engine = Engine(make(), lookahead=lookahead)
         for request in requests(sampling):
             engine.send(Submit(request))
         engine.finish()
@@ -155,10 +162,10 @@ def test_a_step_launched_ahead_and_not_wanted_is_dropped(runner: StageRunner) ->
     engine = Engine(runner)
     for request in requests([SamplingParams(TOKENS)] * 3):
         engine.send(Submit(request))
-    for _ in range(3):
+    engine.step()
+    while engine.ahead[-1:] != [engine.plans[0].step_id]:
         engine.step()
-    runner.reset()
-    fresh = Engine(runner)
+    fresh = Engine(runner)  # its step ids and request ids begin anew
     for request in requests([SamplingParams(TOKENS)] * 3):
         fresh.send(Submit(request))
     fresh.finish()
