@@ -112,6 +112,11 @@ class KVSettings(_Section):
 
 
 class EngineSettings(_Section):
+    calibrate: bool = Field(
+        True,
+        description="Measure steps at the first start, where a cost model is wanted and none is "
+        "given, and keep it in the user's cache folder (`$LEGATO_CACHE`) for later starts.",
+    )
     step_deadline_s: float = Field(
         20.0, gt=0, description="A step that takes longer is taken for dead: stages are rebuilt."
     )

@@ -23,6 +23,9 @@ os.environ["TERMINAL_WIDTH"] = "400"
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# What engines measure of this machine stays with the run.
+os.environ["LEGATO_CACHE"] = tempfile.mkdtemp(prefix="legato-cache-")
+
 # Servers that last for the whole run: the tests that call one are kept on one worker.
 SHARED = {"demo", "own_serve"}
 

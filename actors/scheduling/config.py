@@ -104,7 +104,7 @@ class SchedulerConfig:
     budget: str = setting(
         "fixed",
         "Tokens per iteration: fixed, throttled (by KV), profiled or adaptive (both by a cost "
-        "model and `slo.tbt_ms`).",
+        "model and `slo.tbt_ms`); auto is adaptive, and fixed where nothing could be measured.",
         live=True,
     )
     budget_options: Mapping[str, Any] = setting({}, "Options of that budget.", live=True)
@@ -139,6 +139,16 @@ class SchedulerConfig:
     ttft_s: float | None = setting(
         None,
         "Objective: time to first token.",
+        section="slo",
+        milliseconds=True,
+        live=True,
+        above=0,
+    )
+
+    min_tbt_s: float | None = setting(
+        None,
+        "A request's own TBT objective below this is refused; one that a lone decode would miss "
+        "is refused anyway.",
         section="slo",
         milliseconds=True,
         live=True,

@@ -59,7 +59,7 @@ class Core:
         self.policy: Policy = build_policy(config)
         self.requests = LiveRequests(config, self._order_name(), cost_model)
         self.step = StepBuilder(self.requests, budget, admission, self.policy.reserve)
-        self.limits = QueueLimits(config, admission)
+        self.limits = QueueLimits(config, admission, cost_model)
         self.outcomes = Outcomes(self.requests)
         self.faults = Faults(self.requests)
         self.in_flight: deque[InFlight] = deque()

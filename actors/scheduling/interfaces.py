@@ -129,6 +129,10 @@ class StepTimePredictor(Protocol):
         """Seconds the slowest stage needs for this step."""
         ...
 
+    def latency_s(self, shape: StepShape) -> float:
+        """Seconds from the first stage's start to the last one's end, the pipeline being idle."""
+        ...
+
     def swap_s(self, num_blocks: int) -> float:
         """Seconds to move this many KV blocks between device and host, one way."""
         ...

@@ -87,6 +87,11 @@ class StepBuilder:
         return self._running.num_places_taken
 
     @property
+    def order_preempts(self) -> bool:
+        """Whether the head of the queue may take the place of a running request."""
+        return self._requests.waiting.order.preempts
+
+    @property
     def wants_prefill(self) -> bool:
         """Whether any prompt, running or waiting, has tokens left."""
         return bool(self._running.prefilling or self._requests.waiting.num_requests)

@@ -22,9 +22,9 @@ import torch
 
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
-from actors.stage.group import free_address
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageInfo, StageSpec
+from actors.transport.group import free_address
 from actors.transport.messages import TICKET, StageAnswer, StageMessage, pack, unpack
 from actors.transport.wire import ConnectionLost, Mailbox, Sender
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from actors.scheduling.plan import Slice, StepPlan, StepResult, TokenLogprobs
 from actors.stage.cuda_graphs import StepOutput
-from actors.stage.group import RankGroup
 from actors.stage.input_batch import HostBatch, InputBatch
 from actors.stage.models.decoder import Decoder
 from actors.stage.sampler import Sampler
+from actors.transport.group import RankGroup
 
 # Prompt rows go through the head in pieces of this many: logits are vocabulary-wide float32.
 _HEAD_ROWS = 256

@@ -15,7 +15,6 @@ import torch
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.cuda_graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
-from actors.stage.group import RankGroup
 from actors.stage.head import Head
 from actors.stage.input_batch import HostBatch, InputBatch
 from actors.stage.kv import KVCache
@@ -28,6 +27,7 @@ from actors.stage.sampler import Sampler
 from actors.stage.spec import StageInfo, StageSpec
 from actors.stage.weights.folder import open_folder
 from actors.stage.weights.load import Loader
+from actors.transport.group import RankGroup
 from kernels.interface import AttentionShape, Backend
 from kernels.registry import resolve_backend
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from ray.experimental.channel.communicator import Communicator, TorchTensorAllocator
 
-from actors.stage.group import RankGroup
+from actors.transport.group import RankGroup
 
 _NEVER_ASKED = "Legato's graphs neither overlap communication nor hold collectives"
 

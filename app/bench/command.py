@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from app.bench.report import MeasurementError
-from app.cli.errors import fail
+from app.terminal import fail
 
 # Command -> module of app.bench whose function `command` it runs.
 BENCHES: Mapping[str, str] = {

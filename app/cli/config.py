@@ -13,9 +13,9 @@ import typer
 from pydantic.fields import FieldInfo
 
 from actors.engine_config import EngineConfig
-from app.cli.errors import WRONG_USAGE, fail
 from app.cli.serve_config import DEFAULT_CONFIG, load_config, place
 from app.settings import Settings, SettingsError, parse, resolve
+from app.terminal import WRONG_USAGE, fail
 
 config = typer.Typer(help="Check and explain configurations.", no_args_is_help=True)
 Target = Annotated[

@@ -11,8 +11,8 @@ import typer
 
 from actors.event_recorder import read_events
 from actors.scheduling.event_log import ReplayMismatch, check_replay
-from app.cli.errors import fail
 from app.telemetry.trace import perfetto
+from app.terminal import fail
 
 Folder = Annotated[Path, typer.Argument(help="A `telemetry.directory`, or a replica's part of it.")]
 

@@ -17,10 +17,10 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from app.cli.errors import WRONG_USAGE, console, fail, print_error
 from app.cli.serve_config import DEFAULT_CONFIG, load_config, place
 from app.ray_environment import set_environment
 from app.settings import SettingsError, parse, resolve
+from app.terminal import WRONG_USAGE, console, fail, print_error
 
 
 def register(app: typer.Typer) -> None:

@@ -10,7 +10,7 @@ import httpx
 import typer
 
 from app.bench.load.client import server_root
-from app.cli.errors import console, fail
+from app.terminal import console, fail
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 START_ONE = "start one with: legato serve"

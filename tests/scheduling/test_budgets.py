@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 
 import numpy as np
@@ -17,8 +18,8 @@ from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
-from actors.scheduling.events import Execute, Submit
-from actors.scheduling.plan import StepShape
+from actors.scheduling.events import Execute, StepDone, Submit
+from actors.scheduling.plan import StepResult, StepShape
 from actors.scheduling.request import Objective, Request, SamplingParams
 from app.simulate.hardware.step_ratios import StepRatios
 from app.simulate.run.record import RunRecord
@@ -212,7 +213,7 @@ def test_steps_end_at_tile_edges_while_work_waits() -> None:
     )
     budget = core.step.budget
     assert isinstance(budget, AdaptiveBudget)
-    cheapest = budget._cheapest_at_most(200)
+    cheapest = budget._sizes.at_most(200)
     rates = [n / (TILED.overhead_s + TILED.linear_s(n)) for n in range(1, 201)]
     assert cheapest == 192 == 1 + max(range(200), key=lambda i: (rates[i], i))
 
@@ -253,3 +254,31 @@ def test_what_passes_between_the_stages_and_the_core_is_learned() -> None:
         late = Deployment(config, TILED, host_s=0.008)
         gaps = np.array(simulate(chat(4.0, 200), late).record.gaps_s)
         assert np.quantile(gaps, 0.99) <= 0.05
+
+
+def _first_token_beside(tbt_s: float, deployment_tbt_s: float | None) -> float:
+    """Seconds until a 300-token prompt has its first token beside a stream with this objective."""
+    config = scheduler_config(
+        TILED, budget="adaptive", max_requests=32, tbt_s=deployment_tbt_s, lookahead=False
+    )
+    core = build_core(config, cost_model=OnlineCostModel(TILED))
+    stream = Request(1, (1,) * 50, SamplingParams(3900), 0.0, objective=Objective(tbt_s=tbt_s))
+    out, now_s, submitted = core.handle(Submit(stream), 0.0), 0.0, False
+    while now_s < 30.0:
+        (plan,) = [i.plan for i in out if isinstance(i, Execute)]
+        now_s += TILED.stage_s(Mix.of(plan.slices))
+        tokens = tuple((s.request_id, 9) for s in plan.slices if s.samples)
+        if any(request_id == 2 for request_id, _ in tokens):
+            return now_s - 0.5
+        out = core.handle(StepDone(StepResult(plan.step_id, tokens)), now_s)
+        if now_s > 0.5 and not submitted:
+            submitted = True
+            core.handle(Submit(Request(2, (2,) * 300, SamplingParams(5), now_s)), now_s)
+    return math.inf
+
+
+@pytest.mark.parametrize("deployment_tbt_s", [None, 0.05])
+def test_a_stream_with_a_tight_objective_starves_no_prompt(deployment_tbt_s: float | None) -> None:
+    """10.2 ms a decode: an objective of 11 leaves nothing for prefill, one of 50 all it needs."""
+    assert _first_token_beside(0.05, deployment_tbt_s) < 0.3
+    assert _first_token_beside(0.011, deployment_tbt_s) < 3.0

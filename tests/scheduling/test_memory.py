@@ -81,6 +81,9 @@ class FixedCost:
     def step_s(self, shape: StepShape) -> float:
         return float(shape.num_tokens)
 
+    def latency_s(self, shape: StepShape) -> float:
+        return self.step_s(shape)
+
     def swap_s(self, num_blocks: int) -> float:
         return num_blocks * self.block_s
 

@@ -1,10 +1,15 @@
-"""At the door and in the queue: what is refused, capped, timed out or held back."""
+"""On submission and in the queue: what is refused, capped, timed out or held back."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.events import (
     Emit,
     Refuse,
@@ -13,7 +18,7 @@ from actors.scheduling.events import (
     WakeAt,
 )
 from actors.scheduling.interfaces import EngineView, Refusal, RequestView
-from actors.scheduling.request import FinishReason, Request, SamplingParams
+from actors.scheduling.request import FinishReason, Objective, Request, SamplingParams
 from tests.scheduling.driver import Driver
 from tests.scheduling.short_lives import config, request
 
@@ -132,3 +137,35 @@ def test_admission_has_the_last_word_but_cannot_hang_the_engine() -> None:
     driver.drain()
     for plan in driver.plans:
         assert len(plan.slices) == 1
+
+
+COSTS = CostModel("costs", tokens_s=((1, 0.010), (512, 0.2)))
+
+
+def _refusal(objective: Objective, **config: Any) -> Refuse | None:
+    core = build_core(SchedulerConfig(num_blocks=100, **config), cost_model=OnlineCostModel(COSTS))
+    request = Request(1, (7,) * 300, SamplingParams(5), 0.0, objective=objective)
+    refusals = [i for i in core.handle(Submit(request), 0.0) if isinstance(i, Refuse)]
+    return refusals[0] if refusals else None
+
+
+def test_an_objective_below_a_lone_decode_is_refused_by_name() -> None:
+    refusal = _refusal(Objective(tbt_s=0.005))
+    assert refusal is not None
+    assert refusal.param == "slo.tbt_ms"
+    assert refusal.retry_after_s is None
+    assert "at least 10 ms" in refusal.message
+    assert _refusal(Objective(tbt_s=0.02)) is None
+
+
+def test_an_objective_below_the_operators_floor_is_refused() -> None:
+    refusal = _refusal(Objective(tbt_s=0.04), min_tbt_s=0.05)
+    assert refusal is not None
+    assert "at least 50 ms" in refusal.message
+
+
+def test_a_first_token_sooner_than_the_prompt_can_be_read_is_refused() -> None:
+    refusal = _refusal(Objective(ttft_s=0.05))
+    assert refusal is not None
+    assert refusal.param == "slo.ttft_ms"
+    assert _refusal(Objective(ttft_s=1.0)) is None

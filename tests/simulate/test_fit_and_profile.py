@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.calibration.fit import Measurement, describe, fit, nnls, predict
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.plan import StepShape
-from app.simulate.hardware.fit import Measurement, describe, fit, nnls, predict
 from app.simulate.hardware.profile import (
     EngineLimits,
     grid,

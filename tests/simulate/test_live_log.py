@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from actors.calibration.fit import predict
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
@@ -13,7 +14,6 @@ from actors.scheduling.event_log import Recorder, Row
 from actors.scheduling.events import Reconfigure, Submit
 from actors.scheduling.plan import Slice, StepShape
 from actors.scheduling.request import Request, SamplingParams
-from app.simulate.hardware.fit import predict
 from app.simulate.hardware.live_log import ratios, runs, shape_of, slowdown
 from app.simulate.hardware.step_ratios import StepRatios
 from app.simulate.run.record import RunRecord

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from actors.stage.group import free_address
-from actors.stage.symmetric import BUFFER_BYTES, ONE_SHOT_BYTES
+from actors.transport.group import free_address
+from actors.transport.symmetric import BUFFER_BYTES, ONE_SHOT_BYTES
 
 # One shot, two shots, and three that do not fit: too large, no whole vectors, another type.
 ITEMS = {
@@ -22,7 +22,7 @@ ITEMS = {
 
 
 def reduce_all(rank: int, address: str, answers: Any) -> None:
-    from actors.stage.group import RankGroup
+    from actors.transport.group import RankGroup
     from tests.stage import shared_symmetric_memory
 
     operators = shared_symmetric_memory.install()
@@ -68,7 +68,7 @@ def test_sums_are_those_of_the_group() -> None:
 
 
 def test_one_rank_needs_no_buffer() -> None:
-    from actors.stage.group import RankGroup
+    from actors.transport.group import RankGroup
 
     group = RankGroup()
     group.use_symmetric_memory(torch.float32)

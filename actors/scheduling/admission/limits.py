@@ -14,6 +14,7 @@ from actors.scheduling.interfaces import (
     RequestView,
     StepTimePredictor,
 )
+from actors.scheduling.plan import StepShape
 from actors.scheduling.request import Request
 from actors.scheduling.state import RequestState, Status
 
@@ -21,9 +22,12 @@ from actors.scheduling.state import RequestState, Status
 class QueueLimits:
     """Limits of the engine, of the queue and of each tenant; then the admission's own view."""
 
-    def __init__(self, config: SchedulerConfig, admission: Admission) -> None:
+    def __init__(
+        self, config: SchedulerConfig, admission: Admission, cost: StepTimePredictor | None = None
+    ) -> None:
         self.config = config
         self.admission = admission
+        self.cost = cost
         self._arrivals: deque[tuple[float, RequestState]] = deque()  # for the queue's time-out
 
     def refusal(self, request: Request, engine: EngineView) -> Refuse | None:
@@ -62,6 +66,32 @@ class QueueLimits:
             param = "prompt" if num_prompt > capacity else "max_tokens"
             return Refuse(
                 name, f"{longest} tokens of KV are needed, the cache holds {capacity}", param
+            )
+        return self._impossible_objective(request)
+
+    def _impossible_objective(self, request: Request) -> Refuse | None:
+        """An objective that the engine could not keep if it had nothing else to do."""
+        name, objective, num_prompt = request.request_id, request.objective, len(request.prompt)
+        least_s = self.config.min_tbt_s or 0.0
+        if self.cost is not None:
+            least_s = max(least_s, self.cost.latency_s(StepShape(1, num_prompt + 1)))
+        if objective.tbt_s is not None and objective.tbt_s < least_s:
+            return Refuse(
+                name,
+                f"{1000 * objective.tbt_s:g} ms between tokens cannot be had: "
+                f"at least {1000 * least_s:.3g} ms",
+                "slo.tbt_ms",
+            )
+        if objective.ttft_s is None or self.cost is None:
+            return None
+        chunk = min(num_prompt, self.config.max_step_tokens)
+        least_s = self.cost.latency_s(StepShape(prefills=((num_prompt - chunk, chunk),)))
+        if objective.ttft_s < least_s:
+            return Refuse(
+                name,
+                f"a first token within {1000 * objective.ttft_s:g} ms cannot be had: "
+                f"this prompt takes at least {1000 * least_s:.3g} ms",
+                "slo.ttft_ms",
             )
         return None
 

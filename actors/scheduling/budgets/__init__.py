@@ -6,17 +6,28 @@ A budget is a class with `build(config, cost_model, **options)`, and one row of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from actors.scheduling.budgets.adaptive import AdaptiveBudget
 from actors.scheduling.budgets.fixed import FixedBudget, profiled_budget
 from actors.scheduling.budgets.throttled import ThrottledBudget
 from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.interfaces import StepTimePredictor, TokenBudget
 from actors.scheduling.registry import build_part
 
 __all__ = ["BUDGETS", "build_budget"]
 
+
+def _auto(config: SchedulerConfig, cost: StepTimePredictor | None, **options: Any) -> TokenBudget:
+    """Adaptive with a cost model, fixed without one."""
+    if isinstance(cost, OnlineCostModel):
+        return AdaptiveBudget.build(config, cost, **options)
+    return FixedBudget.build(config, None, **options)
+
+
 BUDGETS: Mapping[str, Callable[..., TokenBudget]] = {
+    "auto": _auto,
     "fixed": FixedBudget.build,
     "profiled": profiled_budget,
     "adaptive": AdaptiveBudget.build,

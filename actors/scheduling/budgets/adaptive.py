@@ -7,7 +7,7 @@ Three bounds, each from what is known at this moment:
    of the decodes it holds, and leave those in the other micro-batches theirs. Where that
    misses the objective all the same, it plans for less of it (`feedback`).
 2. *Rate.* Among the sizes that fit, the one with the least time per token: a step ends at a tile
-   edge, and grows no further than where longer steps hardly gain (`_cheapest_at_most`).
+   edge, and grows no further than where longer steps hardly gain (`sizes`).
 3. *Pace.* While sequence slots or KV blocks are nearly used up, prefill only makes decodes wait
    for a place, so it is spread evenly over the steps instead of bunched: a step prefills what
    its decodes will make room for (prompt tokens per output token, learned), with some advance
@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 from actors.scheduling.budgets.objective import KeptShare, due_after
 from actors.scheduling.budgets.pipeline_clock import PipelineClock
+from actors.scheduling.budgets.sizes import StepSizes
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.online import OnlineCostModel, RecentQuantile, cost_model_for
@@ -30,8 +31,9 @@ from actors.scheduling.plan import StepShape
 
 INFINITY = float("inf")
 LEAST_PACED_TOKENS = 256.0  # below this a step wastes more than bunching does
-DENT = 0.05  # differences of token rate that a profile cannot tell from noise: the longer step
 OUTSIDE_SHARE = 0.1  # of the objective: more than that outside the stages no chunk can mend
+PATIENCE = 20  # objectives that prompts may stand still
+LEAST_RELIEF = 16  # tokens
 FULL = 0.98  # share of the places (slots or KV blocks) in use from which no request can start
 
 
@@ -65,12 +67,13 @@ class AdaptiveBudget:
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
     _clock: PipelineClock = field(init=False)
     _due: dict[int, tuple[float, float]] = field(default_factory=dict)  # id: (last token, due)
-    _cheapest: list[int] = field(default_factory=list)  # by tokens: see `_cheapest_at_most`
+    _sizes: StepSizes = field(init=False)
     _pace_tokens: float = INFINITY  # see `_paced`
     _outside: RecentQuantile = field(init=False)  # seconds, see `_watch`
     _answered: list[tuple[StepShape, float]] = field(default_factory=list)  # and not yet watched
     _kept: KeptShare = field(default_factory=KeptShare)
     _asked_at_s: float = 0.0
+    _prefilled_at_s: float = 0.0  # when prompts last progressed, or none was held back
     _tightest_s: float = INFINITY  # tightest objective of the decodes when last asked
 
     @classmethod
@@ -88,6 +91,7 @@ class AdaptiveBudget:
 
     def __post_init__(self) -> None:
         self._clock = PipelineClock(self.cost)
+        self._sizes = StepSizes(self.cost.profile, self.max_step_tokens, self.efficiency)
         self._outside = RecentQuantile(self.cost.quantile, max(self.cost.memory, 1), (0.0,))
 
     # ---- interfaces.TokenBudget -------------------------------------------------------
@@ -100,7 +104,32 @@ class AdaptiveBudget:
             return self.max_step_tokens
         mix = Mix.of_shape(shape, self.cost.profile.attention_window)
         tokens = self._fill(mix, limit_s * (1.0 - self.headroom), engine)
-        return min(tokens, shape.num_tokens + self._paced(engine))
+        tokens = min(tokens, shape.num_tokens + self._paced(engine))
+        if tokens > shape.num_tokens:
+            self._prefilled_at_s = engine.now_s
+        elif self._is_starving(engine):
+            self._prefilled_at_s = engine.now_s
+            tokens += self._relief(shape)
+        return tokens
+
+    def _is_starving(self, engine: EngineView) -> bool:
+        """Whether prompts have stood still for many objectives of the decodes.
+
+        A prompt that has started always progresses. One that waits does so where an objective
+        tighter than the deployment's own holds it back: a request's wish is not others' famine.
+        """
+        held = engine.num_waiting and self._tightest_s < (self.tbt_s or INFINITY)
+        if not (engine.prefilling or held):
+            self._prefilled_at_s = engine.now_s
+            return False
+        return engine.now_s - self._prefilled_at_s > PATIENCE * self._tightest_s
+
+    def _relief(self, shape: StepShape) -> int:
+        """Prefill tokens that take about one objective longer than the decodes alone."""
+        mix = Mix.of_shape(shape, self.cost.profile.attention_window)
+        limit_s = self.cost.profile.stage_s(mix) + self._tightest_s
+        most = self.max_step_tokens - shape.num_tokens
+        return max(self.cost.profile.largest_chunk(mix, 0, most, limit_s), min(LEAST_RELIEF, most))
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
         """The core teaches the shared cost model itself; here only what passes outside it."""
@@ -199,7 +228,7 @@ class AdaptiveBudget:
     def _fill(self, mix: Mix, limit_s: float, engine: EngineView) -> int:
         """Add chunks to `mix` in the order the policy will take them; returns its tokens."""
         profile = self.cost.profile
-        most = max(self._cheapest_at_most(self.max_step_tokens), mix.num_tokens)
+        most = max(self._sizes.at_most(self.max_step_tokens), mix.num_tokens)
         limit_s /= self._bound_factor(mix, limit_s)
         # A prompt with a chunk in flight cannot join this step in a pipeline.
         steps = {step.plan.step_id for step in engine.in_flight} if self._one_at_a_time else ()
@@ -229,33 +258,10 @@ class AdaptiveBudget:
         """
         tokens = mix.num_tokens
         if chunk:
-            best = self._cheapest_at_most(tokens + chunk)
+            best = self._sizes.at_most(tokens + chunk)
             chunk = best - tokens if best > tokens else chunk
             mix.add(start, chunk, self.cost.profile.attention_window)
         return tokens + chunk
-
-    def _cheapest_at_most(self, num_tokens: int) -> int:
-        """The longest step up to num_tokens with (nearly) the least time per token.
-
-        From the size on that reaches `efficiency` of the best rate of all, that size is returned:
-        longer steps would only make decodes slower and micro-batches uneven.
-        """
-        known = self._cheapest
-        if not known:
-            known += self._sizes()
-        return known[min(num_tokens, self.max_step_tokens)]
-
-    def _sizes(self) -> list[int]:
-        profile, most = self.cost.profile, self.max_step_tokens
-        rates = [0.0] + [n / (profile.overhead_s + profile.linear_s(n)) for n in range(1, most + 1)]
-        enough = self.efficiency * max(rates)
-        sizes, chosen, best = [0], 0, 0.0
-        for n in range(1, most + 1):
-            best = max(best, rates[n])
-            if rates[chosen] < enough and rates[n] >= (1.0 - DENT) * best:
-                chosen = n
-            sizes.append(chosen)
-        return sizes
 
     def _paced(self, engine: EngineView) -> int:
         """Most prefill tokens of the step (bound 3 above).

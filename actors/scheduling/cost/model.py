@@ -11,7 +11,7 @@ One micro-batch on one pipeline stage costs
   + decode attention:  per slice, per kv token read
 
 Every term is linear in its coefficient, so a profile is fitted by non-negative least squares
-(`app.simulate.hardware.fit`), and evaluating one costs about a microsecond: cheap enough to ask
+(`actors.calibration.fit`), and evaluating one costs about a microsecond: cheap enough to ask
 before every iteration. The simulator, the budgets and the live engine use the same numbers.
 """
 

@@ -116,6 +116,11 @@ class OnlineCostModel:
         mix = Mix.of_shape(shape, self.profile.attention_window)
         return self.profile.stage_s(mix) * self.ratio(mix)
 
+    def latency_s(self, shape: StepShape) -> float:
+        """Expected seconds through all stages of an idle pipeline."""
+        mix = Mix.of_shape(shape, self.profile.attention_window)
+        return self.profile.latency_s(mix) * self.ratio(mix)
+
     def swap_s(self, num_blocks: int) -> float:
         """Seconds to move KV blocks one way; infinite where it was never measured."""
         per_block_s = self.profile.swap_block_s

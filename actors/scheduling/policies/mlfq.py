@@ -21,7 +21,8 @@ class FeedbackQueue:
 
     def plan(self, step: StepBuilder) -> None:
         step.rerank()
-        self._make_way(step)
+        if step.order_preempts:
+            self._make_way(step)
         prefilling = set(step.prefilling)
         served = sorted([*step.decoding, *prefilling], key=lambda state: state.rank)
         most = self.max_batch or max(step.config.max_requests, len(served))

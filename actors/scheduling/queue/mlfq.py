@@ -18,6 +18,8 @@ from actors.scheduling.state import RequestState, Status
 class FeedbackLevels(HeapOrder):
     """promote_s: a request that waits longer goes to the top level (starvation is bounded)."""
 
+    preempts = True
+
     def __init__(
         self,
         config: SchedulerConfig,

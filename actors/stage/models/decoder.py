@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional
 
-from actors.stage.group import RankGroup
+from actors.transport.group import RankGroup
 from kernels.interface import (
     AttentionShape,
     Backend,

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from actors.calibration.fit import FitReport, Measurement
+from actors.calibration.measure import EngineLimits
 from actors.scheduling.cost.model import CostModel
 from app.bench.report import make_report, publish, today
 from app.bench.terminal import Json, Out, console
 from app.paths import locate
-from actors.calibration.fit import FitReport, Measurement
-from app.simulate.hardware.profile import EngineLimits, profile, write_measurements
+from app.simulate.hardware.profile import profile, write_measurements
 
 if TYPE_CHECKING:
     from app.bench.engine.stage import LoadedStage

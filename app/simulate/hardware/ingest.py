@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from app.simulate.hardware.fit import nnls
+from actors.calibration.fit import nnls
 
 LICENCE = (
     "Medians of operator timings published by the authors of Vidur (github.com/microsoft/vidur), "

@@ -13,11 +13,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from actors.calibration.fit import Measurement, predict
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.event_log import Row, from_row
 from actors.scheduling.events import Execute, Reconfigure, StepDone
 from actors.scheduling.plan import Slice, StepShape
-from app.simulate.hardware.fit import Measurement, predict
 from app.simulate.hardware.step_ratios import StepRatios
 
 
@@ -125,5 +125,5 @@ def ratios(steps: Iterable[LiveStep], model: CostModel) -> StepRatios:
 
 
 def measurements(steps: Iterable[LiveStep]) -> list[Measurement]:
-    """For `app.simulate.hardware.fit`, as if a profiler had run them."""
+    """For `actors.calibration.fit`, as if a profiler had run them."""
     return [Measurement(step.shape, step.seconds) for step in steps]

@@ -10,24 +10,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from actors.calibration.fit import FitReport, Measurement, fit
+from actors.calibration.measure import EngineLimits
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.plan import StepShape
-from app.simulate.hardware.fit import FitReport, Measurement, fit
 
 StepRunner = Callable[[StepShape], float]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """What the engine can hold. max_step_tokens bounds a step; kv_tokens everything cached."""
-
-    max_step_tokens: int
-    max_requests: int
-    max_model_len: int
-    kv_tokens: int
 
 
 def grid(limits: EngineLimits, *, seed: int = 0, num_mixed: int = 120) -> list[StepShape]:

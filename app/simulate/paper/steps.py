@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from actors.calibration.fit import nnls
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from app.simulate.hardware.deployments import load_model
-from app.simulate.hardware.fit import nnls
 from app.simulate.paper import published
 from app.simulate.paper.published import Row
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from actors.stage.symmetric import SymmetricMemory
+from actors.transport.symmetric import SymmetricMemory
 
 # The classes behind torch.distributed's functions are public but typed only in part.
 dist: Any = torch.distributed

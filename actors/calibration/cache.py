@@ -1,0 +1,99 @@
+"""Cost models that engines have measured, kept in the user's cache folder for the next start."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from actors.scheduling.cost.model import CostModel
+from actors.stage.spec import StageInfo, StageSpec
+
+logger = logging.getLogger("legato.calibration")
+
+
+def cache_folder() -> Path:
+    """`$LEGATO_CACHE`, else `legato` in the user's cache folder."""
+    own = os.environ.get("LEGATO_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "legato"
+
+
+def key_of(spec: StageSpec, info: StageInfo, gpu: str = "") -> dict[str, Any]:
+    """Everything that decides how long a step takes."""
+    config = (Path(spec.model_path) / "config.json").read_bytes()
+    return {
+        "model": hashlib.sha256(config).hexdigest()[:16],
+        "dtype": info.dtype,
+        "kv_dtype": spec.kv_dtype,
+        "quantization": spec.quantization,
+        "backend": info.backend,
+        "device": spec.device,
+        "threads": spec.num_threads,
+        "cores": os.cpu_count(),
+        "processor": gpu or _processor(),
+        "num_stages": spec.num_stages,
+        "tensor_ranks": spec.tensor_ranks,
+        "block_size": spec.block_size,
+        "versions": [_version("legato-serve"), _version("torch")],
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else ""
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class CostModelFile:
+    """One engine's cost model. A file that cannot be read or written costs a calibration."""
+
+    path: Path
+    key: dict[str, Any]
+
+    @classmethod
+    def of(cls, spec: StageSpec, info: StageInfo) -> CostModelFile:
+        key = key_of(spec, info)
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+        name = f"{Path(spec.model_path).name}-{digest}.json"
+        return cls(cache_folder() / "cost_models" / name, key)
+
+    def load(self) -> CostModel | None:
+        """What was saved under the same key, if anything."""
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            if content["key"] != self.key:
+                return None
+            return CostModel.from_dict(content["cost_model"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            logger.warning("%s is not used: %s", self.path, error)
+            return None
+
+    def save(self, model: CostModel) -> None:
+        content = {"key": self.key, "cost_model": model.to_dict()}
+        part = self.path.with_suffix(f".{os.getpid()}.part")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            part.replace(self.path)  # readers see the old file or the new one, whole
+        except OSError as error:
+            logger.warning("the cost model is not kept: %s", error)

@@ -1,0 +1,174 @@
+"""Measure the steps of a pipeline that serves no request yet, and fit its cost model.
+
+A few dozen kinds of steps, each run three times at the same positions: the first run touches the
+memory, the faster of the others counts, as other programs only ever add time. Steps grow until time
+is up or a step takes far longer than any objective could allow; the model extends the last slope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from actors.calibration.fit import Measurement, fit, predict
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult, StepShape
+from actors.scheduling.request import SamplingParams
+
+Execute = Callable[[StepPlan], Awaitable[StepResult]]
+
+LEAST_S, MOST_S = 3.0, 16.0  # bounds of the time that measuring may take
+STEPS_OF_TIME = 400  # between them: so many decodes of one request
+LONGEST_STEP_S = 1.5
+ENOUGH = 24  # kinds of steps: fewer fix no coefficients
+CHECKED = 5  # of a known cost model, one kind of step in so many is run again
+FIRST_ID = 1 << 48  # request ids that no engine reaches
+TRUSTED = 1.6  # a known cost model whose steps take more, or less by as much, is of another machine
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What the engine can hold. max_step_tokens bounds a step; kv_tokens everything cached."""
+
+    max_step_tokens: int
+    max_requests: int
+    max_model_len: int
+    kv_tokens: int
+    block_size: int = 16
+    vocab_size: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    model: CostModel
+    seconds: float
+    num_shapes: int
+
+
+def shapes(limits: EngineLimits) -> Iterator[StepShape]:
+    """Kinds of steps, ever larger: decodes, a chunk, both; early and deep in a context."""
+    deep = min(2048, limits.max_model_len // 2)
+    size = 1
+    while size <= limits.max_step_tokens:
+        decodes = min(size, limits.max_requests)
+        if size == decodes or decodes > size // 2:
+            for context in (32, deep):
+                yield StepShape(decodes, decodes * context)
+        if size >= 2:
+            yield StepShape(prefills=((0, size),))
+            yield StepShape(prefills=((deep, size),))
+        if size >= 16:
+            few = max(1, min(decodes, size) // 2)
+            yield StepShape(few, few * 256, ((0, size - few),))
+            yield StepShape(few, few * deep, ((deep // 2, size - few),))
+        size *= 2
+
+
+def fits(shape: StepShape, limits: EngineLimits) -> bool:
+    """Whether the engine could run such a step."""
+    if shape.num_decodes + len(shape.prefills) > limits.max_requests:
+        return False
+    ends = [start + num_tokens for start, num_tokens in shape.prefills]
+    if shape.num_decodes:
+        ends += [shape.decode_context_tokens // shape.num_decodes] * shape.num_decodes
+    num_blocks = sum(-(-(end + 1) // limits.block_size) for end in ends)
+    return (
+        max(ends) < limits.max_model_len
+        and num_blocks * limits.block_size <= limits.kv_tokens
+        and shape.num_tokens <= limits.max_step_tokens
+    )
+
+
+async def calibrate(
+    execute: Execute,
+    limits: EngineLimits,
+    base: CostModel,
+    clock: Callable[[], float],
+) -> Calibration:
+    """Measure and fit; `base` carries what is not measured (name, stages, window, KV capacity).
+
+    execute: runs a plan and returns its answer, whose stage times tell how long it took.
+    Raises ValueError where too few steps could be measured.
+    """
+    begin_s = clock()
+    runner = _Runner(execute, limits)
+    limit_s = None
+    measured: list[Measurement] = []
+    for shape in shapes(limits):
+        if not fits(shape, limits):
+            continue
+        measured.append(Measurement(shape, await runner.time(shape)))
+        if limit_s is None:
+            limit_s = min(MOST_S, max(LEAST_S, STEPS_OF_TIME * measured[0].seconds))
+        # The next kind may be twice as long, and runs three times.
+        spent_s = clock() - begin_s + 6 * measured[-1].seconds
+        enough = len(measured) >= ENOUGH and spent_s > limit_s
+        if enough or spent_s > MOST_S or 2 * measured[-1].seconds > LONGEST_STEP_S:
+            break
+    await runner.leave()
+    model, _ = fit(measured, base, held_out=0.15)
+    return Calibration(model, clock() - begin_s, len(measured))
+
+
+async def check(
+    execute: Execute, limits: EngineLimits, known: CostModel, clock: Callable[[], float]
+) -> Calibration | None:
+    """Hold a known cost model against a few steps; None where it tells of another machine."""
+    begin_s, runner = clock(), _Runner(execute, limits)
+    few = [shape for shape in shapes(limits) if fits(shape, limits)]
+    ratios = sorted(
+        [await runner.time(shape) / predict(known, shape) for shape in few[: 4 * CHECKED : CHECKED]]
+    )
+    await runner.leave()
+    if not 1 / TRUSTED < ratios[len(ratios) // 2] < TRUSTED:
+        return None
+    return Calibration(known, clock() - begin_s, len(ratios))
+
+
+class _Runner:
+    """Runs steps of any shape on empty stages. Their KV is what memory holds: it costs the same."""
+
+    def __init__(self, execute: Execute, limits: EngineLimits) -> None:
+        self._execute = execute
+        self._limits = limits
+        self._step_ids = count()
+        self._ids = count(FIRST_ID)
+        self._known: tuple[int, ...] = ()  # requests that the stages know
+
+    async def time(self, shape: StepShape) -> float:
+        """Seconds of the slowest stage, the faster of two runs behind a first one."""
+        context = shape.decode_context_tokens // max(1, shape.num_decodes)
+        parts = [(context - 1, 1)] * shape.num_decodes + list(shape.prefills)
+        started = tuple(self._enter(parts))
+        slices = tuple(
+            Slice(start.request_id, begin, num_tokens, True)
+            for start, (begin, num_tokens) in zip(started, parts, strict=True)
+        )
+        await self._run(slices, self._known, started)
+        self._known = tuple(start.request_id for start in started)
+        return min([await self._run(slices), await self._run(slices)])
+
+    async def leave(self) -> None:
+        """The stages forget the last requests."""
+        await self._run((), self._known)
+
+    def _enter(self, parts: list[tuple[int, int]]) -> Iterator[RequestStart]:
+        first_block = 0
+        for begin, num_tokens in parts:
+            end, request_id = begin + num_tokens, next(self._ids)
+            last_block = first_block - (-(end + 1) // self._limits.block_size)
+            tokens = tuple((7 * i + request_id) % self._limits.vocab_size for i in range(end))
+            blocks = tuple(range(first_block, last_block))
+            first_block = last_block
+            yield RequestStart(request_id, tokens, end, blocks, SamplingParams(1 << 20))
+
+    async def _run(
+        self,
+        slices: tuple[Slice, ...],
+        released: tuple[int, ...] = (),
+        started: tuple[RequestStart, ...] = (),
+    ) -> float:
+        plan = StepPlan(next(self._step_ids), slices, released=released, started=started)
+        answer = await self._execute(plan)
+        return max([end_s - begin_s for begin_s, end_s in answer.stage_times_s])

@@ -1,0 +1,54 @@
+"""The cost model of an engine that starts: kept from an earlier start and checked, or measured."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from actors.calibration.cache import CostModelFile
+from actors.calibration.measure import Calibration, EngineLimits, Execute, calibrate, check
+from actors.engine_config import EngineConfig
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.model import CostModel
+from actors.stage.spec import StageInfo
+
+logger = logging.getLogger("legato.calibration")
+
+
+async def calibrate_at_start(
+    config: EngineConfig, scheduler: SchedulerConfig, info: StageInfo, execute: Execute
+) -> Calibration | None:
+    """None where too little could be measured: the engine then goes without a cost model."""
+    limits = EngineLimits(
+        max_step_tokens=scheduler.max_step_tokens,
+        max_requests=scheduler.max_requests,
+        max_model_len=scheduler.max_model_len,
+        kv_tokens=scheduler.num_blocks * scheduler.block_size,
+        block_size=scheduler.block_size,
+        vocab_size=min(info.vocab_size, 256),
+    )
+    file = CostModelFile.of(config.stage, info)
+    known = file.load()
+    if known is not None:
+        checked = await check(execute, limits, known, time.monotonic)
+        if checked is not None:
+            logger.info("cost model of %s, checked in %.1f s", file.path, checked.seconds)
+            return checked
+        logger.warning("%s tells of another machine: measuring anew", file.path)
+    base = CostModel(
+        file.path.stem,
+        tokens_s=((1, 1.0),),
+        num_stages=config.stage.num_stages,
+        tensor_ranks=config.stage.tensor_ranks,
+        kv_tokens=limits.kv_tokens,
+        max_model_len=limits.max_model_len,
+        source="measured at start",
+    )
+    try:
+        measured = await calibrate(execute, limits, base, time.monotonic)
+    except ValueError as error:
+        logger.warning("no cost model: %s", error)
+        return None
+    file.save(measured.model)
+    logger.info("%d kinds of step measured in %.1f s", measured.num_shapes, measured.seconds)
+    return measured

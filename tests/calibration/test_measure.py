@@ -1,0 +1,124 @@
+"""Calibration over stages whose every step takes what a known cost model says."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from actors.calibration.fit import predict
+from actors.calibration.measure import EngineLimits, calibrate, check, shapes
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.plan import RequestStart, StepPlan, StepResult, StepShape
+
+LIMITS = EngineLimits(
+    max_step_tokens=2048, max_requests=32, max_model_len=4096, kv_tokens=32 * 4096
+)
+TRUTH = CostModel(
+    "truth",
+    tokens_s=((1, 0.004), (32, 0.005), (256, 0.03), (2048, 0.24)),
+    per_request_s=2e-5,
+    decode_kv_s=4e-8,
+    prefill_kv_s=3e-8,
+    prefill_pair_s=2e-9,
+)
+BASE = CostModel("measured", tokens_s=((1, 1.0),), kv_tokens=LIMITS.kv_tokens)
+
+
+class Stages:
+    """Keeps the contract that real stages rely on; time passes by the truth, and some noise."""
+
+    def __init__(self, truth: CostModel = TRUTH, noise: float = 0.0, num_stages: int = 1) -> None:
+        self.truth, self.noise, self.num_stages = truth, noise, num_stages
+        self.now_s = 0.0
+        self.known: dict[int, RequestStart] = {}
+        self.num_steps = 0
+        self._random = random.Random(3)
+
+    def clock(self) -> float:
+        return self.now_s
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        assert plan.step_id == self.num_steps
+        self.num_steps += 1
+        for request_id in plan.released:
+            del self.known[request_id]
+        self.known |= {start.request_id: start for start in plan.started}
+        assert len(self.known) <= LIMITS.max_requests
+        blocks = [block for start in self.known.values() for block in start.block_ids]
+        assert len(blocks) == len(set(blocks))
+        assert max(blocks, default=0) < LIMITS.kv_tokens // LIMITS.block_size
+        assert plan.num_tokens <= LIMITS.max_step_tokens
+        for part in plan.slices:
+            start = self.known[part.request_id]
+            end = part.start + part.num_tokens
+            assert 0 <= part.start < end <= len(start.tokens) < LIMITS.max_model_len
+            assert end < len(start.block_ids) * LIMITS.block_size
+        times = []
+        for _ in range(self.num_stages):
+            begin_s = self.now_s
+            self.now_s += self._seconds(plan)
+            times.append((begin_s, self.now_s))
+        return StepResult(plan.step_id, (), stage_times_s=tuple(times))
+
+    def _seconds(self, plan: StepPlan) -> float:
+        if not plan.slices:
+            return 1e-4
+        mix = Mix.of(plan.slices)
+        disturbed = 2.0 if self._random.random() < 0.1 else 1.0
+        return self.truth.stage_s(mix) * (1 + self.noise * self._random.random() * disturbed)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+async def test_it_finds_what_steps_cost(num_stages: int) -> None:
+    stages = Stages(noise=0.05, num_stages=num_stages)
+    found = await calibrate(stages.execute, LIMITS, BASE, stages.clock)
+    assert not stages.known  # nothing is left behind
+    for shape in (
+        StepShape(1, 700),
+        StepShape(8, 8 * 900),
+        StepShape(30, 30 * 300, ((500, 200),)),
+        StepShape(4, 4000, ((0, 900),)),
+    ):
+        assert predict(found.model, shape) == pytest.approx(predict(TRUTH, shape), rel=0.15)
+
+
+async def test_it_takes_a_bounded_time() -> None:
+    """Steps four times as slow, as of a larger model: fewer kinds, not four times the time."""
+    slow = CostModel("slow", tokens_s=tuple((n, 12 * s) for n, s in TRUTH.tokens_s))
+    for truth, most_s in ((TRUTH, 8.0), (slow, 25.0)):
+        stages = Stages(truth)
+        found = await calibrate(stages.execute, LIMITS, BASE, stages.clock)
+        assert found.seconds < most_s
+        assert found.num_shapes >= 20
+        assert not stages.known
+
+
+async def test_an_engine_with_no_room_for_steps_is_said_to_have_none() -> None:
+    limits = EngineLimits(max_step_tokens=4, max_requests=2, max_model_len=64, kv_tokens=128)
+    stages = Stages()
+    with pytest.raises(ValueError, match="at least 20"):
+        await calibrate(stages.execute, limits, BASE, stages.clock)
+
+
+async def test_a_known_model_is_checked_in_a_few_steps() -> None:
+    stages = Stages(noise=0.1)
+    checked = await check(stages.execute, LIMITS, TRUTH, stages.clock)
+    assert checked is not None
+    assert checked.model is TRUTH
+    assert stages.num_steps < 20
+    assert not stages.known
+    foreign = CostModel("foreign", tokens_s=tuple((n, 3 * s) for n, s in TRUTH.tokens_s))
+    for other in (Stages(foreign), Stages(TRUTH)):
+        known = TRUTH if other.truth is foreign else foreign
+        assert await check(other.execute, LIMITS, known, other.clock) is None
+        assert not other.known
+
+
+def test_kinds_of_steps_grow() -> None:
+    sizes = [shape.num_tokens for shape in itertools.islice(shapes(LIMITS), 60)]
+    assert sizes[0] == 1
+    assert max(sizes) == LIMITS.max_step_tokens
+    assert all(later >= earlier / 2 for earlier, later in itertools.pairwise(sizes))
