@@ -20,11 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from actors.calibration.probe import PipelineProbe, ProbeFailed
 from actors.calibration.start import calibrate_at_start
 from actors.engine_config import EngineConfig
 from actors.event_recorder import EventFile
 from actors.gc_utils import freeze_gc_heap
 from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
 from actors.scheduling.event_log import Recorder
 from actors.scheduling.events import (
@@ -42,7 +44,7 @@ from actors.scheduling.events import (
     Tick,
     WakeAt,
 )
-from actors.scheduling.plan import StepPlan, StepResult
+from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Grammar, Request
 from actors.stage.spec import StageInfo
 from actors.stage_set import StageSet, StagesFailed
@@ -62,8 +64,6 @@ from actors.transport.messages import (
 from actors.transport.wire import FrameProtocol, connect
 
 logger = logging.getLogger("legato.scheduler")
-
-_ALONE_WITHIN_S = 120.0  # for one step before the engine serves
 
 
 def _not_started(event: Event, now_s: float) -> list[Instruction]:
@@ -86,7 +86,7 @@ class EngineLoop:
         )
         self._wake: asyncio.TimerHandle | None = None
         self._records: IterationRecords | None = None
-        self._alone: asyncio.Future[StepResult | StepError] | None = None  # before the core is
+        self._probe: PipelineProbe | None = None  # while steps are measured, before the core is
         self._rebuilding = False
         self._rebuilds_in_a_row = 0
         self._recoveries = 0
@@ -106,9 +106,7 @@ class EngineLoop:
             max_model_len=min(self._config.scheduler.max_model_len, info.max_model_len),
         )
         if self._config.calibrate and scheduler.cost_model is None:
-            found = await calibrate_at_start(self._config, scheduler, info, self._run_alone)
-            if found is not None:
-                scheduler = replace(scheduler, cost_model=found.model.to_dict())
+            scheduler = await self._calibrate(scheduler, info)
         self._core = build_core(scheduler)
         self._call = self._core.handle
         self._records = IterationRecords(self._core)
@@ -120,19 +118,17 @@ class EngineLoop:
         logger.info("ready: %s backend, %d KV blocks", info.backend, num_blocks)
         return replace(info, max_model_len=scheduler.max_model_len), num_blocks
 
-    async def _run_alone(self, plan: StepPlan) -> StepResult:
-        """Run a step on a pipeline that serves nothing yet; raises StagesFailed."""
-        self._alone = asyncio.get_running_loop().create_future()
-        if self.stages.pipeline is not None:
-            self.stages.pipeline.submit(plan)
+    async def _calibrate(self, scheduler: SchedulerConfig, info: StageInfo) -> SchedulerConfig:
+        """The settings with a cost model, where one can be measured."""
+        if self.stages.pipeline is None:
+            return scheduler
+        self._probe = PipelineProbe(self.stages.pipeline.submit)
         try:
-            async with asyncio.timeout(_ALONE_WITHIN_S):
-                answer = await self._alone
-        except TimeoutError:
-            raise StagesFailed("a stage does not answer") from None
-        if isinstance(answer, StepError):
-            raise StagesFailed(answer.message)
-        return answer
+            found = await calibrate_at_start(self._config, scheduler, info, self._probe.run)
+        except ProbeFailed as error:
+            raise StagesFailed(f"measuring steps: {error}") from error
+        self._probe = None
+        return scheduler if found is None else replace(scheduler, cost_model=found.model.to_dict())
 
     async def finished(self) -> None:
         """Wait until the replica is gone, and with it the stages."""
@@ -223,8 +219,8 @@ class EngineLoop:
 
     def _answered(self, answer: StepResult | StepError) -> None:
         core = self._core
-        if core is None and self._alone is not None and not self._alone.done():
-            self._alone.set_result(answer)
+        if core is None and self._probe is not None:
+            self._probe.answered(answer)
         if self._rebuilding or core is None:
             return
         now_s = time.monotonic()
@@ -249,8 +245,8 @@ class EngineLoop:
     # ---- recovery ----------------------------------------------------------------------------
 
     def _lost(self, reason: str) -> None:
-        if self._core is None and self._alone is not None and not self._alone.done():
-            self._alone.set_exception(StagesFailed(reason))
+        if self._core is None and self._probe is not None:
+            self._probe.lost(reason)
         elif not self._rebuilding:
             self._rebuilding = True
             self._spawn(self._rebuild(reason))

@@ -18,7 +18,7 @@ from actors.transport.graph_pipeline import GraphPipeline
 from actors.transport.messages import StepError
 from actors.transport.pipeline import CallPipeline, Pipeline
 
-logger = logging.getLogger("legato.recovery")
+logger = logging.getLogger("legato.stages")
 
 _REPORT_EVERY_S = 5.0
 

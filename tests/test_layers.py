@@ -43,7 +43,10 @@ ROOMS: dict[str, tuple[str, str]] = {
         "actors/stage/*.py",
         "kernels kernels.backends vocabulary transport stage.spec stage.model",
     ),
-    "calibration": ("actors/calibration/{fit,measure,cache}.py", "vocabulary cost stage.spec"),
+    "calibration": (
+        "actors/calibration/{fit,measure,cache,probe}.py",
+        "vocabulary cost transport stage.spec",
+    ),
     "actors": (
         "actors/{*,calibration/*}.py",
         "vocabulary cost core transport stage stage.spec calibration",

@@ -114,7 +114,7 @@ async def calibrate(
 async def check(
     execute: Execute, limits: EngineLimits, known: CostModel, clock: Callable[[], float]
 ) -> Calibration | None:
-    """Hold a known cost model against a few steps; None where it tells of another machine."""
+    """Hold a known cost model against a few steps; None where it does not fit this machine."""
     begin_s, runner = clock(), _Runner(execute, limits)
     few = [shape for shape in shapes(limits) if fits(shape, limits)]
     ratios = sorted(

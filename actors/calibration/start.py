@@ -34,7 +34,7 @@ async def calibrate_at_start(
         if checked is not None:
             logger.info("cost model of %s, checked in %.1f s", file.path, checked.seconds)
             return checked
-        logger.warning("%s tells of another machine: measuring anew", file.path)
+        logger.warning("%s does not fit this machine: measuring anew", file.path)
     base = CostModel(
         file.path.stem,
         tokens_s=((1, 1.0),),

@@ -1,7 +1,8 @@
-"""Everything the core needs to know at birth, as data. `build.build_core` makes a core of it.
+"""Everything a core is made from, as data. `build.build_core` makes a core of it.
 
 A setting is declared once, as a field of `SchedulerConfig` with its `Setting`. The YAML's schema
-(`app.settings`), the reference, the checks and the keys that may change live are made of these.
+(`app.settings_schema`), the reference, the checks and the keys that may change live are made of
+these.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the core asks of its replaceable parts: how much, how long, and what may enter.
 
-A policy decides slices; these three compose with any policy. The core passes itself as an
+A policy decides slices; these three compose with any policy. They see the live requests as an
 `EngineView`, so nothing is copied per step. Implementations are pure: no clock, no I/O, and
 randomness only from a seed they were given.
 """
@@ -16,7 +16,7 @@ from actors.scheduling.request import Request
 
 
 class RequestView(Protocol):
-    """One live request, read-only. Times are on the clock that the shell passes to `handle`."""
+    """One live request, read-only. Times are on the clock of `handle`'s `now_s`."""
 
     @property
     def request(self) -> Request: ...

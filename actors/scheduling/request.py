@@ -1,7 +1,7 @@
-"""What a request asks for: plain, frozen data that every floor of the house may hold.
+"""What a request asks for: plain, frozen data.
 
-Nothing here knows Ray, torch or a clock. Times are seconds on the clock that the shell
-passes to the core; tokens are vocabulary ids.
+Nothing here knows Ray, torch or a clock. Times are seconds on the clock whose
+readings `Core.handle` is given; tokens are vocabulary ids.
 """
 
 from __future__ import annotations

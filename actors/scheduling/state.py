@@ -109,8 +109,8 @@ class RequestState:
 
         # Memory
         self.block_table: list[int] = []  # device KV blocks, in order
-        self.capacity = 0  # len(blocks) * block_size
-        self.host_blocks: list[int] = []  # KV of [0, planned) while swapped out
+        self.capacity = 0  # len(block_table) * block_size
+        self.host_blocks: list[int] = []  # KV of [0, num_computed_tokens) while swapped out
         self.cacheable = False  # may start from cached blocks
         self.num_committed_blocks = 0  # full blocks offered to the prefix cache
         self._block_hashes: list[bytes] = [chain_root(request.cache_salt)]

@@ -1,7 +1,7 @@
 """One step being planned: what a policy may do, and the plan that comes of it.
 
-A policy sees nothing but the `StepBuilder`: it calls `decode_all`, `chunk` and `start`, each of
-which allocates what it needs or changes nothing.
+A policy sees nothing but the `StepBuilder`: it calls `decode_all`, `decode`, `chunk`, `start` and
+`preempt`, each of which allocates what it needs or changes nothing.
 """
 
 from __future__ import annotations

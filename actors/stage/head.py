@@ -157,9 +157,9 @@ class Head:
         """Of the slices numbered in `asking`. The row of position p judges the token at p + 1."""
         found: list[PromptLogprobs] = []
         for i in asking:
-            piece, row, offset = slices[i], int(host.rows_S[i]), int(host.query_starts_S1[i])
+            part, row, offset = slices[i], int(host.rows_S[i]), int(host.query_starts_S1[i])
             num_prompt = int(self._input_batch.columns.num_prompt_R[row])
-            num_rows = min(piece.num_tokens, num_prompt - 1 - piece.start)
+            num_rows = min(part.num_tokens, num_prompt - 1 - part.start)
             count = int(self._input_batch.columns.prompt_logprobs_R[row])
             entries: list[TokenLogprobs] = []
             for begin in range(0, num_rows, _HEAD_ROWS):
@@ -167,12 +167,12 @@ class Head:
                 at = range(offset + begin, offset + end)
                 logits_RV = self._decoder.logits(self._normed(output, at))
                 if self._sampler is not None and logits_RV is not None:
-                    first = piece.start + 1 + begin
+                    first = part.start + 1 + begin
                     targets = self._input_batch.tokens_RP[row, first : first + len(at)]
                     counts = [count] * len(at)
                     entries += self._sampler.logprobs(logits_RV, targets.astype(np.int64), counts)
             if num_rows > 0:
-                found.append((piece.request_id, piece.start + 1, tuple(entries)))
+                found.append((part.request_id, part.start + 1, tuple(entries)))
         return tuple(found)
 
     def _pooled(
@@ -181,35 +181,35 @@ class Head:
         """Embeddings of the requests whose prompt ends in this step; not normalised."""
         done: list[tuple[int, tuple[float, ...]]] = []
         for i in pooling:
-            piece, row = slices[i], int(host.rows_S[i])
+            part, row = slices[i], int(host.rows_S[i])
             first, end = int(host.query_starts_S1[i]), int(host.query_starts_S1[i + 1])
             if self._input_batch.info(row).pooling == "last":
                 vector_H = self._normed(output, (end - 1,))[0].float()
             else:
-                vector_H = self._mean(piece, self._normed(output, range(first, end)))
-            if piece.start + piece.num_tokens >= self._input_batch.columns.num_prompt_R[row]:
-                done.append((piece.request_id, tuple(vector_H.tolist())))
+                vector_H = self._mean(part, self._normed(output, range(first, end)))
+            if part.start + part.num_tokens >= self._input_batch.columns.num_prompt_R[row]:
+                done.append((part.request_id, tuple(vector_H.tolist())))
         return tuple(done)
 
-    def _mean(self, piece: Slice, normed_RH: torch.Tensor) -> torch.Tensor:
+    def _mean(self, part: Slice, normed_RH: torch.Tensor) -> torch.Tensor:
         """The mean from the first token to the end of this chunk, float32. A repeated chunk counts
         once. Raises ValueError where tokens before the chunk were never seen (a cached prefix).
         """
         sum_H = normed_RH.float().sum(0)
-        partial = self._partials.get(piece.request_id)
-        if piece.start == 0:
+        partial = self._partials.get(part.request_id)
+        if part.start == 0:
             before_H = torch.zeros_like(sum_H)
-        elif partial is not None and partial.end == piece.start:
+        elif partial is not None and partial.end == part.start:
             before_H = partial.sum_at_end_H
-        elif partial is not None and partial.start == piece.start:
+        elif partial is not None and partial.start == part.start:
             before_H = partial.sum_at_start_H
         else:
             raise ValueError(
-                f"mean pooling of request {piece.request_id} needs its tokens from the first on"
+                f"mean pooling of request {part.request_id} needs its tokens from the first on"
             )
-        end = piece.start + piece.num_tokens
+        end = part.start + part.num_tokens
         total_H = before_H + sum_H
-        self._partials[piece.request_id] = _Partial(piece.start, before_H, end, total_H)
+        self._partials[part.request_id] = _Partial(part.start, before_H, end, total_H)
         return total_H / end
 
 

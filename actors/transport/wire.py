@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import cast
 
 _LENGTH = struct.Struct("<I")
-MAX_FRAME_BYTES = 1 << 30
+MAX_FRAME_BYTES = 1 << 30  # a length beyond it is no frame of ours: the connection is closed
 
 
 class ConnectionLost(Exception):
@@ -92,6 +92,8 @@ class Mailbox:
             self._peer = self._accept()
             self._listener.close()
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        if length > MAX_FRAME_BYTES:
+            raise ConnectionLost(f"a frame of {length} bytes")
         return self._read(length)
 
     def _accept(self) -> socket.socket:
@@ -199,6 +201,10 @@ class FrameProtocol(asyncio.Protocol):
             self._secret = b""
         while len(buffer) - offset >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(buffer, offset)
+            if length > MAX_FRAME_BYTES:
+                buffer.clear()
+                self.close()
+                return
             end = offset + _LENGTH.size + length
             if len(buffer) < end:
                 break

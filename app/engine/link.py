@@ -1,7 +1,8 @@
 """The replica's end of its scheduler: the actor, and the socket between them.
 
 The scheduler takes no actor calls while it serves (`actors.scheduler` says why), so questions go
-the way of submissions, and answers come between the outputs. Messages are packed and read here.
+the way of submissions, and answers come between the outputs. Messages are packed and read here;
+rows of outputs are read where they are delivered (`streams`).
 """
 
 from __future__ import annotations

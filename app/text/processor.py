@@ -97,23 +97,6 @@ class TextProcessor:
         """
         return self._longest_token > 0 and len(text) > 4 * self._longest_token * num_tokens
 
-    async def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Tokens of a conversation under the model's chat template; raises TemplateError."""
-        text = await self.render_chat(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            variables=variables,
-        )
-        return await self.encode(text, add_special_tokens=False)  # the template writes its own
-
     async def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

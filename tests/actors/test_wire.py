@@ -52,7 +52,7 @@ def test_frame_of_any_size_arrives_whole(directory: Path, size: int) -> None:
 
 def test_a_peek_neither_waits_nor_takes(directory: Path) -> None:
     mailbox = Mailbox(str(directory / "m"))
-    assert mailbox.peek() is None  # nobody has connected
+    assert mailbox.peek() is None  # nothing has connected
     sender = Sender(str(directory / "m"))
     sender.send(b"one")
     sender.send(b"two")
@@ -85,7 +85,7 @@ async def test_loop_to_mailbox_and_loss(directory: Path) -> None:
     assert await asyncio.to_thread(mailbox.receive) == b"plan"
     mailbox.close()
     await asyncio.wait_for(lost.wait(), 5)
-    protocol.send(b"to nobody")  # dropped: the owner has been told
+    protocol.send(b"to no one")  # dropped: the owner has been told
 
 
 def test_between_nodes_only_the_secret_opens_a_mailbox() -> None:

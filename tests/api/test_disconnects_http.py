@@ -76,7 +76,7 @@ async def test_a_client_that_leaves_frees_its_request(
     if stream:
         await reader.readuntil(b"\r\n\r\n")
     else:
-        while not server.engine.num_running:  # noqa: ASYNC110 (the engine tells nobody)
+        while not server.engine.num_running:  # noqa: ASYNC110 (the engine does not tell)
             await asyncio.sleep(0.001)
     writer.close()
     await recorder.finished.wait()

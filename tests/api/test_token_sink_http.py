@@ -107,7 +107,7 @@ async def _answer(reader: asyncio.StreamReader) -> str:
 
 
 async def test_a_reader_that_rests_loses_nothing(start_server: StartServer) -> None:
-    """What does not fit into the connection must wait, and nobody may pass it."""
+    """What does not fit into the connection must wait, and nothing may pass it."""
     server = await start_server(max_model_len=20_000)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)

@@ -128,7 +128,7 @@ class Driver:
     # ---- checks -----------------------------------------------------------------------
 
     def _check_no_decode_skipped(self) -> None:
-        """With room in the pipeline nobody is left who could decode in memory it holds."""
+        """With room in the pipeline no request is left that could decode in memory it holds."""
         if len(self.outstanding) < self.config.depth:
             for state in self.core.requests.decoding:
                 ready = state.in_flight < self.config.steps_per_request
@@ -140,7 +140,7 @@ class Driver:
         core = self.core
         stall_free = ("sarathi", "fair", "deadline", "shortest_first")
         dynamic = "chunks" in core.config.policy_options
-        by_time = core.config.budget in ("profiled", "adaptive")
+        by_time = core.config.budget in ("auto", "profiled", "adaptive")
         excused = dynamic or by_time or self.failures or core.num_forced_steps
         if core.config.policy in stall_free and not excused:
             decodes = sum(
@@ -155,7 +155,7 @@ class Driver:
         assert len(ids) == len(set(ids)), "two slices of one request in one step"
         assert plan.num_tokens <= self.config.max_step_tokens
         if self.config.steps_per_request == 1:
-            # the next slice of whoever samples depends on the token that must come back first
+            # the next slice behind one that samples depends on the token that must come back
             overlap = self.config.overlap_chunks
             awaited = {
                 part.request_id
@@ -179,7 +179,7 @@ class Driver:
 
     def _deliver(self, output: Output) -> None:
         caller = self.callers[output.request_id]
-        assert caller.finish is None, "news after the end"
+        assert caller.finish is None, "an output after the end"
         assert caller.refused is None
         assert output.index == len(caller.tokens), "a token lost or doubled"
         assert output.tokens or output.finish_reason is not None

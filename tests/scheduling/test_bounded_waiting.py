@@ -1,6 +1,6 @@
-"""Nobody starves: how late a request may come and still start before one that waits, by policy.
+"""No request starves: how late a request may come and still start before one that waits, by policy.
 
-A flood of short, urgent requests of other tenants meets one long request (the victim). Whoever
+A flood of short, urgent requests of other tenants meets one long request (the victim). What
 arrives after it and starts before it is an overtaker; each order promises a bound on those.
 """
 

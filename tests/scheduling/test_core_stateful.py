@@ -160,7 +160,7 @@ class AnythingGoes(RuleBasedStateMachine):
     @rule()
     def lose(self) -> None:
         if self.driver.core.faults._lost_since_answer:
-            return  # twice in a row blames whoever was in flight: tested elsewhere
+            return  # twice in a row blames what was in flight: tested elsewhere
         self.driver.lose()
 
     @rule(seconds=st.sampled_from([0.1, 5.0, 60.0]))

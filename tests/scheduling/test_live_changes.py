@@ -1,4 +1,4 @@
-"""Settings changed while requests run: nobody is lost, and nonsense is refused whole."""
+"""Settings changed while requests run: no request is lost, and nonsense is refused whole."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_places_may_be_lowered_and_raised_again_but_not_beyond_what_was_built() 
     driver.answer()
     assert driver.core.requests.running.num_requests == 4
     driver.send(Reconfigure({"scheduling.max_requests": 1}))
-    assert driver.core.requests.running.num_requests == 4  # nobody is thrown out
+    assert driver.core.requests.running.num_requests == 4  # none is thrown out
     while driver.core.requests.running.num_requests > 1:
         driver.answer()
     for _ in range(3):

@@ -65,7 +65,7 @@ def test_overload_is_shed_and_goodput_kept(factor: float) -> None:
 
 
 def test_retry_after_is_truthful() -> None:
-    """Whoever comes again when told is accepted, unless newcomers took the place meanwhile."""
+    """A client that comes again when told is accepted, unless newcomers took its place."""
     first = overload(3.0, "predictive", seconds=30.0)
     refused = ~np.isnan(np.array(first.record.refused_s))
     retry_s = (np.array(first.record.arrival_s) + np.array(first.record.retry_after_s))[refused]
@@ -130,7 +130,7 @@ def test_bad_settings_are_named() -> None:
 
 def test_a_correction_is_the_quantile_of_what_became_of_recent_predictions() -> None:
     correction = Correction(share=0.9)
-    assert correction.factor == CAUTION  # nobody has watched this queue
+    assert correction.factor == CAUTION  # this queue has not been watched
     for percent in range(100):
         correction.observe(actual_s=1.0 + percent / 100, predicted_s=1.0)
     assert correction.factor == pytest.approx(1.89)

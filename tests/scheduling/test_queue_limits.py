@@ -118,7 +118,7 @@ def test_whoever_waits_too_long_is_refused_on_time() -> None:
 
 
 class Picky:
-    """Refuses odd ids; lets nobody start beside another."""
+    """Refuses odd ids; lets no request start beside another."""
 
     def on_submit(self, request: Request, engine: EngineView) -> Refusal | None:
         odd = request.request_id % 2

@@ -24,7 +24,7 @@ def render(source: str, limit_s: float = 0.5) -> str:
 async def test_conversation_becomes_tokens(byte_level: TextProcessor) -> None:
     text = await byte_level.render_chat([*HELLO, {"role": "assistant", "content": "Hi"}])
     assert text == "<|user|>Hello<|end|><|assistant|>Hi<|end|><|assistant|>"
-    tokens = await byte_level.encode_chat(HELLO)
+    tokens = await byte_level.encode(await byte_level.render_chat(HELLO), add_special_tokens=False)
     assert byte_level.decode(tokens, skip_special_tokens=False) == (
         "<|user|>Hello<|end|><|assistant|>"
     )

@@ -211,7 +211,7 @@ class PredictiveAdmission:
     def _finish_rate(self, engine: EngineView) -> float:
         """Running requests that end per second, at the pace their tokens have come so far.
 
-        Someone met at random is half done, so whole outputs are twice what is left: n requests
+        A request met at random is half done, so whole outputs are twice what is left: n requests
         with L left each on average end at a rate of n / (2 L) a step.
         """
         decoding = engine.decoding

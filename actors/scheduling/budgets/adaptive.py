@@ -31,7 +31,7 @@ from actors.scheduling.plan import StepShape
 
 INFINITY = float("inf")
 LEAST_PACED_TOKENS = 256.0  # below this a step wastes more than bunching does
-OUTSIDE_SHARE = 0.1  # of the objective: more than that outside the stages no chunk can mend
+OUTSIDE_SHARE = 0.1  # of the objective: more time outside the stages cannot be made up by chunks
 PATIENCE = 20  # objectives that prompts may stand still
 LEAST_RELIEF = 16  # tokens
 FULL = 0.98  # share of the places (slots or KV blocks) in use from which no request can start
@@ -42,11 +42,11 @@ class AdaptiveBudget:
     """Implements `interfaces.TokenBudget`.
 
     cost: what predicts and learns (the core teaches it).
-    tbt_s: the deployment's objective; a request's own takes precedence; None promises nothing.
+    tbt_s: the deployment's objective; a request's own takes precedence; None: no objective.
     max_requests: sequence slots; with max_step_tokens the limits of the engine.
     smoothness: longest gap allowed, in objectives (see `slack`).
     headroom: share of every limit kept back for what happens behind the engine's answers, on the
-        way to a client's eyes; a step that needed it counts as a miss.
+        way to the client; a step that needed it counts as a miss.
     growth: context tokens by which running requests may still grow; new prompts are held back
         while decodes alone would miss the objective after that growth.
     efficiency: share of the best token rate that ends the wish for longer steps.
@@ -116,7 +116,7 @@ class AdaptiveBudget:
         """Whether prompts have stood still for many objectives of the decodes.
 
         A prompt that has started always progresses. One that waits does so where an objective
-        tighter than the deployment's own holds it back: a request's wish is not others' famine.
+        tighter than the deployment's own holds it back.
         """
         held = engine.num_waiting and self._tightest_s < (self.tbt_s or INFINITY)
         if not (engine.prefilling or held):

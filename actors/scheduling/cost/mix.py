@@ -71,13 +71,13 @@ class Mix:
         """The mix of a plan's slices."""
         mix = cls()
         decodes = kv_tokens = 0
-        for piece in slices:
-            if piece.num_tokens == 1:
+        for part in slices:
+            if part.num_tokens == 1:
                 decodes += 1
-                context = piece.start + 1
+                context = part.start + 1
                 kv_tokens += context if not window or context < window else window
             else:
-                mix.add(piece.start, piece.num_tokens, window)
+                mix.add(part.start, part.num_tokens, window)
         mix.num_decodes += decodes
         mix.decode_kv_tokens += kv_tokens
         return mix

@@ -85,11 +85,8 @@ class BlockManager:
                 else:
                     self._empty.append(block)
 
-    def references(self, block: int) -> int:
-        return self._references[block]
-
     def is_shared(self, block: int) -> bool:
-        """Someone else holds the block too, or may come to: it must not be written."""
+        """Another request holds the block too, or may come to: it must not be written."""
         return self._references[block] > 1 or block in self._digest_of
 
     def match(self, digests: Sequence[bytes]) -> list[int]:
@@ -114,14 +111,6 @@ class BlockManager:
         if digest not in self._by_digest and block not in self._digest_of:
             self._by_digest[digest] = block
             self._digest_of[block] = digest
-
-    def forget_cache(self) -> None:
-        """Empty the cache; held blocks stay held but can no longer be found."""
-        self._empty.extend(self._cached)
-        self._cached.clear()
-        self._digest_of.clear()
-        self._by_digest.clear()
-        self.version += 1
 
     def validate(self, expected: Mapping[int, int]) -> None:
         """Raise AssertionError unless the references are exactly `expected` (block -> count)."""

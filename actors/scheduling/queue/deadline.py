@@ -50,7 +50,7 @@ class EarliestDeadline(Order):
         state.rank = (latest_start_s, state.sequence_number)
 
     def restore(self, state: RequestState, now_s: float) -> None:
-        if state.output_token_ids:  # its next token is due before anybody's first
+        if state.output_token_ids:  # its next token is due before any first token
             last_s = now_s if state.last_token_s is None else state.last_token_s
             state.rank = (min(state.rank[0], last_s), state.sequence_number)
         heapq.heappush(self._promised, (state.rank, state))

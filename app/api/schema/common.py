@@ -112,10 +112,6 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
-class CompletionTokensDetails(BaseModel):
-    reasoning_tokens: int = 0
-
-
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int

@@ -40,12 +40,12 @@ class LiveStep:
 def shape_of(slices: Iterable[Slice]) -> StepShape:
     """As the cost model sees them: a slice of one token counts as a decode."""
     decodes, context, prefills = 0, 0, []
-    for piece in slices:
-        if piece.num_tokens == 1:
+    for part in slices:
+        if part.num_tokens == 1:
             decodes += 1
-            context += piece.start + 1
+            context += part.start + 1
         else:
-            prefills.append((piece.start, piece.num_tokens))
+            prefills.append((part.start, part.num_tokens))
     return StepShape(decodes, context, tuple(prefills))
 
 

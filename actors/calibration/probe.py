@@ -1,0 +1,44 @@
+"""Single steps on a pipeline that serves nothing yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from actors.scheduling.plan import StepPlan, StepResult
+from actors.transport.messages import StepError
+
+ANSWER_WITHIN_S = 120.0
+
+
+class ProbeFailed(Exception):
+    """A stage raised, died or does not answer; the message says which."""
+
+
+class PipelineProbe:
+    """`run` waits for the answer that the pipeline's owner passes to `answered`."""
+
+    def __init__(self, submit: Callable[[StepPlan], None]) -> None:
+        self._submit = submit
+        self._answer: asyncio.Future[StepResult] | None = None
+
+    async def run(self, plan: StepPlan) -> StepResult:
+        """Raises ProbeFailed."""
+        answer = self._answer = asyncio.get_running_loop().create_future()
+        self._submit(plan)
+        try:
+            return await asyncio.wait_for(answer, ANSWER_WITHIN_S)
+        except TimeoutError:
+            raise ProbeFailed(f"no answer within {ANSWER_WITHIN_S:.0f} s") from None
+
+    def answered(self, answer: StepResult | StepError) -> None:
+        if self._answer is None or self._answer.done():
+            return
+        if isinstance(answer, StepError):
+            self._answer.set_exception(ProbeFailed(answer.message))
+        else:
+            self._answer.set_result(answer)
+
+    def lost(self, reason: str) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ProbeFailed(reason))
