@@ -1,0 +1,65 @@
+"""An engine measures itself at start, keeps what it found, and answers with the same tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actors.calibration.cache import cache_folder
+from actors.scheduling.request import Objective, SamplingParams
+from app.engine.client import GenerationRequest, RequestRefused
+from app.engine.live import LiveEngine
+from tests.live.reference import ask, ask_all, expected, make_prompts, settled
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+async def test_the_first_start_measures_and_the_next_one_reads(
+    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path], stages: int
+) -> None:
+    folder = cache_folder() / "cost_models"
+    before = set(folder.glob("*.json"))
+    saved: set[Path] = set()
+    for _ in range(2):
+        engine = make_engine(
+            tiny_model("llama"),
+            parallel={"pipeline_stages": stages},
+            scheduling={"budget": "auto", "max_requests": 32},
+            slo={"tbt_ms": 50},
+        )
+        await engine.start()
+        try:
+            assert await ask_all(engine, make_prompts()) == expected("llama")
+            status = await settled(engine)
+            assert status["num_free_blocks"] == status["num_blocks"], "KV blocks leaked"
+        finally:
+            await engine.close()
+        saved = saved or set(folder.glob("*.json")) - before
+        assert set(folder.glob("*.json")) - before == saved
+    (file,) = saved
+    content = json.loads(file.read_text())
+    assert content["key"]["num_stages"] == stages
+    assert content["cost_model"]["source"] == "measured at start"
+
+
+async def test_an_objective_that_cannot_be_had_is_refused(
+    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path]
+) -> None:
+    engine = make_engine(tiny_model("llama"), scheduling={"budget": "auto"})
+    await engine.start()
+    try:
+        request = GenerationRequest(
+            "hasty", (1, 2, 3), SamplingParams(4), objective=Objective(tbt_s=1e-6)
+        )
+        with pytest.raises(RequestRefused, match="cannot be had") as caught:
+            async for _ in engine.generate(request):
+                pass
+        assert caught.value.param == "slo.tbt_ms"
+        assert caught.value.retry_after_s is None
+        assert len(await ask(engine, (1, 2, 3))) == 16
+    finally:
+        await engine.close()
