@@ -82,13 +82,13 @@ class StepBuilder:
         return self._running.num_requests
 
     @property
-    def num_places_taken(self) -> int:
+    def num_slots_taken(self) -> int:
         """Sequence slots in use, those of FINISHING requests included."""
-        return self._running.num_places_taken
+        return self._running.num_slots_taken
 
     @property
     def order_preempts(self) -> bool:
-        """Whether the head of the queue may take the place of a running request."""
+        """Whether the head of the queue may take the slot of a running request."""
         return self._requests.waiting.order.preempts
 
     @property
@@ -220,7 +220,7 @@ class StepBuilder:
         limit = min(limit, self.room)
         if limit <= 0 or (whole and limit < min(state.remaining, self.config.max_step_tokens)):
             return 0
-        busy = self._running.num_places_taken > 0
+        busy = self._running.num_slots_taken > 0
         if busy and not self.admission.may_start(state, self._requests):
             return 0
         if not self._requests.start(state, limit, self.reserve):

@@ -19,7 +19,7 @@ def validate(core: Core) -> None:
     assert not by_status[Status.ENDED], "an ended request is still known"
     assert set(map(id, by_status[Status.RUNNING])) == set(map(id, running))
     assert len(running) == requests.running.num_requests
-    assert requests.running.num_places_taken <= core.config.most_requests
+    assert requests.running.num_slots_taken <= core.config.most_requests
     for listed in (requests.decoding, requests.prefilling):
         assert listed == sorted(listed, key=lambda s: s.rank), "not in order of rank"
     _validate_counts(core, by_status)

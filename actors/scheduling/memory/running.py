@@ -39,7 +39,7 @@ class RunningRequests:
         return len(self.decoding) + len(self.prefilling)
 
     @property
-    def num_places_taken(self) -> int:
+    def num_slots_taken(self) -> int:
         """Sequence slots in use: a FINISHING request keeps its own until it is drained."""
         return len(self.decoding) + len(self.prefilling) + self.num_finishing
 
@@ -48,21 +48,21 @@ class RunningRequests:
     def start(
         self, state: RequestState, first_chunk: int, reserve: bool, donor: RequestState | None
     ) -> bool:
-        """Give a waiting request KV blocks and a place; False (and no change) if it must wait.
+        """Give a waiting request KV blocks and a slot; False (and no change) if it must wait.
 
         reserve: blocks for its maximum length at once (request-level systems).
         donor: a running request whose computed prompt is the same.
         """
         config, blocks, size = self.config, self.block_manager, self.config.block_size
-        num_places_taken = self.num_places_taken
-        if num_places_taken >= config.max_requests:
+        num_slots_taken = self.num_slots_taken
+        if num_slots_taken >= config.max_requests:
             return False
         claimant = self.claimant
         if claimant is not None and claimant.rank < state.rank:
             if claimant.status is Status.RUNNING:
                 return False
             self.claimant = None
-        alone = num_places_taken == 0
+        alone = num_slots_taken == 0
         if state.refused_version == blocks.version and not alone:
             return False
         shared, begin, source = self._reusable(state, donor)

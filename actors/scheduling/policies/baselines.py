@@ -22,7 +22,7 @@ class FasterTransformer:
         self._open = True
 
     def plan(self, step: StepBuilder) -> None:
-        if step.num_places_taken == 0:
+        if step.num_slots_taken == 0:
             self._open = True
         most = self.max_batch if self._open else 0
         fill_with_whole_prompts(step, step.room, max_running=most)

@@ -40,12 +40,12 @@ class FeedbackQueue:
 
     @staticmethod
     def _make_way(step: StepBuilder) -> None:
-        """With every place taken, a waiting request of a better rank replaces the worst running."""
+        """With every slot taken, a waiting request of a better rank replaces the worst running."""
         head, num_running = step.head(), step.num_running
-        if head is None or step.num_places_taken < step.config.max_requests:
+        if head is None or step.num_slots_taken < step.config.max_requests:
             return
-        if step.num_places_taken > num_running:
-            return  # a place comes free with the next answer
+        if step.num_slots_taken > num_running:
+            return  # a slot comes free with the next answer
         worst = max([*step.decoding, *step.prefilling], key=lambda state: state.rank)
         if head.rank[0] < worst.rank[0]:
             step.preempt(worst)

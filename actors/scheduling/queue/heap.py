@@ -62,7 +62,7 @@ class HeapOrder(Order):
 
 
 class FirstComeFirstServed(HeapOrder):
-    """By arrival (a replayed request keeps its place)."""
+    """By arrival (a replayed request keeps its arrival)."""
 
     def value(self, state: RequestState) -> float:
         return state.request.arrival_s

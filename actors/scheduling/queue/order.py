@@ -17,7 +17,7 @@ class Order(ABC):
     """
 
     follows_service = False  # wants `admit`, `serve` and `finish` called
-    preempts = False  # the next request may take the place of a running one of a worse rank
+    preempts = False  # the next request may take the slot of a running one of a worse rank
 
     @abstractmethod
     def push(self, state: RequestState, now_s: float) -> None:
