@@ -19,8 +19,8 @@ help: ## Show what can be made
 serve: $(VENV)/.installed ## Install what is missing and serve the demo model on 127.0.0.1:8000
 	@$(BIN)/legato serve $(TARGET)
 
-# Three workers on two cores: half of the suite is waiting for processes to start.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup
+# Two workers: half of the suite's time is waiting for processes to start.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 
 test: $(VENV)/.installed-dev ## Install what is missing and run the whole suite
 	@$(PYTEST)
