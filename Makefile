@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 test: $(VENV)/.installed-dev ## Install what is missing and run the whole suite
 	@$(PYTEST)
 
-quick: $(VENV)/.installed-dev ## The tests that need neither Ray nor tensor work, in a minute
+quick: $(VENV)/.installed-dev ## The tests that need neither Ray nor tensor work, in about two minutes
 	@$(PYTEST) --quick
 
 check: $(VENV)/.installed-dev ## Lint, formatting, strict types, import layers
