@@ -127,7 +127,7 @@ def resolve(settings: Settings) -> EngineConfig:
         channel_bytes=(1 << 20) + (activation_bytes if stages > 1 else 0),
         cpus_per_rank=parallel.cpus_per_rank,
         gpus_per_rank=gpus,
-        calibrate=settings.engine.calibrate and _wants_cost_model(scheduler, kv.swap_gib),
+        calibrate=settings.engine.calibrate and _wants_cost_model(scheduler),
         step_deadline_s=settings.engine.step_deadline_s,
         load_timeout_s=settings.engine.load_timeout_s,
         event_log=settings.telemetry.directory if settings.telemetry.events else None,
@@ -135,13 +135,10 @@ def resolve(settings: Settings) -> EngineConfig:
     )
 
 
-def _wants_cost_model(scheduler: SchedulerConfig, swap_gib: float) -> bool:
+def _wants_cost_model(scheduler: SchedulerConfig) -> bool:
     """Whether a part was chosen that predicts how long steps take."""
-    return (
-        scheduler.budget in ("auto", "adaptive", "profiled")
-        or scheduler.admission == "predictive"
-        or (scheduler.swap == "auto" and swap_gib > 0)
-    )
+    predicts = scheduler.budget in ("auto", "adaptive", "profiled")
+    return predicts or scheduler.admission == "predictive"
 
 
 def _accelerator(parallel: ParallelSettings, gpus_per_rank: float) -> str | None:

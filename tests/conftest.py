@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import sys
@@ -25,6 +26,7 @@ if not Path("/dev/nvidiactl").exists():
 
 # What engines measure of this machine stays with the run.
 os.environ["LEGATO_CACHE"] = tempfile.mkdtemp(prefix="legato-cache-")
+atexit.register(shutil.rmtree, os.environ["LEGATO_CACHE"], ignore_errors=True)
 
 # Servers that last for the whole run: the tests that call one are kept on one worker.
 SHARED = {"demo", "own_serve"}

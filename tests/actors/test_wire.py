@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from actors.transport.wire import (
+    MAX_FRAME_BYTES,
     ConnectionLost,
     FrameProtocol,
     Mailbox,
@@ -75,6 +77,33 @@ async def test_event_loop_end_reassembles_split_frames(directory: Path) -> None:
     for i in range(0, len(stream), 7):
         protocol.data_received(stream[i : i + 7])
     assert frames == [b"a", b"", b"long" * 100]
+
+
+TOO_LONG = (MAX_FRAME_BYTES + 1).to_bytes(4, "little")
+
+
+def test_a_mailbox_gives_up_on_a_length_that_no_frame_has(directory: Path) -> None:
+    mailbox = Mailbox(str(directory / "m"))
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(directory / "m"))
+        stranger.sendall(TOO_LONG)
+        with pytest.raises(ConnectionLost, match=str(MAX_FRAME_BYTES + 1)):
+            mailbox.receive()
+    mailbox.close()
+
+
+async def test_the_event_loop_hangs_up_on_a_length_that_no_frame_has(directory: Path) -> None:
+    frames, lost = list[bytes](), asyncio.Event()
+    server, address = await listen(
+        str(directory / "m"), lambda: FrameProtocol(frames.append, lost.set)
+    )
+    reader, writer = await asyncio.open_unix_connection(address)
+    writer.write(b"\x02\x00\x00\x00ok" + TOO_LONG)
+    assert await asyncio.wait_for(reader.read(), 5) == b""  # the connection is closed
+    await asyncio.wait_for(lost.wait(), 5)
+    assert frames == [b"ok"]
+    writer.close()
+    server.close()
 
 
 async def test_loop_to_mailbox_and_loss(directory: Path) -> None:

@@ -84,7 +84,9 @@ class QueueLimits:
             )
         if objective.ttft_s is None or self.cost is None:
             return None
-        chunk = min(num_prompt, self.config.max_step_tokens)
+        # Of a prompt whose prefix is cached, no more than one block need be computed.
+        most = self.config.block_size if self.config.prefix_cache else self.config.max_step_tokens
+        chunk = min(num_prompt, most)
         least_s = self.cost.latency_s(StepShape(prefills=((num_prompt - chunk, chunk),)))
         if objective.ttft_s < least_s:
             return Refuse(

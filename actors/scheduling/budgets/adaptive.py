@@ -101,6 +101,7 @@ class AdaptiveBudget:
         self._watch(engine)
         limit_s = self._limit_s(shape, engine) * self._kept.value - self._outside.value
         if limit_s == INFINITY:
+            self._prefilled_at_s = engine.now_s  # nothing is held back
             return self.max_step_tokens
         mix = Mix.of_shape(shape, self.cost.profile.attention_window)
         tokens = self._fill(mix, limit_s * (1.0 - self.headroom), engine)
