@@ -86,6 +86,7 @@ def _run(config: dict[str, Any]) -> int:
     with console.status("starting Ray") as status:
         # Ray's CPUs are bookkeeping: enough for the replicas asked for, whatever the machine has.
         ray.init(
+            address="local",  # never a cluster that happens to run here
             num_cpus=max(os.cpu_count() or 1, 4),
             include_dashboard=False,
             log_to_driver=False,
