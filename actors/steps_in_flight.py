@@ -131,7 +131,7 @@ class IterationRecords:
                 requests.num_free_blocks,
                 requests.num_preemptions,
                 recoveries,
-                self._core.config.token_budget,
+                self._core.step.token_budget,
             )
         )
 

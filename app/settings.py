@@ -137,7 +137,8 @@ def resolve(settings: Settings) -> EngineConfig:
 
 def _wants_cost_model(scheduler: SchedulerConfig) -> bool:
     """Whether a part was chosen that predicts how long steps take."""
-    predicts = scheduler.budget in ("auto", "adaptive", "profiled")
+    adapts = scheduler.budget == "auto" and scheduler.token_budget is None
+    predicts = adapts or scheduler.budget in ("adaptive", "profiled")
     return predicts or scheduler.admission == "predictive"
 
 
@@ -164,7 +165,7 @@ def _scheduler(settings: Settings, max_model_len: int) -> SchedulerConfig:
         values["cost_model"] = read_cost_model(values["cost_model"])
     # Whole-prompt policies put a full prompt into one step, on top of the decodes.
     values["max_step_tokens"] = max(
-        values["max_step_tokens"], values["token_budget"] + values["max_requests"]
+        values["max_step_tokens"], (values["token_budget"] or 0) + values["max_requests"]
     )
     scheduler = SchedulerConfig(
         num_blocks=1,  # filled in once the stages have reported their memory

@@ -16,6 +16,8 @@ from typing import Any, get_type_hints
 
 from actors.scheduling.setting import Setting, fits, in_words, setting
 
+DEFAULT_TOKEN_BUDGET = 512
+
 
 class ConfigError(ValueError):
     """A setting is unknown or has an impossible value; `key` names it."""
@@ -88,7 +90,7 @@ class SchedulerConfig:
         choices=("greedy", "uniform"),
     )
     overlap_chunks: bool = setting(
-        False, "Chunks of one prompt may follow each other through the stages.", hidden=True
+        False, "With several stages: chunks of one prompt follow each other through them."
     )
 
     policy: str = setting(
@@ -103,9 +105,10 @@ class SchedulerConfig:
     )
     order_options: Mapping[str, Any] = setting({}, "Options of that order.", live=True)
     budget: str = setting(
-        "fixed",
+        "auto",
         "Tokens per iteration: fixed, throttled (by KV), profiled or adaptive (both by a cost "
-        "model and `slo.tbt_ms`); auto is adaptive, and fixed where nothing could be measured.",
+        "model and `slo.tbt_ms`); auto is adaptive, and fixed where `token_budget` is set or "
+        "nothing could be measured.",
         live=True,
     )
     budget_options: Mapping[str, Any] = setting({}, "Options of that budget.", live=True)
@@ -117,8 +120,12 @@ class SchedulerConfig:
         None, "File of a fitted cost model, as `legato profile` writes it.", file=True
     )
 
-    token_budget: int = setting(
-        512, "Tokens per iteration of a fixed budget, decodes included.", live=True, at_least=1
+    token_budget: int | None = setting(
+        None,
+        "Tokens per iteration of a fixed or throttled budget, decodes included; there null is "
+        f"{DEFAULT_TOKEN_BUDGET}.",
+        live=True,
+        at_least=1,
     )
     tile: int = setting(
         1, "Steps with prefill are rounded to multiples of this.", live=True, at_least=1
@@ -180,6 +187,11 @@ class SchedulerConfig:
         """How far `max_requests` may be raised while running: rows of the stages' tables."""
         return self.max_requests if self.request_slots is None else self.request_slots
 
+    @property
+    def constant_budget(self) -> int:
+        """Tokens per iteration of budgets that are constant."""
+        return self.token_budget or DEFAULT_TOKEN_BUDGET
+
     @cached_property
     def depth(self) -> int:
         """Steps that may be outstanding at once."""
@@ -215,6 +227,8 @@ class SchedulerConfig:
         for name in ("policy", "order", "budget", "admission"):
             if name in updates:  # options belong to the part they were written for
                 updates.setdefault(f"{name}_options", {})
+        if "budget" in updates:
+            updates.setdefault("token_budget", None)
         if "policy" in updates and updates.get("order", self.order) == "auto":
             updates.setdefault("order_options", {})
         updates["request_slots"] = self.most_requests
@@ -235,6 +249,8 @@ class SchedulerConfig:
                 problem = declared.problem(value)
             if problem is not None:
                 raise ConfigError(declared.key(name), problem)
+        if self.token_budget is not None and self.budget not in ("auto", "fixed", "throttled"):
+            raise ConfigError("token_budget", f"says nothing to a budget that is {self.budget!r}")
         if self.max_requests > self.most_requests:
             message = f"the stages were built for {self.most_requests}, not {self.max_requests}"
             raise ConfigError("max_requests", message)

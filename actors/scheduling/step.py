@@ -30,6 +30,7 @@ class StepBuilder:
         self.budget = budget
         self.admission = admission
         self.reserve = reserve
+        self.token_budget = 0  # of the last step that had room for prefill
         self._uniform = self.config.micro_batches == "uniform" and self.config.num_stages > 1
         self.clear(0)
 
@@ -102,6 +103,7 @@ class StepBuilder:
         if self._uniform:
             share = prefill_share(self._requests, self.config.depth, self.num_tokens)
             budget = min(budget, share)
+        self.token_budget = budget
         return max(0, min(budget - self.num_tokens, self.room))
 
     def runnable_prefills(self) -> list[RequestState]:

@@ -59,7 +59,9 @@ def command(
     budget: Annotated[
         str, typer.Option(help="fixed, profiled, adaptive or throttled.")
     ] = "adaptive",
-    token_budget: Annotated[int, typer.Option(help="Tokens of a fixed budget.", min=1)] = 512,
+    token_budget: Annotated[
+        int | None, typer.Option(help="Tokens of a fixed budget; 512 if absent.", min=1)
+    ] = None,
     tbt_ms: Annotated[float, typer.Option(help="TBT objective.", min=0.001)] = 200.0,
     max_requests: Annotated[int, typer.Option(help="Sequences that run together.", min=1)] = 128,
     admission: Annotated[str, typer.Option(help="all, predicted_peak or predictive.")] = "all",
@@ -162,7 +164,7 @@ def _run(
 
 
 def _words(config: SchedulerConfig) -> str:
-    size = f" {config.token_budget}" if config.budget == "fixed" else ""
+    size = f" {config.constant_budget}" if config.budget == "fixed" else ""
     return f"{config.policy}, {config.budget}{size} budget"
 
 

@@ -60,7 +60,7 @@ def test_values_reach_the_scheduler_in_its_own_units() -> None:
     ("field", "value", "message"),
     [
         ("token_budget", 0, "token_budget: must be at least 1, not 0"),
-        ("token_budget", 1.5, "token_budget: must be an integer, not 1.5"),
+        ("token_budget", 1.5, "token_budget: must be an integer or null, not 1.5"),
         ("max_running_per_tenant", 0, "max_running_per_tenant: must be at least 1, not 0"),
         ("queue_timeout_s", 0, "queue_timeout_s: must be above 0, not 0"),
         ("watermark", 1.0, "watermark: must be below 1, not 1.0"),

@@ -22,7 +22,12 @@ COSTS = {"name": "toy", "tokens_s": [[1, 0.010], [64, 0.042]], "per_request_s": 
 
 def configs() -> st.SearchStrategy[SchedulerConfig]:
     def build(
-        block_size: int, extra_blocks: int, max_requests: int, num_stages: int, **rest: object
+        block_size: int,
+        extra_blocks: int,
+        max_requests: int,
+        num_stages: int,
+        token_budget: int,
+        **rest: object,
     ) -> SchedulerConfig:
         return SchedulerConfig(
             num_blocks=-(-MAX_LEN // block_size) + extra_blocks,
@@ -31,6 +36,7 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
             max_model_len=MAX_LEN,
             max_step_tokens=max(max_requests, 24),
             num_stages=num_stages,
+            token_budget=token_budget if rest["budget"] in ("fixed", "throttled") else None,
             **rest,  # type: ignore[arg-type]
         )
 
@@ -183,7 +189,7 @@ class AnythingGoes(RuleBasedStateMachine):
                 {
                     "scheduling.policy": policy,
                     "order": order,
-                    "scheduling.token_budget": budget,
+                    "scheduling.token_budget": budget if kind in ("fixed", "throttled") else None,
                     "budget": kind,
                     "max_running_per_tenant": cap,
                     "max_requests": 1 + places % self.driver.config.max_requests,

@@ -20,8 +20,8 @@ __all__ = ["BUDGETS", "build_budget"]
 
 
 def _auto(config: SchedulerConfig, cost: StepTimePredictor | None, **options: Any) -> TokenBudget:
-    """Adaptive with a cost model, fixed without one."""
-    if isinstance(cost, OnlineCostModel):
+    """Adaptive with a cost model; fixed without one, and where its tokens are given."""
+    if isinstance(cost, OnlineCostModel) and config.token_budget is None:
         return AdaptiveBudget.build(config, cost, **options)
     return FixedBudget.build(config, None, **options)
 

@@ -102,7 +102,9 @@ class AdaptiveBudget:
         limit_s = self._limit_s(shape, engine) * self._kept.value - self._outside.value
         if limit_s == INFINITY:
             self._prefilled_at_s = engine.now_s  # nothing is held back
-            return self.max_step_tokens
+            if self.tbt_s is not None or not shape.num_decodes:
+                return self.max_step_tokens
+            return max(self._sizes.at_most(self.max_step_tokens), shape.num_tokens + LEAST_RELIEF)
         mix = Mix.of_shape(shape, self.cost.profile.attention_window)
         tokens = self._fill(mix, limit_s * (1.0 - self.headroom), engine)
         tokens = min(tokens, shape.num_tokens + self._paced(engine))

@@ -52,7 +52,7 @@ class FixedBudget:
     def build(
         cls, config: SchedulerConfig, cost: OnlineCostModel | None, tokens: int | None = None
     ) -> FixedBudget:
-        return cls(config.token_budget if tokens is None else tokens)
+        return cls(config.constant_budget if tokens is None else tokens)
 
     def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
         return self.tokens

@@ -43,7 +43,7 @@ class ThrottledBudget:
     def build(
         cls, config: SchedulerConfig, cost: OnlineCostModel | None, **options: Any
     ) -> ThrottledBudget:
-        return cls(**{"most": config.token_budget, **options})
+        return cls(**{"most": config.constant_budget, **options})
 
     def __post_init__(self) -> None:
         if self.iterations < 1 or self.least < 1 or not 0.0 <= self.threshold < 1.0:

@@ -10,9 +10,12 @@ import heapq
 from collections import deque
 
 from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.model import CostModel
 from actors.scheduling.queue.order import Order
 from actors.scheduling.state import RequestState, Status
 
+TYPICAL_PROMPT = 512  # tokens, to tell how fast prompts are computed
 _RELEGATED = 1e12  # added to a relegated request's rank: behind every promise
 
 
@@ -20,7 +23,8 @@ class EarliestDeadline(Order):
     """Requests whose promise is lost wait behind those whose promise can be kept.
 
     default_ttft_s: the promise of requests that name none (else the deployment's `ttft_s`).
-    prefill_tokens_per_s: how fast prompts are computed, for the time still needed.
+    prefill_tokens_per_s: how fast prompts are computed, for the time still needed (else what the
+        cost model predicts for long steps).
     patience_s: a relegated request goes first after so much more waiting (no starvation).
     """
 
@@ -28,11 +32,11 @@ class EarliestDeadline(Order):
         self,
         config: SchedulerConfig,
         default_ttft_s: float = 60.0,
-        prefill_tokens_per_s: float = float("inf"),
+        prefill_tokens_per_s: float | None = None,
         patience_s: float = 30.0,
     ) -> None:
         self.default_ttft_s = config.ttft_s if config.ttft_s is not None else default_ttft_s
-        self.prefill_tokens_per_s = prefill_tokens_per_s
+        self.prefill_tokens_per_s = prefill_tokens_per_s or _predicted_tokens_per_s(config)
         self.patience_s = patience_s
         self._promised: list[tuple[tuple[float, int], RequestState]] = []
         self._relegated: deque[tuple[float, RequestState]] = deque()  # (relegated at, request)
@@ -92,3 +96,13 @@ class EarliestDeadline(Order):
         self._promised.clear()
         self._relegated.clear()
         return [state for state in waiting if state.status is Status.WAITING]
+
+
+def _predicted_tokens_per_s(config: SchedulerConfig) -> float:
+    """Of a step of prefill alone; infinite without a cost model."""
+    if config.cost_model is None:
+        return float("inf")
+    num_tokens = min(TYPICAL_PROMPT, config.max_step_tokens)
+    mix = Mix()
+    mix.add(0, num_tokens)
+    return num_tokens / CostModel.from_dict(config.cost_model).stage_s(mix)

@@ -26,7 +26,7 @@ CASES = (  # policy, budget, QPS; Yi-34B on two A100s, chat lengths
 def time_simulation(num_requests: int, policy: str, budget: str, qps: float) -> dict[str, Any]:
     """Simulate once; wall time excludes drawing the workload."""
     model = load_model("yi-34b-a100-tp2")
-    config = scheduler_config(model, policy=policy, budget=budget, token_budget=512, tbt_s=0.2)
+    config = scheduler_config(model, policy=policy, budget=budget, tbt_s=0.2)
     workload = generate(poisson(qps), sharegpt4(), num_requests)
     begin_s = time.perf_counter()
     result = simulate(workload, Deployment(config, model))

@@ -55,7 +55,7 @@ async function poll() {
     if (!$("policy").options.length)
       for (const name of status.policies) $("policy").add(new Option(name, name));
     if (document.activeElement !== $("policy")) $("policy").value = status.policy;
-    if (document.activeElement !== $("budget")) $("budget").value = status.token_budget;
+    if (document.activeElement !== $("budget")) $("budget").value = status.token_budget ?? "";
   } catch {
     $("state").textContent = "offline";
     $("state").className = "pill bad";
@@ -125,7 +125,7 @@ $("theme").onclick = () => {
   root.classList.toggle("light", dark);
 };
 $("policy").onchange = () => settings({ policy: $("policy").value });
-$("budget").onchange = () => settings({ token_budget: Number($("budget").value) });
+$("budget").onchange = () => settings({ token_budget: $("budget").value === "" ? null : Number($("budget").value) });
 $("streams").onclick = () => streams.toggle();
 $("long").onclick = () => streams.sendLong();
 

@@ -53,7 +53,7 @@ def run_job(job: CapacityJob) -> dict[str, Any]:
         model,
         policy=job.system,
         budget=job.budget,
-        token_budget=job.token_budget,
+        token_budget=job.token_budget if job.budget == "fixed" else None,
         tbt_s=job.tbt_s,
         max_requests=job.max_requests,
         order=job.order,

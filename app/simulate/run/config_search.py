@@ -113,7 +113,7 @@ def judge(
         model,
         policy=candidate.policy,
         budget=candidate.budget,
-        token_budget=candidate.token_budget,
+        token_budget=candidate.token_budget if candidate.budget == "fixed" else None,
         tbt_s=tbt_s,
     )
     found = search_capacity(

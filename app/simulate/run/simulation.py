@@ -75,7 +75,7 @@ def scheduler_config(
     *,
     policy: str = "sarathi",
     budget: str = "fixed",
-    token_budget: int = 512,
+    token_budget: int | None = None,
     tbt_s: float | None = None,
     max_requests: int = 128,
     block_size: int = 16,
