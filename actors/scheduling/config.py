@@ -90,7 +90,7 @@ class SchedulerConfig:
         choices=("greedy", "uniform"),
     )
     overlap_chunks: bool = setting(
-        False, "With several stages: chunks of one prompt follow each other through them."
+        True, "With several stages: chunks of one prompt follow each other through them."
     )
 
     policy: str = setting(

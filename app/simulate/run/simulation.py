@@ -83,7 +83,8 @@ def scheduler_config(
 ) -> SchedulerConfig:
     """The core's settings for a modelled deployment: memory, stages and cost model from `model`.
 
-    Plans are made when a step ends (no lookahead), as in the systems the paper compares.
+    Plans are made when a step ends (no lookahead), and a prompt is in one step at a time, as in the
+    systems the paper compares.
     """
     if model.kv_tokens < block_size:
         raise ValueError(f"{model.name}: kv_tokens is {model.kv_tokens}, nothing could run")
@@ -97,6 +98,7 @@ def scheduler_config(
         max_step_tokens=16384,
         num_stages=model.num_stages,
         lookahead=False,
+        overlap_chunks=False,
         policy=policy,
         budget=budget,
         token_budget=token_budget,
