@@ -20,8 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from actors.calibration.outlook import outlook
 from actors.calibration.probe import PipelineProbe, ProbeFailed
-from actors.calibration.start import calibrate_at_start
+from actors.calibration.start import calibrate_at_start, keep_learnt
 from actors.engine_config import EngineConfig
 from actors.event_recorder import EventFile
 from actors.gc_utils import freeze_gc_heap
@@ -86,6 +87,7 @@ class EngineLoop:
         )
         self._wake: asyncio.TimerHandle | None = None
         self._records: IterationRecords | None = None
+        self._calibrated: StageInfo | None = None  # the engine measured its own cost model
         self._probe: PipelineProbe | None = None  # while steps are measured, before the core is
         self._rebuilding = False
         self._rebuilds_in_a_row = 0
@@ -128,7 +130,8 @@ class EngineLoop:
         except ProbeFailed as error:
             raise StagesFailed(f"measuring steps: {error}") from error
         self._probe = None
-        return scheduler if found is None else replace(scheduler, cost_model=found.model.to_dict())
+        self._calibrated = info if found else None
+        return replace(scheduler, cost_model=found.model.to_dict()) if found else scheduler
 
     async def finished(self) -> None:
         """Wait until the replica is gone, and with it the stages."""
@@ -140,6 +143,8 @@ class EngineLoop:
         try:
             if self._events is not None:
                 self._events.close()
+            if self._calibrated is not None and self._core is not None:
+                keep_learnt(self._config, self._calibrated, self._core.cost_model)
             self.stages.close()
         finally:
             self._finished.set()
@@ -169,6 +174,7 @@ class EngineLoop:
             "token_budget": core.config.token_budget,
             "tbt_s": core.config.tbt_s,
             "ttft_s": core.config.ttft_s,
+            "outlook": outlook(core.cost_model, core.config),
             "recoveries": self._recoveries,
             "rebuilding": self._rebuilding,
             "outstanding_steps": len(self._outstanding),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import ray
 from ray import serve
 
 from actors.placement import bundles
@@ -13,6 +14,7 @@ from app.settings import parse, resolve
 
 def build_app(args: dict[str, Any]) -> serve.Application:
     """A Serve application from the YAML's `args`; raises SettingsError before anything starts."""
+    args = _with_device(args)
     config = resolve(parse(args))
     groups = bundles(
         config.stage.num_stages,
@@ -26,3 +28,17 @@ def build_app(args: dict[str, Any]) -> serve.Application:
         ray_actor_options={"num_cpus": groups[0]["CPU"]},
     )
     return deployment.bind(args)
+
+
+def _with_device(args: dict[str, Any]) -> dict[str, Any]:
+    """`parallel.device: auto` decided once for all replicas: cuda where the cluster has GPUs and
+    torch can use them."""
+    if parse(args).parallel.device != "auto":
+        return args
+    has_gpus = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
+    if has_gpus:
+        import torch  # here, as it takes seconds
+
+        has_gpus = torch.version.cuda is not None
+    parallel = {**(args.get("parallel") or {}), "device": "cuda" if has_gpus else "cpu"}
+    return {**args, "parallel": parallel}

@@ -78,6 +78,8 @@ def resolve(settings: Settings) -> EngineConfig:
     Raises SettingsError naming the setting that cannot be.
     """
     model, parallel, kv = settings.model, settings.parallel, settings.kv
+    if parallel.device == "auto":  # not yet decided (`app.main.build_app`)
+        parallel = parallel.model_copy(update={"device": "cpu"})
     config = model_config(model.path)
     limit = int(config.get("max_position_embeddings") or 4096)
     if model.max_model_len is not None and model.max_model_len > limit:

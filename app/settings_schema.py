@@ -49,7 +49,9 @@ class ParallelSettings(_Section):
         description="Between stages: shared memory, or GPU to GPU through the graph; auto takes "
         "the latter where every rank has a GPU of its own.",
     )
-    device: Literal["cpu", "cuda"] = Field("cpu", description="Where the ranks compute.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the ranks compute; auto is cuda where Ray knows of GPUs."
+    )
     backend: Literal["auto", "cpu", "torch", "triton", "flash_attn"] = Field(
         "auto", description="Kernels; auto takes the fastest that the device has."
     )

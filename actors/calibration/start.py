@@ -10,6 +10,8 @@ from actors.calibration.measure import Calibration, EngineLimits, Execute, calib
 from actors.engine_config import EngineConfig
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.interfaces import StepTimePredictor
 from actors.stage.spec import StageInfo
 
 logger = logging.getLogger("legato.calibration")
@@ -52,3 +54,9 @@ async def calibrate_at_start(
     file.save(measured.model)
     logger.info("%d kinds of step measured in %.1f s", measured.num_shapes, measured.seconds)
     return measured
+
+
+def keep_learnt(config: EngineConfig, info: StageInfo, cost: StepTimePredictor | None) -> None:
+    """What an engine has learnt of its steps, for its next start."""
+    if isinstance(cost, OnlineCostModel):
+        CostModelFile.of(config.stage, info).save(cost.learnt())

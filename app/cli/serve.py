@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
+from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
 from app.cli.serve_config import DEFAULT_CONFIG, load_config, place
 from app.ray_environment import set_environment
 from app.settings import SettingsError, parse, resolve
@@ -159,6 +160,21 @@ def _answers(address: str) -> bool:
     return response.status_code == 200
 
 
+def _promise(address: str) -> str | None:
+    """What the engine's cost model says of its objective, where there are both."""
+    try:
+        found = httpx.get(f"{address}/console/status", timeout=2.0).json().get("outlook")
+    except (httpx.HTTPError, ValueError):
+        return None
+    if not found:  # or the console wants a key
+        return None
+    return (
+        f"{1000 * found['tbt_s']:g} ms between tokens: {found['num_tokens']} tokens an iteration, "
+        f"about {found['chat_qps']:.2g} requests/s of chat ({CHAT_PROMPT} tokens in, "
+        f"{CHAT_OUTPUT} out)"
+    )
+
+
 def _cause(trouble: str) -> str:
     """The last line of a remote traceback is what the user needs to read."""
     lines = [line.strip() for line in trouble.splitlines() if line.strip()]
@@ -175,6 +191,8 @@ def _banner(config: dict[str, Any], address: str, seconds: float) -> None:
     ready = f"(ready in {seconds:.0f} s)"
     out.print(f"\n[bold]Legato[/] serves [bold]{name}[/] at [bold]{address}[/]  {ready}")
     out.print(f"  console  {address}/")
+    if promise := _promise(address):
+        out.print(f"  promise  {promise}")
     out.print(f"  try      curl -N {address}/v1/chat/completions \\")
     out.print("             -H 'Content-Type: application/json' \\")
     out.print(f"             -d '{body}'", markup=False)

@@ -35,6 +35,7 @@ async def test_the_first_start_measures_and_the_next_one_reads(
         try:
             assert await ask_all(engine, make_prompts()) == expected("llama")
             status = await settled(engine)
+            assert status["outlook"]["num_tokens"] > 16
             assert status["num_free_blocks"] == status["num_blocks"], "KV blocks leaked"
         finally:
             await engine.close()
@@ -44,6 +45,7 @@ async def test_the_first_start_measures_and_the_next_one_reads(
     content = json.loads(file.read_text())
     assert content["key"]["num_stages"] == stages
     assert content["cost_model"]["source"] == "measured at start"
+    assert content["cost_model"]["learnt"], "what an engine learns is kept as it ends"
 
 
 async def test_an_objective_that_cannot_be_had_is_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -81,3 +82,17 @@ def test_swap_is_never_cheap_when_unmeasured() -> None:
     assert OnlineCostModel(PROFILE).swap_s(3) == float("inf")
     measured = CostModel("p", ((1, 0.01),), swap_block_s=0.25)
     assert OnlineCostModel(measured).swap_s(3) == 0.75
+
+
+def test_the_next_engine_begins_with_what_this_one_learnt() -> None:
+    online = OnlineCostModel(PROFILE)
+    mix = Mix.of_shape(DECODES)
+    for _ in range(300):
+        online.observe(DECODES, 1.4 * PROFILE.stage_s(mix))
+    kept = CostModel.from_dict(json.loads(json.dumps(online.learnt().to_dict())))
+    later = OnlineCostModel(kept)
+    assert later.ratio(mix) == pytest.approx(online.ratio(mix))
+    assert later.bound_factor(mix) == pytest.approx(online.bound_factor(mix))
+    for _ in range(300):  # and goes on learning
+        later.observe(DECODES, PROFILE.stage_s(mix))
+    assert later.bound_factor(mix) == pytest.approx(1.0)

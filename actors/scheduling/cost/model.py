@@ -96,6 +96,8 @@ class CostModel:
     attention_window: positions a token sees at most (sliding window), 0 for all.
     ratio_quantiles: measured / predicted at given quantiles on held-out mixes, ascending.
     kv_tokens: KV capacity of the deployment in tokens, 0 if unknown.
+    learnt: what an engine has learnt since of each kind of step, for the next one to begin with:
+        (kind, mean, bound), in logs of measured / predicted (`online`).
     swap_block_s: moving one KV block to or from host memory; None: never measured.
     """
 
@@ -119,6 +121,7 @@ class CostModel:
     max_model_len: int = 0
     swap_block_s: float | None = None
     ratio_quantiles: tuple[tuple[float, float], ...] = ((0.5, 1.0),)
+    learnt: tuple[tuple[int, float, float], ...] = ()
     source: str = ""
     notes: tuple[str, ...] = ()
     _tokens: StepTable = field(init=False, repr=False, compare=False)
@@ -268,6 +271,9 @@ class CostModel:
             values["ratio_quantiles"] = tuple(
                 (float(q), float(r)) for q, r in values["ratio_quantiles"]
             )
+        values["learnt"] = tuple(
+            (int(kind), float(mean), float(bound)) for kind, mean, bound in values.get("learnt", ())
+        )
         values["notes"] = tuple(str(note) for note in values.get("notes", ()))
         return cls(**values)
 

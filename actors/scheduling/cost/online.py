@@ -13,7 +13,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.scheduling.config import ConfigError
@@ -108,6 +108,9 @@ class OnlineCostModel:
         shares = [(k + 0.5) / ASSUMED for k in range(ASSUMED - 2)]
         shares += [quantile, quantile]
         self._assumed = [math.log(max(profile.ratio_at(q), 1e-9)) for q in shares]
+        for kind, mean, bound in profile.learnt:
+            seeds = [mean] * (ASSUMED - 2) + [bound, bound]
+            self._regimes[kind] = Regime(Mean(mean, ASSUMED), self._recent(seeds))
 
     # ---- interfaces.StepTimePredictor ---------------------------------------------------------
 
@@ -141,6 +144,15 @@ class OnlineCostModel:
         regime.bound.add(min(log_ratio, regime.mean.log_ratio + INTERRUPTED))
         self._overall.add(log_ratio, self.memory)
 
+    def learnt(self) -> CostModel:
+        """The profile with what has been learnt since, for an engine that starts later."""
+        known = tuple(
+            (kind, regime.mean.log_ratio, regime.bound.value)
+            for kind, regime in sorted(self._regimes.items())
+            if regime.mean.count >= ASSUMED
+        )
+        return replace(self.profile, learnt=known)
+
     # ---- for budgets and admission ----------------------------------------------------
 
     def ratio(self, mix: Mix) -> float:
@@ -168,9 +180,11 @@ class OnlineCostModel:
         regime = self._regimes.get(key)
         if regime is None:
             seeds = [value + self._shift for value in self._assumed]
-            bound = RecentQuantile(self.quantile, max(self.memory, ASSUMED), seeds)
-            regime = self._regimes[key] = Regime(Mean(self._shift), bound)
+            regime = self._regimes[key] = Regime(Mean(self._shift), self._recent(seeds))
         return regime
+
+    def _recent(self, seeds: Iterable[float]) -> RecentQuantile:
+        return RecentQuantile(self.quantile, max(self.memory, ASSUMED), seeds)
 
 
 def _key(mix: Mix) -> int:

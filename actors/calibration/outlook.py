@@ -1,0 +1,43 @@
+"""What a cost model promises, in figures that a person who starts an engine understands."""
+
+from __future__ import annotations
+
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.interfaces import StepTimePredictor
+
+CHAT_PROMPT, CHAT_OUTPUT = 512, 128  # tokens of a request of chat
+STREAMS = 16
+
+
+def outlook(cost: StepTimePredictor | None, config: SchedulerConfig) -> dict[str, float] | None:
+    """What the objective of `config` allows; None without one, or without a cost model.
+
+    num_tokens: of an iteration beside `STREAMS` decodes. chat_qps: requests per second that leave
+    every iteration within the objective, all stages busy.
+    """
+    if config.tbt_s is None or not isinstance(cost, OnlineCostModel):
+        return None
+    model = cost.profile
+    limit_s = model.stage_share_s(config.tbt_s, config.max_step_tokens)
+    streams = min(STREAMS, config.max_requests)
+    beside = Mix(streams, streams * CHAT_PROMPT)
+    most = config.max_step_tokens - streams
+    num_tokens = streams + model.largest_chunk(beside, 0, most, limit_s)
+    chat_qps = _chat_qps(model, config, limit_s)
+    return {"tbt_s": config.tbt_s, "num_tokens": num_tokens, "chat_qps": chat_qps}
+
+
+def _chat_qps(model: CostModel, config: SchedulerConfig, limit_s: float) -> float:
+    """Where as many requests start as end: a step of d decodes prefills d prompts / outputs."""
+    best = 0.0
+    for num_decodes in range(1, config.max_requests + 1):
+        mix = Mix(num_decodes, num_decodes * (CHAT_PROMPT + CHAT_OUTPUT // 2))
+        mix.add(0, max(2, num_decodes * CHAT_PROMPT // CHAT_OUTPUT))
+        step_s = model.stage_s(mix)
+        if step_s > limit_s:
+            break
+        best = max(best, num_decodes / CHAT_OUTPUT / step_s)
+    return best

@@ -1,0 +1,26 @@
+"""The figures that a start prints are those that the cost model and the objective imply."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from actors.calibration.outlook import outlook
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.online import OnlineCostModel
+
+CONFIG = SchedulerConfig(num_blocks=4096, max_requests=64, max_step_tokens=2048, tbt_s=0.05)
+LINEAR = OnlineCostModel(CostModel("linear", tokens_s=((1, 0.001), (2048, 2.048))))  # 1 ms a token
+
+
+def test_an_objective_allows_what_the_cost_model_says() -> None:
+    found = outlook(LINEAR, CONFIG)
+    assert found is not None
+    assert found["num_tokens"] == 50
+    # A step of 5 tokens an output (4 of prompts, 1 decode): 1000 tokens a second, 640 a request.
+    assert abs(found["chat_qps"] - 1000 / 640) < 0.01
+
+
+def test_without_an_objective_or_a_cost_model_there_is_none() -> None:
+    assert outlook(LINEAR, replace(CONFIG, tbt_s=None)) is None
+    assert outlook(None, CONFIG) is None
