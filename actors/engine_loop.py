@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from actors.calibration.outlook import outlook
+from actors.calibration.outlook import outlook, within_reach
 from actors.calibration.probe import PipelineProbe, ProbeFailed
 from actors.calibration.start import calibrate_at_start, keep_learnt
 from actors.engine_config import EngineConfig
@@ -130,8 +130,10 @@ class EngineLoop:
         except ProbeFailed as error:
             raise StagesFailed(f"measuring steps: {error}") from error
         self._probe = None
-        self._calibrated = info if found else None
-        return replace(scheduler, cost_model=found.model.to_dict()) if found else scheduler
+        if found is None:
+            return scheduler
+        self._calibrated = info
+        return within_reach(found.model, replace(scheduler, cost_model=found.model.to_dict()))
 
     async def finished(self) -> None:
         """Wait until the replica is gone, and with it the stages."""
@@ -166,8 +168,7 @@ class EngineLoop:
     def status(self) -> dict[str, Any]:
         """A snapshot for the console: plain data."""
         core = self._core
-        if core is None:
-            raise RuntimeError("scheduler used before start()")
+        assert core is not None
         return {
             **core.statistics(),
             "policy": core.config.policy,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
@@ -10,6 +12,19 @@ from actors.scheduling.interfaces import StepTimePredictor
 
 CHAT_PROMPT, CHAT_OUTPUT = 512, 128  # tokens of a request of chat
 STREAMS = 16
+ROOM, STRICT = 1.25, 5.0  # see `within_reach`
+
+
+def within_reach(model: CostModel, config: SchedulerConfig) -> SchedulerConfig:
+    """`config`, its objective replaced where not even a lone decode would keep it.
+
+    With less than a quarter of a decode to spare no prompt could ever be read beside a stream. What
+    is aimed at then is the strict objective of the paper: five decodes.
+    """
+    least_s = model.latency_s(Mix(1, CHAT_PROMPT))
+    if config.tbt_s is None or config.tbt_s >= ROOM * least_s:
+        return config
+    return replace(config, tbt_s=STRICT * least_s)
 
 
 def outlook(cost: StepTimePredictor | None, config: SchedulerConfig) -> dict[str, float] | None:

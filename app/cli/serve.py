@@ -42,8 +42,8 @@ def serve(
 ) -> None:
     """Serve a model until Ctrl-C: the demo model, any config, or any model folder.
 
-    A model folder gets the settings of the demo's config. A path that begins with configs/ and
-    does not exist here is the one that came with Legato.
+    A model folder gets the demo's address and TBT objective, and defaults. A path that begins
+    with configs/ and does not exist here is the one that came with Legato.
     """
     try:
         config = load_config(target)
@@ -160,7 +160,7 @@ def _answers(address: str) -> bool:
     return response.status_code == 200
 
 
-def _promise(address: str) -> str | None:
+def _promise(address: str, wanted_ms: float | None) -> str | None:
     """What the engine's cost model says of its objective, where there are both."""
     try:
         found = httpx.get(f"{address}/console/status", timeout=2.0).json().get("outlook")
@@ -168,8 +168,11 @@ def _promise(address: str) -> str | None:
         return None
     if not found:  # or the console wants a key
         return None
+    tbt_ms = 1000 * found["tbt_s"]
+    short = wanted_ms is not None and tbt_ms > wanted_ms
     return (
-        f"{1000 * found['tbt_s']:g} ms between tokens: {found['num_tokens']} tokens an iteration, "
+        (f"{wanted_ms:g} ms are less than a token takes here; " if short else "")
+        + f"{tbt_ms:.4g} ms between tokens: {found['num_tokens']} tokens an iteration, "
         f"about {found['chat_qps']:.2g} requests/s of chat ({CHAT_PROMPT} tokens in, "
         f"{CHAT_OUTPUT} out)"
     )
@@ -191,7 +194,7 @@ def _banner(config: dict[str, Any], address: str, seconds: float) -> None:
     ready = f"(ready in {seconds:.0f} s)"
     out.print(f"\n[bold]Legato[/] serves [bold]{name}[/] at [bold]{address}[/]  {ready}")
     out.print(f"  console  {address}/")
-    if promise := _promise(address):
+    if promise := _promise(address, settings.slo.tbt_ms):  # type: ignore[attr-defined]
         out.print(f"  promise  {promise}")
     out.print(f"  try      curl -N {address}/v1/chat/completions \\")
     out.print("             -H 'Content-Type: application/json' \\")

@@ -14,14 +14,19 @@ DEFAULT_CONFIG = Path("configs/serve/demo.yaml")
 
 
 def load_config(target: Path) -> dict[str, Any]:
-    """A Serve config from a YAML file, or the demo's around a model folder.
+    """A Serve config from a YAML file; for a model folder the demo's, its sizes left to defaults.
 
     Raises SettingsError naming the file and what is wrong with it.
     """
     found = locate(target)
     if found.is_dir():
         config = _read(CONFIGS / "serve/demo.yaml")
-        config["applications"][0]["args"]["model"] = {"path": str(found.resolve())}
+        args = config["applications"][0]["args"]
+        config["applications"][0]["args"] = {
+            "listen": args["listen"],
+            "model": {"path": str(found.resolve())},
+            "slo": {"tbt_ms": args["slo"]["tbt_ms"]},
+        }
         return config
     if not found.exists():
         raise SettingsError(f"no config file or model folder {str(target)!r}")

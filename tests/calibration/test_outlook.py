@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actors.calibration.outlook import outlook
+from actors.calibration.outlook import outlook, within_reach
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
@@ -24,3 +24,9 @@ def test_an_objective_allows_what_the_cost_model_says() -> None:
 def test_without_an_objective_or_a_cost_model_there_is_none() -> None:
     assert outlook(LINEAR, replace(CONFIG, tbt_s=None)) is None
     assert outlook(None, CONFIG) is None
+
+
+def test_an_objective_out_of_reach_becomes_five_decodes() -> None:
+    slow = CostModel("slow", tokens_s=((1, 0.4), (2048, 40.0)))
+    assert within_reach(slow, CONFIG).tbt_s == 5 * 0.4
+    assert within_reach(LINEAR.profile, CONFIG) is CONFIG
