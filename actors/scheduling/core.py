@@ -163,6 +163,15 @@ class Core:
         else:
             duration_s = now_s - max(step.planned_at_s, self._last_answer_s)
         self._last_answer_s = now_s
+        self._learn(step, duration_s)
+        if self.faults.is_alert:
+            self.faults.cleared(step)
+        outputs = self.outcomes.take(step, event.result)
+        if outputs:
+            out.append(Emit(tuple(outputs)))
+
+    def _learn(self, step: InFlight, duration_s: float) -> None:
+        """How long steps take, for those to come."""
         if self.step.budget.learns:
             self.step.budget.observe(step.shape, duration_s)
         if self.cost_model is not None:
@@ -170,11 +179,6 @@ class Core:
         if duration_s > 0:
             speed, mean = step.num_tokens / duration_s, self.requests.tokens_per_s
             self.requests.tokens_per_s = speed if mean == 0 else 0.95 * mean + 0.05 * speed
-        if self.faults.is_alert:
-            self.faults.cleared(step)
-        outputs = self.outcomes.take(step, event.result)
-        if outputs:
-            out.append(Emit(tuple(outputs)))
 
     def _step_failed(self, event: StepFailed, out: list[Instruction]) -> None:
         step = self._answered(event.step_id)
