@@ -66,6 +66,7 @@ class Core:
         self.requests.in_flight = self.in_flight
         self.num_steps = 0  # planned so far: the next step's id
         self.num_forced_steps = 0  # planned because the policy alone would have stood still
+        self._trial_is_next = True  # suspects and the others take turns
         self._num_submitted = 0
         self._last_answer_s = 0.0
         self._wake_at_s: float | None = None
@@ -143,6 +144,8 @@ class Core:
         if reason is not None:
             out.append(Emit((Output(state.request_id, state.num_output_tokens, (), reason),)))
             return
+        if request.num_losses:
+            self.faults.suspect_from_before(state, self.num_steps)
         self.requests.add(state)
         self.limits.entered(state, self.requests.now_s)
 
@@ -164,8 +167,8 @@ class Core:
             duration_s = now_s - max(step.planned_at_s, self._last_answer_s)
         self._last_answer_s = now_s
         self._learn(step, duration_s)
-        if self.faults.is_alert:
-            self.faults.cleared(step)
+        if self.requests.trials:
+            self.faults.succeeded(step)
         outputs = self.outcomes.take(step, event.result)
         if outputs:
             out.append(Emit(tuple(outputs)))
@@ -227,7 +230,7 @@ class Core:
         self.limits.config = config
         self.policy = policy
         self.limits.admission = admission
-        if config.max_running_per_tenant is None:
+        if config.max_running_per_tenant != old.max_running_per_tenant:
             self.requests.waiting.unpark_all(self.requests.now_s)
         self.step = StepBuilder(self.requests, budget, admission, policy.reserve)
 
@@ -254,6 +257,8 @@ class Core:
         """Plan greedily while the pipeline has room and there is work."""
         in_flight, requests = self.in_flight, self.requests
         while len(in_flight) < self.config.depth and requests.by_id:
+            if requests.trials and in_flight:
+                return  # one step at a time, so that a fault is that step's own
             step = self._plan_one()
             if step is None:
                 return
@@ -268,13 +273,24 @@ class Core:
     def _plan_one(self) -> InFlight | None:
         builder = self.step
         builder.clear(self.num_steps)
-        isolated = self.requests.waiting.isolated
-        if isolated and builder.start(isolated[0], self.config.max_step_tokens):
-            return builder.build()  # a step that holds one suspect alone
+        if self.requests.trials and self._plan_trial(builder):
+            return builder.build()
         self.policy.plan(builder)
         if builder.empty and not self.in_flight:
             self._plan_anything(builder)
         return builder.build()
+
+    def _plan_trial(self, builder: StepBuilder) -> bool:
+        """Plan the turn of the suspects, or else of the others; False: plan as always."""
+        suspects = self.faults.on_trial()
+        if not suspects:
+            return False
+        if not self._trial_is_next:
+            self.policy.plan(builder)
+        self._trial_is_next = not builder.empty
+        if builder.empty:
+            builder.try_suspects(suspects)
+        return not builder.empty
 
     def _plan_anything(self, builder: StepBuilder) -> None:
         """Progress comes before policy: with nothing in flight, nothing would wake the core."""

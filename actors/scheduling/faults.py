@@ -1,41 +1,107 @@
 """What happens to requests when a step fails or the pipeline is lost.
 
-No token is lost: every request that was touched is computed again from its known tokens. If
-nothing tells which is at fault, each request of the failed step is tried alone, once; one that
-fails alone twice in a row is ended with an error, so that it cannot hold the others.
+No token is lost: every request that was touched is computed again from its known tokens. What was
+in the step is suspect until it has been computed past the point of the fault. Suspects are tried in
+groups, one step at a time with nothing else in flight, by turns with steps of the others:
+
+- A failed step costs little: its requests are halved until the culprit stands alone. That it fails
+  alone is held against it twice, and only if other steps succeed; the stages may be broken instead.
+- A lost pipeline costs seconds: the suspects are tried in groups of about the square root of their
+  number, those of a group that loses it again one by one, and the third loss ends the one at fault.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isqrt
 
 from actors.scheduling.events import Output
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.request import FinishReason
-from actors.scheduling.state import Fate, InFlight, RequestState, Status
+from actors.scheduling.state import Fate, InFlight, RequestState, Status, Suspicion
 
+_MAX_LOSSES = 3  # shared by many, then by a group, then alone
 _MAX_FAILURES_ALONE = 2
+# The same while no step of anybody succeeds. The engine rebuilds its stages before that.
+_MAX_FAILURES_OF_ALL = 5
+_GROUP_FROM_BEFORE = 16  # requests of an earlier engine come one by one; so many make a group
 
 
 class Faults:
+    """`requests.trials` holds every suspect once, in groups; the first group is being tried."""
+
     def __init__(self, requests: LiveRequests) -> None:
         self.requests = requests
-        self.is_alert = False  # something failed lately: `cleared` wants to hear of successes
-        self._lost_since_answer = False  # a pipeline was lost and no step has succeeded since
+        self._last_success = -1  # step id, kept while there are suspects
 
-    def cleared(self, step: InFlight) -> None:
-        """A step succeeded: its members are above suspicion."""
-        self._lost_since_answer = False
-        for state, _ in step.partial:
-            state.num_failures_alone = 0
-        if len(step.sampled) == 1:
-            step.sampled[0].num_failures_alone = 0
-        self.is_alert = any(s.num_failures_alone for s in self.requests.by_id.values())
+    # ---- trials -----------------------------------------------------------------------
+
+    def on_trial(self) -> list[RequestState]:
+        """The suspects to be tried now; empty if there are none."""
+        trials = self.requests.trials
+        while trials:
+            trials[0] = [s for s in trials[0] if s.suspicion and s.status is not Status.ENDED]
+            if trials[0]:
+                return trials[0]
+            trials.popleft()
+        return []
+
+    def succeeded(self, step: InFlight) -> None:
+        """A step went well: members that are past the fault are above suspicion."""
+        self._last_success = step.plan.step_id
+        for part in step.plan.slices:
+            state = self.requests.by_id.get(part.request_id)
+            if state is None or state.suspicion is None or state.status is not Status.RUNNING:
+                continue
+            end = part.start + part.num_tokens
+            if part.start >= state.suspicion.begin and end >= state.suspicion.end:
+                state.suspicion = None
+
+    def suspect_from_before(self, state: RequestState, next_step: int) -> None:
+        """A new request was in an engine that was lost."""
+        trials, num_losses = self.requests.trials, state.request.num_losses
+        # Where it was is not known: as far as its tokens go, and one more.
+        begin = state.num_tokens if state.request.pooling is None else 0
+        state.suspicion = Suspicion(next_step - 1, begin, num_losses=num_losses)
+        last = trials[-1] if trials else []
+        if num_losses > 1 or not 0 < len(last) < _GROUP_FROM_BEFORE or _lost_twice(last[0]):
+            trials.append([state])
+        else:
+            last.append(state)
+
+    def _suspect(self, steps: Sequence[InFlight]) -> list[RequestState]:
+        """These came to nothing; returns the members that go on, all of them suspects now."""
+        suspects: dict[RequestState, None] = {}
+        for step in steps:
+            of_id = {state.request_id: state for state in step.members()}
+            for part in step.plan.slices:
+                state = of_id[part.request_id]
+                if state.status is Status.FINISHING and state.fate is Fate.END:
+                    continue
+                if state.suspicion is None:
+                    state.suspicion = Suspicion(step.plan.step_id)
+                suspicion = state.suspicion
+                suspicion.begin = max(suspicion.begin, part.start)
+                suspicion.end = max(suspicion.end, part.start + part.num_tokens)
+                suspects[state] = None
+        return list(suspects)
+
+    def _try_in(self, suspects: list[RequestState], group_size: int) -> None:
+        """Try these next to last; they leave the group in which they are."""
+        trials = self.requests.trials
+        moved = set(suspects)
+        if trials:
+            trials[0] = [state for state in trials[0] if state not in moved]
+        for begin in range(0, len(suspects), max(1, group_size)):
+            trials.append(suspects[begin : begin + group_size])
+
+    # ---- a failed step ----------------------------------------------------------------
 
     def step_failed(self, step: InFlight, message: str, culprit: int | None) -> list[Output]:
         requests, outputs = self.requests, list[Output]()
-        self.is_alert = True
         members = step.members()
+        # A step behind a failed one may raise as its consequence: that tells nothing new.
+        is_explained = culprit is not None or any(state.discard for state in members)
         for state in members:
             state.in_flight -= 1
         self._distrust_copies(step)
@@ -44,24 +110,34 @@ class Faults:
             known = requests.by_id.get(request_id)
             if known is None or not known.on_stages:
                 requests.running.released.append(request_id)
-        alone = len(members) == 1
+        suspects = [] if is_explained else self._suspect((step,))
+        if len(members) == len(suspects) == 1 and self._failed_alone(members[0]):
+            culprit, suspects = members[0].request_id, []
         for state in members:
             if state.status is Status.FINISHING and state.fate is Fate.END:
                 pass  # its result is not awaited any more
-            elif state.request_id == culprit or (alone and self._is_poison(state)):
+            elif state.request_id == culprit:
                 outputs.append(_error(state, message))
-                self.requests.end(state)
+                requests.end(state)
             else:
                 # Later steps in flight were fed by this one: their results are worthless.
                 state.discard = True
-                fate = Fate.ISOLATE if culprit is None else Fate.QUEUE
                 if state.status is Status.RUNNING:
-                    requests.stop(state, fate)
+                    requests.stop(state, Fate.QUEUE)
                     continue
-                state.fate = fate
             if state.status is Status.FINISHING and state.in_flight == 0:
                 requests.drained(state)
+        self._try_in(suspects, -(-len(suspects) // 2))
         return outputs
+
+    def _failed_alone(self, state: RequestState) -> bool:
+        """A step that held nothing else failed; whether this was once too often."""
+        suspicion = state.suspicion
+        assert suspicion is not None
+        suspicion.num_failures += 1
+        stages_work = self._last_success > suspicion.since_step
+        most = _MAX_FAILURES_ALONE if stages_work else _MAX_FAILURES_OF_ALL
+        return suspicion.num_failures >= most
 
     def _distrust_copies(self, step: InFlight) -> None:
         """KV that the failed step should have copied to the host may be garbage there."""
@@ -74,38 +150,40 @@ class Faults:
             else:
                 state.discard = True
 
-    def _is_poison(self, state: RequestState) -> bool:
-        state.num_failures_alone += 1
-        return state.num_failures_alone >= _MAX_FAILURES_ALONE
+    # ---- a lost pipeline --------------------------------------------------------------
 
     def pipeline_lost(self, steps: Sequence[InFlight]) -> list[Output]:
-        """Everything is forgotten but the known tokens; order of ranks is kept.
-
-        Losing the pipeline twice with no success between points at what was in flight.
-        """
+        """Everything is forgotten but the known tokens; order of ranks is kept."""
         requests, outputs = self.requests, list[Output]()
-        self.is_alert = True
-        members = {state: None for step in steps for state in step.members()}
-        again, self._lost_since_answer = self._lost_since_answer, True
-        suspicious = again and bool(members)
-        alone = len(members) == 1
+        num_members = len({state for step in steps for state in step.members()})
+        once, again = list[RequestState](), list[RequestState]()
+        for state in sorted(self._suspect(steps), key=lambda state: state.rank):
+            suspicion = state.suspicion
+            assert suspicion is not None
+            suspicion.num_losses += 1
+            if num_members == 1 and suspicion.num_losses >= _MAX_LOSSES:
+                outputs.append(_error(state, "the engine is lost whenever this request runs"))
+                requests.end(state)
+            else:
+                (again if suspicion.num_losses > 1 else once).append(state)
         for state in list(requests.by_id.values()):
             state.in_flight = 0
             state.on_stages = False
             requests.running.swap.distrust(state)
             state.discard = True  # nothing survives to be swapped
-            if state.status is Status.FINISHING:
+            if state.status is Status.RUNNING:
+                requests.stop(state, Fate.QUEUE)
+            elif state.status is Status.FINISHING:
                 requests.drained(state)
-            elif state.status is Status.RUNNING:
-                suspect = suspicious and state in members
-                if suspect and alone and self._is_poison(state):
-                    outputs.append(_error(state, "the engine is lost whenever this request runs"))
-                    self.requests.end(state)
-                else:
-                    requests.stop(state, Fate.ISOLATE if suspect else Fate.QUEUE)
             state.discard = False
         requests.running.lose_device()
+        self._try_in(once, isqrt(len(once)))
+        self._try_in(again, 1)
         return outputs
+
+
+def _lost_twice(state: RequestState) -> bool:
+    return state.suspicion is not None and state.suspicion.num_losses > 1
 
 
 def _error(state: RequestState, message: str) -> Output:

@@ -5,6 +5,7 @@ Policies never see this: they work through the `StepBuilder`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from actors.scheduling.config import SchedulerConfig
@@ -25,6 +26,7 @@ class LiveRequests:
         self.by_id: dict[int, RequestState] = {}  # every request not ENDED
         self.now_s = 0.0
         self.num_in_flight = 0
+        self.trials: deque[list[RequestState]] = deque()  # suspects; the first group is being tried
         self.in_flight: Sequence[StepView] = ()  # the core's own queue of steps, for reading
         self.num_preemptions = 0
         self.tokens_per_s = 0.0  # running mean of computed tokens, for retry_after_s
@@ -120,19 +122,15 @@ class LiveRequests:
 
     def drained(self, state: RequestState) -> None:
         """Nothing in flight touches the FINISHING request: its fate is fulfilled."""
-        fate = state.fate
-        kept = self.running.release(state, fate is Fate.QUEUE and not state.discard)
+        kept = self.running.release(state, state.fate is Fate.QUEUE and not state.discard)
         state.discard = False
-        if fate is Fate.END:
+        if state.fate is Fate.END:
             self.forget(state)
             return
         if not kept:
             state.num_computed_tokens = 0
         state.status = Status.WAITING
-        if fate is Fate.QUEUE:
-            self.waiting.restore(state, self.now_s)
-        else:
-            self.waiting.isolate(state)
+        self.waiting.restore(state, self.now_s)
 
     def forget(self, state: RequestState) -> None:
         """The request is over and holds nothing on the device."""

@@ -74,6 +74,8 @@ class Request:
     prompt once and gives the others its KV blocks, copied where they diverge.
     pooling: "mean" or "last" asks for an embedding of the prompt instead of tokens.
     cache_salt: prefix blocks are shared only among equal salts (tenants cannot probe each other).
+    num_losses: engines that an earlier life of it was in when they were lost: it is tried beside
+    other suspects only, until it has proved harmless.
     """
 
     request_id: int
@@ -87,3 +89,4 @@ class Request:
     group: str | None = None
     pooling: str | None = None
     cache_salt: str = ""
+    num_losses: int = 0

@@ -20,7 +20,7 @@ class Status(enum.Enum):
        └──── drained ── FINISHING ──drained──> ENDED
     """
 
-    WAITING = "waiting"  # in the queue, in a group or isolated; holds no device blocks
+    WAITING = "waiting"  # in the queue, in a group or to be tried; holds no device blocks
     RUNNING = "running"  # holds device blocks; in `prefilling` or in `decoding`
     FINISHING = "finishing"  # planned no more, blocks held until no in-flight step touches them
     ENDED = "ended"
@@ -30,8 +30,21 @@ class Fate(enum.Enum):
     """What becomes of a FINISHING request once nothing in flight touches it."""
 
     QUEUE = "queue"
-    ISOLATE = "isolate"
     END = "end"
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """A request was in a step that failed or was lost: it runs beside other suspects only.
+
+    A slice that goes well clears it if it begins and ends at least where the last of those did.
+    """
+
+    since_step: int  # the step after which it was suspected
+    begin: int = 0
+    end: int = 0
+    num_failures: int = 0  # failed steps that held nothing else
+    num_losses: int = 0  # pipelines lost while it was computed
 
 
 class RequestState:
@@ -43,6 +56,7 @@ class RequestState:
     __slots__ = (
         "_block_hashes",
         "admitted",
+        "awaited_digest",
         "block_table",
         "cacheable",
         "capacity",
@@ -53,14 +67,12 @@ class RequestState:
         "first_token_s",
         "host_blocks",
         "in_flight",
-        "is_leader",
         "last_token_s",
         "level",
         "max_length",
         "num_cached_tokens",
         "num_committed_blocks",
         "num_computed_tokens",
-        "num_failures_alone",
         "num_first_stage_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -78,6 +90,7 @@ class RequestState:
         "status",
         "step_id",
         "stops",
+        "suspicion",
     )  # fmt: skip
 
     def __init__(self, request: Request, sequence_number: int, limit: int) -> None:
@@ -105,7 +118,7 @@ class RequestState:
         self.discard = False  # results still in flight are worthless (a step before them failed)
         self.on_stages = False  # the stages hold a copy of its state
         self.num_first_stage_tokens = 0  # tokens the first stage knows (several stages only)
-        self.num_failures_alone = 0  # consecutive failed steps that held nothing else
+        self.suspicion: Suspicion | None = None  # while set, it is in one of the trials
 
         # Memory
         self.block_table: list[int] = []  # device KV blocks, in order
@@ -115,6 +128,7 @@ class RequestState:
         self.num_committed_blocks = 0  # full blocks offered to the prefix cache
         self._block_hashes: list[bytes] = [chain_root(request.cache_salt)]
         self.refused_version = -1  # memory version at the last refusal
+        self.awaited_digest: bytes | None = None  # cached since then, it may need less memory
 
         # Outputs and statistics
         self.slow_path_at = 0  # length from which a new token needs more than bookkeeping
@@ -127,7 +141,6 @@ class RequestState:
 
         # Kept for orders and policies
         self.admitted = False  # has been started once: it is not charged again
-        self.is_leader = False  # computes its group's prompt
         self.level = 0  # multi-level feedback queue
         self.served = 0  # tokens served at that level
 

@@ -45,6 +45,7 @@ class StepBuilder:
         self._fed: list[tuple[int, int, int]] = []
         self._new_blocks: dict[int, list[int]] = {}
         self._starting: list[RequestState] = []
+        self._trying = False  # the step holds suspects, and nobody else
 
     # ---- what a policy reads ----------------------------------------------------------
 
@@ -109,20 +110,24 @@ class StepBuilder:
     def runnable_prefills(self) -> list[RequestState]:
         """Admitted requests with known tokens left, best rank first (those of this step too)."""
         limit, step_id = self.config.chunks_per_request, self.step_id
-        return [s for s in self._running.prefilling if s.in_flight < limit or s.step_id == step_id]
+        return [
+            s
+            for s in self._running.prefilling
+            if (s.in_flight < limit or s.step_id == step_id) and s.suspicion is None
+        ]
 
     def runnable_decodes(self) -> list[RequestState]:
         limit = self.config.steps_per_request
         return [
             s
             for s in self._running.decoding
-            if s.in_flight < limit and s.num_computed_tokens < s.end
+            if s.in_flight < limit and s.num_computed_tokens < s.end and s.suspicion is None
         ]
 
     def head(self) -> RequestState | None:
-        """The next waiting request; None while a suspect is being isolated."""
-        waiting = self._requests.waiting
-        return None if waiting.isolated else waiting.head(self._requests.now_s)
+        """The next waiting request; None while suspects are tried: the memory is theirs first."""
+        requests = self._requests
+        return None if requests.trials else requests.waiting.head(requests.now_s)
 
     # ---- what a policy does -----------------------------------------------------------
 
@@ -147,6 +152,8 @@ class StepBuilder:
         """
         step_id, limit = self.step_id, self.config.steps_per_request
         several_stages = self.config.num_stages > 1
+        if self._requests.trials:
+            states = [s for s in states if (s.suspicion is not None) is self._trying]
         if self.num_tokens:  # never twice in one step
             states = [s for s in states if s.step_id != step_id]
         if states is not self._running.decoding:  # growing one may preempt a later one
@@ -173,25 +180,24 @@ class StepBuilder:
         self.num_decodes += added
         self.num_tokens += added
 
-    def chunk(self, state: RequestState, limit: int, *, whole: bool = False) -> int:
+    def chunk(self, state: RequestState, limit: int) -> int:
         """Up to `limit` more tokens of an admitted prompt; returns how many were added.
 
-        whole: all that is left or nothing, unless the stages' buffers could never hold it.
         May be called again for a request that the step already holds.
         """
         if state.status is not Status.RUNNING:  # preempted for an earlier one of this step
             return 0
+        if (state.suspicion is not None) is not self._trying:
+            return 0
         remaining = state.num_tokens - state.num_computed_tokens
         count = min(remaining, limit, self.room)
-        if whole and count < min(remaining, self.config.max_step_tokens):
-            return 0
         if 0 < count < remaining:
             count = self._round_to_tile(count)
         again = state in self._prefills
         if count <= 0 or (state.in_flight >= self.config.chunks_per_request and not again):
             return 0
         if state.num_computed_tokens + count > state.capacity:
-            count = self._make_room(state, count, whole)
+            count = self._make_room(state, count)
             if count <= 0:
                 return 0
         self._add(state, count, again)
@@ -202,12 +208,10 @@ class StepBuilder:
         excess = (self.num_tokens + count) % self.config.tile
         return count - excess if count > excess else count
 
-    def _make_room(self, state: RequestState, count: int, whole: bool) -> int:
+    def _make_room(self, state: RequestState, count: int) -> int:
         """Blocks for a chunk; what fits without them if there are too few."""
         if self._grow(state, state.num_computed_tokens + count):
             return count
-        if whole:
-            return 0
         size = self.config.block_size
         fits = (
             state.capacity - state.num_computed_tokens + self._running.block_manager.num_free * size
@@ -218,7 +222,10 @@ class StepBuilder:
         return count
 
     def start(self, state: RequestState, limit: int, *, whole: bool = False) -> int:
-        """Start the request that `head` returned with a first chunk; 0 if it must wait."""
+        """Start the request that `head` returned with a first chunk; 0 if it must wait.
+
+        whole: its prompt or nothing, unless the stages' buffers could never hold it.
+        """
         limit = min(limit, self.room)
         if limit <= 0 or (whole and limit < min(state.remaining, self.config.max_step_tokens)):
             return 0
@@ -227,7 +234,31 @@ class StepBuilder:
             return 0
         if not self._requests.start(state, limit, self.reserve):
             return 0
-        return self.chunk(state, limit, whole=False)
+        return self.chunk(state, limit)
+
+    def try_suspects(self, group: Sequence[RequestState]) -> None:
+        """A step of these and nobody else: as much as fits of what they have to compute.
+
+        Worse ranks give up their memory and slots for it. Only while nothing is in flight.
+        """
+        self._trying = True
+        prefilling = set(self._running.prefilling)
+        running = [state for state in group if state.status is Status.RUNNING]
+        self.decode([state for state in running if state not in prefilling])
+        for state in group:
+            if state.status is Status.WAITING and self.room > 0:
+                self._start_suspect(state)
+            elif state in prefilling:
+                self.chunk(state, self.room)
+        self._trying = False
+
+    def _start_suspect(self, state: RequestState) -> None:
+        while not self._requests.start(state, self.room, self.reserve):
+            victim = self._running.victim(state, self.step_id)
+            if victim is None:
+                return
+            self._requests.preempt(victim)
+        self.chunk(state, self.room)
 
     def preempt(self, state: RequestState) -> None:
         """Send a running request back to the queue (not one that the step already holds)."""

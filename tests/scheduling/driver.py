@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from actors.scheduling.build import build_core
@@ -23,8 +23,9 @@ from actors.scheduling.events import (
     Submit,
     WakeAt,
 )
-from actors.scheduling.plan import StepPlan
+from actors.scheduling.plan import Slice, StepPlan
 from actors.scheduling.request import FinishReason, Request
+from actors.scheduling.state import Status
 from actors.scheduling.validation import validate
 from tests.scheduling.fake_stages import FakeStages, expected_output
 
@@ -54,7 +55,10 @@ class Driver:
         self.plans: list[StepPlan] = []
         self.log: list[tuple[float, Event, list[Instruction]]] = []
         self.now_s = 0.0
-        self.poison: set[int] = set()
+        # By request: which of its slices raise, and which lose the pipeline
+        self.poison: dict[int, Callable[[Slice], bool]] = {}
+        self.killers: dict[int, Callable[[Slice], bool]] = {}
+        self.num_kills: Counter[int] = Counter()
         self.failures = 0
         self.wake_at_s: float | None = None
 
@@ -68,6 +72,8 @@ class Driver:
         for instruction in instructions:
             if isinstance(instruction, Execute):
                 self._check_plan(instruction.plan)
+                self._check_trial(instruction.plan)
+                self._check_first_come_first_served(instruction.plan)
                 self._check_budget(instruction.plan)
                 self.outstanding.append(instruction.plan)
                 self.plans.append(instruction.plan)
@@ -98,8 +104,13 @@ class Driver:
 
     def answer(self) -> None:
         plan = self.outstanding[0]
-        sick = self.poison & {part.request_id for part in plan.slices}
-        if sick:
+        killers = _fatal(self.killers, plan)
+        if killers:
+            self.num_kills.update(killers)
+            assert max(self.num_kills.values()) <= 3, "a fourth loss by one request"
+            self.lose()
+            return
+        if _fatal(self.poison, plan):
             self.fail(applied=True)
             return
         self.outstanding.popleft()
@@ -127,9 +138,34 @@ class Driver:
 
     # ---- checks -----------------------------------------------------------------------
 
+    def _check_trial(self, plan: StepPlan) -> None:
+        """Suspects are computed with suspects only, with nothing else in flight."""
+        states = [self.core.requests.by_id[part.request_id] for part in plan.slices]
+        suspects = [state for state in states if state.suspicion is not None]
+        assert len(suspects) in (0, len(states)), "a suspect beside others"
+        assert not (suspects and len(self.core.in_flight) > 1), "a suspect's step is not alone"
+
+    def _check_first_come_first_served(self, plan: StepPlan) -> None:
+        """Of one tenant, nobody starts before those that came earlier."""
+        core = self.core
+        order = core.config.order if core.config.order != "auto" else core.policy.order
+        started = [core.requests.by_id[start.request_id] for start in plan.started]
+        if order != "fcfs" or any(state.suspicion or state.num_preemptions for state in started):
+            return
+        waiting = [
+            state
+            for state in core.requests.by_id.values()
+            if state.status is Status.WAITING
+            and not (state.admitted or state.suspicion or state.request.group)
+        ]
+        for state in started:
+            for other in waiting:
+                same = other.request.tenant == state.request.tenant
+                assert not (same and other.rank < state.rank), f"{state} started before {other}"
+
     def _check_no_decode_skipped(self) -> None:
         """With room in the pipeline no request is left that could decode in memory it holds."""
-        if len(self.outstanding) < self.config.depth:
+        if len(self.outstanding) < self.config.depth and not self.core.requests.trials:
             for state in self.core.requests.decoding:
                 ready = state.in_flight < self.config.steps_per_request
                 holds_memory = state.num_computed_tokens < state.capacity
@@ -141,7 +177,8 @@ class Driver:
         stall_free = ("sarathi", "fair", "deadline", "shortest_first")
         dynamic = "chunks" in core.config.policy_options
         by_time = core.config.budget in ("auto", "profiled", "adaptive")
-        excused = dynamic or by_time or self.failures or core.num_forced_steps
+        tried = self.failures or core.requests.trials
+        excused = dynamic or by_time or tried or core.num_forced_steps
         if core.config.policy in stall_free and not excused:
             decodes = sum(
                 part.num_tokens == 1 and part.samples and part.start > 0 for part in plan.slices
@@ -218,4 +255,14 @@ class Driver:
         assert running.swap.host.num_free == self.config.num_host_blocks
         assert len(waiting.groups) == 0
         assert not waiting.parked
+        assert not self.core.faults.on_trial()
         assert waiting.order.peek(self.now_s) is None
+
+
+def _fatal(deadly: dict[int, Callable[[Slice], bool]], plan: StepPlan) -> set[int]:
+    """The requests whose slices of this plan bring it down."""
+    return {
+        part.request_id
+        for part in plan.slices
+        if part.request_id in deadly and deadly[part.request_id](part)
+    }

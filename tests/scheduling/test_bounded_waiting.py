@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.events import Reconfigure
 from actors.scheduling.policies import POLICIES, build_policy
 from actors.scheduling.request import Objective, Request, SamplingParams
 from tests.scheduling.driver import Driver
@@ -178,3 +179,71 @@ def test_no_prompt_of_any_length_stalls_a_stream_under_sarathi(
         chunks = sum(p.num_tokens for p in plan.slices if p.request_id not in streams)
         decodes = sum(p.samples and p.start > 0 and p.num_tokens == 1 for p in plan.slices)
         assert chunks <= max(spare, decodes - num_streams)
+
+
+def _flood(driver: Driver, victim: int, steps: int, **request: Any) -> bool:
+    """Whether the victim moved on while short requests came without end."""
+    number = max(1000, *driver.callers)
+    state = driver.core.requests.by_id[victim]
+    before = (state.num_tokens, state.num_computed_tokens)
+    for _ in range(steps):
+        while driver.core.requests.num_waiting < 4:
+            number += 1
+            request.setdefault("sampling", SamplingParams(30, seed=number))
+            driver.submit(Request(number, (1, 2, 3), arrival_s=driver.now_s, **request))
+        driver.answer()
+        if (state.num_tokens, state.num_computed_tokens) > before:
+            return True
+    return False
+
+
+WIDE: dict[str, Any] = {"num_blocks": 2000, "block_size": 4, "max_model_len": 512}
+WIDE |= {"max_step_tokens": 64, "token_budget": 64, "prefix_cache": False}
+
+
+@pytest.mark.parametrize("policy", ["hybrid_only", "orca", "vllm", "faster_transformer"])
+def test_a_prompt_begun_by_another_policy_goes_on_under_whole_prompts(policy: str) -> None:
+    driver = Driver(SchedulerConfig(**WIDE, max_requests=12))
+    for number in range(1, 9):
+        driver.submit(Request(number, (1, 2, 3), SamplingParams(300, seed=number), driver.now_s))
+    while len(driver.core.requests.decoding) < 8:
+        driver.answer()
+    driver.submit(Request(0, tuple(i % 7 for i in range(119)), SamplingParams(4), driver.now_s))
+    while driver.core.requests.by_id[0].num_computed_tokens == 0:
+        driver.answer()
+    driver.send(Reconfigure({"policy": policy}))
+    for _ in range(2):
+        driver.answer()
+    state = driver.core.requests.by_id[0]
+    assert state.num_output_tokens or _flood(driver, 0, 200)
+
+
+def test_a_long_prompt_of_small_dynamic_chunks_goes_on_beside_any_number_of_decodes() -> None:
+    options = {"chunks": "dynamic", "low": 16, "high": 64, "stages": 4, "span": 64}
+    driver = Driver(SchedulerConfig(**WIDE, max_requests=40, policy_options=options))
+    for number in range(1, 31):
+        driver.submit(Request(number, (1, 2, 3), SamplingParams(300, seed=number), driver.now_s))
+    while len(driver.core.requests.decoding) < 30:
+        driver.answer()
+    driver.submit(Request(0, (5,) * 300, SamplingParams(4), driver.now_s))
+    while driver.core.requests.by_id[0].num_output_tokens == 0:
+        assert _flood(driver, 0, 20)
+
+
+def test_a_relegated_prompt_is_preempted_once_at_most() -> None:
+    driver = Driver(
+        SchedulerConfig(
+            num_blocks=20, block_size=4, max_requests=4, max_model_len=80, max_step_tokens=64,
+            token_budget=6, policy="deadline", allocation="chunk", watermark=0.0,
+            prefix_cache=False, order_options={"default_ttft_s": 0.01, "patience_s": 1.0},
+        )
+    )  # fmt: skip
+    kind: dict[str, Any] = {"objective": Objective(ttft_s=60.0), "sampling": SamplingParams(45)}
+    for number in range(1, 5):
+        driver.submit(Request(number, (1, 2, 3, 4), arrival_s=driver.now_s, **kind))
+    driver.submit(Request(0, tuple(range(60)), SamplingParams(5), driver.now_s))
+    state = driver.core.requests.by_id[0]
+    for _ in range(600):
+        _flood(driver, 0, 1, **kind)
+    assert state.num_output_tokens
+    assert state.num_preemptions <= 1

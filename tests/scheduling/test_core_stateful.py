@@ -10,9 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.events import Reconfigure, Tick
+from actors.scheduling.plan import Slice
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.queue import ORDERS
 from actors.scheduling.request import Objective, Request, SamplingParams
+from actors.scheduling.state import Status
 from tests.scheduling.driver import Driver
 from tests.scheduling.fake_stages import expected_output
 
@@ -102,6 +104,7 @@ class AnythingGoes(RuleBasedStateMachine):
         self.driver = Driver(config)
         self.num_submitted = 0
         self.num_groups = 0
+        self.newest_group: Request | None = None
         self.poisoned: set[int] = set()
 
     def _submit(self, request: Request, **changes: object) -> None:
@@ -126,6 +129,40 @@ class AnythingGoes(RuleBasedStateMachine):
         for k in range(n):
             sampling = replace(request.sampling, seed=k)
             self._submit(request, group=f"g{self.num_groups}", sampling=sampling, pooling=None)
+        self.newest_group = request
+
+    @precondition(lambda self: self.newest_group)
+    @rule()
+    def join_the_newest_group(self) -> None:
+        assert self.newest_group is not None
+        self._submit(self.newest_group, group=f"g{self.num_groups}", pooling=None)
+
+    @rule(request=requests(), num_losses=st.integers(1, 2))
+    def submit_from_a_lost_engine(self, request: Request, num_losses: int) -> None:
+        self._submit(request, num_losses=num_losses)
+
+    @precondition(lambda self: self.driver.core.requests.running.num_requests)
+    @rule(request=requests(), steps=st.integers(20, 80))
+    def flood(self, request: Request, steps: int) -> None:
+        """Those that come later, as many as can be, hold up nobody who came first."""
+        driver = self.driver
+        running = driver.core.requests.running
+        first = min([*running.decoding, *running.prefilling], key=lambda s: s.rank)
+        order = driver.core.config.order
+        order = driver.core.policy.order if order == "auto" else order
+        before, younger = (first.num_tokens, first.num_computed_tokens), self.num_submitted
+        length = min(len(request.prompt), 3)
+        for _ in range(steps):
+            if driver.core.requests.num_waiting < 3:
+                self._submit(request, prompt=request.prompt[:length], pooling=None, tenant="d")
+            if not driver.outstanding or driver.failures or first.suspicion:
+                return
+            driver.answer()
+            moved = (first.num_tokens, first.num_computed_tokens) != before
+            if moved or first.status is not Status.RUNNING or order != "fcfs":
+                return
+        ended = [c for i, c in driver.callers.items() if i > younger and c.finish is not None]
+        assert len(ended) < 8, f"{first} stood still while {len(ended)} younger ones ended"
 
     @rule(which=st.integers(0, 10))
     def abort(self, which: int) -> None:
@@ -143,11 +180,11 @@ class AnythingGoes(RuleBasedStateMachine):
     @precondition(lambda self: self.driver.outstanding)
     @rule(applied=st.booleans())
     def fail(self, applied: bool) -> None:
-        # a step with one member would be blamed on it if it failed twice
-        if len(self.driver.outstanding[0].slices) > 1:
-            self.driver.fail(applied)
-            while self.driver.core.requests.waiting.isolated and self.driver.outstanding:
-                self.driver.answer()
+        slices = self.driver.outstanding[0].slices
+        suspicion = self.driver.core.requests.by_id[slices[0].request_id].suspicion
+        if len(slices) == 1 and suspicion is not None and suspicion.num_failures:
+            return  # failing alone again would be held against it
+        self.driver.fail(applied)
 
     @precondition(lambda self: self.driver.outstanding)
     @rule(which=st.integers(0, 10))
@@ -158,15 +195,23 @@ class AnythingGoes(RuleBasedStateMachine):
         self.driver.fail(applied=True, culprit=culprit)
 
     @precondition(lambda self: self.num_submitted)
-    @rule()
-    def poison_the_newest(self) -> None:
+    @rule(kills=st.booleans(), begin=st.integers(0, MAX_LEN), start_only=st.booleans())
+    def poison_the_newest(self, kills: bool, begin: int, start_only: bool) -> None:
+        """Its slices from some token on raise, or lose the pipeline."""
+
+        def is_fatal(part: Slice) -> bool:
+            return (part.start if start_only else part.start + part.num_tokens) >= begin
+
         self.poisoned.add(self.num_submitted)
-        self.driver.poison.add(self.num_submitted)
+        deadly = self.driver.killers if kills else self.driver.poison
+        deadly[self.num_submitted] = is_fatal
 
     @rule()
     def lose(self) -> None:
-        if self.driver.core.faults._lost_since_answer:
-            return  # twice in a row blames what was in flight: tested elsewhere
+        in_flight = {part.request_id for plan in self.driver.outstanding for part in plan.slices}
+        states = [self.driver.core.requests.by_id.get(number) for number in in_flight]
+        if any(s is not None and s.suspicion and s.suspicion.num_losses > 1 for s in states):
+            return  # a third time would be held against it
         self.driver.lose()
 
     @rule(seconds=st.sampled_from([0.1, 5.0, 60.0]))
@@ -200,16 +245,25 @@ class AnythingGoes(RuleBasedStateMachine):
     @rule()
     def reconfigure_badly(self) -> None:
         before = self.driver.core.config
+        num_requests = len(self.driver.core.requests.by_id)
         too_many = self.driver.config.max_requests + 1
         for changes in (
             {"policy": "nonsense"},
             {"num_blocks": 3},
             {"token_budget": 0},
             {"max_requests": too_many},
+            {"order": "priority", "order_options": {"ageing_s": "10"}},
+            {"order": "mlfq", "order_options": {"quantum_tokens": 1.5}},
+            {"order": "deadline", "order_options": {"prefill_tokens_per_s": 0}},
+            {"order": "fair", "order_options": {"weights": {"a": 0}}},
+            {"policy": "orca", "policy_options": {"max_batch": -1}},
+            {"max_running_per_tenant": 0},
+            {"queue_timeout_s": -1.0},
         ):
             with pytest.raises(ConfigError) as caught:
                 self.driver.core.handle(Reconfigure(changes), self.driver.now_s)
             assert caught.value.key in changes
+            assert len(self.driver.core.requests.by_id) == num_requests
         assert self.driver.core.config == before
 
     def teardown(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from actors.scheduling.lifecycle import LiveRequests
-from actors.scheduling.state import Fate, RequestState, Status
+from actors.scheduling.state import Fate, RequestState, Status, Suspicion
 from tests.scheduling.short_lives import config, request
 
 NUM_BLOCKS, BLOCK_SIZE = 8, 4
@@ -87,18 +87,23 @@ def test_growing_preempts_the_worst_rank_and_never_a_better_one(requests: LiveRe
     assert len(first.block_table) == 4
 
 
-def test_a_suspect_is_isolated_and_an_end_overrides_every_fate(requests: LiveRequests) -> None:
+def test_a_suspect_waits_for_its_trial_and_an_end_overrides_it(
+    requests: LiveRequests,
+) -> None:
     suspect, ended = _add(requests, 1), _add(requests, 2)
     _start(requests, suspect)
     _start(requests, ended)
     for state in (suspect, ended):
         state.in_flight = 1
-        requests.stop(state, Fate.ISOLATE)
+        state.suspicion = Suspicion(9, 0)
+        requests.stop(state, Fate.QUEUE)
     requests.end(ended)
     for state in (suspect, ended):
         state.in_flight = 0
         requests.drained(state)
-    assert list(requests.waiting.isolated) == [suspect]
+    assert suspect.status is Status.WAITING
+    assert requests.num_waiting == 1
+    assert requests.waiting.head(0.0) is None
     assert ended.status is Status.ENDED
 
 

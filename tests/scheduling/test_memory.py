@@ -11,6 +11,7 @@ from actors.scheduling.events import (
 from actors.scheduling.plan import StepShape
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.request import FinishReason
+from actors.scheduling.state import Status
 from tests.scheduling.driver import Driver
 from tests.scheduling.short_lives import config, request
 
@@ -164,4 +165,45 @@ def test_a_group_outlives_its_leader() -> None:
         FinishReason.LENGTH,
         FinishReason.LENGTH,
     ]
+    driver.check_everyone_finished()
+
+
+def test_who_was_preempted_and_started_again_lacks_nothing_and_blocks_nobody() -> None:
+    size = 64
+    driver = Driver(
+        config(
+            num_blocks=6, block_size=size, max_model_len=6 * size, max_step_tokens=12 * size,
+            token_budget=12 * size, watermark=0.0, swap="never", lookahead=True,
+        )
+    )  # fmt: skip
+    driver.submit(request(1, prompt=size - 14, output=2 * size + 20))
+    driver.submit(request(2, prompt=size - 2, output=4 * size - 64))
+    states = driver.core.requests.by_id
+    second = states[2]
+    while not (second.num_preemptions and second.status is Status.RUNNING):
+        driver.answer()
+    driver.submit(request(3, output=3))
+    for _ in range(3):
+        driver.answer()
+    assert states[3].status is Status.RUNNING
+    driver.drain()
+    driver.check_everyone_finished()
+
+
+def test_a_prefix_cached_meanwhile_lets_in_who_was_refused_memory() -> None:
+    tokens = tuple(i % 7 for i in range(160))
+    driver = Driver(
+        config(
+            num_blocks=47, max_model_len=180, max_step_tokens=180, token_budget=64,
+            watermark=0.0, prefix_cache=True,
+        )
+    )  # fmt: skip
+    driver.submit(request(1, tokens=tokens, output=20))
+    driver.submit(request(2, tokens=(*tokens, 3), output=5))
+    assert driver.core.requests.by_id[2].status is Status.WAITING
+    while not driver.core.requests.decoding:
+        driver.answer()
+    driver.answer()
+    assert driver.core.requests.by_id[2].status is Status.RUNNING
+    driver.drain()
     driver.check_everyone_finished()

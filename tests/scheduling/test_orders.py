@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -130,6 +131,19 @@ def test_deadline_relegates_what_is_lost_but_not_for_ever() -> None:
     assert head.request_id == 1
     assert order.pop() is head
     assert pop_all(order, 8.0) == [3, 2]
+
+
+def test_deadline_patience_is_not_lost_with_a_place() -> None:
+    """Set aside at its tenant's cap and back: it goes first once its patience is over."""
+    options = {"default_ttft_s": 10.0, "patience_s": 20.0}
+    order = build_order("deadline", replace(CONFIG, order_options=options))
+    late = state(1)
+    order.push(late, 0.0)
+    assert order.peek(12.0) is late  # relegated
+    assert order.pop() is late
+    order.restore(late, 13.0)
+    order.push(state(40), 40.0)
+    assert order.peek(41.0) is late
 
 
 def test_deadline_leaves_room_for_the_prompt() -> None:

@@ -98,7 +98,7 @@ def test_a_poisoned_request_is_found_and_the_others_finish() -> None:
     driver = Driver(config(lookahead=True))
     for number in range(6):
         driver.submit(request(number, output=9))
-    driver.poison.add(4)
+    driver.poison[4] = lambda part: True
     driver.drain()
     driver.check_everyone_finished(but_errors=[4])
     assert driver.callers[4].finish is FinishReason.ERROR

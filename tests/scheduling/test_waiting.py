@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actors.scheduling.queue.waiting import WaitingQueue
-from actors.scheduling.state import RequestState, Status
+from actors.scheduling.state import RequestState, Status, Suspicion
 from tests.scheduling.short_lives import config, request
 
 
@@ -69,12 +69,11 @@ def test_a_tenant_at_its_cap_steps_aside_until_a_slot_is_free() -> None:
 def test_a_suspect_waits_apart() -> None:
     queue = _queue()
     suspect = _state(1)
-    queue.isolate(suspect)
+    suspect.suspicion = Suspicion(5, 0)
+    queue.restore(suspect, 0.0)
     assert queue.num_requests == 1
     assert queue.head(0.0) is None
-    assert list(queue.isolated) == [suspect]
     _start(queue, suspect)
-    assert not queue.isolated
     assert queue.num_requests == 0
 
 

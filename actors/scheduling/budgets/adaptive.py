@@ -136,6 +136,7 @@ class AdaptiveBudget:
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
         """The core teaches the shared cost model itself; here only what passes outside it."""
+        del self._answered[:-1]  # not every policy asks for a budget
         self._answered.append((shape, duration_s))
 
     def _watch(self, engine: EngineView) -> None:

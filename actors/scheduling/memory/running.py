@@ -63,7 +63,7 @@ class RunningRequests:
                 return False
             self.claimant = None
         alone = num_slots_taken == 0
-        if state.refused_version == blocks.version and not alone:
+        if state.refused_version == blocks.version and not (alone or self._is_cached_now(state)):
             return False
         shared, begin, source = self._reusable(state, donor)
         num_tokens = state.num_tokens
@@ -76,6 +76,7 @@ class RunningRequests:
         spare = 0 if alone else int(config.watermark * config.num_blocks)
         if need + spare > blocks.num_free:
             state.refused_version = blocks.version
+            state.awaited_digest = self._missing_digest(state, len(shared))
             return False
         blocks.share(shared)
         state.block_table = shared + blocks.allocate(num_new)
@@ -114,6 +115,18 @@ class RunningRequests:
         num_full, rest = divmod(begin, size)
         table = donor.block_table
         return table[:num_full], begin, table[num_full] if rest else None
+
+    def _is_cached_now(self, state: RequestState) -> bool:
+        """Whether the prefix cache has what it lacked when the request was refused memory."""
+        digest = state.awaited_digest
+        return digest is not None and bool(self.block_manager.match((digest,)))
+
+    def _missing_digest(self, state: RequestState, num_shared: int) -> bytes | None:
+        """Of the first block that the prefix cache lacks, for a request that may start from it."""
+        num_full = (state.num_tokens - 1) // self.config.block_size
+        if not state.cacheable or state.host_blocks or num_shared >= num_full:
+            return None
+        return state.block_hashes(num_shared + 1, self.config.block_size)[num_shared]
 
     def to_decoding(self, state: RequestState) -> None:
         """Its known tokens are all planned."""
@@ -169,6 +182,8 @@ class RunningRequests:
     def stop(self, state: RequestState) -> None:
         """A RUNNING request is planned no more; steps in flight may still use its blocks."""
         (self.prefilling if state in self.prefilling else self.decoding).remove(state)
+        if state is self.claimant:  # started again, it may lack nothing
+            self.claimant = None
         state.status = Status.FINISHING
         state.slow_path_at = 0  # its results need a look
         self.num_finishing += 1

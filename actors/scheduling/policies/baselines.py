@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.policies.sarathi import fill_with_chunks
+from actors.scheduling.registry import within
 from actors.scheduling.step import StepBuilder
 
 
@@ -18,6 +19,7 @@ class FasterTransformer:
     reserve = True
 
     def __init__(self, config: SchedulerConfig, max_batch: int | None = None) -> None:
+        within(1, 1e9, max_batch=max_batch)
         self.max_batch = max_batch or config.max_requests
         self._open = True
 
@@ -42,6 +44,7 @@ class Orca:
     reserve = True
 
     def __init__(self, config: SchedulerConfig, max_batch: int | None = None) -> None:
+        within(1, 1e9, max_batch=max_batch)
         self.max_batch = max_batch or config.max_requests
 
     def plan(self, step: StepBuilder) -> None:
@@ -60,6 +63,7 @@ class PrefillFirst:
     reserve = False
 
     def __init__(self, config: SchedulerConfig, max_batched_tokens: int | None = None) -> None:
+        within(1, 1e9, max_batched_tokens=max_batched_tokens)
         self.max_batched_tokens = max_batched_tokens or config.max_step_tokens
 
     def plan(self, step: StepBuilder) -> None:
@@ -102,6 +106,7 @@ class HybridOnly:
     reserve = False
 
     def __init__(self, config: SchedulerConfig, max_batched_tokens: int | None = None) -> None:
+        within(1, 1e9, max_batched_tokens=max_batched_tokens)
         self.max_batched_tokens = max_batched_tokens or config.max_step_tokens
 
     def plan(self, step: StepBuilder) -> None:
@@ -112,11 +117,11 @@ class HybridOnly:
 def fill_with_whole_prompts(step: StepBuilder, left: int, max_running: int | None = None) -> None:
     """Spend `left` tokens on unchunked prompts, in order; the first may overrun `left`.
 
-    Only a prompt that the stages' buffers cannot hold is cut. No request starts beside
-    `max_running` others.
+    Only a prompt that the stages' buffers cannot hold is cut, and one that was begun, by whatever
+    policy, goes on with what fits. No request starts beside `max_running` others.
     """
     for state in step.runnable_prefills():
-        left -= step.chunk(state, _whole(step, left), whole=True)
+        left -= step.chunk(state, _whole(step, left))
     while max_running is None or step.num_running < max_running:
         head = step.head()
         if head is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.policies.sarathi import fill_with_chunks
+from actors.scheduling.registry import within
 from actors.scheduling.step import StepBuilder
 
 
@@ -17,6 +18,7 @@ class FeedbackQueue:
     reserve = False
 
     def __init__(self, config: SchedulerConfig, max_batch: int | None = None) -> None:
+        within(1, 1e9, max_batch=max_batch)
         self.max_batch = max_batch
 
     def plan(self, step: StepBuilder) -> None:

@@ -78,7 +78,12 @@ class Sarathi:
             fill_with_chunks(step, step.tokens_left())
             return
         # The schedule, not the budget, bounds the step: each prompt against what is in it.
-        fill_with_chunks(step, step.room, lambda state, _: self.chunk_size(state) - step.num_tokens)
+        fill_with_chunks(step, step.room, lambda state, _: self._share(step, state))
+
+    def _share(self, step: StepBuilder, state: RequestState) -> int:
+        """The best-ranked prompt goes on beside any number of decodes."""
+        share = self.chunk_size(state) - step.num_tokens
+        return max(share, _ROUNDING) if step.num_tokens == step.num_decodes else share
 
     def chunk_size(self, state: RequestState) -> int:
         """Tokens a step may hold for this prompt to join it."""

@@ -13,6 +13,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.queue.order import Order
+from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, Status
 
 TYPICAL_PROMPT = 512  # tokens, to tell how fast prompts are computed
@@ -35,6 +36,8 @@ class EarliestDeadline(Order):
         prefill_tokens_per_s: float | None = None,
         patience_s: float = 30.0,
     ) -> None:
+        within(1e-9, float("inf"), prefill_tokens_per_s=prefill_tokens_per_s)
+        within(0, 1e9, default_ttft_s=default_ttft_s, patience_s=patience_s)
         self.default_ttft_s = config.ttft_s if config.ttft_s is not None else default_ttft_s
         self.prefill_tokens_per_s = prefill_tokens_per_s or _predicted_tokens_per_s(config)
         self.patience_s = patience_s
@@ -57,6 +60,12 @@ class EarliestDeadline(Order):
         if state.output_token_ids:  # its next token is due before any first token
             last_s = now_s if state.last_token_s is None else state.last_token_s
             state.rank = (min(state.rank[0], last_s), state.sequence_number)
+        elif state.rank[0] >= _RELEGATED:
+            if not state.admitted:  # its tenant was at its cap: it waits on, and has waited
+                self._relegated.appendleft((state.request.arrival_s, state))
+                return
+            # Patience was over when it started: it does not lose its place twice.
+            state.rank = (state.request.arrival_s, state.sequence_number)
         heapq.heappush(self._promised, (state.rank, state))
 
     def peek(self, now_s: float) -> RequestState | None:

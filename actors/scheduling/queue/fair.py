@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue.order import Order
+from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, Status
 
 
@@ -32,6 +33,8 @@ class VirtualTokenCounter(Order):
         prompt_weight: float = 1.0,
         output_weight: float = 2.0,
     ) -> None:
+        within(1e-9, 1e9, **(weights or {}))
+        within(0, 1e9, prompt_weight=prompt_weight, output_weight=output_weight)
         self.weights = dict(weights or {})
         self.prompt_weight = prompt_weight
         self.output_weight = output_weight

@@ -16,6 +16,7 @@ from actors.scheduling.state import RequestState, Status
 class _Group:
     held: deque[RequestState] = field(default_factory=deque)  # WAITING outside the queue
     ready: list[RequestState] = field(default_factory=list)  # RUNNING, prompt computed
+    leader: RequestState | None = None  # computes the prompt for those held back
     num_members: int = 0
 
 
@@ -27,19 +28,18 @@ class Groups:
         return len(self._groups)
 
     def join(self, state: RequestState) -> bool:
-        """A new request of a group. False: hold it back, its leader is on the way."""
+        """A new request of a group. False: it is held back, a leader is on the way."""
         key = state.request.group
         if key is None:
             return True
         group = self._groups.setdefault(key, _Group())
         group.num_members += 1
-        if group.ready:
-            return True
-        if group.num_members == 1:
-            state.is_leader = True
-            return True
-        group.held.append(state)
-        return False
+        if group.leader is None and not group.ready:
+            group.leader = state
+        elif group.leader is not None and not group.ready and state.suspicion is None:
+            group.held.append(state)
+            return False
+        return True
 
     def prompt_done(self, state: RequestState) -> list[RequestState]:
         """A member's prompt is in its blocks. Returns the members that may enter the queue now."""
@@ -72,12 +72,12 @@ class Groups:
         group.num_members -= 1
         if group.num_members == 0:
             del self._groups[key]
-        if not state.is_leader:
-            return []
-        while group.held:
+        if group.leader is state:
+            group.leader = None
+        while group.leader is None and group.held:
             heir = group.held.popleft()
             if heir.status is Status.WAITING:
-                heir.is_leader = True
+                group.leader = heir
                 return [heir]
         return []
 

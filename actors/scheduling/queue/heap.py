@@ -10,6 +10,7 @@ import heapq
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue.order import Order
+from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, Status
 
 
@@ -77,6 +78,7 @@ class PriorityWithAgeing(HeapOrder):
 
     def __init__(self, config: SchedulerConfig, ageing_s: float = 10.0) -> None:
         super().__init__(config)
+        within(0, 1e9, ageing_s=ageing_s)
         self.ageing_s = ageing_s
 
     def value(self, state: RequestState) -> float:
@@ -98,6 +100,8 @@ class ShortestOutput(HeapOrder):
         memory: float = 0.9,
     ) -> None:
         super().__init__(config)
+        within(0, 1e9, ageing_tokens_per_s=ageing_tokens_per_s)
+        within(0, 1, memory=memory)
         self.ageing_tokens_per_s = ageing_tokens_per_s
         self.predict = self.follows_service = predict
         self.memory = memory  # weight of the past in the running mean

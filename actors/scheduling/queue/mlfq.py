@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue.heap import HeapOrder
+from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, Status
 
 
@@ -28,6 +29,9 @@ class FeedbackLevels(HeapOrder):
         promote_s: float = 10.0,
     ) -> None:
         super().__init__(config)
+        within(1, 64, num_levels=num_levels)
+        within(1, 1e9, quantum_tokens=quantum_tokens)
+        within(0, 1e9, promote_s=promote_s)
         self.num_levels = num_levels
         self.quantum_tokens = quantum_tokens
         self.promote_s = promote_s

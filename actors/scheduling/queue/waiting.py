@@ -2,50 +2,51 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from bisect import insort
+from collections import defaultdict
 from collections.abc import Iterable
+from operator import attrgetter
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue import build_order
 from actors.scheduling.queue.groups import Groups
 from actors.scheduling.state import RequestState, Status
 
+_by_rank = attrgetter("rank")
+
 
 class WaitingQueue:
-    """WAITING requests are in the order, parked, held by their group, or isolated."""
+    """WAITING requests are in the order, parked, held by their group, or suspects to be tried."""
 
     def __init__(self, config: SchedulerConfig, order: str) -> None:
         self.config = config
         self.order = build_order(order, config)
-        self.isolated: deque[RequestState] = deque()  # suspects, to be run alone
         self.groups = Groups()
         self.num_requests = 0
         self.num_tokens = 0  # known tokens of the waiting: prompts, and outputs to be recomputed
         self.waiting_of: dict[str, int] = defaultdict(int)  # waiting requests of a tenant
         self.running_of: dict[str, int] = defaultdict(int)  # running requests of a tenant
-        self.parked: dict[str, deque[RequestState]] = {}  # set aside: their tenant is at its cap
+        # Set aside, best rank first: their tenant is at its cap
+        self.parked: dict[str, list[RequestState]] = {}
 
     def add(self, state: RequestState, now_s: float) -> None:
         """A new request waits."""
         self._count(state, 1)
-        if state.request.group is None or self.groups.join(state):
+        enters = state.request.group is None or self.groups.join(state)
+        if state.suspicion is not None:  # its trial starts it
+            self.order.adopt(state)
+        elif enters:
             self.order.push(state, now_s)
 
     def restore(self, state: RequestState, now_s: float) -> None:
-        """A preempted request waits again, before its peers."""
+        """A request that ran waits again, before its peers; a suspect for its trial."""
         self._count(state, 1)
-        self.order.restore(state, now_s)
-
-    def isolate(self, state: RequestState) -> None:
-        """A suspect waits to run alone."""
-        self._count(state, 1)
-        self.isolated.append(state)
+        if state.suspicion is None:
+            self.order.restore(state, now_s)
 
     def remove(self, state: RequestState) -> None:
         """A waiting request is over. Orders skip it by its status."""
         self._count(state, -1)
-        if state in self.isolated:
-            self.isolated.remove(state)
 
     def _count(self, state: RequestState, sign: int) -> None:
         tenant = state.request.tenant
@@ -66,7 +67,7 @@ class WaitingQueue:
                 return state
             if self.running_of.get(state.request.tenant, 0) < cap:
                 return state
-            self.parked.setdefault(state.request.tenant, deque()).append(self.order.pop())
+            insort(self.parked.setdefault(state.request.tenant, []), self.order.pop(), key=_by_rank)
 
     def started(self, state: RequestState) -> None:
         """`head` (or a suspect) has been given memory; it is still to be popped."""
@@ -79,9 +80,7 @@ class WaitingQueue:
 
     def pop(self, state: RequestState) -> None:
         """Take out what has started."""
-        if state in self.isolated:
-            self.isolated.remove(state)
-        else:
+        if state.suspicion is None:
             self.order.pop()
 
     def stopped(self, state: RequestState, now_s: float) -> None:
@@ -93,10 +92,10 @@ class WaitingQueue:
         self.unpark(tenant, now_s)
 
     def unpark(self, tenant: str, now_s: float) -> None:
-        """One of the tenant's slots came free (or its cap was lifted)."""
+        """One of the tenant's slots came free."""
         parked = self.parked.get(tenant)
         while parked:
-            state = parked.popleft()
+            state = parked.pop(0)
             if state.status is Status.WAITING:
                 self.order.restore(state, now_s)
                 break
@@ -104,9 +103,12 @@ class WaitingQueue:
             del self.parked[tenant]
 
     def unpark_all(self, now_s: float) -> None:
-        for tenant in list(self.parked):
-            while tenant in self.parked:
-                self.unpark(tenant, now_s)
+        """The cap has changed: `head` sets aside again whom the new one keeps out."""
+        for parked in self.parked.values():
+            for state in reversed(parked):  # each goes before its peers
+                if state.status is Status.WAITING:
+                    self.order.restore(state, now_s)
+        self.parked.clear()
 
     def finished(self, state: RequestState) -> None:
         """A request has reached its end (called for no abort)."""
