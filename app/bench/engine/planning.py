@@ -34,7 +34,7 @@ CASES: tuple[dict[str, Any], ...] = (
     {"policy": "sarathi", "num_running": 256, "num_waiting": 1000, "num_stages": 4},
     *(
         {"policy": "sarathi", "num_running": n, "num_waiting": 1000}
-        for n in (1, 16, 64, 128, 512, 1024)
+        for n in (1, 16, 64, 128, 512, 1024, 2048)
     ),
     *({"policy": "sarathi", "num_running": 256, "num_waiting": n} for n in (0, 100, 10_000)),
 )
@@ -97,7 +97,7 @@ def measure_step(
         max_model_len=_PROMPT_TOKENS + _OUTPUT_TOKENS,
         max_step_tokens=8192,
         policy=policy,
-        token_budget=2048,
+        token_budget=max(2048, 2 * num_running),  # so that all run at once
         num_stages=num_stages,
         prefix_cache=prefix_cache,
         policy_options={"max_batch": num_running} if policy == "orca" else {},
