@@ -26,6 +26,7 @@ from actors.calibration.start import calibrate_at_start, keep_learnt
 from actors.engine_config import EngineConfig
 from actors.event_recorder import EventFile
 from actors.gc_utils import freeze_gc_heap
+from actors.recovery import BackgroundTasks, Recovery, suspects_of
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
@@ -55,7 +56,9 @@ from actors.transport.messages import (
     Answer,
     Ask,
     IterationOutputs,
+    Readiness,
     RefuseRequests,
+    RequestsStarted,
     StepError,
     SubmitRequests,
     output_rows,
@@ -89,10 +92,11 @@ class EngineLoop:
         self._records: IterationRecords | None = None
         self._calibrated: StageInfo | None = None  # the engine measured its own cost model
         self._probe: PipelineProbe | None = None  # while steps are measured, before the core is
-        self._rebuilding = False
-        self._rebuilds_in_a_row = 0
-        self._recoveries = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
+        self._recovery = Recovery(
+            self.stages, config.max_rebuilds, self._tasks, self._stages_lost, self._stages_rebuilt
+        )
+        self._told_suspects = False
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -113,12 +117,19 @@ class EngineLoop:
         self._call = self._core.handle
         self._records = IterationRecords(self._core)
         if self._config.event_log is not None:
-            self._events = EventFile(Path(self._config.event_log))
-            self._call = Recorder(self._core, self._events.write).handle
+            self._record_events(Path(self._config.event_log), self._core)
         self._replica = await connect(socket_path, self._received, self._replica_gone)
         freeze_gc_heap()
         logger.info("ready: %s backend, %d KV blocks", info.backend, num_blocks)
         return replace(info, max_model_len=scheduler.max_model_len), num_blocks
+
+    def _record_events(self, folder: Path, core: Core) -> None:
+        try:
+            self._events = EventFile(folder)
+        except OSError as error:  # a full disk must not keep the engine from its tokens
+            logger.error("events are not recorded: %s", error)
+            return
+        self._call = Recorder(core, self._events.write).handle
 
     async def _calibrate(self, scheduler: SchedulerConfig, info: StageInfo) -> SchedulerConfig:
         """The settings with a cost model, where one can be measured."""
@@ -176,8 +187,8 @@ class EngineLoop:
             "tbt_s": core.config.tbt_s,
             "ttft_s": core.config.ttft_s,
             "outlook": outlook(core.cost_model, core.config),
-            "recoveries": self._recoveries,
-            "rebuilding": self._rebuilding,
+            "recoveries": self._recovery.num_recoveries,
+            "rebuilding": self._recovery.is_rebuilding,
             "outstanding_steps": len(self._outstanding),
             "pid": os.getpid(),
         }
@@ -191,7 +202,7 @@ class EngineLoop:
                 if request.sampling.grammar is None:
                     self._handle(Submit(request))
                 else:
-                    self._spawn(self._submit_with_grammar(request, request.sampling.grammar))
+                    self._tasks.start(self._submit_with_grammar(request, request.sampling.grammar))
         elif isinstance(message, AbortRequests):
             for request_id in message.request_ids:
                 self._handle(Abort(request_id))
@@ -217,32 +228,29 @@ class EngineLoop:
         else:
             self._send(RefuseRequests((Refuse(request.request_id, problem, "response_format"),)))
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     # ---- from the pipeline -----------------------------------------------------------------------
 
     def _answered(self, answer: StepResult | StepError) -> None:
         core = self._core
         if core is None and self._probe is not None:
             self._probe.answered(answer)
-        if self._rebuilding or core is None:
+        if self._recovery.is_rebuilding or core is None:
             return
         now_s = time.monotonic()
         step = self._outstanding.answered(now_s)
-        self._rebuilds_in_a_row = 0
         if isinstance(answer, StepError):
             logger.error("step %d failed: %s", answer.step_id, answer.message)
-            self._handle(StepFailed(step.plan.step_id, answer.message.splitlines()[0]))
+            message = answer.message.splitlines()[0]
+            self._handle(StepFailed(step.plan.step_id, message))
+            self._recovery.step_failed(message)
             return
+        self._recovery.step_succeeded()
         begin_s = answer.stage_times_s[0][0] if answer.stage_times_s else step.submitted_s
         planned = core.in_flight[0]
         self._outstanding.observe(planned.num_tokens, now_s - begin_s)
         self._handle(StepDone(answer))
         if self._records is not None:
-            self._records.note(step, planned, now_s, answer, self._recoveries)
+            self._records.note(step, planned, now_s, answer, self._recovery.num_recoveries)
             if not core.in_flight:  # no answer will come to take them along
                 self._send(IterationOutputs((), tuple(self._records.take_due(now_s))))
 
@@ -254,29 +262,15 @@ class EngineLoop:
     def _lost(self, reason: str) -> None:
         if self._core is None and self._probe is not None:
             self._probe.lost(reason)
-        elif not self._rebuilding:
-            self._rebuilding = True
-            self._spawn(self._rebuild(reason))
+        else:
+            self._recovery.lose(reason)
 
-    async def _rebuild(self, reason: str) -> None:
-        """Kill what is left of the stages, build them anew, replay what was running."""
-        begin_s = time.monotonic()
+    def _stages_lost(self) -> None:
         self._outstanding.clear()
-        while True:
-            self._rebuilds_in_a_row += 1
-            logger.error("pipeline lost (%s): rebuild %d", reason, self._rebuilds_in_a_row)
-            if self._rebuilds_in_a_row > self._config.max_rebuilds:
-                logger.critical("giving up after %d rebuilds", self._config.max_rebuilds)
-                os._exit(1)  # the replica's health check sees it and Serve replaces the replica
-            self.stages.close()
-            try:
-                await self.stages.rebuild()
-                break
-            except StagesFailed as failure:
-                reason = str(failure)
-        self._rebuilding = False
-        self._recoveries += 1
-        logger.warning("pipeline rebuilt in %.1f s", time.monotonic() - begin_s)
+        self._send(Readiness(is_ready=False))
+
+    def _stages_rebuilt(self) -> None:
+        self._send(Readiness(is_ready=True))
         self._handle(PipelineLost())
 
     # ---- the core ------------------------------------------------------------------------------
@@ -296,11 +290,17 @@ class EngineLoop:
         records = [] if self._records is None else self._records.take_due(now_s)
         if rows or records:
             self._send(IterationOutputs(tuple(rows), tuple(records)))
+        if self._core is not None and (self._core.requests.trials or self._told_suspects):
+            suspects = suspects_of(self._core)
+            self._told_suspects = bool(suspects.losses)
+            self._send(suspects)
 
     def _execute(self, instruction: Execute, now_s: float) -> None:
-        if self._rebuilding:
+        if self._recovery.is_rebuilding:
             return  # PipelineLost follows the rebuild and plans this work again
         self._outstanding.submitted(instruction.plan, now_s, instruction.predicted_s)
+        if instruction.plan.started:
+            self._send(RequestsStarted(tuple([s.request_id for s in instruction.plan.started])))
         if self.stages.pipeline is not None:
             self.stages.pipeline.submit(instruction.plan)
 

@@ -111,13 +111,16 @@ class StageSet:
 
     async def _open(self) -> None:
         flat = [actor for ranks in self._actors for actor in ranks]
+        pipeline = self._make_pipeline()
         try:
-            await asyncio.gather(*[actor.allocate.remote(*self._sizes) for actor in flat])
-            pipeline = self._make_pipeline()
-            await pipeline.open(self._on_answer, self._on_lost)
-        except ray.exceptions.RayError as error:
-            self._kill_actors()
-            raise StagesFailed(f"a stage died while connecting: {error}") from error
+            async with asyncio.timeout(self._config.load_timeout_s):
+                await asyncio.gather(*[actor.allocate.remote(*self._sizes) for actor in flat])
+                await pipeline.open(self._on_answer, self._on_lost)
+        except Exception as error:  # of Ray, of its compiler, of the system's sockets and disks
+            pipeline.close()
+            self._actors = []
+            message = f"the stages could not be connected: {type(error).__name__}: {error}"
+            raise StagesFailed(message) from error
         self.pipeline = pipeline
 
     def _make_pipeline(self) -> Pipeline:

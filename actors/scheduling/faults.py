@@ -17,10 +17,9 @@ from math import isqrt
 
 from actors.scheduling.events import Output
 from actors.scheduling.lifecycle import LiveRequests
-from actors.scheduling.request import FinishReason
+from actors.scheduling.request import MAX_LOSSES, FinishReason
 from actors.scheduling.state import Fate, InFlight, RequestState, Status, Suspicion
 
-_MAX_LOSSES = 3  # shared by many, then by a group, then alone
 _MAX_FAILURES_ALONE = 2
 # The same while no step of anybody succeeds. The engine rebuilds its stages before that.
 _MAX_FAILURES_OF_ALL = 5
@@ -161,7 +160,7 @@ class Faults:
             suspicion = state.suspicion
             assert suspicion is not None
             suspicion.num_losses += 1
-            if num_members == 1 and suspicion.num_losses >= _MAX_LOSSES:
+            if num_members == 1 and suspicion.num_losses >= MAX_LOSSES:
                 outputs.append(_error(state, "the engine is lost whenever this request runs"))
                 requests.end(state)
             else:

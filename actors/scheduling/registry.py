@@ -45,7 +45,7 @@ def build_part(
 def _declared(part: Callable[..., Any]) -> Mapping[str, Any]:
     """Types of a part's options: those of a class, or of what builds it."""
     made = getattr(part, "__self__", part)
-    hints = get_type_hints(made.__init__) if isinstance(made, type) else {}
+    hints = get_type_hints(made.__init__) if isinstance(made, type) else {}  # type: ignore[misc]
     return hints if isinstance(part, type) else hints | get_type_hints(part)
 
 

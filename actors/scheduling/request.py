@@ -9,6 +9,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+# How many lost engines a request may have been in when it was alone: it is ended with the last.
+MAX_LOSSES = 3  # shared by many, then by a group, then alone
+
 
 class FinishReason(enum.StrEnum):
     """Why a request stopped producing tokens (names as in the OpenAI API where it has one)."""

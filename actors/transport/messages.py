@@ -77,6 +77,32 @@ class Answer:
     failure: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether steps are executed: not while the stages are rebuilt."""
+
+    is_ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsStarted:
+    """These are computed from now on: if the scheduler dies, it may be theirs."""
+
+    request_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """All requests that lost an engine and have not proved harmless, after a change.
+
+    losses: (request id, engines lost). on_trial: those of them that are computed now, with nobody
+    else.
+    """
+
+    losses: tuple[tuple[int, int], ...]
+    on_trial: tuple[int, ...]
+
+
 class IterationRecord(NamedTuple):
     """One iteration, for the timeline, the metrics and the logs. stages_s: (start, end) of each."""
 
@@ -160,6 +186,9 @@ _KINDS: tuple[type, ...] = (
     IterationOutputs,
     RefuseRequests,
     Answer,
+    Readiness,
+    RequestsStarted,
+    Suspects,
 )
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 

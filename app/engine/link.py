@@ -29,8 +29,11 @@ from actors.transport.messages import (
     Ask,
     IterationOutputs,
     Question,
+    Readiness,
     RefuseRequests,
+    RequestsStarted,
     SubmitRequests,
+    Suspects,
     pack_kind,
     unpack_kind,
 )
@@ -63,12 +66,14 @@ class SchedulerLink:
         on_rows: Callable[[Sequence[Any]], None],
         on_records: Callable[[Sequence[Any]], None],
         on_refused: Callable[[Refuse], None],
+        on_news: Callable[[Readiness | RequestsStarted | Suspects], None],
         on_lost: Callable[[], None],
     ) -> None:
         self._config = config
         self._on_rows = on_rows
         self._on_records = on_records
         self._on_refused = on_refused
+        self._on_news = on_news
         self._on_lost = on_lost
         self._actor: Any = None
         self._serving: asyncio.Task[None] | None = None  # as long as the scheduler does
@@ -130,7 +135,7 @@ class SchedulerLink:
             self._socket.send(pack_kind(message))
 
     def _received(self, frame: bytes) -> None:
-        message: IterationOutputs | RefuseRequests | Answer = unpack_kind(frame)
+        message = unpack_kind(frame)
         if isinstance(message, IterationOutputs):
             self._on_rows(message.rows)
             if message.records:
@@ -138,8 +143,10 @@ class SchedulerLink:
         elif isinstance(message, RefuseRequests):
             for refusal in message.refusals:
                 self._on_refused(refusal)
-        else:
+        elif isinstance(message, Answer):
             self._answered(message)
+        else:
+            self._on_news(message)
 
     async def ask(self, question: Question, *arguments: Any) -> Any:
         """The scheduler's answer; raises EngineUnavailable when none comes and QuestionFailed

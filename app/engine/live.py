@@ -12,11 +12,13 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from actors.engine_config import EngineConfig
 from actors.scheduling.events import Refuse
 from actors.stage.spec import StageInfo
+from actors.transport.messages import Readiness, RequestsStarted, Suspects
 from app.engine.client import (
     EngineUnavailable,
     GenerationRequest,
@@ -25,12 +27,13 @@ from app.engine.client import (
     TokenChunk,
     TokenSink,
 )
-from app.engine.link import EngineFailed, SchedulerLink
+from app.engine.link import QuestionFailed, SchedulerLink
 from app.engine.streams import IterationFeed, OpenRequest, OpenRequests, Stream, core_requests
 
 logger = logging.getLogger("legato.engine")
 
 _HEARTBEAT_S = 5.0
+_READY_WITHIN_S = 20.0  # what a new request waits for an engine that is being rebuilt
 
 
 class LiveEngine:
@@ -80,6 +83,8 @@ class LiveEngine:
                 continue  # the socket's end has told, and started the rebuild
             try:
                 await link.ask("stage_pids")
+            except QuestionFailed as error:
+                logger.error("heartbeat: %s", error)  # it answers, so it lives
             except EngineUnavailable:
                 if link.is_open:
                     logger.error("scheduler does not answer: killing it")
@@ -87,6 +92,7 @@ class LiveEngine:
 
     def _lost(self) -> None:
         self._ready.clear()
+        self._open.engine_lost()
         self._rebuilding = asyncio.create_task(self._rebuild())
 
     async def _rebuild(self) -> None:
@@ -101,10 +107,13 @@ class LiveEngine:
             self._link = self._new_link()
             try:
                 await self._build()
+                self._submit_again()
                 break
-            except EngineFailed as error:
-                logger.error("rebuild failed: %s", error)
+            except Exception as error:  # a full disk, no sockets, no memory: it counts
+                logger.error("rebuild failed: %s: %s", type(error).__name__, error)
         logger.warning("scheduler rebuilt in %.1f s", time.monotonic() - begin_s)
+
+    def _submit_again(self) -> None:
         again = [entry.resumed() for entry in self._open.values()]
         if again:
             self._link.submit(again)
@@ -153,7 +162,7 @@ class LiveEngine:
             raise EngineUnavailable(self._failure, retry_after_s=10.0)
         if not self._ready.is_set():
             try:
-                await asyncio.wait_for(self._ready.wait(), 30.0)
+                await asyncio.wait_for(self._ready.wait(), _READY_WITHIN_S)
             except TimeoutError:
                 raise EngineUnavailable("the engine is being rebuilt", retry_after_s=5.0) from None
         stream = Stream(sink)
@@ -178,7 +187,12 @@ class LiveEngine:
         for index, core_request in enumerate(requests):
             self._open[core_request.request_id] = OpenRequest(core_request, index, stream)
         stream.num_open = request.n
-        self._link.submit(requests)
+        try:
+            self._link.submit(requests)
+        except (TypeError, ValueError, OverflowError) as error:  # what no message can carry
+            for core_request in requests:
+                del self._open[core_request.request_id]
+            raise RequestRefused(f"a value cannot be sent to the engine: {error}") from error
         return [r.request_id for r in requests]
 
     def _abandon(self, ids: list[int]) -> None:
@@ -199,6 +213,9 @@ class LiveEngine:
         problem = await self._link.ask("reconfigure", dict(changes))
         if problem is not None:
             raise RequestRefused(problem, param=problem.split(":")[0])
+        # The next scheduler starts from here.
+        scheduler = self._config.scheduler.with_changes(changes)
+        self._config = replace(self._config, scheduler=scheduler)
 
     def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
         return self.iterations.subscribe()
@@ -207,8 +224,23 @@ class LiveEngine:
 
     def _new_link(self) -> SchedulerLink:
         return SchedulerLink(
-            self._config, self._open.deliver, self._iterated, self._refused, self._lost
+            self._config,
+            self._open.deliver,
+            self._iterated,
+            self._refused,
+            self._told,
+            self._lost,
         )
+
+    def _told(self, news: Readiness | RequestsStarted | Suspects) -> None:
+        if isinstance(news, RequestsStarted):
+            self._open.started(news.request_ids)
+        elif isinstance(news, Suspects):
+            self._open.suspected(news.losses, news.on_trial)
+        elif news.is_ready:
+            self._ready.set()
+        else:
+            self._ready.clear()
 
     def _iterated(self, records: Sequence[Any]) -> None:
         self._rebuilds = 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from actors.scheduling.events import Output
-from actors.scheduling.request import Request
+from actors.scheduling.request import MAX_LOSSES, Request
 from actors.transport.messages import PLAIN_FIELDS, IterationRecord, output_of
 from app.engine.client import GenerationFailed, GenerationRequest, TokenChunk, TokenSink
 
@@ -88,6 +88,8 @@ class OpenRequest:
     stream: Stream
     delivered: list[int] = field(default_factory=list)
     base: int = 0  # tokens that an earlier life had delivered before this stream
+    has_started: bool = False  # the stages have been given it
+    num_losses: int = 0  # engines that were lost with it, as far as it may be at fault
 
     def __post_init__(self) -> None:
         self.base = len(self.request.output)
@@ -116,11 +118,16 @@ class OpenRequest:
 
     def resumed(self) -> Request:
         """The request as a rebuilt scheduler must see it: nothing delivered is drawn again."""
-        return replace(self.request, output=(*self.request.output, *self.delivered))
+        output = (*self.request.output, *self.delivered)
+        return replace(self.request, output=output, num_losses=self.num_losses)
 
 
 class OpenRequests(dict[int, OpenRequest]):
     """Every open request of a replica, by the id that the scheduler knows."""
+
+    def __init__(self, *entries: Any) -> None:
+        super().__init__(*entries)
+        self._on_trial: tuple[int, ...] = ()
 
     def deliver(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Rows of `IterationOutputs`. This loop runs once per streamed token."""
@@ -157,6 +164,31 @@ class OpenRequests(dict[int, OpenRequest]):
         entry.deliver(output)
         if output.finish_reason is not None:
             del self[output.request_id]
+
+    # ---- what may have cost an engine ----------------------------------------------------
+
+    def started(self, request_ids: Iterable[int]) -> None:
+        for request_id in request_ids:
+            if request_id in self:
+                self[request_id].has_started = True
+
+    def suspected(self, losses: Iterable[tuple[int, int]], on_trial: tuple[int, ...]) -> None:
+        """All that the scheduler suspects, and whom it tries now."""
+        num_losses = dict(losses)
+        for request_id, entry in self.items():
+            entry.num_losses = num_losses.get(request_id, 0)
+        self._on_trial = on_trial
+
+    def engine_lost(self) -> None:
+        """The scheduler has died: what it computed is suspect, and what was alone may be ended."""
+        tried = [i for i in self._on_trial if i in self]
+        self._on_trial = ()
+        for request_id in tried or [i for i, entry in self.items() if entry.has_started]:
+            entry = self[request_id]
+            entry.num_losses += 1
+            if len(tried) == 1 and entry.num_losses >= MAX_LOSSES:
+                error = GenerationFailed("the engine is lost whenever this request runs")
+                self.fail(request_id, error)
 
     def fail(self, request_id: int, error: Exception) -> None:
         entry = self.pop(request_id, None)

@@ -1,0 +1,119 @@
+"""When the stages are built anew, and when the engine is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
+
+from actors.scheduling.core import Core
+from actors.stage_set import StageSet
+from actors.transport.messages import Suspects
+
+logger = logging.getLogger("legato.recovery")
+
+# One request at fault fails fewer steps in a row: its suspects are halved, and one half succeeds.
+_MAX_FAILED_STEPS = 4
+_BEYOND_REPAIR = ("CUDA error", "NCCL error")  # the process can compute nothing any more
+
+
+def suspects_of(core: Core) -> Suspects:
+    """What the replica keeps for the next scheduler, should this one end."""
+    suspects = [s for group in core.requests.trials for s in group if s.suspicion is not None]
+    in_flight = {part.request_id for step in core.in_flight for part in step.plan.slices}
+    return Suspects(
+        tuple([(s.request_id, s.suspicion.num_losses) for s in suspects if s.suspicion]),
+        tuple([s.request_id for s in suspects if s.request_id in in_flight]),
+    )
+
+
+class BackgroundTasks:
+    """Tasks that nobody awaits: kept alive, and what they raise is logged."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a background task failed", exc_info=error)
+
+
+class Recovery:
+    """Rebuilds the stages when they are lost or fail every step; bounded, whatever is raised.
+
+    on_lost is called as a rebuild begins, on_rebuilt once the stages answer again.
+    """
+
+    def __init__(
+        self,
+        stages: StageSet,
+        max_rebuilds: int,
+        tasks: BackgroundTasks,
+        on_lost: Callable[[], None],
+        on_rebuilt: Callable[[], None],
+    ) -> None:
+        self._stages = stages
+        self._max_rebuilds = max_rebuilds
+        self._tasks = tasks
+        self._on_lost = on_lost
+        self._on_rebuilt = on_rebuilt
+        self._failed_steps = 0  # since a step last succeeded
+        self._rebuilds_in_a_row = 0  # likewise
+        self.is_rebuilding = False
+        self.num_recoveries = 0
+
+    def step_succeeded(self) -> None:
+        self._failed_steps = self._rebuilds_in_a_row = 0
+
+    def step_failed(self, message: str) -> None:
+        """Steps that fail whatever they hold are the stages' fault, not that of a request."""
+        self._failed_steps += 1
+        if any(words in message for words in _BEYOND_REPAIR):
+            self.lose(message)
+        elif self._failed_steps >= _MAX_FAILED_STEPS:
+            self.lose(f"{self._failed_steps} steps failed in a row: {message}")
+
+    def lose(self, reason: str) -> None:
+        """The stages are of no use any more."""
+        if not self.is_rebuilding:
+            self.is_rebuilding = True
+            self._tasks.start(self._rebuild(reason))
+
+    async def _rebuild(self, reason: str) -> None:
+        """Kill what is left of the stages, build them anew, replay what was running."""
+        begin_s = time.monotonic()
+        try:
+            self._on_lost()
+            while True:
+                self._rebuilds_in_a_row += 1
+                logger.error("pipeline lost (%s): rebuild %d", reason, self._rebuilds_in_a_row)
+                if self._rebuilds_in_a_row > self._max_rebuilds:
+                    self._give_up(f"{self._max_rebuilds} rebuilds did not help")
+                try:
+                    self._stages.close()
+                    await self._stages.rebuild()
+                    break
+                except Exception as failure:  # a full disk, no sockets, no memory: it counts
+                    reason = f"{type(failure).__name__}: {failure}"
+            self._failed_steps = 0
+            self.is_rebuilding = False
+            self.num_recoveries += 1
+            logger.warning("pipeline rebuilt in %.1f s", time.monotonic() - begin_s)
+            self._on_rebuilt()
+        except Exception:
+            logger.exception("recovery failed")
+            self._give_up("recovery itself failed")
+
+    def _give_up(self, reason: str) -> NoReturn:
+        """The replica notices, builds a new scheduler, and is replaced if that does not help."""
+        logger.critical("giving up: %s", reason)
+        os._exit(1)
