@@ -242,7 +242,7 @@ class EngineLoop:
             logger.error("step %d failed: %s", answer.step_id, answer.message)
             message = answer.message.splitlines()[0]
             self._handle(StepFailed(step.plan.step_id, message))
-            self._recovery.step_failed(message)
+            self._recovery.step_failed(message, core.faults.num_failures_in_a_row)
             return
         self._recovery.step_succeeded()
         begin_s = answer.stage_times_s[0][0] if answer.stage_times_s else step.submitted_s

@@ -66,21 +66,19 @@ class Recovery:
         self._tasks = tasks
         self._on_lost = on_lost
         self._on_rebuilt = on_rebuilt
-        self._failed_steps = 0  # since a step last succeeded
-        self._rebuilds_in_a_row = 0  # likewise
+        self._rebuilds_in_a_row = 0  # since a step last succeeded
         self.is_rebuilding = False
         self.num_recoveries = 0
 
     def step_succeeded(self) -> None:
-        self._failed_steps = self._rebuilds_in_a_row = 0
+        self._rebuilds_in_a_row = 0
 
-    def step_failed(self, message: str) -> None:
+    def step_failed(self, message: str, num_in_a_row: int) -> None:
         """Steps that fail whatever they hold are the stages' fault, not that of a request."""
-        self._failed_steps += 1
         if any(words in message for words in _BEYOND_REPAIR):
             self.lose(message)
-        elif self._failed_steps >= _MAX_FAILED_STEPS:
-            self.lose(f"{self._failed_steps} steps failed in a row: {message}")
+        elif num_in_a_row >= _MAX_FAILED_STEPS:
+            self.lose(f"{num_in_a_row} steps failed in a row: {message}")
 
     def lose(self, reason: str) -> None:
         """The stages are of no use any more."""
@@ -104,7 +102,6 @@ class Recovery:
                     break
                 except Exception as failure:  # a full disk, no sockets, no memory: it counts
                     reason = f"{type(failure).__name__}: {failure}"
-            self._failed_steps = 0
             self.is_rebuilding = False
             self.num_recoveries += 1
             logger.warning("pipeline rebuilt in %.1f s", time.monotonic() - begin_s)

@@ -167,7 +167,7 @@ class Core:
             duration_s = now_s - max(step.planned_at_s, self._last_answer_s)
         self._last_answer_s = now_s
         self._learn(step, duration_s)
-        if self.requests.trials:
+        if self.requests.trials or self.faults.num_failures_in_a_row:
             self.faults.succeeded(step)
         outputs = self.outcomes.take(step, event.result)
         if outputs:
@@ -256,6 +256,8 @@ class Core:
     def _plan(self, now_s: float, out: list[Instruction]) -> None:
         """Plan greedily while the pipeline has room and there is work."""
         in_flight, requests = self.in_flight, self.requests
+        if requests.trials:
+            self.faults.on_trial()  # forget who was cleared or has ended
         while len(in_flight) < self.config.depth and requests.by_id:
             if requests.trials and in_flight:
                 return  # one step at a time, so that a fault is that step's own

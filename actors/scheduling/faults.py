@@ -32,6 +32,7 @@ class Faults:
     def __init__(self, requests: LiveRequests) -> None:
         self.requests = requests
         self._last_success = -1  # step id, kept while there are suspects
+        self.num_failures_in_a_row = 0  # failed steps since one went well, echoes not counted
 
     # ---- trials -----------------------------------------------------------------------
 
@@ -48,6 +49,7 @@ class Faults:
     def succeeded(self, step: InFlight) -> None:
         """A step went well: members that are past the fault are above suspicion."""
         self._last_success = step.plan.step_id
+        self.num_failures_in_a_row = 0
         for part in step.plan.slices:
             state = self.requests.by_id.get(part.request_id)
             if state is None or state.suspicion is None or state.status is not Status.RUNNING:
@@ -110,6 +112,7 @@ class Faults:
             if known is None or not known.on_stages:
                 requests.running.released.append(request_id)
         suspects = [] if is_explained else self._suspect((step,))
+        self.num_failures_in_a_row += not is_explained
         if len(members) == len(suspects) == 1 and self._failed_alone(members[0]):
             culprit, suspects = members[0].request_id, []
         for state in members:
@@ -154,6 +157,7 @@ class Faults:
     def pipeline_lost(self, steps: Sequence[InFlight]) -> list[Output]:
         """Everything is forgotten but the known tokens; order of ranks is kept."""
         requests, outputs = self.requests, list[Output]()
+        self.num_failures_in_a_row = 0
         num_members = len({state for step in steps for state in step.members()})
         once, again = list[RequestState](), list[RequestState]()
         for state in sorted(self._suspect(steps), key=lambda state: state.rank):

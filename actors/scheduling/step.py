@@ -125,9 +125,8 @@ class StepBuilder:
         ]
 
     def head(self) -> RequestState | None:
-        """The next waiting request; None while suspects are tried: the memory is theirs first."""
-        requests = self._requests
-        return None if requests.trials else requests.waiting.head(requests.now_s)
+        """The next waiting request."""
+        return self._requests.waiting.head(self._requests.now_s)
 
     # ---- what a policy does -----------------------------------------------------------
 

@@ -106,7 +106,7 @@ def test_broken_stages_are_no_request_s_fault() -> None:
 
 
 def test_deaths_that_strike_at_random_blame_nobody() -> None:
-    driver = begin(40, output=30)
+    driver = begin(40, output=200)
     for turn in range(12):
         driver.lose()
         for _ in range(turn):

@@ -1,0 +1,63 @@
+"""Requests that raise, break or kill the stages of a live engine: the others' tokens stay exact."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app.engine.client import GenerationFailed
+from app.engine.live import LiveEngine
+from tests.live.faulty_stage import BREAK, KILL, RAISE, FaultyScheduler
+from tests.live.reference import ask, expected, make_prompts, settled
+
+pytestmark = pytest.mark.ray
+LENGTHS = (3, 17, 40, 60, 5, 81)
+MAX_TOKENS = 60
+
+
+async def test_nothing_is_lost_but_the_culprits(
+    make_engine: Callable[..., LiveEngine],
+    tiny_model: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.engine.link.SchedulerActor", FaultyScheduler)
+    engine = make_engine(tiny_model("llama"))
+    await engine.start()
+    prompts = make_prompts(LENGTHS)
+
+    async def beside(culprit: tuple[int, ...]) -> object:
+        """How a culprit's request ends; the others' answers are those of an unfailed run."""
+        culprit_ends = asyncio.create_task(ask(engine, culprit, 8))
+        answers = await asyncio.gather(*[ask(engine, p, MAX_TOKENS) for p in prompts])
+        assert list(answers) == expected("llama", LENGTHS, MAX_TOKENS)
+        (end,) = await asyncio.gather(culprit_ends, return_exceptions=True)
+        return end
+
+    try:
+        assert isinstance(await beside(RAISE), GenerationFailed)
+        assert (await settled(engine))["recoveries"] == 0
+        # Each step fails from some time on, and the first rebuild meets a full disk.
+        broken = await beside(BREAK)
+        assert isinstance(broken, (list, GenerationFailed))
+        after = (await settled(engine))["recoveries"]
+        assert after >= 1
+        assert isinstance(await beside(KILL), GenerationFailed)
+        assert (await settled(engine))["recoveries"] <= after + 3
+
+        await engine.reconfigure({"policy": "orca"})
+        pid = (await engine.status())["pid"]
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(psutil.Process(pid).wait, 30)
+        answers = await asyncio.gather(*[ask(engine, p, MAX_TOKENS) for p in prompts])
+        assert list(answers) == expected("llama", LENGTHS, MAX_TOKENS)
+        status = await settled(engine)
+        assert (status["policy"], status["pid"] != pid) == ("orca", True)
+        assert status["num_free_blocks"] == status["num_blocks"]
+    finally:
+        await engine.close()
