@@ -284,14 +284,11 @@ class Core:
 
     def _plan_trial(self, builder: StepBuilder) -> bool:
         """Plan the turn of the suspects, or else of the others; False: plan as always."""
-        suspects = self.faults.on_trial()
-        if not suspects:
-            return False
         if not self._trial_is_next:
             self.policy.plan(builder)
         self._trial_is_next = not builder.empty
         if builder.empty:
-            builder.try_suspects(suspects)
+            self.faults.plan_trial(builder)
         return not builder.empty
 
     def _plan_anything(self, builder: StepBuilder) -> None:

@@ -19,6 +19,7 @@ from actors.scheduling.events import Output
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.request import MAX_LOSSES, FinishReason
 from actors.scheduling.state import Fate, InFlight, RequestState, Status, Suspicion
+from actors.scheduling.step import StepBuilder
 
 _MAX_FAILURES_ALONE = 2
 # The same while no step of anybody succeeds. The engine rebuilds its stages before that.
@@ -45,6 +46,30 @@ class Faults:
                 return trials[0]
             trials.popleft()
         return []
+
+    def plan_trial(self, step: StepBuilder) -> None:
+        """A step of suspects and nobody else: as much as fits of what they have to compute.
+
+        Worse ranks give up their memory and slots for it. Only while nothing is in flight.
+        """
+        group = self.on_trial()
+        step.is_trial = True
+        prefilling = set(step.prefilling)
+        running = [state for state in group if state.status is Status.RUNNING]
+        step.decode([state for state in running if state not in prefilling])
+        for state in group:
+            waits = state.status is Status.WAITING and step.room > 0
+            if state in prefilling or (waits and self._start(state, step)):
+                step.chunk(state, step.room)
+        step.is_trial = False
+
+    def _start(self, state: RequestState, step: StepBuilder) -> bool:
+        while not self.requests.start(state, step.room, step.reserve):
+            victim = self.requests.running.victim(state, step.step_id)
+            if victim is None:
+                return False
+            self.requests.preempt(victim)
+        return True
 
     def succeeded(self, step: InFlight) -> None:
         """A step went well: members that are past the fault are above suspicion."""

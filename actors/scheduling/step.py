@@ -45,7 +45,7 @@ class StepBuilder:
         self._fed: list[tuple[int, int, int]] = []
         self._new_blocks: dict[int, list[int]] = {}
         self._starting: list[RequestState] = []
-        self._trying = False  # the step holds suspects, and nobody else
+        self.is_trial = False  # the step holds suspects, and nobody else
 
     # ---- what a policy reads ----------------------------------------------------------
 
@@ -152,7 +152,7 @@ class StepBuilder:
         step_id, limit = self.step_id, self.config.steps_per_request
         several_stages = self.config.num_stages > 1
         if self._requests.trials:
-            states = [s for s in states if (s.suspicion is not None) is self._trying]
+            states = [s for s in states if (s.suspicion is not None) is self.is_trial]
         if self.num_tokens:  # never twice in one step
             states = [s for s in states if s.step_id != step_id]
         if states is not self._running.decoding:  # growing one may preempt a later one
@@ -186,7 +186,7 @@ class StepBuilder:
         """
         if state.status is not Status.RUNNING:  # preempted for an earlier one of this step
             return 0
-        if (state.suspicion is not None) is not self._trying:
+        if (state.suspicion is not None) is not self.is_trial:
             return 0
         remaining = state.num_tokens - state.num_computed_tokens
         count = min(remaining, limit, self.room)
@@ -234,30 +234,6 @@ class StepBuilder:
         if not self._requests.start(state, limit, self.reserve):
             return 0
         return self.chunk(state, limit)
-
-    def try_suspects(self, group: Sequence[RequestState]) -> None:
-        """A step of these and nobody else: as much as fits of what they have to compute.
-
-        Worse ranks give up their memory and slots for it. Only while nothing is in flight.
-        """
-        self._trying = True
-        prefilling = set(self._running.prefilling)
-        running = [state for state in group if state.status is Status.RUNNING]
-        self.decode([state for state in running if state not in prefilling])
-        for state in group:
-            if state.status is Status.WAITING and self.room > 0:
-                self._start_suspect(state)
-            elif state in prefilling:
-                self.chunk(state, self.room)
-        self._trying = False
-
-    def _start_suspect(self, state: RequestState) -> None:
-        while not self._requests.start(state, self.room, self.reserve):
-            victim = self._running.victim(state, self.step_id)
-            if victim is None:
-                return
-            self._requests.preempt(victim)
-        self.chunk(state, self.room)
 
     def preempt(self, state: RequestState) -> None:
         """Send a running request back to the queue (not one that the step already holds)."""

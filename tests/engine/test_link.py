@@ -26,9 +26,15 @@ class Replica:
         self.rows: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
         self.refusals: asyncio.Queue[Refuse] = asyncio.Queue()
         self.num_records = 0
+        self.news: list[object] = []
         self.lost = asyncio.Event()
         self.link = SchedulerLink(
-            resolve(parse(args)), self._rows, self._records, self.refusals.put_nowait, self.lost.set
+            resolve(parse(args)),
+            self._rows,
+            self._records,
+            self.refusals.put_nowait,
+            self.news.append,
+            self.lost.set,
         )
 
     def _rows(self, rows: Any) -> None:

@@ -104,3 +104,31 @@ async def test_an_error_reaches_its_own_reader_alone() -> None:
     with pytest.raises(EngineUnavailable, match="gone"):
         await other.take()
     assert not requests
+
+
+def _opened(*request_ids: int) -> tuple[OpenRequests, dict[int, Stream]]:
+    streams = {number: Stream() for number in request_ids}
+    made = {n: Request(n, (5,), SamplingParams(9), 0.0) for n in request_ids}
+    return OpenRequests({n: OpenRequest(made[n], 0, streams[n]) for n in request_ids}), streams
+
+
+def test_a_lost_engine_is_held_against_what_it_computed() -> None:
+    requests, _ = _opened(1, 2, 3)
+    requests.started([1, 2, 77])
+    requests.engine_lost()
+    assert [requests[n].resumed().num_losses for n in (1, 2, 3)] == [1, 1, 0]
+    requests.suspected([(1, 2), (2, 1)], (1,))
+    requests.engine_lost()
+    assert 1 not in requests  # the third loss, and nobody else was computed
+    assert [requests[n].resumed().num_losses for n in (2, 3)] == [1, 0]
+    requests.suspected([], ())  # it has proved harmless
+    assert requests[2].resumed().num_losses == 0
+
+
+async def test_who_cost_three_engines_is_told_so() -> None:
+    requests, streams = _opened(1)
+    streams[1].num_open = 1
+    requests.suspected([(1, 2)], (1,))
+    requests.engine_lost()
+    with pytest.raises(GenerationFailed, match="whenever this request runs"):
+        await streams[1].take()

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.engine.client import GenerationFailed
+from actors.transport.messages import Readiness
+from app.engine.client import EngineUnavailable, GenerationFailed
 from app.engine.live import LiveEngine
 from tests.live.faulty_stage import BREAK, KILL, RAISE, FaultyScheduler
 from tests.live.reference import ask, expected, make_prompts, settled
@@ -29,7 +30,15 @@ async def test_nothing_is_lost_but_the_culprits(
     monkeypatch.setattr("app.engine.link.SchedulerActor", FaultyScheduler)
     engine = make_engine(tiny_model("llama"))
     await engine.start()
-    prompts = make_prompts(LENGTHS)
+    prompts, stages_lost = make_prompts(LENGTHS), asyncio.Event()
+    told = engine._told
+
+    def listen(news: object) -> None:
+        told(news)  # type: ignore[arg-type]
+        if news == Readiness(is_ready=False):
+            stages_lost.set()
+
+    engine._link._on_news = listen
 
     async def beside(culprit: tuple[int, ...]) -> object:
         """How a culprit's request ends; the others' answers are those of an unfailed run."""
@@ -39,6 +48,15 @@ async def test_nothing_is_lost_but_the_culprits(
         (end,) = await asyncio.gather(culprit_ends, return_exceptions=True)
         return end
 
+    async def refused_while_rebuilding() -> None:
+        """Nobody is kept waiting for long, and readiness says why."""
+        await stages_lost.wait()
+        assert not engine.is_ready()
+        with monkeypatch.context() as patch:
+            patch.setattr("app.engine.live._READY_WITHIN_S", 0.0)
+            with pytest.raises(EngineUnavailable):
+                await ask(engine, prompts[0], 1)
+
     try:
         assert isinstance(await beside(RAISE), GenerationFailed)
         assert (await settled(engine))["recoveries"] == 0
@@ -47,7 +65,10 @@ async def test_nothing_is_lost_but_the_culprits(
         assert isinstance(broken, (list, GenerationFailed))
         after = (await settled(engine))["recoveries"]
         assert after >= 1
+        stages_lost.clear()
+        watching = asyncio.create_task(refused_while_rebuilding())
         assert isinstance(await beside(KILL), GenerationFailed)
+        await watching
         assert (await settled(engine))["recoveries"] <= after + 3
 
         await engine.reconfigure({"policy": "orca"})

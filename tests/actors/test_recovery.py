@@ -1,0 +1,84 @@
+"""A rebuild that raises is counted, whatever it raises; steps that fail one by one are not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from actors.recovery import BackgroundTasks, Recovery
+
+
+class Stages:
+    """Building them fails so often."""
+
+    def __init__(self, num_failures: int) -> None:
+        self.num_failures = num_failures
+
+    def close(self) -> None:
+        return
+
+    async def rebuild(self) -> None:
+        if self.num_failures:
+            self.num_failures -= 1
+            raise OSError(28, "No space left on device")
+
+
+class GivenUp(BaseException):
+    pass
+
+
+def _recovery(num_failures: int) -> tuple[Recovery, list[str], asyncio.Event]:
+    told: list[str] = []
+    rebuilt = asyncio.Event()
+    stages: Any = Stages(num_failures)
+    recovery = Recovery(stages, 3, BackgroundTasks(), lambda: told.append("lost"), rebuilt.set)
+    return recovery, told, rebuilt
+
+
+async def test_a_full_disk_for_a_while_costs_two_rebuilds() -> None:
+    recovery, told, rebuilt = _recovery(2)
+    recovery.lose("a stage died")
+    recovery.lose("another too")
+    assert recovery.is_rebuilding
+    await rebuilt.wait()
+    assert (recovery.is_rebuilding, recovery.num_recoveries, told) == (False, 1, ["lost"])
+
+
+async def test_a_full_disk_for_good_ends_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = asyncio.Event()
+
+    def leave(status: int) -> None:
+        gone.set()
+        raise GivenUp
+
+    monkeypatch.setattr("os._exit", leave)
+    recovery, _, rebuilt = _recovery(10)
+    with pytest.raises(GivenUp):
+        await recovery._rebuild("a stage died")
+    assert gone.is_set()
+    assert not rebuilt.is_set()
+
+
+async def test_steps_that_fail_in_a_row_or_for_good_cost_the_stages() -> None:
+    recovery, _, rebuilt = _recovery(0)
+    for num_in_a_row in (1, 2, 3):
+        recovery.step_failed("IndexError: 7", num_in_a_row)
+    assert not recovery.is_rebuilding
+    recovery.step_failed("IndexError: 7", 4)
+    assert recovery.is_rebuilding
+    await rebuilt.wait()
+    recovery.step_failed("AcceleratorError: CUDA error: device-side assert triggered", 1)
+    assert recovery.is_rebuilding
+
+
+async def test_what_a_background_task_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise LookupError("lost in the background")
+
+    tasks = BackgroundTasks()
+    tasks.start(fail())
+    await asyncio.gather(*tasks._tasks, return_exceptions=True)
+    await asyncio.sleep(0)  # its callback is due now
+    assert "lost in the background" in caplog.text
