@@ -110,11 +110,8 @@ class StepBuilder:
     def runnable_prefills(self) -> list[RequestState]:
         """Admitted requests with known tokens left, best rank first (those of this step too)."""
         limit, step_id = self.config.chunks_per_request, self.step_id
-        return [
-            s
-            for s in self._running.prefilling
-            if (s.in_flight < limit or s.step_id == step_id) and s.suspicion is None
-        ]
+        trusted = [s for s in self._running.prefilling if s.suspicion is None]
+        return [s for s in trusted if s.in_flight < limit or s.step_id == step_id]
 
     def runnable_decodes(self) -> list[RequestState]:
         limit = self.config.steps_per_request
