@@ -46,6 +46,7 @@ from actors.scheduling.events import (
     Tick,
     WakeAt,
 )
+from actors.scheduling.interfaces import Quote
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Grammar, Request
 from actors.stage.spec import StageInfo
@@ -175,6 +176,10 @@ class EngineLoop:
     def stage_pids(self) -> list[list[int]]:
         """Process ids of the stage ranks, [stage][rank]."""
         return self.stages.pids
+
+    def quote(self, *asked: Any) -> Quote | None:
+        """What would become of such a request now (`Core.quote`)."""
+        return None if self._core is None else self._core.quote(time.monotonic(), *asked)
 
     def status(self) -> dict[str, Any]:
         """A snapshot for the console: plain data."""

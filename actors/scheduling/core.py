@@ -12,6 +12,7 @@ from typing import Any
 
 from actors.scheduling.admission import build_admission
 from actors.scheduling.admission.limits import QueueLimits
+from actors.scheduling.admission.quote import quote
 from actors.scheduling.budgets import build_budget
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import (
@@ -31,7 +32,13 @@ from actors.scheduling.events import (
     WakeAt,
 )
 from actors.scheduling.faults import Faults
-from actors.scheduling.interfaces import Admission, EngineView, StepTimePredictor, TokenBudget
+from actors.scheduling.interfaces import (
+    Admission,
+    EngineView,
+    Quote,
+    StepTimePredictor,
+    TokenBudget,
+)
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.outcomes import Outcomes
 from actors.scheduling.policies import Policy, build_policy
@@ -102,6 +109,10 @@ class Core:
             self._expire(now_s, out)
         self._plan(now_s, out)
         return out
+
+    def quote(self, now_s: float, *asked: Any) -> Quote:
+        """What would become of a request now (`admission.quote`); nothing changes."""
+        return quote(self.requests, self.limits, now_s, *asked)
 
     def statistics(self) -> dict[str, float]:
         """Plain numbers for metrics and the console."""

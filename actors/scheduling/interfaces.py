@@ -172,6 +172,30 @@ class Refusal:
     retry_after_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """What would become of a request submitted now. Asking reserves nothing. Times in seconds.
+
+    can_serve_now: it would be taken and keep its objectives. None: nobody can tell, as there is
+        no cost model; then no time below is known.
+    ttft_s: to its first token, as likely later as earlier. ttft_bound_s: what admission judges by.
+    tbt_bound_s: between its tokens, beside those that run now.
+    least_ttft_s, least_tbt_s: what an engine with nothing else to do would give it.
+    retry_after_s: when to come again; None if now, if waiting does not help or if unknown.
+    message, param: why not now, and the parameter at fault.
+    """
+
+    can_serve_now: bool | None
+    ttft_s: float | None = None
+    ttft_bound_s: float | None = None
+    tbt_bound_s: float | None = None
+    least_ttft_s: float | None = None
+    least_tbt_s: float | None = None
+    retry_after_s: float | None = None
+    message: str | None = None
+    param: str | None = None
+
+
 class Admission(Protocol):
     """Which requests may enter the queue, and when its head may start."""
 

@@ -21,6 +21,7 @@ from app.api.endpoints.chat import Chat
 from app.api.endpoints.completions import Completions
 from app.api.endpoints.embeddings import Embeddings
 from app.api.endpoints.probes import Probes
+from app.api.endpoints.quote import Quotes
 from app.api.endpoints.responses import Responses
 from app.api.endpoints.tokens import Tokens
 from app.api.events import ApiEvents
@@ -67,6 +68,7 @@ def build_api(
         route("/v1/chat/completions", Chat(context), "POST"),
         route("/v1/responses", Responses(context), "POST"),
         route("/v1/embeddings", Embeddings(context), "POST"),
+        route("/v1/slo/quote", Quotes(context), "POST"),
         route("/tokenize", tokens.tokenize, "POST"),
         route("/detokenize", tokens.detokenize, "POST"),
         route("/openapi.json", _document(engine, options), "GET"),

@@ -12,6 +12,7 @@ from app.api.http.call import SlowReaders
 from app.api.http.errors import ApiError, invalid
 from app.api.http.options import ApiOptions
 from app.api.schema.common import ScheduleFields
+from app.api.schema.other import QuoteRequest
 from app.engine.client import EngineClient
 from app.text.processor import TextProcessor
 
@@ -116,7 +117,7 @@ async def tokenized(
     return found
 
 
-def objective_of(request: ScheduleFields) -> Objective:
+def objective_of(request: ScheduleFields | QuoteRequest) -> Objective:
     """The request's own latency objectives in seconds."""
     slo = request.slo
     if slo is None:

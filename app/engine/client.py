@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from actors.scheduling.interfaces import Quote
 from actors.scheduling.plan import TokenLogprobs
 from actors.scheduling.request import FinishReason, Objective, SamplingParams
 
@@ -132,6 +133,12 @@ class EngineClient(Protocol):
 
     async def status(self) -> Mapping[str, Any]:
         """A snapshot for the console and /metrics: plain JSON-able data."""
+        ...
+
+    async def quote(
+        self, num_prompt_tokens: int, max_tokens: int, objective: Objective, tenant: str
+    ) -> Quote:
+        """What would become of such a request if it were submitted now; reserves nothing."""
         ...
 
     def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:

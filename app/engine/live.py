@@ -17,6 +17,8 @@ from typing import Any
 
 from actors.engine_config import EngineConfig
 from actors.scheduling.events import Refuse
+from actors.scheduling.interfaces import Quote
+from actors.scheduling.request import Objective
 from actors.stage.spec import StageInfo
 from actors.transport.messages import Readiness, RequestsStarted, Suspects
 from app.engine.client import (
@@ -203,6 +205,14 @@ class LiveEngine:
     async def status(self) -> Mapping[str, Any]:
         status: Mapping[str, Any] = await self._link.ask("status")
         return status
+
+    async def quote(
+        self, num_prompt_tokens: int, max_tokens: int, objective: Objective, tenant: str
+    ) -> Quote:
+        row = await self._link.ask(
+            "quote", num_prompt_tokens, max_tokens, objective.tbt_s, objective.ttft_s, tenant
+        )
+        return Quote(*row)
 
     async def stage_pids(self) -> list[list[int]]:
         """Process ids of the stage ranks, [stage][rank]."""

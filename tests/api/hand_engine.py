@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
+from actors.scheduling.interfaces import Quote
 from actors.scheduling.plan import TokenLogprobs
-from actors.scheduling.request import FinishReason
+from actors.scheduling.request import FinishReason, Objective
 from app.engine.client import EngineClient, GenerationRequest, ModelCard, TokenChunk, TokenSink
 
 
@@ -33,6 +34,8 @@ class HandEngine(EngineClient):
         self.fail_at: int | None = None  # raise `failure` before this token
         self.failure: Exception = RuntimeError("boom")
         self.refusal: Exception | None = None
+        self.quoted = Quote(True)
+        self.asked: list[tuple[Any, ...]] = []
         self.num_cached_tokens = 0
         self.seen: list[GenerationRequest] = []
         self.num_running = 0
@@ -135,6 +138,12 @@ class HandEngine(EngineClient):
 
     async def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
         yield []
+
+    async def quote(
+        self, num_prompt_tokens: int, max_tokens: int, objective: Objective, tenant: str
+    ) -> Quote:
+        self.asked.append((num_prompt_tokens, max_tokens, objective, tenant))
+        return self.quoted
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         return None

@@ -32,9 +32,13 @@ class QueueLimits:
 
     def refusal(self, request: Request, engine: EngineView) -> Refuse | None:
         """Why this request cannot be taken, or None."""
-        return self._impossible(request, engine) or self._overload(request, engine)
+        refusal = self.impossible(request, engine) or self.overload(request, engine)
+        if refusal is None and (refused := self.admission.on_submit(request, engine)) is not None:
+            message, param, retry_after_s = refused.message, refused.param, refused.retry_after_s
+            return Refuse(request.request_id, message, param, retry_after_s)
+        return refusal
 
-    def _impossible(self, request: Request, engine: EngineView) -> Refuse | None:
+    def impossible(self, request: Request, engine: EngineView) -> Refuse | None:
         """Faults of the request itself: trying again would not help."""
         config, name = self.config, request.request_id
         num_prompt, sampling = len(request.prompt), request.sampling
@@ -72,9 +76,7 @@ class QueueLimits:
     def _impossible_objective(self, request: Request) -> Refuse | None:
         """An objective that the engine could not keep if it had nothing else to do."""
         name, objective, num_prompt = request.request_id, request.objective, len(request.prompt)
-        least_s = self.config.min_tbt_s or 0.0
-        if self.cost is not None:
-            least_s = max(least_s, self.cost.latency_s(StepShape(1, num_prompt + 1)))
+        least_s = self.least_tbt_s(num_prompt)
         if objective.tbt_s is not None and objective.tbt_s < least_s:
             return Refuse(
                 name,
@@ -97,8 +99,15 @@ class QueueLimits:
             )
         return None
 
-    def _overload(self, request: Request, engine: EngineView) -> Refuse | None:
-        """Limits that pass with time."""
+    def least_tbt_s(self, num_prompt_tokens: int) -> float:
+        """The tightest objective that can be had behind such a prompt."""
+        least_s = self.config.min_tbt_s or 0.0
+        if self.cost is None:
+            return least_s
+        return max(least_s, self.cost.latency_s(StepShape(1, num_prompt_tokens + 1)))
+
+    def overload(self, request: Request, engine: EngineView) -> Refuse | None:
+        """Limits of the queue, which pass with time."""
         config, name = self.config, request.request_id
         limit = config.max_queued_requests
         if limit is not None and engine.num_waiting >= limit:
@@ -112,9 +121,6 @@ class QueueLimits:
         if limit is not None and engine.num_waiting_of(request.tenant) >= limit:
             message = f"{limit} requests of this tenant wait already"
             return Refuse(name, message, None, self._retry_s(engine))
-        refusal = self.admission.on_submit(request, engine)
-        if refusal is not None:
-            return Refuse(name, refusal.message, refusal.param, refusal.retry_after_s)
         return None
 
     def _retry_s(self, engine: EngineView) -> float:

@@ -8,32 +8,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
+from actors.scheduling.admission.forecast import Bottleneck, Predictor
 from actors.scheduling.admission.peak import PredictedPeak
 from actors.scheduling.config import ConfigError, SchedulerConfig
-from actors.scheduling.cost.mix import Mix
-from actors.scheduling.cost.online import OnlineCostModel, RecentQuantile, cost_model_for
+from actors.scheduling.cost.online import RecentQuantile, cost_model_for
 from actors.scheduling.interfaces import (
     EngineView,
     Refusal,
     RequestView,
     StepTimePredictor,
-    pending_tokens,
 )
 from actors.scheduling.request import Request
 
 MAX_RETRY_AFTER_S = 3600.0
 WATCHED = 200  # predictions whose outcome is remembered
 ENOUGH, CAUTION = 20, 1 / 0.9  # see `Correction`
-
-
-class Bottleneck(IntEnum):
-    """What a queued prompt waits for: each is mispredicted in its own way."""
-
-    COMPUTE = 0
-    PLACES = 1  # sequence slots or KV memory, which come free as running requests end
 
 
 class Correction:
@@ -57,12 +48,32 @@ class Correction:
         return learned if len(self._recent) >= ENOUGH else max(learned, CAUTION)
 
 
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a request submitted now would meet. Seconds.
+
+    bottleneck, raw_s: what it waits for, and how long to its first token, uncorrected.
+    expected_s: to its first token, as likely later as earlier.
+    bound_s: what `confidence` of such first tokens keep; decisions are made by it.
+    wait_s: by how much that misses the objective (<= 0: it keeps it).
+    alone: nothing is in its way, so that waiting would not help.
+    """
+
+    bottleneck: Bottleneck
+    raw_s: float
+    expected_s: float
+    bound_s: float
+    limit_s: float
+    wait_s: float
+    alone: bool
+
+
 @dataclass(slots=True)
 class PredictiveAdmission:
     """Refuses a request whose acceptance would break a promise, and says when to come again.
 
-    tbt_s, ttft_s: the deployment's objectives; a request's own take precedence.
-    max_requests: sequence slots of the engine.
+    predictor: what decisions are made by.
+    ttft_s: the deployment's objective; a request's own takes precedence.
     max_wait_s: the queue's bound where no TTFT objective is stated.
     action: "refuse", or "queue": admit it anyway (a `deadline` order then relegates what is
         lost), and only hold back starts that would stall running decodes.
@@ -71,16 +82,12 @@ class PredictiveAdmission:
     margin: share of the TTFT objective kept back, as the engine changes while a prompt waits.
     """
 
-    cost: OnlineCostModel
-    tbt_s: float | None
+    predictor: Predictor
     ttft_s: float | None
-    max_step_tokens: int
-    max_requests: int
     max_wait_s: float = 10.0
     action: str = "refuse"
     confidence: float = 0.99
     margin: float = 0.1
-    peak: PredictedPeak = field(default_factory=PredictedPeak)
     _promised_s: float = 0.0  # work that refused clients were told to bring later
     _promised_at_s: float = 0.0  # when `_promised_s` was last brought up to date
     # Accepted, first token still to come: what for, how long, uncorrected.
@@ -103,15 +110,9 @@ class PredictiveAdmission:
     ) -> PredictiveAdmission:
         if options.get("action", "refuse") not in ("refuse", "queue"):
             raise ConfigError("admission_options", "action is 'refuse' or 'queue'")
-        return cls(
-            cost_model_for("admission", "predictive", cost),
-            config.tbt_s,
-            config.ttft_s,
-            config.max_step_tokens,
-            config.max_requests,
-            peak=PredictedPeak(expected_share, reserve),
-            **options,
-        )
+        model = cost_model_for("admission", "predictive", cost)
+        peak = PredictedPeak(expected_share, reserve)
+        return cls(Predictor.build(config, model, peak), config.ttft_s, **options)
 
     # ---- interfaces.Admission ---------------------------------------------------------
 
@@ -119,129 +120,51 @@ class PredictiveAdmission:
         if self.action != "refuse":
             return None
         self._learn(engine)
-        own = len(request.prompt) + len(request.output)
-        rate = self.prefill_rate(engine)
-        limit_s = request.objective.ttft_s or self.ttft_s or self.max_wait_s
-        bottleneck, raw_s = self._bottleneck(own, engine)
-        ttft_s = raw_s * self._corrections[bottleneck].factor
-        wait_s = ttft_s - limit_s * (1.0 - self.margin)
-        idle = not engine.num_waiting and not engine.prefilling
-        if wait_s <= 0.0 or (idle and own / rate > limit_s):
-            # It will be in time; or nothing is in its way, and waiting would never help.
-            if raw_s >= 0.5 * limit_s:  # an empty queue teaches nothing about a full one
-                self._predicted[request.request_id] = (bottleneck, raw_s)
+        now_s = engine.now_s
+        found = self.forecast(request, engine, now_s)
+        if found.wait_s <= 0.0 or found.alone:
+            if self._teaches(found):
+                self._predicted[request.request_id] = (found.bottleneck, found.raw_s)
             return None
-        return Refusal(
-            f"overloaded: the first token would take {ttft_s:.1f} s, "
-            f"the objective allows {limit_s:.1f} s",
-            retry_after_s=self._retry_after_s(wait_s, self._service_s(own, rate, engine), engine),
-        )
+        retry_after_s = self.retry_after_s(found, now_s)
+        self._promise(self._service_s(request, engine), now_s)
+        return Refusal(late(found), retry_after_s=retry_after_s)
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:
-        if self._stalls(engine, request.num_tokens):
+        if self.predictor.stalls(engine, request.num_tokens):
             return False
-        return self.peak.may_start(request, engine)
+        return self.predictor.peak.may_start(request, engine)
 
-    # ---- predictions ------------------------------------------------------------------
+    # ---- what would become of a request; nothing changes ------------------------------
 
-    def first_token_s(self, num_tokens: int, engine: EngineView) -> float:
-        """Seconds until a prompt of num_tokens submitted now gives its first token."""
-        bottleneck, raw_s = self._bottleneck(num_tokens, engine)
-        return raw_s * self._corrections[bottleneck].factor
-
-    def _bottleneck(self, num_tokens: int, engine: EngineView) -> tuple[Bottleneck, float]:
-        """What the prompt will wait for and the seconds to its first token, uncorrected.
-
-        Two queues must let it through: prefill work ahead, and places.
-        """
-        ahead = pending_tokens(engine)
-        compute_s = (ahead + num_tokens) / self.prefill_rate(engine)
-        finish_rate = self._finish_rate(engine) if engine.decoding else 0.0
-        # Prompts ahead turn into decodes, which take their part of each step: half of them have,
-        # on average, and half of those that end meanwhile are gone.
-        joined = len(engine.prefilling) + engine.num_waiting - finish_rate * compute_s
-        rate = self.prefill_rate(engine, joined / 2)
-        compute_s = (ahead + num_tokens) / rate
-        share = self._lacking_share(num_tokens, engine)
-        if share <= 0.0 or not finish_rate:
-            return Bottleneck.COMPUTE, compute_s
-        places_s = share * len(engine.decoding) / finish_rate + num_tokens / rate
-        compute, places = self._corrections
-        if places_s * places.factor > compute_s * compute.factor:
-            return Bottleneck.PLACES, places_s
-        return Bottleneck.COMPUTE, compute_s
-
-    def _lacking_share(self, num_tokens: int, engine: EngineView) -> float:
-        """Share of the decodes that must end before a prompt queued now finds a place."""
-        decoding = engine.decoding
-        if not decoding:
-            return 0.0
-        running = len(decoding) + len(engine.prefilling)
-        slots = engine.num_waiting + 1 - (self.max_requests - running)
-        free_tokens = self.peak.free_tokens(engine)
-        tokens = engine.num_waiting_tokens + num_tokens - free_tokens
-        held = sum(view.max_length for view in decoding)
-        return max(slots / len(decoding), tokens / held)
-
-    def prefill_rate(self, engine: EngineView, more: float = 0.0) -> float:
-        """Prompt tokens per second while every running request keeps decoding to the objective.
-
-        more: decodes to count on top of those that run now (negative: fewer), of mean length.
-        """
-        profile = self.cost.profile
-        stages = profile.num_stages
-        decoding = engine.decoding
-        running = round(min(max(len(decoding) + more, 0.0), float(self.max_requests)))
-        context = sum(view.num_tokens for view in decoding)
-        if decoding:
-            context = context * running // len(decoding)
-        elif engine.num_waiting:
-            context = engine.num_waiting_tokens * running // engine.num_waiting
-        mix = Mix(-(-running // stages), context // stages)
-        if self.tbt_s is None or not running:
-            chunk = min(2048, self.max_step_tokens)
-            step_s = profile.stage_s(Mix(mix.num_decodes, mix.decode_kv_tokens, 1, chunk, chunk))
-        else:
-            step_s = profile.stage_share_s(self.tbt_s, self.max_step_tokens)
-            allowed_s = step_s / self.cost.bound_factor(mix)
-            chunk = profile.largest_chunk(mix, 0, self.max_step_tokens, allowed_s)
-        # Even a saturated engine frees time as its decodes finish: never predict "never".
-        return max(chunk, 16) / max(step_s, 1e-6)
-
-    def _finish_rate(self, engine: EngineView) -> float:
-        """Running requests that end per second, at the pace their tokens have come so far.
-
-        A request met at random is half done, so whole outputs are twice what is left: n requests
-        with L left each on average end at a rate of n / (2 L) a step.
-        """
-        decoding = engine.decoding
-        left = sum(v.max_length - v.num_tokens for v in decoding) * self.peak.expected_share
-        return len(decoding) ** 2 / max(2.0 * left * self._pace_s(engine), 1e-6)
-
-    def _pace_s(self, engine: EngineView) -> float:
-        """Mean time between the tokens of decodes; the objective before any came."""
-        span_s, count = 0.0, 0
-        for view in engine.decoding:
-            if view.first_token_s is not None and view.last_token_s is not None:
-                span_s += view.last_token_s - view.first_token_s
-                count += view.num_output_tokens - 1
-        if count > 0 and span_s > 0.0:
-            return span_s / count
-        return self.tbt_s or self.cost.profile.stage_s(Mix(len(engine.decoding)))
-
-    def _stalls(self, engine: EngineView, context: int) -> bool:
-        """Whether decodes alone would miss the TBT objective with one request more."""
-        running = len(engine.decoding) + len(engine.prefilling)
-        if self.tbt_s is None or not running:
-            return False
-        profile = self.cost.profile
-        stages = profile.num_stages
-        held = sum(v.num_tokens for v in engine.decoding) + sum(
-            v.num_tokens for v in engine.prefilling
+    def forecast(self, request: Request, engine: EngineView, now_s: float) -> Forecast:
+        own = len(request.prompt) + len(request.output)
+        limit_s = request.objective.ttft_s or self.ttft_s or self.max_wait_s
+        waits_s = self.predictor.waits_s(own, engine, now_s)
+        factors = [correction.factor for correction in self._corrections]
+        places = waits_s[1] * factors[1] > waits_s[0] * factors[0]
+        bottleneck = Bottleneck.PLACES if places else Bottleneck.COMPUTE
+        raw_s = waits_s[bottleneck]
+        bound_s = raw_s * factors[bottleneck]
+        idle = not engine.num_waiting and not engine.prefilling
+        return Forecast(
+            bottleneck,
+            raw_s,
+            expected_s=raw_s,
+            bound_s=bound_s,
+            limit_s=limit_s,
+            wait_s=bound_s - limit_s * (1.0 - self.margin),
+            alone=idle
+            and (not engine.decoding or own / self.predictor.prefill_rate(engine) > limit_s),
         )
-        mix = Mix(-(-(running + 1) // stages), (held + context) // stages)
-        limit_s = profile.stage_share_s(self.tbt_s, mix.num_decodes)
-        return profile.stage_s(mix) * self.cost.bound_factor(mix) > limit_s
+
+    def retry_after_s(self, found: Forecast, now_s: float) -> float:
+        """When it would be accepted, behind all that were told to come earlier."""
+        return min(found.wait_s + self._promised_left_s(now_s), MAX_RETRY_AFTER_S)
+
+    def _teaches(self, found: Forecast) -> bool:
+        """An empty queue teaches nothing about a full one."""
+        return found.raw_s >= 0.5 * found.limit_s
 
     # ---- learning and promising -------------------------------------------------------
 
@@ -257,20 +180,28 @@ class PredictiveAdmission:
                 bottleneck, raw_s = predicted
                 actual_s = view.first_token_s - view.request.arrival_s
                 self._corrections[bottleneck].observe(actual_s, raw_s)
-        if len(self._predicted) > 4 * self.max_requests + 1024:  # aborted ones never come
-            self._predicted.clear()
+        if len(self._predicted) > 4 * self.predictor.max_requests + 1024:
+            self._predicted.clear()  # aborted ones never come
 
-    def _service_s(self, num_tokens: int, rate: float, engine: EngineView) -> float:
+    def _service_s(self, request: Request, engine: EngineView) -> float:
         """Time that the engine must set aside for one such request, of compute or of slots."""
-        slot_s = 1.0 / self._finish_rate(engine) if engine.decoding else 0.0
-        busy = len(engine.decoding) + len(engine.prefilling) >= 0.9 * self.max_requests
-        return 1.1 * max(num_tokens / rate, slot_s if busy else 0.0)
+        predictor = self.predictor
+        own = len(request.prompt) + len(request.output)
+        slot_s = 1.0 / predictor.finish_rate(engine) if engine.decoding else 0.0
+        busy = len(engine.decoding) + len(engine.prefilling) >= 0.9 * predictor.max_requests
+        return 1.1 * max(own / predictor.prefill_rate(engine), slot_s if busy else 0.0)
 
-    def _retry_after_s(self, wait_s: float, own_s: float, engine: EngineView) -> float:
-        """When it would be accepted, behind all that were told to come earlier."""
-        now_s = engine.now_s
-        self._promised_s = max(0.0, self._promised_s - (now_s - self._promised_at_s))
+    def _promised_left_s(self, now_s: float) -> float:
+        return max(0.0, self._promised_s - (now_s - self._promised_at_s))
+
+    def _promise(self, own_s: float, now_s: float) -> None:
+        self._promised_s = min(self._promised_left_s(now_s) + own_s, MAX_RETRY_AFTER_S)
         self._promised_at_s = now_s
-        retry_after_s = min(wait_s + self._promised_s, MAX_RETRY_AFTER_S)
-        self._promised_s = min(self._promised_s + own_s, MAX_RETRY_AFTER_S)
-        return retry_after_s
+
+
+def late(found: Forecast) -> str:
+    """What a refusal says."""
+    return (
+        f"overloaded: the first token would take {found.bound_s:.1f} s, "
+        f"the objective allows {found.limit_s:.1f} s"
+    )

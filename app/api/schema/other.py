@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from app.api.schema.chat import Message, Tool
-from app.api.schema.common import ScheduleFields, Strict
+from app.api.schema.common import ScheduleFields, Slo, Strict
 from app.api.schema.completions import TokenIds
 
 
@@ -74,6 +74,49 @@ class DetokenizeRequest(Strict):
 
 class DetokenizeResponse(BaseModel):
     prompt: str
+
+
+class QuoteRequest(Strict):
+    """How many tokens, given as a number or as what would be sent."""
+
+    model: str | None = None
+    prompt_tokens: Annotated[int, Field(ge=1, description="Their number.")] | None = None
+    prompt: str | TokenIds | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(
+        default=None, description="With messages."
+    )
+    max_tokens: Annotated[int, Field(ge=1)]
+    slo: Slo | None = Field(default=None, description="Default: the deployment's.")
+    user: str | None = Field(default=None, max_length=256, description="Tenant.")
+
+
+class Prediction(BaseModel):
+    """ttft_ms: expected. ttft_bound_ms, tbt_bound_ms: what decisions are made by."""
+
+    ttft_ms: float
+    ttft_bound_ms: float
+    tbt_bound_ms: float
+
+
+class Attainable(BaseModel):
+    """Of the engine with nothing else to do, the prompt not cached."""
+
+    ttft_ms: float
+    tbt_ms: float
+
+
+class QuoteResponse(BaseModel):
+    object: Literal["slo.quote"]
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    can_serve_now: bool | None = Field(description="Null: there is no cost model to predict by.")
+    predicted: Prediction | None
+    attainable: Attainable | None
+    retry_after_s: float | None = Field(description="Null with a reason: waiting does not help.")
+    reason: str | None
+    param: str | None
 
 
 class Model(BaseModel):

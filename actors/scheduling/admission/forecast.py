@@ -1,0 +1,258 @@
+"""How long a prompt submitted now would wait for its first token, and at what pace tokens follow.
+
+Everything here reads and changes nothing: admission decides by it, and a quote repeats it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from actors.scheduling.admission.peak import PredictedPeak
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.interfaces import EngineView, pending_tokens
+
+CONSTANT_BUDGETS = ("fixed", "throttled")
+LEAST_CHUNK = 16  # tokens
+LEAST_SHARE = 0.5  # of the full rate: one short step is no trend
+
+
+class Bottleneck(IntEnum):
+    """What a queued prompt waits for: each is mispredicted in its own way."""
+
+    COMPUTE = 0
+    PLACES = 1  # sequence slots or KV memory, which come free as running requests end
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """Predicts from the cost model and what the engine holds.
+
+    tbt_s: the deployment's objective; a request's own takes precedence.
+    step_tokens: tokens of a step where the budget is a constant; None: it follows the objective.
+    max_step_tokens, max_requests: limits of the engine.
+    """
+
+    cost: OnlineCostModel
+    tbt_s: float | None
+    step_tokens: int | None
+    max_step_tokens: int
+    max_requests: int
+    peak: PredictedPeak = field(default_factory=PredictedPeak)
+
+    @classmethod
+    def build(
+        cls, config: SchedulerConfig, cost: OnlineCostModel, peak: PredictedPeak | None = None
+    ) -> Predictor:
+        step_tokens = None
+        if config.budget in CONSTANT_BUDGETS:
+            step_tokens = int(config.budget_options.get("tokens", config.token_budget))
+        return cls(
+            cost,
+            config.tbt_s,
+            step_tokens,
+            config.max_step_tokens,
+            config.max_requests,
+            peak or PredictedPeak(),
+        )
+
+    # ---- to the first token -----------------------------------------------------------
+
+    def waits_s(self, num_tokens: int, engine: EngineView, now_s: float) -> tuple[float, float]:
+        """Seconds to the first token of a prompt of num_tokens, by `Bottleneck`.
+
+        Two queues must let it through: prefill work ahead, and places (0.0: they are there).
+        """
+        ahead = pending_tokens(engine)
+        begin_s = self._begin_s(engine, now_s)
+        share = self._granted_share(engine)
+        finish_rate = self.finish_rate(engine)
+        compute_s = begin_s + self._prefill_s(ahead + num_tokens, engine, share)
+        # Prompts ahead turn into decodes, which take their part of each step: half of them have,
+        # on average, and half of those that end meanwhile are gone.
+        joined = len(engine.prefilling) + engine.num_waiting - finish_rate * compute_s
+        if joined:
+            compute_s = begin_s + self._prefill_s(ahead + num_tokens, engine, share, joined / 2)
+        lacking = self._lacking_share(num_tokens, engine)
+        if lacking <= 0.0 or not finish_rate:
+            return compute_s, 0.0
+        places_s = self.ended_s(engine, lacking * len(engine.decoding))
+        return compute_s, places_s + self._prefill_s(num_tokens, engine, share, joined / 2)
+
+    def _begin_s(self, engine: EngineView, now_s: float) -> float:
+        """Seconds until a step planned now could begin, behind those under way."""
+        steps = engine.in_flight
+        stages = self.cost.profile.num_stages
+        if len(steps) < stages or not steps:
+            return 0.0
+        oldest = steps[0]
+        if stages > 1:
+            return max(0.0, oldest.planned_at_s + self.cost.latency_s(oldest.shape) - now_s)
+        # The oldest began when the one before it was answered, and the next was planned then.
+        begun_s = steps[1].planned_at_s if len(steps) > 1 else oldest.planned_at_s
+        left_s = max(0.0, begun_s + self.cost.step_s(oldest.shape) - now_s)
+        return left_s + sum([self.cost.step_s(step.shape) for step in steps][1:])
+
+    def _prefill_s(
+        self, num_tokens: int, engine: EngineView, share: float, more: float = 0.0
+    ) -> float:
+        """Seconds of steps that hold so much prefill beside the decodes, whole ones and a last.
+
+        more: decodes to count on top of those that run now (negative: fewer), of mean length.
+        """
+        decodes = self._decodes(engine, more)
+        return self._steps_s(num_tokens, decodes, share, self.tightest_s(engine))
+
+    def _steps_s(
+        self, num_tokens: int, decodes: Mix, share: float = 1.0, tbt_s: float | None = None
+    ) -> float:
+        chunk, step_s = self._full_step(decodes, tbt_s)
+        chunk = max(LEAST_CHUNK, round(chunk * share))
+        whole, rest = divmod(num_tokens - 1, chunk)
+        last = self._beside(decodes, rest + 1)
+        return whole * step_s + self.cost.profile.latency_s(last) * self.cost.ratio(last)
+
+    def prefill_rate(self, engine: EngineView) -> float:
+        """Prompt tokens per second while every running request keeps decoding to the objective."""
+        chunk, step_s = self._full_step(self._decodes(engine), self.tightest_s(engine))
+        return self._granted_share(engine) * chunk / step_s
+
+    def _beside(self, decodes: Mix, chunk: int) -> Mix:
+        mix = Mix(decodes.num_decodes, decodes.decode_kv_tokens)
+        mix.add(0, chunk, self.cost.profile.attention_window)
+        return mix
+
+    def _decodes(self, engine: EngineView, more: float = 0.0) -> Mix:
+        """The decodes that a step holds, one stage's share of them."""
+        stages = self.cost.profile.num_stages
+        decoding = engine.decoding
+        running = round(min(max(len(decoding) + more, 0.0), float(self.max_requests)))
+        context = sum([view.num_tokens for view in decoding])
+        if decoding:
+            context = context * running // len(decoding)
+        elif engine.num_waiting:
+            context = engine.num_waiting_tokens * running // engine.num_waiting
+        return Mix(-(-running // stages), context // stages)
+
+    def _full_step(self, decodes: Mix, tbt_s: float | None) -> tuple[int, float]:
+        """Prefill tokens that the budget has room for beside these decodes, and the seconds that
+        such a step takes. tbt_s: the objective of the decodes."""
+        profile = self.cost.profile
+        if self.step_tokens is not None:
+            chunk = self.step_tokens - decodes.num_decodes
+        elif tbt_s is None or not decodes.num_decodes:
+            chunk = self.max_step_tokens - decodes.num_decodes
+        else:
+            step_s = profile.stage_share_s(tbt_s, self.max_step_tokens)
+            allowed_s = step_s / self.cost.bound_factor(decodes)
+            chunk = profile.largest_chunk(decodes, 0, self.max_step_tokens, allowed_s)
+        # Even a saturated engine frees time as its decodes finish: never predict "never".
+        chunk = max(chunk, LEAST_CHUNK)
+        mix = self._beside(decodes, chunk)
+        return chunk, max(profile.stage_s(mix) * self.cost.ratio(mix), 1e-6)
+
+    def _granted_share(self, engine: EngineView) -> float:
+        """The rate of the prefill under way, as a share of what the room would allow.
+
+        An adaptive budget leaves some of the room. It shows only while prompts wait beyond the
+        steps under way: without a backlog steps end where the prompts do.
+        """
+        shapes = [step.shape for step in engine.in_flight if step.shape.prefills]
+        if self.step_tokens is not None or not shapes or not pending_tokens(engine):
+            return 1.0
+        tokens = sum([shape.num_tokens - shape.num_decodes for shape in shapes])
+        rate = tokens / max(sum([self.cost.step_s(shape) for shape in shapes]), 1e-6)
+        seen = Mix(shapes[-1].num_decodes, shapes[-1].decode_context_tokens)
+        chunk, step_s = self._full_step(seen, self.tightest_s(engine))
+        return min(1.0, max(LEAST_SHARE, rate * step_s / chunk))
+
+    def tightest_s(self, engine: EngineView) -> float | None:
+        """The tightest TBT objective of the running streams."""
+        own = [v.request.objective.tbt_s for v in engine.decoding if v.request.objective.tbt_s]
+        return min([*own, self.tbt_s] if self.tbt_s else own, default=None)
+
+    # ---- places -----------------------------------------------------------------------
+
+    def _lacking_share(self, num_tokens: int, engine: EngineView) -> float:
+        """Share of the decodes that must end before a prompt queued now finds a place."""
+        decoding = engine.decoding
+        if not decoding:
+            return 0.0
+        running = len(decoding) + len(engine.prefilling)
+        slots = engine.num_waiting + 1 - (self.max_requests - running)
+        free_tokens = self.peak.free_tokens(engine)
+        tokens = engine.num_waiting_tokens + num_tokens - free_tokens
+        held = sum([view.max_length for view in decoding])
+        return max(slots / len(decoding), tokens / held)
+
+    def ended_s(self, engine: EngineView, count: float) -> float:
+        """Seconds until so many running requests have ended; `count` is positive."""
+        left = sorted([view.max_length - view.num_tokens for view in engine.decoding])
+        if count > len(left):
+            return count / self.finish_rate(engine)
+        return left[math.ceil(count) - 1] * self.peak.expected_share * self._pace_s(engine)
+
+    def finish_rate(self, engine: EngineView) -> float:
+        """Running requests that end per second, at the pace their tokens have come so far.
+
+        A request met at random is half done, so whole outputs are twice what is left: n requests
+        with L left each on average end at a rate of n / (2 L) a step. 0.0 while none decodes.
+        """
+        decoding = engine.decoding
+        if not decoding:
+            return 0.0
+        left = sum([v.max_length - v.num_tokens for v in decoding]) * self.peak.expected_share
+        return len(decoding) ** 2 / max(2.0 * left * self._pace_s(engine), 1e-6)
+
+    def _pace_s(self, engine: EngineView) -> float:
+        """Mean time between the tokens of decodes, the objective before any came; at least what a
+        step of the decodes alone takes, as there may have been fewer so far."""
+        span_s, count = 0.0, 0
+        for view in engine.decoding:
+            if view.first_token_s is not None and view.last_token_s is not None:
+                span_s += view.last_token_s - view.first_token_s
+                count += view.num_output_tokens - 1
+        mix = self._decodes(engine)
+        alone_s = self.cost.profile.latency_s(mix) * self.cost.ratio(mix)
+        return max(alone_s, span_s / count if count > 0 and span_s > 0.0 else self.tbt_s or 0.0)
+
+    # ---- an engine with nothing else to do --------------------------------------------
+
+    def least_ttft_s(self, num_tokens: int) -> float:
+        """Seconds to the first token of a prompt of which nothing is cached."""
+        return self._steps_s(num_tokens, Mix())
+
+    # ---- between tokens ---------------------------------------------------------------
+
+    def tbt_bound_s(self, engine: EngineView, context: int, fewer: int = 0) -> float:
+        """Between tokens of a request of `context` tokens beside those that run: what steps keep.
+
+        An adaptive budget gives prefill only what decodes leave, a constant one takes its tokens
+        whatever they cost. fewer: running requests that have ended by then.
+        """
+        mix = self._all_decodes(engine, context, fewer)
+        if self.step_tokens is not None and self.step_tokens > mix.num_decodes:
+            mix = self._beside(mix, self.step_tokens - mix.num_decodes)
+        return self.cost.profile.latency_s(mix) * self.cost.bound_factor(mix)
+
+    def stalls(self, engine: EngineView, context: int) -> bool:
+        """Whether decodes alone would miss the TBT objective with one request more."""
+        if self.tbt_s is None or not (engine.decoding or engine.prefilling):
+            return False
+        mix = self._all_decodes(engine, context)
+        profile = self.cost.profile
+        limit_s = profile.stage_share_s(self.tbt_s, mix.num_decodes)
+        return profile.stage_s(mix) * self.cost.bound_factor(mix) > limit_s
+
+    def _all_decodes(self, engine: EngineView, context: int, fewer: int = 0) -> Mix:
+        """A stage's share of the step in which all that run decode, and one of `context` more."""
+        running = len(engine.decoding) + len(engine.prefilling)
+        held = sum([v.num_tokens for v in engine.decoding])
+        held += sum([v.num_tokens for v in engine.prefilling])
+        if fewer:
+            held = held * (running - fewer) // running
+        stages = self.cost.profile.num_stages
+        return Mix(-(-(running - fewer + 1) // stages), (held + context) // stages)

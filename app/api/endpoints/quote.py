@@ -1,0 +1,91 @@
+"""`POST /v1/slo/quote`: whether these tokens could be served now under this objective."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors.scheduling.interfaces import Quote
+from app.api.context import Context, objective_of, tokenized
+from app.api.endpoints.conversation import prompt_tokens, template_messages
+from app.api.http.call import Call
+from app.api.http.errors import invalid
+from app.api.schema.other import QuoteRequest
+
+
+class Quotes:
+    """Handler of one question; what it asks for is not reserved."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def __call__(self, call: Call) -> None:
+        context = self._context
+        body = await call.read_json(QuoteRequest)
+        context.check_model(body.model)
+        num_tokens, param = await self._count(body)
+        card = context.engine.card
+        if num_tokens >= card.max_model_len:
+            raise invalid(
+                f"The prompt has {num_tokens} tokens; this model's context holds "
+                f"{card.max_model_len}, the answer included.",
+                param,
+                "context_length_exceeded",
+            )
+        max_tokens = min(body.max_tokens, card.max_model_len - num_tokens)
+        quote = await context.engine.quote(
+            num_tokens, max_tokens, objective_of(body), call.tenant(body.user)
+        )
+        found = {
+            "object": "slo.quote",
+            "model": card.name,
+            "prompt_tokens": num_tokens,
+            "max_tokens": max_tokens,
+        }
+        await call.reply_json({**found, **answer_of(quote)})
+
+    async def _count(self, body: QuoteRequest) -> tuple[int, str]:
+        """The prompt's tokens, and the parameter that told them."""
+        context = self._context
+        given = {"prompt_tokens": body.prompt_tokens, "prompt": body.prompt}
+        given["messages"] = body.messages
+        params = [name for name, value in given.items() if value is not None]
+        if len(params) != 1:
+            raise invalid("Give one of prompt_tokens, prompt and messages.", "prompt_tokens")
+        if body.tools is not None and body.messages is None:
+            raise invalid("tools go with messages.", "tools")
+        if body.prompt_tokens is not None:
+            return body.prompt_tokens, params[0]
+        if body.prompt is not None:
+            (tokens,) = await tokenized([body.prompt], context, "prompt")
+        else:
+            tokens = await prompt_tokens(
+                context,
+                template_messages(body.messages or [], context.options),
+                tools=[tool.model_dump(exclude_none=True) for tool in body.tools or []],
+                add_generation_prompt=True,
+            )
+        return len(tokens), params[0]
+
+
+def answer_of(quote: Quote) -> dict[str, Any]:
+    """What the engine said, in milliseconds."""
+    predicted = attainable = None
+    if quote.ttft_s is not None:
+        predicted = {
+            "ttft_ms": _ms(quote.ttft_s),
+            "ttft_bound_ms": _ms(quote.ttft_bound_s),
+            "tbt_bound_ms": _ms(quote.tbt_bound_s),
+        }
+        attainable = {"ttft_ms": _ms(quote.least_ttft_s), "tbt_ms": _ms(quote.least_tbt_s)}
+    return {
+        "can_serve_now": quote.can_serve_now,
+        "predicted": predicted,
+        "attainable": attainable,
+        "retry_after_s": quote.retry_after_s,
+        "reason": quote.message,
+        "param": quote.param,
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 3)
