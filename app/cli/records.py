@@ -8,9 +8,12 @@ from typing import Annotated, Any
 
 import pyarrow.parquet as pq
 import typer
+from rich.console import Console
 
 from actors.event_recorder import read_events
 from actors.scheduling.event_log import ReplayMismatch, check_replay
+from app.simulate.command import load_cost_model
+from app.simulate.what_if import what_if, what_if_table
 from app.telemetry.trace import perfetto
 from app.terminal import fail
 
@@ -34,13 +37,59 @@ def trace(
     typer.echo(f"{out}: {len(document['traceEvents'])} events; open it at ui.perfetto.dev")
 
 
-def replay(file: Annotated[Path, typer.Argument(help="An events-*.parquet file.")]) -> None:
-    """Run a recorded event log through a fresh core; exit 1 unless every plan is the same."""
+def replay(
+    file: Annotated[Path, typer.Argument(help="An events-*.parquet file.")],
+    policy: Annotated[str | None, typer.Option(help="What if: another policy.")] = None,
+    order: Annotated[str | None, typer.Option(help="What if: another order.")] = None,
+    budget: Annotated[str | None, typer.Option(help="What if: another budget.")] = None,
+    token_budget: Annotated[
+        int | None, typer.Option(help="What if: other tokens of a fixed or throttled budget.")
+    ] = None,
+    admission: Annotated[str | None, typer.Option(help="What if: another admission.")] = None,
+    max_requests: Annotated[
+        int | None, typer.Option(help="What if: other sequences that run together.")
+    ] = None,
+    tbt_ms: Annotated[float | None, typer.Option(help="What if: another TBT objective.")] = None,
+    ttft_ms: Annotated[float | None, typer.Option(help="What if: another TTFT objective.")] = None,
+    cost_model: Annotated[
+        Path | None,
+        typer.Option(help="What if: step times by this file, instead of those of the log."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="What if: print JSON.")] = False,
+) -> None:
+    """Run a recorded event log through a fresh core; exit 1 unless every plan is the same.
+
+    With other settings: what would have become of the same arrivals, simulated, beside what did.
+    """
+    given = {
+        "policy": policy,
+        "order": order,
+        "budget": budget,
+        "token_budget": token_budget,
+        "admission": admission,
+        "max_requests": max_requests,
+        "slo.tbt_ms": tbt_ms,
+        "slo.ttft_ms": ttft_ms,
+    }
+    changes = {key: value for key, value in given.items() if value is not None}
     try:
-        count = check_replay(read_events(file))
+        if not changes and cost_model is None:
+            if as_json:
+                fail("--json: nothing is asked; give --policy, --budget or another setting")
+            count = check_replay(read_events(file))
+            typer.echo(f"{file}: {count} events replayed, every instruction identical")
+            return
+        model = None if cost_model is None else load_cost_model(str(cost_model))
+        found = what_if(read_events(file), changes, model)
     except (ReplayMismatch, OSError, ValueError) as error:
         fail(f"{file}: {error}")
-    typer.echo(f"{file}: {count} events replayed, every instruction identical")
+    if as_json:
+        typer.echo(json.dumps(found.to_dict()))
+        return
+    console = Console(highlight=False)
+    console.print(what_if_table(found))
+    for note in found.notes:
+        console.print(f"- {note}", markup=False)
 
 
 def plot(

@@ -34,8 +34,9 @@ from app.bench.report import MeasurementError, make_report, publish
 from app.bench.studies.live_engine import local_engine, read_args, serve_jobs
 from app.bench.studies.policies import POLICY_OPTIONS
 from app.bench.terminal import Json, Out, console, output, say_duration, table
-from app.simulate.hardware.live_log import LiveStep, Slowdown, ratios, runs, slowdown
-from app.simulate.run.simulation import Deployment, simulate
+from app.simulate.hardware.live_log import LiveStep, Slowdown, runs, slowdown
+from app.simulate.run.recorded import measured_deployment
+from app.simulate.run.simulation import simulate
 from app.simulate.workload.requests import Workload
 
 DEFAULT_CONFIG = Path("configs/serve/bench_135m_adaptive.yaml")
@@ -71,21 +72,14 @@ def simulated_figures(
 ) -> dict[str, float]:
     """The same arrivals through the simulator: the machine as it is today, a core that believes
     the profile."""
-    today = slowdown(calibration, profile)
     workload = Workload(
         np.array([job.arrival_s for job in jobs]),
         np.array([job.num_prompt_tokens for job in jobs]),
         np.array([job.num_output_tokens for job in jobs]),
     )
-    deployment = Deployment(
-        # Simulated prompts are blank, live ones new: neither finds a prefix.
-        dataclasses.replace(config, prefix_cache=False),
-        # The pause between two steps is time of the stage, for the step that waits behind it.
-        dataclasses.replace(profile, overhead_s=profile.overhead_s + today.gap_s),
-        believed=profile,
-        host_s=today.answer_s,
-        ratios=ratios(calibration, profile),
-    )
+    # Simulated prompts are blank, live ones new: neither finds a prefix.
+    config = dataclasses.replace(config, prefix_cache=False)
+    deployment = measured_deployment(config, profile, calibration)
     summary = simulate(workload, deployment, seed=seed).summary()
     return {name: 1000.0 * getattr(summary, name) for name in FIGURES}
 

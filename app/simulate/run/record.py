@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from actors.scheduling.events import Output, Refuse
 
 Floats = NDArray[np.float64]
 
@@ -59,6 +62,42 @@ class RunRecord:
         self.bubble_s = 0.0
         self.end_s = 0.0
 
+    def started(self, request_id: int, now_s: float) -> None:
+        """The request entered the stages, for the first time or again."""
+        if not self.num_starts[request_id]:
+            self.started_s[request_id] = now_s
+        self.num_starts[request_id] += 1
+
+    def emitted(self, outputs: Sequence[Output], now_s: float) -> int:
+        """One message of the core; returns how many requests it ended."""
+        last_s, max_gap_s = self.last_token_s, self.max_gap_s
+        counts, gap = self.num_output_tokens, self.gaps_s.append
+        num_ended = 0
+        for output in outputs:
+            request_id = output[0]
+            tokens = output[2]
+            if tokens:
+                if counts[request_id]:
+                    waited_s = now_s - last_s[request_id]
+                    gap(waited_s)
+                    if waited_s > max_gap_s[request_id]:
+                        max_gap_s[request_id] = waited_s
+                else:
+                    self.first_token_s[request_id] = now_s
+                    self.num_cached_tokens[request_id] = output[4]
+                last_s[request_id] = now_s
+                counts[request_id] += len(tokens)
+            if output[3] is not None:
+                self.finished_s[request_id] = now_s
+                num_ended += 1
+        self.end_s = now_s
+        return num_ended
+
+    def refused(self, refusal: Refuse, now_s: float) -> None:
+        self.refused_s[refusal.request_id] = now_s
+        if refusal.retry_after_s is not None:
+            self.retry_after_s[refusal.request_id] = refusal.retry_after_s
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -98,15 +137,20 @@ def _quantile(values: Floats, q: float) -> float:
     return float(np.quantile(values, q)) if len(values) else math.nan
 
 
+def _each(objective_s: float | Floats, record: RunRecord) -> Floats:
+    return np.broadcast_to(objective_s, len(record.arrival_s))
+
+
 def summarise(
     record: RunRecord,
     *,
-    tbt_objective_s: float | None = None,
-    ttft_objective_s: float | None = None,
+    tbt_objective_s: float | Floats | None = None,
+    ttft_objective_s: float | Floats | None = None,
     skip: int = 0,
 ) -> Summary:
     """Figures over the requests from id `skip` on (the ramp-up before them is left out).
 
+    Objectives are one for all, or an array of each request's own.
     TBT figures are over all tokens of the run: a token has no request of its own to skip by.
     """
     arrival = np.array(record.arrival_s)[skip:]
@@ -123,9 +167,10 @@ def summarise(
     e2e = (finished - arrival)[done]
     kept = done.copy()
     if tbt_objective_s is not None:
-        kept &= worst <= tbt_objective_s * (1 + 1e-9)
+        kept &= worst <= _each(tbt_objective_s, record)[skip:] * (1 + 1e-9)
     if ttft_objective_s is not None:
-        kept &= np.nan_to_num(first - arrival, nan=np.inf) <= ttft_objective_s
+        limit = _each(ttft_objective_s, record)[skip:]
+        kept &= np.nan_to_num(first - arrival, nan=np.inf) <= limit
     begin = float(np.nanmin(arrival)) if len(arrival) else 0.0
     span = max(record.end_s - begin, 1e-12)
     offered = float(np.nanmax(arrival)) - begin if len(arrival) > 1 else 0.0

@@ -116,9 +116,10 @@ class Replica:
             if kind is Execute:
                 self._execute(instruction.plan, now_s)  # type: ignore[union-attr]
             elif kind is Emit:
-                self._emit(instruction, now_s)  # type: ignore[arg-type]
+                self.num_live -= self._record.emitted(instruction.outputs, now_s)  # type: ignore[union-attr]
             elif kind is Refuse:
-                self._refuse(instruction, now_s)  # type: ignore[arg-type]
+                self._record.refused(instruction, now_s)  # type: ignore[arg-type]
+                self.num_live -= 1
             elif kind is WakeAt:
                 # The core names the next time it wants; an earlier wish is still a wish.
                 self.wake_s = min(self.wake_s, instruction.time_s)  # type: ignore[union-attr]
@@ -146,10 +147,7 @@ class Replica:
             start_s, end_s, bubble_s, times = self._pass_stages(mix, stage_s, now_s)
         if plan.started:
             for started in plan.started:
-                request_id = started.request_id
-                if not record.num_starts[request_id]:
-                    record.started_s[request_id] = start_s
-                record.num_starts[request_id] += 1
+                record.started(started.request_id, start_s)
         token_of = self._token_of
         if token_of is None:
             tokens = tuple([(piece[0], 0) for piece in slices if piece[3]])
@@ -191,33 +189,3 @@ class Replica:
             times.append((start_s, end_s))
             arrives_s = end_s + send_s
         return times[0][0], times[-1][1], bubble_s, tuple(times)
-
-    def _emit(self, emit: Emit, now_s: float) -> None:
-        record = self._record
-        last_s, max_gap_s = record.last_token_s, record.max_gap_s
-        counts, gap = record.num_output_tokens, record.gaps_s.append
-        for output in emit.outputs:
-            request_id = output[0]
-            tokens = output[2]
-            if tokens:
-                if counts[request_id]:
-                    waited_s = now_s - last_s[request_id]
-                    gap(waited_s)
-                    if waited_s > max_gap_s[request_id]:
-                        max_gap_s[request_id] = waited_s
-                else:
-                    record.first_token_s[request_id] = now_s
-                    record.num_cached_tokens[request_id] = output[4]
-                last_s[request_id] = now_s
-                counts[request_id] += len(tokens)
-            if output[3] is not None:
-                record.finished_s[request_id] = now_s
-                self.num_live -= 1
-        record.end_s = now_s
-
-    def _refuse(self, refusal: Refuse, now_s: float) -> None:
-        record = self._record
-        record.refused_s[refusal.request_id] = now_s
-        if refusal.retry_after_s is not None:
-            record.retry_after_s[refusal.request_id] = refusal.retry_after_s
-        self.num_live -= 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from actors.scheduling.build import build_core
@@ -20,7 +20,7 @@ from actors.scheduling.request import Objective, Request, SamplingParams
 from app.simulate.hardware.step_ratios import StepRatios
 from app.simulate.run.autoscale import AutoscalePolicy, Autoscaler
 from app.simulate.run.record import RunRecord, Summary, summarise
-from app.simulate.run.replica import INFINITY, Replica
+from app.simulate.run.replica import INFINITY, Replica, TokenOf
 from app.simulate.run.routing import Router, make_router
 from app.simulate.workload.requests import Workload
 
@@ -142,15 +142,19 @@ def simulate(
     until_s: float = INFINITY,
     objective: Objective | None = None,
     should_stop: Callable[[RunRecord, int], bool] | None = None,
+    requests: Sequence[Request] | None = None,
+    token_of: TokenOf | None = None,
 ) -> SimulatedRun:
     """Run to the last token, to `until_s`, or until `should_stop(record, arrived)` says so.
 
     should_stop is asked once per 64 arrivals: a capacity probe that is lost need not be finished.
+    requests, token_of: recorded ones, and what is sampled for them, instead of blank ones of the
+        workload's lengths; ids count from 0.
     """
     record = RunRecord(len(workload), keep_steps)
     record.arrival_s = workload.arrival_s.tolist()
-    fleet = _Fleet(deployment, workload, record, seed)
-    build = requests_of(workload, objective)
+    fleet = _Fleet(deployment, workload, record, seed, token_of)
+    build = requests_of(workload, objective) if requests is None else requests.__getitem__
     arrivals = [*record.arrival_s, INFINITY]
     scaler = fleet.scaler
     next_arrival_s, index = arrivals[0], 0
@@ -185,13 +189,18 @@ class _Fleet:
     """The replicas of one run, the router before them and the autoscaler behind them."""
 
     def __init__(
-        self, deployment: Deployment, workload: Workload, record: RunRecord, seed: int
+        self,
+        deployment: Deployment,
+        workload: Workload,
+        record: RunRecord,
+        seed: int,
+        token_of: TokenOf | None,
     ) -> None:
         self._deployment = deployment
         self._record = record
         self._seed = seed
         has_sessions = int(workload.sessions.max(initial=-1)) >= 0
-        self._token_of = _session_tokens(workload) if has_sessions else None
+        self._token_of = token_of or (_session_tokens(workload) if has_sessions else None)
         self.all: list[Replica] = []
         self.up: list[Replica] = []  # take new requests
         self._started_s: dict[int, float] = {}

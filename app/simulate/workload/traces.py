@@ -11,9 +11,9 @@ from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.requests import Workload
 
 _ALIASES = {
-    "arrival_s": ("arrival_s", "arrived_at", "timestamp"),
-    "prompt_tokens": ("prompt_tokens", "num_prefill_tokens", "ContextTokens"),
-    "output_tokens": ("output_tokens", "num_decode_tokens", "GeneratedTokens"),
+    "arrival_s": ("arrival_s", "arrived_at", "timestamp", "start_s"),
+    "prompt_tokens": ("prompt_tokens", "num_prefill_tokens", "ContextTokens", "num_prompt_tokens"),
+    "output_tokens": ("output_tokens", "num_decode_tokens", "GeneratedTokens", "num_output_tokens"),
 }
 
 

@@ -1,0 +1,162 @@
+"""The traffic of a recorded event log: who came when with what, what they were told, and when.
+
+An event log (`telemetry.events`) holds every request as the core received it, so that prompts find
+in a simulated prefix cache what they found in the live one, and every token that was sampled.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.event_log import Row, config_of, from_row
+from actors.scheduling.events import Emit, Execute, Reconfigure, Refuse, Submit
+from actors.scheduling.request import FinishReason, Request, SamplingParams
+from app.simulate.hardware.live_log import LiveStep, ratios, runs, slowdown
+from app.simulate.run.record import Floats, RunRecord
+from app.simulate.run.simulation import Deployment
+from app.simulate.workload.requests import Workload
+
+END = -1  # what a simulated request samples where the recorded one ended: no token has this id
+
+
+@dataclass(slots=True)
+class Recorded:
+    """A log as traffic. Ids count from 0 in order of arrival, times from the first arrival.
+
+    config: that of the log's beginning. requests: for a simulated core, which knows no more of
+    their lengths than the live one did (`max_tokens`); `token_of` ends them. outputs: the tokens
+    that each was given. record: what happened. notes: what the log does not tell, in words.
+    """
+
+    config: SchedulerConfig
+    requests: list[Request]
+    outputs: list[list[int]]
+    record: RunRecord
+    steps: list[LiveStep]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def workload(self) -> Workload:
+        """Arrivals and lengths."""
+        return Workload(
+            np.array(self.record.arrival_s),
+            np.array([len(request.prompt) for request in self.requests]),
+            np.array([max(1, len(tokens)) for tokens in self.outputs]),
+            name="recorded",
+        )
+
+    def token_of(self, request_id: int, position: int) -> int:
+        """What the request samples at a position: what it did then, and `END` where it ended."""
+        request, outputs = self.requests[request_id], self.outputs[request_id]
+        number = position - len(request.prompt) - len(request.output)
+        if number < len(outputs) - 1:
+            return outputs[number]
+        return END if outputs else 0
+
+    def objectives_s(self, config: SchedulerConfig) -> tuple[Floats, Floats]:
+        """TBT and TTFT that each request was promised: its own, or else the configuration's."""
+        own = [request.objective for request in self.requests]
+        tbt_s = [o.tbt_s or config.tbt_s or np.inf for o in own]
+        ttft_s = [o.ttft_s or config.ttft_s or np.inf for o in own]
+        return np.array(tbt_s), np.array(ttft_s)
+
+
+def read_traffic(rows: Sequence[Row]) -> Recorded:
+    """Raises ValueError for rows that are no log, or one without a request."""
+    if not rows:
+        raise ValueError("the log is empty")
+    config = config_of(rows[0])
+    parsed = [from_row(row) for row in rows[1:]]
+    arrived = [(at_s, event.request) for at_s, event, _ in parsed if isinstance(event, Submit)]
+    if not arrived:
+        raise ValueError("no request arrived in this log")
+    origin_s = arrived[0][0]
+    numbers = {request.request_id: number for number, (_, request) in enumerate(arrived)}
+    record = RunRecord(len(arrived))
+    record.arrival_s = [at_s - origin_s for at_s, _ in arrived]
+    outputs: list[list[int]] = [[] for _ in arrived]
+    reasons: dict[int, FinishReason] = {}
+    changes = 0
+    for at_s, event, instructions in parsed:
+        now_s = at_s - origin_s
+        changes += isinstance(event, Reconfigure)
+        for instruction in instructions:
+            if isinstance(instruction, Execute):
+                record.num_steps += 1
+                for start in instruction.plan.started:
+                    record.started(numbers[start.request_id], now_s)
+            elif isinstance(instruction, Refuse):
+                number = numbers[instruction.request_id]
+                record.refused(replace(instruction, request_id=number), now_s)
+            elif isinstance(instruction, Emit):
+                told = [o._replace(request_id=numbers[o.request_id]) for o in instruction.outputs]
+                record.emitted(told, now_s)
+                for output in told:
+                    outputs[output.request_id] += output.tokens
+                    if output.finish_reason is not None:
+                        reasons[output.request_id] = output.finish_reason
+    steps = list(itertools.chain.from_iterable(runs(rows)))
+    record.busy_s = sum([step.seconds for step in steps]) * config.num_stages
+    found = Recorded(config, [], outputs, record, steps)
+    for number, (_, request) in enumerate(arrived):
+        was_refused = not np.isnan(record.refused_s[number])
+        if not outputs[number] and not was_refused:
+            outputs[number].append(END)  # its prompt was work, if not its answer
+        sampling = SamplingParams(
+            1 if request.pooling else request.sampling.max_tokens, stop_token_ids=(END,)
+        )
+        found.requests.append(
+            replace(
+                request,
+                request_id=number,
+                arrival_s=record.arrival_s[number],
+                sampling=sampling,
+                pooling=None,
+            )
+        )
+    found.notes = _notes(found, reasons, changes)
+    return found
+
+
+def _notes(found: Recorded, reasons: dict[int, FinishReason], changes: int) -> list[str]:
+    refused = sum(not np.isnan(at_s) for at_s in found.record.refused_s)
+    left = sum(reason is FinishReason.ABORT for reason in reasons.values())
+    open_ = len(found.requests) - len(reasons) - refused
+    told = [
+        (refused, "were refused: how long they would have run is not known, max_tokens is taken"),
+        (
+            left,
+            "were ended by their caller (or a stop string): they end after as many tokens",
+        ),
+        (open_, "were still open when the log ended: they end after the tokens they had"),
+    ]
+    notes = [f"{count} requests {what}" for count, what in told if count]
+    if changes:
+        notes.append(
+            f"settings were changed {changes} times while it ran: simulated are those it began with"
+        )
+    return notes
+
+
+def measured_deployment(
+    config: SchedulerConfig, profile: CostModel, steps: Sequence[LiveStep]
+) -> Deployment:
+    """The machine as these steps show it, under a core that believes the profile.
+
+    Raises ValueError without steps.
+    """
+    seen = slowdown(steps, profile)
+    return Deployment(
+        config,
+        # The pause between two steps is time of the stage, for the step that waits behind it.
+        replace(profile, overhead_s=profile.overhead_s + seen.gap_s),
+        believed=profile,
+        host_s=seen.answer_s,
+        ratios=ratios(steps, profile),
+    )
