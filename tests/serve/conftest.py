@@ -29,8 +29,7 @@ def demo(ray_cluster: None) -> Iterator[LiveServer]:
     """The demo model behind the API, its engine in this process: for clients that only call."""
     from tests.serve.live_server import DEMO, live_server
 
-    scheduling = {"budget": "auto"}  # with a cost model measured at start: for quotes
-    with live_server(DEMO, kv={"memory_gib": 0.05}, scheduling=scheduling) as server:
+    with live_server(DEMO, kv={"memory_gib": 0.05}) as server:
         yield server
 
 

@@ -48,8 +48,9 @@ class Predictor:
         cls, config: SchedulerConfig, cost: OnlineCostModel, peak: PredictedPeak | None = None
     ) -> Predictor:
         step_tokens = None
-        if config.budget in CONSTANT_BUDGETS:
-            step_tokens = int(config.budget_options.get("tokens", config.token_budget))
+        given = config.budget == "auto" and config.token_budget is not None
+        if given or config.budget in CONSTANT_BUDGETS:
+            step_tokens = int(config.budget_options.get("tokens", config.constant_budget))
         return cls(
             cost,
             config.tbt_s,
