@@ -21,6 +21,7 @@ from app.terminal import fail
 BENCHES: Mapping[str, str] = {
     "serve": "load.serve",
     "stall": "load.stall",
+    "quote": "load.quote",
     "compare": "compare",
     "engine": "engine.steps",
     "overhead": "engine.overhead",

@@ -25,6 +25,7 @@ class Bottleneck(IntEnum):
 
     COMPUTE = 0
     PLACES = 1  # sequence slots or KV memory, which come free as running requests end
+    NOTHING = 2  # a wait so short that it teaches nothing about long ones
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from actors.scheduling.request import Request
 MAX_RETRY_AFTER_S = 3600.0
 WATCHED = 200  # predictions whose outcome is remembered
 ENOUGH, CAUTION = 20, 1 / 0.9  # see `Correction`
+SHORT = 0.5  # of the objective: an empty queue teaches nothing about a full one
 
 
 class Correction:
@@ -46,6 +47,11 @@ class Correction:
             return CAUTION
         learned = math.exp(self._recent.value)
         return learned if len(self._recent) >= ENOUGH else max(learned, CAUTION)
+
+    @property
+    def median(self) -> float:
+        """What recent predictions were off by, as often more as less."""
+        return math.exp(self._recent.at(0.5)) if len(self._recent) >= ENOUGH else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +98,12 @@ class PredictiveAdmission:
     _promised_at_s: float = 0.0  # when `_promised_s` was last brought up to date
     # Accepted, first token still to come: what for, how long, uncorrected.
     _predicted: dict[int, tuple[Bottleneck, float]] = field(default_factory=dict)
-    _corrections: tuple[Correction, Correction] = field(init=False)
+    _corrections: tuple[Correction, ...] = field(init=False)  # by bottleneck
 
     def __post_init__(self) -> None:
         if not 0.0 < self.confidence < 1.0:
             raise TypeError(f"confidence lies between 0 and 1, not {self.confidence}")
-        self._corrections = (Correction(self.confidence), Correction(self.confidence))
+        self._corrections = tuple(Correction(self.confidence) for _ in Bottleneck)
 
     @classmethod
     def build(
@@ -123,8 +129,7 @@ class PredictiveAdmission:
         now_s = engine.now_s
         found = self.forecast(request, engine, now_s)
         if found.wait_s <= 0.0 or found.alone:
-            if self._teaches(found):
-                self._predicted[request.request_id] = (found.bottleneck, found.raw_s)
+            self._predicted[request.request_id] = (found.bottleneck, found.raw_s)
             return None
         retry_after_s = self.retry_after_s(found, now_s)
         self._promise(self._service_s(request, engine), now_s)
@@ -145,12 +150,16 @@ class PredictiveAdmission:
         places = waits_s[1] * factors[1] > waits_s[0] * factors[0]
         bottleneck = Bottleneck.PLACES if places else Bottleneck.COMPUTE
         raw_s = waits_s[bottleneck]
-        bound_s = raw_s * factors[bottleneck]
+        factor = factors[bottleneck]
+        if raw_s < SHORT * limit_s:
+            bottleneck = Bottleneck.NOTHING
+        expected_s = raw_s * self._corrections[bottleneck].median
+        bound_s = max(raw_s * factor, expected_s)
         idle = not engine.num_waiting and not engine.prefilling
         return Forecast(
             bottleneck,
             raw_s,
-            expected_s=raw_s,
+            expected_s=expected_s,
             bound_s=bound_s,
             limit_s=limit_s,
             wait_s=bound_s - limit_s * (1.0 - self.margin),
@@ -161,10 +170,6 @@ class PredictiveAdmission:
     def retry_after_s(self, found: Forecast, now_s: float) -> float:
         """When it would be accepted, behind all that were told to come earlier."""
         return min(found.wait_s + self._promised_left_s(now_s), MAX_RETRY_AFTER_S)
-
-    def _teaches(self, found: Forecast) -> bool:
-        """An empty queue teaches nothing about a full one."""
-        return found.raw_s >= 0.5 * found.limit_s
 
     # ---- learning and promising -------------------------------------------------------
 

@@ -63,8 +63,12 @@ class RecentQuantile:
     @property
     def value(self) -> float:
         """Raises IndexError before any observation or seed."""
+        return self.at(self.share)
+
+    def at(self, share: float) -> float:
+        """The same for another share."""
         ordered = self._ordered
-        return ordered[int(self.share * (len(ordered) - 1))]
+        return ordered[int(share * (len(ordered) - 1))]
 
 
 @dataclass(slots=True)

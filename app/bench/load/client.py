@@ -112,7 +112,8 @@ class LoadClient:
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         self._extra = dict(extra or {})
-        self._endpoint = server_root(url) + "/v1/completions"
+        self.root = server_root(url)
+        self._endpoint = self.root + "/v1/completions"
         self._model = model
         self._tokens = range(first_token, vocab)
         self._timeout_s = timeout_s
@@ -138,16 +139,24 @@ class LoadClient:
         self, jobs: Sequence[Job], on_done: Callable[[Trace], None] | None = None
     ) -> list[Trace]:
         """The jobs in open loop. on_done: called with every trace as its answer ends."""
-        import aiohttp  # here, because `legato --help` imports this module
-
         bodies = [self._body(job) for job in jobs]
-        connector = aiohttp.TCPConnector(limit=0)
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        async with self.session() as session:
             return await open_loop(
                 jobs,
                 lambda n, begin_s: self._one(session, jobs[n], bodies[n], begin_s, on_done),
             )
+
+    def session(self) -> aiohttp.ClientSession:
+        """Connections without limit, to be closed by the caller."""
+        import aiohttp  # here, because `legato --help` imports this module
+
+        connector = aiohttp.TCPConnector(limit=0)
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        return aiohttp.ClientSession(connector=connector, timeout=timeout)
+
+    async def send(self, session: aiohttp.ClientSession, job: Job, begin_s: float) -> Trace:
+        """One request now; begin_s: the start of the run on `time.perf_counter`."""
+        return await self._one(session, job, self._body(job), begin_s, None)
 
     async def _one(
         self,

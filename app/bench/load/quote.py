@@ -1,0 +1,194 @@
+"""`legato bench quote`: what a server says it would do (`/v1/slo/quote`), held against what it did.
+
+Before each request of an open-loop load the server is asked for a quote, then the request is sent,
+whatever the answer. A refused one comes again when it was told to, and once more a quarter later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.bench.load.client import Job, LoadClient, Trace, error_message, first_model, open_loop
+from app.bench.load.serve import DEFAULT_URL, Model, Url
+from app.bench.load.workload import LengthsOption, Load
+from app.bench.report import MeasurementError, make_report, publish
+from app.bench.terminal import Json, Out, console, output, say_duration, table
+from app.telemetry.definitions import quantile
+
+if TYPE_CHECKING:
+    import aiohttp
+
+NEAR = 0.25  # a figure counts as true within this share
+REFUSED = "429"
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One quote and the request behind it. ask_s: how long the answer took."""
+
+    said: dict[str, Any]
+    ask_s: float
+    trace: Trace
+
+    @property
+    def refused(self) -> bool:
+        return (self.trace.error or "").startswith(REFUSED)
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From sending, not from the job's arrival: the quote stood between."""
+        times = self.trace.event_times_s
+        return times[0] - self.trace.sent_s if times else None
+
+
+@dataclass(slots=True)
+class Asked:
+    """A job and its attempts: the first, and after refusals one at the time told and one later."""
+
+    attempts: list[Attempt] = field(default_factory=list)
+
+
+class QuotedLoad:
+    """slo: the objective that quotes ask about and requests carry, as in their bodies."""
+
+    def __init__(self, client: LoadClient, slo: dict[str, float]) -> None:
+        self._client = client
+        self._slo = slo
+
+    async def run(self, jobs: Sequence[Job]) -> list[Asked]:
+        found = [Asked() for _ in jobs]
+        async with self._client.session() as session:
+
+            async def send(number: int, begin_s: float) -> Trace:
+                return await self._one(session, jobs[number], found[number], begin_s)
+
+            await open_loop(jobs, send)
+        return found
+
+    async def _one(
+        self, session: aiohttp.ClientSession, job: Job, asked: Asked, begin_s: float
+    ) -> Trace:
+        first = await self._attempt(session, job, asked, begin_s)
+        retry_s = first.said["retry_after_s"]
+        if not first.refused or retry_s is None:
+            return first.trace
+        refused_s = time.perf_counter()
+        attempt = first
+        for factor in (1.0, 1.0 + NEAR):
+            if attempt.refused:
+                await asyncio.sleep(refused_s + factor * retry_s - time.perf_counter())
+                attempt = await self._attempt(session, job, asked, begin_s)
+        return attempt.trace
+
+    async def _attempt(
+        self, session: aiohttp.ClientSession, job: Job, asked: Asked, begin_s: float
+    ) -> Attempt:
+        ask_s = time.perf_counter()
+        said = await self._quote(session, job)
+        ask_s = time.perf_counter() - ask_s
+        attempt = Attempt(said, ask_s, await self._client.send(session, job, begin_s))
+        asked.attempts.append(attempt)
+        return attempt
+
+    async def _quote(self, session: aiohttp.ClientSession, job: Job) -> dict[str, Any]:
+        body = {
+            "prompt_tokens": job.num_prompt_tokens,
+            "max_tokens": job.num_output_tokens,
+            "slo": self._slo,
+        }
+        async with session.post(self._client.root + "/v1/slo/quote", json=body) as response:
+            if response.status != 200:
+                why = error_message(await response.text())
+                raise MeasurementError(f"no quote: {response.status}: {why}")
+            said: dict[str, Any] = await response.json()
+        if said["predicted"] is None and said["can_serve_now"] is None:
+            raise MeasurementError(f"no quote: {said['reason']}")
+        return said
+
+
+def quote_figures(found: Sequence[Asked], ttft_ms: float | None) -> dict[str, Any]:
+    """Ratios are said / happened. Raises MeasurementError if no quote met its first token.
+
+    kept_bound_share: first tokens no later than the quote's bound. yes_kept_share: of quotes that
+    said "now", requests taken whose first token kept the objective (without one: the bound).
+    no_true_share: of the others, requests refused or late. retry_true_share: of refused requests,
+    those taken when they came as told; retry_near_share: or a quarter later.
+    """
+    attempts = [attempt for asked in found for attempt in asked.attempts]
+    ratios, kept, verdicts = [], [], list[tuple[bool, bool]]()
+    for attempt in attempts:
+        predicted, ttft_s = attempt.said["predicted"], attempt.ttft_s
+        if predicted is None or (ttft_s is None and not attempt.refused):
+            continue
+        in_time = False
+        if ttft_s is not None:
+            ratios.append(predicted["ttft_ms"] / (1000 * ttft_s))
+            kept.append(1000 * ttft_s <= predicted["ttft_bound_ms"])
+            in_time = 1000 * ttft_s <= (ttft_ms or predicted["ttft_bound_ms"])
+        verdicts.append((attempt.said["can_serve_now"], in_time))
+    if not ratios:
+        why = next((a.trace.error for a in attempts if a.trace.error), "no request was answered")
+        raise MeasurementError(f"nothing was measured: {why}")
+    ratios.sort()
+    retried = [asked.attempts for asked in found if len(asked.attempts) > 1]
+    return {
+        "num_requests": len(found),
+        "num_quotes": len(attempts),
+        "num_refused": sum(asked.attempts[0].refused for asked in found),
+        "num_failed": sum(a.trace.error is not None and not a.refused for a in attempts),
+        "first_error": next((a.trace.error for a in attempts if a.trace.error), None),
+        "ask_p50_ms": 1000 * quantile(sorted(a.ask_s for a in attempts), 0.5),
+        "ttft_p50_ms": 1000 * quantile(sorted(a.ttft_s for a in attempts if a.ttft_s), 0.5),
+        "ttft_ratio_p10": quantile(ratios, 0.1),
+        "ttft_ratio_p50": quantile(ratios, 0.5),
+        "ttft_ratio_p90": quantile(ratios, 0.9),
+        "ttft_near_share": _share([abs(ratio - 1.0) <= NEAR for ratio in ratios]),
+        "kept_bound_share": _share(kept),
+        "yes_kept_share": _share([in_time for now, in_time in verdicts if now]),
+        "no_true_share": _share([not in_time for now, in_time in verdicts if not now]),
+        "num_retried": len(retried),
+        "retry_true_share": _share([not tries[1].refused for tries in retried]),
+        "retry_near_share": _share([not tries[-1].refused for tries in retried]),
+    }
+
+
+def _share(held: Sequence[bool]) -> float | None:
+    return sum(held) / len(held) if held else None
+
+
+def command(
+    context: typer.Context,
+    url: Url = DEFAULT_URL,
+    model: Model = None,
+    qps: Annotated[float, typer.Option(min=0.01, help="Poisson arrivals per second.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Length of the arrivals.")] = 40.0,
+    lengths: LengthsOption = "sharegpt/8",
+    tbt_ms: Annotated[float | None, typer.Option(min=1.0, help="TBT objective to ask for.")] = None,
+    ttft_ms: Annotated[
+        float | None, typer.Option(min=1.0, help="TTFT objective to ask for.")
+    ] = None,
+    seed: int = 0,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """What the server's quotes said against what happened: TTFT, refusals, Retry-After."""
+    model = model or first_model(url)
+    given = {"tbt_ms": tbt_ms, "ttft_ms": ttft_ms}
+    slo = {name: value for name, value in given.items() if value is not None}
+    client = LoadClient(url, model, extra={"slo": slo})
+    jobs = Load(lengths, qps, seconds, seed=seed).jobs()
+    say_duration(seconds, 1.5 * seconds, f"{len(jobs)} requests, a quote before each")
+    with console.status(f"{qps:g} requests/s"):
+        found = asyncio.run(QuotedLoad(client, slo).run(jobs))
+    figures = quote_figures(found, ttft_ms)
+    publish(make_report(context, figures, {"model": model}), as_json, out)
+    if not as_json:
+        rows = [(name, "-" if v is None else f"{v:.3g}" if isinstance(v, float) else str(v))
+                for name, v in figures.items()]  # fmt: skip
+        output.print(table("quotes against what happened", ("figure", "value"), rows))
