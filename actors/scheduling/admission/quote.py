@@ -55,7 +55,8 @@ def quote(
         forecast.expected_s,
         forecast.bound_s,
         predictor.tbt_bound_s(engine, num_prompt_tokens),
-        predictor.least_ttft_s(num_prompt_tokens),
+        # Few steps hold prefill alone, so what was learnt of them may be old: busy is not faster.
+        min(predictor.least_ttft_s(num_prompt_tokens), forecast.expected_s),
         limits.least_tbt_s(num_prompt_tokens),
     )
     refusals.append(_first_token(request, said, forecast, admission, engine, now_s))

@@ -46,9 +46,8 @@ class Quotes:
     async def _count(self, body: QuoteRequest) -> tuple[int, str]:
         """The prompt's tokens, and the parameter that told them."""
         context = self._context
-        given = {"prompt_tokens": body.prompt_tokens, "prompt": body.prompt}
-        given["messages"] = body.messages
-        params = [name for name, value in given.items() if value is not None]
+        names = ("prompt_tokens", "prompt", "messages")
+        params = [name for name in names if getattr(body, name) is not None]
         if len(params) != 1:
             raise invalid("Give one of prompt_tokens, prompt and messages.", "prompt_tokens")
         if body.tools is not None and body.messages is None:
