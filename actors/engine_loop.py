@@ -46,7 +46,6 @@ from actors.scheduling.events import (
     Tick,
     WakeAt,
 )
-from actors.scheduling.interfaces import Quote
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Grammar, Request
 from actors.stage.spec import StageInfo
@@ -114,11 +113,11 @@ class EngineLoop:
         )
         if self._config.calibrate and scheduler.cost_model is None:
             scheduler = await self._calibrate(scheduler, info)
-        self._core = build_core(scheduler)
-        self._call = self._core.handle
-        self._records = IterationRecords(self._core)
+        core = self._core = build_core(scheduler)
+        self._call, self.quote = core.handle, core.quote
+        self._records = IterationRecords(core)
         if self._config.event_log is not None:
-            self._record_events(Path(self._config.event_log), self._core)
+            self._record_events(Path(self._config.event_log), core)
         self._replica = await connect(socket_path, self._received, self._replica_gone)
         freeze_gc_heap()
         logger.info("ready: %s backend, %d KV blocks", info.backend, num_blocks)
@@ -176,10 +175,6 @@ class EngineLoop:
     def stage_pids(self) -> list[list[int]]:
         """Process ids of the stage ranks, [stage][rank]."""
         return self.stages.pids
-
-    def quote(self, *asked: Any) -> Quote | None:
-        """What would become of such a request now (`Core.quote`)."""
-        return None if self._core is None else self._core.quote(time.monotonic(), *asked)
 
     def status(self) -> dict[str, Any]:
         """A snapshot for the console: plain data."""

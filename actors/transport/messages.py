@@ -41,7 +41,7 @@ class AbortRequests:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Call a method of `EngineLoop`; comes back as `Answer` with the same ticket."""
+    """Call what `EngineLoop` has of this name; comes back as `Answer` with the same ticket."""
 
     ticket: int
     question: Question

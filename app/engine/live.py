@@ -209,9 +209,9 @@ class LiveEngine:
     async def quote(
         self, num_prompt_tokens: int, max_tokens: int, objective: Objective, tenant: str
     ) -> Quote:
-        row = await self._link.ask(
-            "quote", num_prompt_tokens, max_tokens, objective.tbt_s, objective.ttft_s, tenant
-        )
+        promised = (objective.tbt_s, objective.ttft_s)
+        now_s = time.monotonic()  # the scheduler's clock too: arrivals are told by it
+        row = await self._link.ask("quote", now_s, num_prompt_tokens, max_tokens, *promised, tenant)
         return Quote(*row)
 
     async def stage_pids(self) -> list[list[int]]:
