@@ -80,19 +80,50 @@ class KVLayer(Protocol):
     """One layer's paged cache; its inner layout belongs to the backend."""
 
 
+@dataclass(frozen=True, slots=True)
+class LayerForm:
+    """What the layers of a model compute between their linear layers; defaults are Llama's.
+
+    norm: "rms" or "layer" (the mean removed first).
+    activation: one of `ACTIVATIONS`; of the gate, which then multiplies up, or without one of up.
+    parallel: the MLP reads what attention reads (or another norm of it), not attention's result.
+    whole_qk_norm: q and k are normed over all heads of all ranks, not head by head.
+    """
+
+    eps: float
+    norm: str = "rms"
+    activation: str = "silu"
+    gated: bool = True
+    parallel: bool = False
+    whole_qk_norm: bool = False
+
+
+# GELU by the error function, and by its approximation with tanh.
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+
+
 @dataclass(slots=True)
 class LayerWeights:
-    """One decoder layer, packed. q/k norms (Qwen3) and biases may be absent."""
+    """One decoder layer, packed. Norms that a model lacks are None.
 
-    input_norm_H: torch.Tensor
+    input_norm and post_norm come before attention and before the MLP; attention_out_norm and
+    mlp_out_norm norm their results. cos_sin_PD: the layer's rotation, where layers differ.
+    """
+
+    input_norm_H: torch.Tensor | None
     qkv: Linear  # out: (N + 2 G) * D, rows ordered q, k, v
     out: Linear
-    post_norm_H: torch.Tensor
-    gate_up: Linear  # out: 2 I, rows ordered gate, up
+    post_norm_H: torch.Tensor | None
+    gate_up: Linear  # out: 2 I, rows ordered gate, up; or up alone
     down: Linear
     q_norm_D: torch.Tensor | None = None
     k_norm_D: torch.Tensor | None = None
     sliding_window: int | None = None
+    input_norm_bias_H: torch.Tensor | None = None
+    post_norm_bias_H: torch.Tensor | None = None
+    attention_out_norm_H: torch.Tensor | None = None
+    mlp_out_norm_H: torch.Tensor | None = None
+    cos_sin_PD: torch.Tensor | None = None
 
 
 # (x_TH, residual_TH | None, batch) -> (x_TH, residual_TH)
@@ -170,8 +201,16 @@ class Backend(Protocol):
         """residual += x in place; returns the norm of the new residual."""
         ...
 
+    def layer_norm(
+        self, x_TH: torch.Tensor, weight_H: torch.Tensor, bias_H: torch.Tensor | None, eps: float
+    ) -> torch.Tensor: ...
+
     def silu_mul(self, gate_up_T2I: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up -> (T, I)."""
+        ...
+
+    def activate(self, x_TX: torch.Tensor, activation: str, gated: bool) -> torch.Tensor:
+        """One of `ACTIVATIONS` of x; gated: of its first half, times the second."""
         ...
 
     # ---- KV cache and attention ------------------------------------------------------------
@@ -235,9 +274,11 @@ class Backend(Protocol):
         kv: Sequence[KVLayer],
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
-        eps: float,
+        form: LayerForm,
     ) -> DecoderStack | None:
         """All layers in one call; None without a fused form: then operation by operation.
+
+        cos_sin_PD: of layers without a rotation of their own.
 
         A residual of None means that x is the embedding itself. The final norm is the caller's.
         """

@@ -68,6 +68,15 @@ class QuantizedWeight:
             zeros_OG=None if self.zeros_OG is None else self.zeros_OG[begin:end],
         )
 
+    def take(self, order: torch.Tensor) -> QuantizedWeight:
+        """Output features in this order."""
+        return replace(
+            self,
+            values_OK=self.values_OK[order],
+            scales_OG=self.scales_OG[order],
+            zeros_OG=None if self.zeros_OG is None else self.zeros_OG[order],
+        )
+
     def columns(self, begin: int, end: int) -> QuantizedWeight:
         """Input features [begin, end); ValueError where that would cut a group or a permutation."""
         if self.permutation_K is not None:

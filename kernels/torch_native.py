@@ -9,7 +9,8 @@ Shape suffixes as in `kernels.interface`; also L KV positions of a slice, P bloc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -25,6 +26,7 @@ from kernels.interface import (
     DecoderStack,
     GraphSupport,
     KVLayer,
+    LayerForm,
     LayerWeights,
     Linear,
 )
@@ -35,6 +37,13 @@ from kernels.torch_sampling import Adjustment, Judged, SamplingRows
 # many query rows, this many padded KV positions at a time.
 _CHUNK_ROWS = 256
 _PADDED_POSITIONS = 32_768
+
+_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+}
 
 
 @dataclass(slots=True)
@@ -106,9 +115,22 @@ class TorchBackend:
         residual_TH += x_TH
         return self.rms_norm(residual_TH, weight_H, eps)
 
+    def layer_norm(
+        self, x_TH: torch.Tensor, weight_H: torch.Tensor, bias_H: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        return functional.layer_norm(x_TH, weight_H.shape, weight_H, bias_H, eps)
+
     def silu_mul(self, gate_up_T2I: torch.Tensor) -> torch.Tensor:
         gate_TI, up_TI = gate_up_T2I.chunk(2, dim=-1)
         return functional.silu(gate_TI) * up_TI
+
+    def activate(self, x_TX: torch.Tensor, activation: str, gated: bool) -> torch.Tensor:
+        if not gated:
+            return _ACTIVATIONS[activation](x_TX)
+        if activation == "silu":
+            return self.silu_mul(x_TX)
+        gate_TI, up_TI = x_TX.chunk(2, dim=-1)
+        return _ACTIVATIONS[activation](gate_TI) * up_TI
 
     def allocate_kv(
         self,
@@ -199,7 +221,7 @@ class TorchBackend:
         kv: Sequence[KVLayer],
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
-        eps: float,
+        form: LayerForm,
     ) -> DecoderStack | None:
         return None
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 EOS, TURN_END, TURN_START = "<|endoftext|>", "<|im_end|>", "<|im_start|>"
@@ -40,6 +41,7 @@ def _rope(kind: str, theta: float = 10_000.0, **parameters: Any) -> dict[str, An
     return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **parameters}}
 
 
+_FALCON = {"num_key_value_heads": None}
 _LONG = {"original_max_position_embeddings": 64, "factor": 4.0}
 
 # variant -> (model class, config entries over the base)
@@ -100,18 +102,97 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "phi3": ("Phi3", {**_rope("default", partial_rotary_factor=0.75), "sliding_window": 24}),
+    "phi3-longrope": (
+        "Phi3",
+        {
+            **_rope(
+                "longrope",
+                short_factor=[1.0 + 0.1 * i for i in range(8)],
+                long_factor=[2.0 + 0.5 * i for i in range(8)],
+            ),
+            "original_max_position_embeddings": 128,
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 12.0,
+            "logits_scaling": 8.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2, "tie_word_embeddings": True}),
+    "glm": ("Glm", {"head_dim": 16, "attention_bias": True}),
+    "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 16,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 10.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 16,
+            "sliding_window_pattern": 2,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+            },
+        },
+    ),
+    "falcon-7b": ("Falcon", _FALCON),
+    "falcon-40b": ("Falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-biased": (
+        "Falcon",
+        {**_FALCON, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "starcoder2": ("Starcoder2", {"sliding_window": 16}),
+    "gpt2": ("GPT2", {"num_key_value_heads": None}),
+    "opt": ("OPT", {"num_key_value_heads": None, "ffn_dim": 96, "tie_word_embeddings": True}),
+    "cohere": ("Cohere", {"logit_scale": 0.5, "tie_word_embeddings": True}),
+    "cohere2": (
+        "Cohere2",
+        {
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "tie_word_embeddings": True,
+        },
+    ),
 }
+# Families that transformers lacks: Llama's weights under their names, and the variant they equal.
+BY_OTHER_NAMES = {"InternLM2ForCausalLM": "llama"}
+# Classes whose names do not follow the rule.
+_CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+_MODELS = {"GPT2": "GPT2LMHeadModel"}
+
+
+def architecture(variant: str) -> str:
+    """The class of its model, as config.json names it."""
+    family = VARIANTS[variant][0]
+    return _MODELS.get(family, f"{family}ForCausalLM")
 
 
 def build(variant: str = "llama", seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:
     """The variant as a transformers model in float32, ready to generate."""
     family, entries = VARIANTS[variant]
-    config = getattr(transformers, f"{family}Config")(**{**_BASE, **entries, **overrides})
-    model: transformers.PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(config)
+    config_class = getattr(transformers, _CONFIGS.get(family, f"{family}Config"))
+    config = config_class(**{**_BASE, **entries, **overrides})
+    model: transformers.PreTrainedModel = getattr(transformers, architecture(variant))(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
+            if parameter.dim() == 1 and name.endswith("weight"):
                 parameter.uniform_(0.5, 1.5, generator=generator)
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.3, generator=generator)
@@ -138,6 +219,41 @@ def write(
     write_tokenizer(folder)
     generation = {"eos_token_id": [EOS_TOKEN_ID, TURN_END_TOKEN_ID], "pad_token_id": EOS_TOKEN_ID}
     (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def write_internlm2(folder: Path) -> Path:
+    """The variant "llama" as InternLM2 stores it: q, k and v in one tensor, by key/value head."""
+    write(folder, "llama")
+    renamed = {
+        "embed_tokens": "tok_embeddings",
+        "lm_head": "output",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+    }
+    tensors = {}
+    stored = load_file(folder / "model.safetensors")
+    for name, tensor in stored.items():
+        for ours, theirs in renamed.items():
+            name = name.replace(ours, theirs)
+        if name.endswith("q_proj.weight"):
+            groups = [
+                stored[name.replace("q_proj", which)].view(2, -1, 16, 64)
+                for which in ("q_proj", "k_proj", "v_proj")
+            ]
+            fused = name.replace("self_attn.q_proj", "attention.wqkv")
+            tensors[fused] = torch.cat(groups, dim=1).reshape(-1, 64)
+        elif "self_attn" not in name:
+            tensors[name] = tensor
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config |= {"architectures": ["InternLM2ForCausalLM"], "auto_map": {"AutoConfig": "x.Y"}}
+    path.write_text(json.dumps(config | {"bias": False}))
     return folder
 
 

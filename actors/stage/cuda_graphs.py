@@ -160,7 +160,8 @@ class StepGraphs:
 
         def forward() -> StepOutput:
             if self._hidden_TH is None:
-                x_TH = self._decoder.embed(self._known(self._inputs.tokens_T[:num_tokens]))
+                tokens_T = self._known(self._inputs.tokens_T[:num_tokens])
+                x_TH = self._decoder.embed(tokens_T, batch.positions_T)
             else:
                 x_TH = self._hidden_TH[:num_tokens].clone()
             # A batch object of its own for each run: what a backend derives from it and keeps

@@ -19,8 +19,9 @@ from actors.stage.head import Head
 from actors.stage.input_batch import HostBatch, InputBatch
 from actors.stage.kv import KVCache
 from actors.stage.memory import available_bytes
-from actors.stage.models.config import DecoderConfig, ModelError, load_config
+from actors.stage.models.config import DecoderConfig, ModelError
 from actors.stage.models.decoder import Decoder
+from actors.stage.models.read import load_config
 from actors.stage.models.split import Split, split
 from actors.stage.run_ahead import Launched, RunAhead
 from actors.stage.sampler import Sampler
@@ -77,9 +78,7 @@ class StageRunner:
         self._group = RankGroup(spec.rank, spec.tensor_ranks, spec.group_address, self._device)
         if spec.symmetric_memory:
             self._group.use_symmetric_memory(dtype)
-        self._decoder = Decoder(
-            weights, self._backend, self._shape, config.norm_eps, config.vocab_size, self._group
-        )
+        self._decoder = Decoder(weights, self._backend, self._shape, config, self._group)
         self._num_layers = len(weights.layers)
         self._input_batch = InputBatch(spec.max_requests, max_model_len, spec.block_size)
         if spec.is_last:
@@ -172,7 +171,7 @@ class StageRunner:
                 return output
         batch, tokens_T = self._input_batch.place(host, self._device)
         if hidden_TH is None:
-            x_TH = self._decoder.embed(tokens_T)
+            x_TH = self._decoder.embed(tokens_T, batch.positions_T)
         else:
             x_TH = hidden_TH.to(self._device, copy=True)
         return StepOutput(*self._decoder.layers(x_TH, batch))
@@ -250,4 +249,10 @@ def _kv_dtype(name: str, model_dtype: torch.dtype, backend: Backend) -> torch.dt
 
 
 def _attention_shape(config: DecoderConfig, part: Split) -> AttentionShape:
-    return AttentionShape(part.num_heads, part.num_kv_heads, config.head_dim, config.head_dim**-0.5)
+    return AttentionShape(
+        part.num_heads,
+        part.num_kv_heads,
+        config.head_dim,
+        config.attention_scale,
+        softcap=config.attention_softcap,
+    )

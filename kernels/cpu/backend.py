@@ -21,8 +21,8 @@ from kernels.cpu import library, sampling
 from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
 from kernels.cpu.library import FLOAT_CODES, BatchView, view_batch
 from kernels.cpu.linear import CpuLinear, pack_linear, pack_quantized
-from kernels.cpu.stack import CpuStack
-from kernels.interface import AttentionShape, Batch, KVLayer, LayerWeights, Linear
+from kernels.cpu.stack import CpuStack, fits
+from kernels.interface import AttentionShape, Batch, KVLayer, LayerForm, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight, concatenate
 from kernels.torch_native import TorchBackend
 from kernels.torch_sampling import Adjustment, Judged, SamplingRows
@@ -217,9 +217,11 @@ class CpuBackend(TorchBackend):
         kv: Sequence[KVLayer],
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
-        eps: float,
-    ) -> CpuStack:
-        return CpuStack(layers, kv, cos_sin_PD, shape, eps)
+        form: LayerForm,
+    ) -> CpuStack | None:
+        if not fits(layers, form):
+            return None
+        return CpuStack(layers, kv, cos_sin_PD, shape, form.eps)
 
     def adjust_logits(self, logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
         sampling.adjust(logits_SV, adjustments)

@@ -12,7 +12,7 @@ from kernels.cpu import library
 from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
 from kernels.cpu.library import BatchView, view_batch
 from kernels.cpu.linear import CpuLinear
-from kernels.interface import AttentionShape, Batch, KVLayer, LayerWeights, Linear
+from kernels.interface import AttentionShape, Batch, KVLayer, LayerForm, LayerWeights, Linear
 
 
 class _LayerView(ctypes.Structure):
@@ -26,6 +26,7 @@ class _LayerView(ctypes.Structure):
         ("q_norm", ctypes.c_void_p),
         ("k_norm", ctypes.c_void_p),
         ("cache", ctypes.c_void_p),
+        ("cos_sin", ctypes.c_void_p),
         ("sliding_window", ctypes.c_int32),
     )
 
@@ -33,10 +34,20 @@ class _LayerView(ctypes.Structure):
 class _StackView(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.c_void_p),
-        ("cos_sin", ctypes.c_void_p),
         ("shape", ShapeView),
         ("num_layers", ctypes.c_int32),
         ("eps", ctypes.c_float),
+    )
+
+
+def fits(layers: Sequence[LayerWeights], form: LayerForm) -> bool:
+    """Whether `CpuStack` computes such layers: those of Llama."""
+    return form == LayerForm(form.eps) and all(
+        w.input_norm_H is not None
+        and w.post_norm_H is not None
+        and w.attention_out_norm_H is None
+        and w.mlp_out_norm_H is None
+        for w in layers
     )
 
 
@@ -57,8 +68,10 @@ class CpuStack:
     ) -> None:
         if not layers or len(layers) != len(kv):
             raise ValueError(f"{len(layers)} layers and {len(kv)} caches make no stack")
-        if cos_sin_PD.dtype != torch.float32 or not cos_sin_PD.is_contiguous():
-            raise ValueError("cos_sin_PD must be contiguous float32")
+        tables = [cos_sin_PD if w.cos_sin_PD is None else w.cos_sin_PD for w in layers]
+        for table_PD in tables:
+            if table_PD.dtype != torch.float32 or not table_PD.is_contiguous():
+                raise ValueError("cos_sin_PD must be contiguous float32")
         caches = [as_cpu_layer(layer) for layer in kv]
         linears = [
             tuple(_packed(linear) for linear in (w.qkv, w.out, w.gate_up, w.down)) for w in layers
@@ -68,33 +81,34 @@ class CpuStack:
         for w, four in zip(layers, linears, strict=True):
             _check_layer(w, four, shape, self._dtype, self._hidden)
         # Addresses below point into these.
-        self._kept = (list(layers), linears, caches, cos_sin_PD)
+        self._kept = (list(layers), linears, caches, tables)
         self._block_size = caches[0].block_size
-        self._positions = cos_sin_PD.shape[0]
+        self._positions = min(table_PD.shape[0] for table_PD in tables)
         self._layers = (_LayerView * len(layers))(
             *(
                 _LayerView(
-                    w.input_norm_H.data_ptr(),
+                    library.pointer(w.input_norm_H),
                     qkv.handle,
                     out.handle,
-                    w.post_norm_H.data_ptr(),
+                    library.pointer(w.post_norm_H),
                     gate_up.handle,
                     down.handle,
                     library.pointer(w.q_norm_D),
                     library.pointer(w.k_norm_D),
                     cache.data.data_ptr(),
+                    table_PD.data_ptr(),
                     w.sliding_window or 0,
                 )
-                for w, (qkv, out, gate_up, down), cache in zip(layers, linears, caches, strict=True)
+                for w, (qkv, out, gate_up, down), cache, table_PD in zip(
+                    layers, linears, caches, tables, strict=True
+                )
             )
         )
         views = [
             view_shape(replace(shape, sliding_window=w.sliding_window), cache, self._dtype)
             for w, cache in zip(layers, caches, strict=True)
         ]
-        self._view = _StackView(
-            ctypes.addressof(self._layers), cos_sin_PD.data_ptr(), views[0], len(layers), eps
-        )
+        self._view = _StackView(ctypes.addressof(self._layers), views[0], len(layers), eps)
         self._run = library.function(
             "legato_stack_run",
             None,

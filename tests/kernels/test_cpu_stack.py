@@ -13,7 +13,7 @@ if library.load() is None:
     pytest.skip("the CPU library is not built here", allow_module_level=True)
 
 from kernels.cpu.backend import CpuBackend
-from kernels.interface import AttentionShape, Batch, KVLayer, LayerWeights
+from kernels.interface import AttentionShape, Batch, KVLayer, LayerForm, LayerWeights
 from tests.kernels.cpu_batches import (
     SETS,
     instruction_set,
@@ -119,7 +119,7 @@ def test_fused_is_one_by_one(model: str, kv_dtype: torch.dtype | None) -> None:
         BACKEND.allocate_kv(len(layers), num_blocks, 16, shape, kv_dtype or dtype, cpu)
         for _ in range(2)
     ]
-    stack = BACKEND.decoder_stack(layers, caches[0], table, shape, EPS)
+    stack = BACKEND.decoder_stack(layers, caches[0], table, shape, LayerForm(EPS))
     steps = [
         ([0], [(0, 50)], False),
         ([0, 1, 2], [(50, 1), (0, 29), (0, 40)], True),
@@ -154,7 +154,7 @@ def test_a_prompt_has_the_same_bits_in_chunks_and_among_neighbours() -> None:
     outs = []
     for chunk, neighbour in ((300, False), (64, True), (7, False)):
         caches = BACKEND.allocate_kv(3, num_blocks, 16, shape, torch.bfloat16, torch.device("cpu"))
-        stack = BACKEND.decoder_stack(layers, caches, table, shape, EPS)
+        stack = BACKEND.decoder_stack(layers, caches, table, shape, LayerForm(EPS))
         parts = []
         for number, start in enumerate(range(0, 300, chunk)):
             count = min(chunk, 300 - start)
@@ -179,7 +179,7 @@ def test_what_does_not_fit_is_refused() -> None:
     layers = make_layers(64, 96, shape, torch.bfloat16, **options)  # type: ignore[arg-type]
     tables, num_blocks = make_tables([20], 16)
     caches = BACKEND.allocate_kv(1, num_blocks, 16, shape, torch.bfloat16, torch.device("cpu"))
-    stack = BACKEND.decoder_stack(layers, caches, rotation(16, 16), shape, EPS)
+    stack = BACKEND.decoder_stack(layers, caches, rotation(16, 16), shape, LayerForm(EPS))
     batch = make_batch([(0, 10)], tables, 16)
     with pytest.raises(ValueError, match="x is"):
         stack(torch.zeros(9, 64).bfloat16(), None, batch)
@@ -188,9 +188,11 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="position 19"):
         stack(torch.zeros(20, 64).bfloat16(), None, make_batch([(0, 20)], tables, 16))
     with pytest.raises(ValueError, match="caches make no stack"):
-        BACKEND.decoder_stack(layers, [], rotation(16, 16), shape, EPS)
+        BACKEND.decoder_stack(layers, [], rotation(16, 16), shape, LayerForm(EPS))
     with pytest.raises(ValueError, match="qkv is"):
-        BACKEND.decoder_stack(layers, caches, rotation(16, 16), replace(shape, num_heads=8), EPS)
+        BACKEND.decoder_stack(
+            layers, caches, rotation(16, 16), replace(shape, num_heads=8), LayerForm(EPS)
+        )
     wrong = replace(layers[0], q_norm_D=torch.ones(8, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="q_norm_D"):
-        BACKEND.decoder_stack([wrong], caches, rotation(16, 16), shape, EPS)
+        BACKEND.decoder_stack([wrong], caches, rotation(16, 16), shape, LayerForm(EPS))

@@ -63,6 +63,13 @@ def test_preemption(tiny_model: Callable[..., Path], num_stages: int, num_host_b
     assert len(planner.free) == 26
 
 
+def test_internlm2(tmp_path: Path) -> None:
+    folder = tiny_models.write_internlm2(tmp_path)
+    assert MiniPlanner(make_chain(folder, 2), feeds=True).run(make_prompts(), GREEDY) == expected(
+        "llama"
+    )
+
+
 def test_legacy_rope_keys(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     """`rope_theta` and `rope_scaling` beside each other, as checkpoints before 2026 have them."""
     folder = shutil.copytree(tiny_model("llama-yarn"), tmp_path / "legacy")

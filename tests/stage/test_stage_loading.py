@@ -12,13 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from actors.stage.models.config import FAMILIES, ModelError, load_config
+from actors.stage.models.config import ModelError
+from actors.stage.models.families import FAMILIES
+from actors.stage.models.read import load_config
 from actors.stage.models.split import split_layers
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageInfo, StageSpec
 from tests.stage.greedy_reference import GREEDY, expected, make_prompts
 from tests.stage.mini_planner import MiniPlanner, make_chain
-from tests.tiny_models import VARIANTS
+from tests.tiny_models import BY_OTHER_NAMES, VARIANTS, architecture
 
 Edit = Callable[[Path], object]
 
@@ -128,10 +130,14 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     ),
     "no architecture": (lambda f: configure(f, architectures=None), r"\(none named\)"),
     "remote code": (
-        lambda f: configure(f, auto_map={"AutoModel": "evil.Model"}),
-        r"config\.json asks for remote code",
+        lambda f: configure(f, architectures=["EvilModel"], auto_map={"AutoModel": "evil.Model"}),
+        r"EvilModel is not supported and its code \(auto_map\) is not run; supported: Llama",
     ),
-    "other activation": (lambda f: configure(f, hidden_act="gelu"), r"hidden_act 'gelu'"),
+    "other activation": (lambda f: configure(f, hidden_act="snake"), r"hidden_act 'snake'"),
+    "option of another family": (
+        lambda f: configure(f, attn_logit_softcapping=30.0),
+        r"attn_logit_softcapping 30\.0 changes what .* LlamaForCausalLM is not known to have it",
+    ),
     "other rope": (
         lambda f: configure(f, rope_parameters={"rope_type": "spiral", "rope_theta": 1.0}),
         r"rope type 'spiral' is not supported; supported: default",
@@ -224,6 +230,22 @@ def test_old_buffers_are_ignored(folder: Path) -> None:
     assert load(folder).num_parameters > 0
 
 
+def test_code_of_the_folder_is_not_run(folder: Path) -> None:
+    """An architecture that is known here loads without it."""
+    configure(folder, auto_map={"AutoModelForCausalLM": "evil.Model"})
+    (folder / "evil.py").write_text("raise SystemExit")
+    assert MiniPlanner(make_chain(folder)).run(make_prompts(), GREEDY) == expected("llama")
+
+
+def test_gpt2_as_first_published(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    """Without the model's name in front of its tensors, and with buffers among them."""
+    folder = shutil.copytree(tiny_model("gpt2"), tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    old = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    save_file({**old, "h.0.attn.bias": torch.ones(1, 1, 8, 8)}, folder / "model.safetensors")
+    assert MiniPlanner(make_chain(folder)).run(make_prompts(), GREEDY) == expected("gpt2")
+
+
 def test_unknown_options(folder: Path) -> None:
     with pytest.raises(ModelError, match="load_format 'magic' is unknown; known: auto, dummy"):
         load(folder, load_format="magic")
@@ -265,7 +287,7 @@ def test_layers_are_split_evenly(num_layers: int, num_stages: int) -> None:
 
 def test_every_family_has_a_tiny_model() -> None:
     """So every one is held against transformers."""
-    assert set(FAMILIES) == {f"{family}ForCausalLM" for family, _ in VARIANTS.values()}
+    assert set(FAMILIES) == {architecture(variant) for variant in VARIANTS} | set(BY_OTHER_NAMES)
 
 
 def test_published_configs() -> None:

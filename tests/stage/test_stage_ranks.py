@@ -35,7 +35,27 @@ def test_two_ranks(
 
 
 # One key/value head for two ranks (yi), a tied odd vocabulary (qwen2, qwen3), sliding windows.
-@pytest.mark.parametrize("variant", ["yi", "qwen2", "qwen3", "mistral"])
+# Fused tensors (phi3, glm4), whole q/k norm (olmo2), groups (falcon), one key/value head for two
+# ranks (falcon-7b), stored transposed (gpt2), learned positions (opt).
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "yi",
+        "qwen2",
+        "qwen3",
+        "mistral",
+        "phi3",
+        "olmo2",
+        "glm4",
+        "gemma3",
+        "falcon-7b",
+        "falcon-40b",
+        "falcon-biased",
+        "gpt2",
+        "opt",
+        "cohere2",
+    ],
+)
 def test_two_ranks_of_other_families(
     ranks: RankPool, tiny_model: Callable[..., Path], variant: str
 ) -> None:

@@ -65,7 +65,7 @@ def reference(config: LlamaConfig, num_positions: int) -> torch.Tensor:
 def test_table(name: str) -> None:
     entries = {"hidden_size": 512, "num_attention_heads": 4, "head_dim": 128, **CASES[name]}
     rope = read_rope(entries, 128, entries["max_position_embeddings"])
-    table = cos_sin_table(rope, 4000)
+    table = cos_sin_table(rope, 4000, 128)
     torch.testing.assert_close(table, reference(LlamaConfig(**entries), 4000), rtol=0, atol=2e-4)
 
 
@@ -85,7 +85,7 @@ def test_row_is_that_of_a_sequence_ending_there(kind: str) -> None:
     }  # fmt: skip
     rope = read_rope(entries, 32, entries["max_position_embeddings"])
     assert rope.reach == 256
-    table = cos_sin_table(rope, 256)
+    table = cos_sin_table(rope, 256, 32)
     for length in (1, 63, 64, 65, 66, 100, 256):
         rows = reference(LlamaConfig(**entries), length)
         torch.testing.assert_close(table[length - 1], rows[-1], rtol=0, atol=2e-5)
@@ -104,8 +104,8 @@ def test_reach_of_published_lengths() -> None:
 def test_what_cannot_be_rotated_is_refused() -> None:
     with pytest.raises(ValueError, match="differ between layers"):
         read_rope({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, 64, 128)
-    with pytest.raises(ValueError, match="partial_rotary_factor"):
-        read_rope({"partial_rotary_factor": 0.5}, 64, 128)
+    with pytest.raises(ValueError, match=r"partial_rotary_factor 0\.6 rotates 19 features of 32"):
+        read_rope({"partial_rotary_factor": 0.6}, 32, 128)
     with pytest.raises(ValueError, match="longrope needs 32 short and long factors"):
         read_rope(
             {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}}, 64, 128

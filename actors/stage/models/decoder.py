@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional
 
+from actors.stage.models.config import DecoderConfig
 from actors.transport.group import RankGroup
 from kernels.interface import (
     AttentionShape,
@@ -19,6 +20,7 @@ from kernels.interface import (
     Batch,
     DecoderStack,
     KVLayer,
+    LayerForm,
     LayerWeights,
     Linear,
 )
@@ -26,14 +28,17 @@ from kernels.interface import (
 
 @dataclass(slots=True)
 class StageWeights:
-    """Weights of one rank of one stage. First stage: embedding; last stage: norm and head.
+    """Weights of one rank of one stage. First stage: embeddings; last stage: norm and head.
 
-    embedding_VH and head cover rows [vocab_start, vocab_start + V) of the vocabulary.
+    embedding_VH and head cover rows [vocab_start, vocab_start + V) of the vocabulary;
+    positions_PH is there where positions are learned. cos_sin_PD: of layers without their own.
     """
 
     layers: list[LayerWeights]
     embedding_VH: torch.Tensor | None
+    positions_PH: torch.Tensor | None
     final_norm_H: torch.Tensor | None
+    final_norm_bias_H: torch.Tensor | None
     head: Linear | None
     vocab_start: int
     cos_sin_PD: torch.Tensor
@@ -49,19 +54,28 @@ class Decoder:
         weights: StageWeights,
         backend: Backend,
         shape: AttentionShape,
-        eps: float,
-        vocab_size: int,
+        config: DecoderConfig,
         group: RankGroup,
     ) -> None:
         self._weights = weights
         self._backend = backend
         self._shape = shape
-        self._eps = eps
-        self._vocab_size = vocab_size
+        self._config = config
+        self._form = LayerForm(
+            eps=config.norm_eps,
+            norm=config.norm,
+            activation=config.activation,
+            gated=config.names.gated,
+            parallel=config.parallel,
+            whole_qk_norm=config.qk_norm == "whole",
+        )
         self._group = group
         self._kv: Sequence[KVLayer] = ()
         self._stack: DecoderStack | None = None
         self._shapes = [replace(shape, sliding_window=w.sliding_window) for w in weights.layers]
+        self._embedding_scale = config.embedding_scale
+        if config.rounds_embedding_scale:
+            self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.dtype).item()
         self.device = weights.cos_sin_PD.device
 
     def attach(self, kv: Sequence[KVLayer]) -> None:
@@ -70,7 +84,7 @@ class Decoder:
         w = self._weights
         if self._group.size == 1 and w.layers:
             self._stack = self._backend.decoder_stack(
-                w.layers, kv, w.cos_sin_PD, self._shape, self._eps
+                w.layers, kv, w.cos_sin_PD, self._shape, self._form
             )
 
     def empty_hidden(self, num_tokens: int = 0) -> torch.Tensor:
@@ -78,17 +92,23 @@ class Decoder:
         w = self._weights
         return torch.empty((num_tokens, w.hidden_size), dtype=w.dtype, device=self.device)
 
-    def embed(self, tokens_T: torch.Tensor) -> torch.Tensor:
+    def embed(self, tokens_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         """Token ids -> (T, H). Each rank looks up its part of the vocabulary; ranks are summed."""
         w = self._weights
         if w.embedding_VH is None:
             raise RuntimeError("only the first stage embeds tokens")
         if self._group.size == 1:
-            return functional.embedding(tokens_T, w.embedding_VH)
-        local_T = tokens_T - w.vocab_start
-        foreign_T = (local_T < 0) | (local_T >= w.embedding_VH.shape[0])
-        x_TH = functional.embedding(local_T.masked_fill(foreign_T, 0), w.embedding_VH)
-        return self._group.all_reduce(x_TH.masked_fill(foreign_T[:, None], 0.0))
+            x_TH = functional.embedding(tokens_T, w.embedding_VH)
+        else:
+            local_T = tokens_T - w.vocab_start
+            foreign_T = (local_T < 0) | (local_T >= w.embedding_VH.shape[0])
+            x_TH = functional.embedding(local_T.masked_fill(foreign_T, 0), w.embedding_VH)
+            x_TH = self._group.all_reduce(x_TH.masked_fill(foreign_T[:, None], 0.0))
+        if self._embedding_scale != 1.0:
+            x_TH *= self._embedding_scale
+        if w.positions_PH is not None:
+            x_TH += functional.embedding(positions_T, w.positions_PH)
+        return x_TH
 
     def layers(self, x_TH: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """All layers of this stage -> (x, residual), whose sum is the hidden state.
@@ -97,29 +117,82 @@ class Decoder:
         """
         if self._stack is not None:
             return self._stack(x_TH, None, batch)
-        backend, eps, residual_TH = self._backend, self._eps, None
+        reduce = self._group.all_reduce
+        residual_TH, added_TH = x_TH, None
         for w, kv, shape in zip(self._weights.layers, self._kv, self._shapes, strict=True):
-            if residual_TH is None:
-                residual_TH = x_TH
-                x_TH = backend.rms_norm(x_TH, w.input_norm_H, eps)
-            else:
-                x_TH = backend.add_rms_norm(x_TH, residual_TH, w.input_norm_H, eps)
-            q_TND = backend.rope_and_cache(
-                w.qkv(x_TH), self._weights.cos_sin_PD, batch, kv, shape, w.q_norm_D, w.k_norm_D, eps
-            )
-            x_TH = self._group.all_reduce(w.out(backend.attention(q_TND, batch, kv, shape)))
-            x_TH = backend.add_rms_norm(x_TH, residual_TH, w.post_norm_H, eps)
-            x_TH = self._group.all_reduce(w.down(backend.silu_mul(w.gate_up(x_TH))))
-        if residual_TH is None:  # a stage without layers passes its input on
-            return x_TH, torch.zeros_like(x_TH)
-        return x_TH, residual_TH
+            input_TH = self._sum_normed(added_TH, residual_TH, w.input_norm_H, w.input_norm_bias_H)
+            attended_TH = w.out(self._attend(w, input_TH, batch, kv, shape))
+            if self._form.parallel:
+                if w.post_norm_H is not None:
+                    input_TH = self._normed(residual_TH, w.post_norm_H, w.post_norm_bias_H)
+                added_TH = reduce(attended_TH + self._mlp(w, input_TH))
+                continue
+            attended_TH = self._result_normed(reduce(attended_TH), w.attention_out_norm_H)
+            input_TH = self._sum_normed(attended_TH, residual_TH, w.post_norm_H, w.post_norm_bias_H)
+            added_TH = self._result_normed(reduce(self._mlp(w, input_TH)), w.mlp_out_norm_H)
+        if added_TH is None:  # a stage without layers passes its input on
+            added_TH = torch.zeros_like(residual_TH)
+        return added_TH, residual_TH
+
+    def _attend(
+        self, w: LayerWeights, x_TH: torch.Tensor, batch: Batch, kv: KVLayer, shape: AttentionShape
+    ) -> torch.Tensor:
+        qkv_TX, q_norm_D, k_norm_D = w.qkv(x_TH), w.q_norm_D, w.k_norm_D
+        if self._form.whole_qk_norm and q_norm_D is not None and k_norm_D is not None:
+            widths = [len(q_norm_D), len(k_norm_D), len(k_norm_D)]
+            q_TX, k_TX, v_TX = torch.split(qkv_TX, widths, dim=1)
+            q_TX, k_TX = self._whole_norm(q_TX, q_norm_D), self._whole_norm(k_TX, k_norm_D)
+            qkv_TX, q_norm_D, k_norm_D = torch.cat((q_TX, k_TX, v_TX), dim=1), None, None
+        table_PD = self._weights.cos_sin_PD if w.cos_sin_PD is None else w.cos_sin_PD
+        q_TND = self._backend.rope_and_cache(
+            qkv_TX, table_PD, batch, kv, shape, q_norm_D, k_norm_D, self._form.eps
+        )
+        return self._backend.attention(q_TND, batch, kv, shape)
+
+    def _mlp(self, w: LayerWeights, x_TH: torch.Tensor) -> torch.Tensor:
+        form = self._form
+        return w.down(self._backend.activate(w.gate_up(x_TH), form.activation, form.gated))
+
+    def _whole_norm(self, x_TX: torch.Tensor, weight_X: torch.Tensor) -> torch.Tensor:
+        """RMS norm of a vector of which each rank has a part. Heads that several ranks hold count
+        as often in the sum as in the width."""
+        if self._group.size == 1:
+            return self._backend.rms_norm(x_TX.contiguous(), weight_X, self._form.eps)
+        wide_TX = x_TX.float()
+        squares_T1 = self._group.all_reduce(wide_TX.square().sum(-1, keepdim=True))
+        mean_T1 = squares_T1 / (self._group.size * len(weight_X))
+        return weight_X * (wide_TX * torch.rsqrt(mean_T1 + self._form.eps)).to(x_TX.dtype)
+
+    def _normed(
+        self, x_TH: torch.Tensor, weight_H: torch.Tensor, bias_H: torch.Tensor | None
+    ) -> torch.Tensor:
+        if self._form.norm == "layer":
+            return self._backend.layer_norm(x_TH, weight_H, bias_H, self._form.eps)
+        return self._backend.rms_norm(x_TH, weight_H, self._form.eps)
+
+    def _sum_normed(
+        self,
+        x_TH: torch.Tensor | None,
+        residual_TH: torch.Tensor,
+        weight_H: torch.Tensor | None,
+        bias_H: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """residual += x in place; returns the norm of the new residual, or itself without one."""
+        if x_TH is not None:
+            if weight_H is not None and self._form.norm == "rms":
+                return self._backend.add_rms_norm(x_TH, residual_TH, weight_H, self._form.eps)
+            residual_TH += x_TH
+        return residual_TH if weight_H is None else self._normed(residual_TH, weight_H, bias_H)
+
+    def _result_normed(self, x_TH: torch.Tensor, weight_H: torch.Tensor | None) -> torch.Tensor:
+        return x_TH if weight_H is None else self._normed(x_TH, weight_H, None)
 
     def final_norm(self, x_RH: torch.Tensor, residual_RH: torch.Tensor) -> torch.Tensor:
         """Norm of the hidden state of the rows asked for; overwrites residual_RH."""
         norm_H = self._weights.final_norm_H
         if norm_H is None:
             raise RuntimeError("only the last stage has the final norm")
-        return self._backend.add_rms_norm(x_RH, residual_RH, norm_H, self._eps)
+        return self._sum_normed(x_RH, residual_RH, norm_H, self._weights.final_norm_bias_H)
 
     def logits(self, normed_RH: torch.Tensor) -> torch.Tensor | None:
         """(R, vocabulary) float32 on rank 0, None on the others."""
@@ -127,4 +200,11 @@ class Decoder:
             raise RuntimeError("only the last stage has the language-model head")
         local_RV = self._weights.head.unrounded(normed_RH)
         whole_RV = self._group.gather_columns(local_RV) if self._group.size > 1 else local_RV
-        return None if whole_RV is None else whole_RV[:, : self._vocab_size].float()
+        if whole_RV is None:
+            return None
+        config, logits_RV = self._config, whole_RV[:, : self._config.vocab_size].float()
+        if config.logit_scale != 1.0:
+            logits_RV = logits_RV * config.logit_scale
+        if config.logit_softcap is not None:
+            logits_RV = torch.tanh(logits_RV / config.logit_softcap) * config.logit_softcap
+        return logits_RV

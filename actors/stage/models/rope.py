@@ -1,4 +1,4 @@
-"""Rotary position embedding and the ways in which the Llama family extends it.
+"""Rotary position embedding and the ways in which models extend it.
 
 Each kind turns the head dimension into inverse frequencies and an attention factor:
 default (Su et al., RoFormer, 2021), linear (position interpolation, Chen et al. 2023), dynamic
@@ -9,11 +9,17 @@ dynamic and longrope depend on the length of the sequence. Row p of the table is
 sequence of p + 1 tokens, so a token's rotation depends on its position alone: whatever the chunk
 sizes, a replay gives the same keys. transformers computes the same when it generates token by token
 from a prompt within the trained length to beyond it.
+
+Kernels know one rotation: feature i with i + D/2, by a table as wide as the head. Models that pair
+neighbours, rotate a part of each head or nothing at all come to the same by a table with angles of
+zero and by the order in which the features of q and k are computed (`feature_order`): attention
+sees their products alone.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +30,11 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """One model's rotation; lengths in tokens. Fields a kind does not use keep their default."""
+    """One layer's rotation; lengths in tokens. Fields a kind does not use keep their default.
+
+    dim: features of a head that are rotated, the first ones; 0 for kind "none".
+    interleaved: pairs are neighbours, not halves of those features.
+    """
 
     kind: str
     dim: int
@@ -40,6 +50,7 @@ class Rope:
     truncate: bool = True
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    interleaved: bool = False
 
     @property
     def reach(self) -> int:
@@ -52,17 +63,32 @@ class Rope:
         return self.max_positions
 
 
-def read_rope(config: dict[str, Any], head_dim: int, max_positions: int) -> Rope:
+def no_rope(max_positions: int) -> Rope:
+    """Of a layer without rotation."""
+    return Rope("none", 0, 1.0, max_positions)
+
+
+def read_rope(
+    config: Mapping[str, Any], head_dim: int, max_positions: int, layer_type: str | None = None
+) -> Rope:
     """The rotation of a config.json: `rope_parameters`, or the older `rope_scaling` with
-    `rope_theta` beside it. Raises ValueError for an unknown kind or a missing parameter."""
-    given = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    `rope_theta` beside it. layer_type: whose parameters to take, in families where these differ
+    between layers. Raises ValueError for an unknown kind or a missing parameter."""
+    given = config.get("rope_parameters") or {}
+    if layer_type is not None:
+        given = given.get(layer_type) or {}
+    given = {**(config.get("rope_scaling") or {}), **given}
     if any(isinstance(value, dict) for value in given.values()):
         raise ValueError("rope_parameters that differ between layers are not supported")
     kind = given.get("rope_type") or given.get("type") or "default"
+    if "short_factor" in given:  # Phi-3 once called it "su", and "yarn"
+        kind = "longrope"
     if kind not in KINDS:
         raise ValueError(f"rope type {kind!r} is not supported; supported: {', '.join(KINDS)}")
-    if float(given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))) != 1.0:
-        raise ValueError("partial_rotary_factor other than 1 is not supported")
+    part = given.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    dim = int(head_dim * float(part))
+    if dim % 2 or not 0 < dim <= head_dim:
+        raise ValueError(f"partial_rotary_factor {part} rotates {dim} features of {head_dim}")
     theta = float(given.get("rope_theta") or config.get("rope_theta") or 10_000.0)
     original = int(
         given.get("original_max_position_embeddings")
@@ -70,41 +96,60 @@ def read_rope(config: dict[str, Any], head_dim: int, max_positions: int) -> Rope
         or max_positions
     )
     factor = float(given.get("factor") or max_positions / original)
-    rope = Rope(kind, head_dim, theta, max_positions, factor, original)
+    rope = Rope(kind, dim, theta, max_positions, factor, original)
     if kind == "default":
-        return Rope(kind, head_dim, theta, max_positions)
+        return Rope(kind, dim, theta, max_positions)
     if kind == "linear":
         return rope
     if kind == "dynamic":
-        return Rope(kind, head_dim, theta, max_positions, factor, max_positions)
+        return Rope(kind, dim, theta, max_positions, factor, max_positions)
     if kind == "llama3":
         low, high = float(given["low_freq_factor"]), float(given["high_freq_factor"])
-        return Rope(kind, head_dim, theta, max_positions, factor, original, 1.0, low, high)
+        return Rope(kind, dim, theta, max_positions, factor, original, 1.0, low, high)
     if kind == "yarn":
         return Rope(
-            kind, head_dim, theta, max_positions, factor, original, _yarn_attention(given, factor),
+            kind, dim, theta, max_positions, factor, original, _yarn_attention(given, factor),
             beta_fast=float(given.get("beta_fast") or 32),
             beta_slow=float(given.get("beta_slow") or 1),
             truncate=bool(given.get("truncate", True)),
         )  # fmt: skip
     short, long = tuple(given["short_factor"]), tuple(given["long_factor"])
-    if len(short) != head_dim // 2 or len(long) != head_dim // 2:
-        raise ValueError(f"longrope needs {head_dim // 2} short and long factors")
+    if len(short) != dim // 2 or len(long) != dim // 2:
+        raise ValueError(f"longrope needs {dim // 2} short and long factors")
     attention = given.get("attention_factor")
     if attention is None:
         attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return Rope(
-        kind, head_dim, theta, max_positions, factor, original, float(attention),
+        kind, dim, theta, max_positions, factor, original, float(attention),
         short_factors=short, long_factors=long,
     )  # fmt: skip
 
 
-def cos_sin_table(rope: Rope, num_positions: int) -> torch.Tensor:
-    """(num_positions, dim) float32: cos in the first half of a row, sin in the second."""
-    positions_P = torch.arange(num_positions, dtype=torch.float32)
-    angles_PF = positions_P[:, None] * _inverse_frequencies(rope, num_positions)
-    table_PD = torch.cat((angles_PF.cos(), angles_PF.sin()), dim=-1)
-    return (table_PD * rope.attention_factor).contiguous()
+def cos_sin_table(rope: Rope, num_positions: int, head_dim: int) -> torch.Tensor:
+    """(num_positions, head_dim) float32: cos in the first half of a row, sin in the second;
+    features behind the rotated ones have an angle of zero."""
+    cos_PF = torch.ones(num_positions, head_dim // 2)
+    sin_PF = torch.zeros(num_positions, head_dim // 2)
+    if rope.dim:
+        positions_P = torch.arange(num_positions, dtype=torch.float32)
+        angles_PF = positions_P[:, None] * _inverse_frequencies(rope, num_positions)
+        cos_PF[:, : rope.dim // 2] = angles_PF.cos() * rope.attention_factor
+        sin_PF[:, : rope.dim // 2] = angles_PF.sin() * rope.attention_factor
+    return torch.cat((cos_PF, sin_PF), dim=-1)
+
+
+def feature_order(ropes: Iterable[Rope], head_dim: int) -> torch.Tensor | None:
+    """(D,) where in a head of the model each feature of ours stands, so that pairs are i and
+    i + D/2; None where they already are. Layers that rotate nothing follow the others."""
+    rotated = {(rope.dim, rope.interleaved) for rope in ropes if rope.dim}
+    if len(rotated) > 1:
+        raise ValueError("layers that rotate different features are not supported")
+    dim, interleaved = rotated.pop() if rotated else (head_dim, False)
+    if dim == head_dim and not interleaved:
+        return None
+    features = torch.arange(dim).view(-1, 2).T if interleaved else torch.arange(dim).view(2, -1)
+    rest = torch.arange(dim, head_dim).view(2, -1)
+    return torch.cat((features, rest), dim=1).flatten()
 
 
 def _inverse_frequencies(rope: Rope, num_positions: int) -> torch.Tensor:

@@ -23,9 +23,12 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class Checkpoint:
-    """The tensors of one folder by name. Close it to unmap the shards."""
+    """The tensors of one folder by name. Close it to unmap the shards.
 
-    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+    optional_prefix: at the front of every name but the head's; some checkpoints leave it out.
+    """
+
+    def __init__(self, folder: Path, dtype: torch.dtype, optional_prefix: str = "") -> None:
         self.folder = folder
         self._dtype = dtype
         self._handles: dict[Path, Any] = {}
@@ -43,6 +46,13 @@ class Checkpoint:
         for name, shard in indexed.items():
             if self._shard_of.get(name) != shard:
                 raise ModelError(f"{folder / _INDEX} lists {name} in {shard.name}: it is not there")
+        self._left_out = ""
+        if optional_prefix and not any(n.startswith(optional_prefix) for n in self._shard_of):
+            self._left_out = optional_prefix
+            self._shard_of = {
+                name if name.startswith("lm_head.") else optional_prefix + name: shard
+                for name, shard in self._shard_of.items()
+            }
 
     @property
     def names(self) -> Collection[str]:
@@ -74,7 +84,9 @@ class Checkpoint:
         """A whole tensor as stored, packed integers included (GPTQ, AWQ)."""
         shard = self.file_of(name)
         try:
-            return torch.Tensor.clone(self._handles[shard].get_tensor(name))
+            return torch.Tensor.clone(
+                self._handles[shard].get_tensor(name.removeprefix(self._left_out))
+            )
         except (SafetensorError, OSError) as bad:
             raise ModelError(f"{shard}: tensor {name} cannot be read: {bad}") from bad
 
@@ -99,7 +111,7 @@ class Checkpoint:
 
     def _view(self, name: str, shape: tuple[int, ...]) -> Any:
         shard = self.file_of(name)
-        view = self._handles[shard].get_slice(name)
+        view = self._handles[shard].get_slice(name.removeprefix(self._left_out))
         found = tuple(view.get_shape())
         if found != shape:
             raise ModelError(f"{shard}: tensor {name} has shape {found}, the config says {shape}")

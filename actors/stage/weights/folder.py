@@ -12,7 +12,7 @@ import torch
 from actors.stage.models.config import DecoderConfig, ModelError
 from actors.stage.spec import StageSpec
 from actors.stage.weights.checkpoint import Checkpoint
-from actors.stage.weights.names import HEAD, IGNORED_ENDINGS, all_shapes
+from actors.stage.weights.names import IGNORED_ENDINGS, all_shapes
 from actors.stage.weights.quantized import PACKED_ENDINGS, PackedLayers
 from actors.stage.weights.source import DummySource, WeightSource
 
@@ -36,10 +36,10 @@ def open_folder(
         _log.warning("weights of %s are random (load_format dummy)", folder)
         yield DummySource(spec.seed, dtype), None
         return
-    checkpoint = Checkpoint(folder, dtype)
+    checkpoint = Checkpoint(folder, dtype, config.names.optional_prefix)
     try:
         shapes, ignored = all_shapes(config), IGNORED_ENDINGS
-        optional = {HEAD} if config.tied_embeddings else set()
+        optional = {f"{config.names.head}.weight"} if config.tied_embeddings else set()
         packed = None
         if config.quantization_config is not None:
             packed = PackedLayers(checkpoint, config.quantization_config)

@@ -10,13 +10,20 @@ from torch.nn import functional
 
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.decoder import StageWeights
-from actors.stage.models.rope import cos_sin_table
+from actors.stage.models.rope import cos_sin_table, feature_order
 from actors.stage.models.split import Range, Split
 from actors.stage.spec import StageSpec
-from actors.stage.weights.names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix, layer_shapes
+from actors.stage.weights.names import (
+    Piece,
+    gate_up_pieces,
+    layer_prefix,
+    linear_shapes,
+    qkv_pieces,
+)
 from actors.stage.weights.quantized import PackedLayers
 from actors.stage.weights.source import WHOLE, Part, WeightSource
 from kernels.interface import Backend, LayerWeights, Linear
+from kernels.quantized import QuantizedWeight
 
 Progress = Callable[[float], None]
 
@@ -46,20 +53,26 @@ class Loader:
             parts_done += 1
             progress(parts_done / parts_all)
 
-        tied = config.tied_embeddings
+        tied, names = config.tied_embeddings, config.names
         vocabulary_VH = (
-            self._vocabulary(EMBEDDING) if spec.is_first or (tied and spec.is_last) else None
+            self._vocabulary(names.embedding) if spec.is_first or (tied and spec.is_last) else None
         )
         if spec.is_first:
             step()
+        tables = {
+            rope: cos_sin_table(rope, max_model_len, config.head_dim).to(self.device)
+            for rope in dict.fromkeys(config.ropes[first:end])
+        }
+        usual = config.ropes[first]
         layers = []
         for layer in range(first, end):
-            layers.append(self._layer(layer))
+            rope = config.ropes[layer]
+            layers.append(self._layer(layer, None if rope == usual else tables[rope]))
             step()
-        norm_H, head = None, None
+        norm_H, norm_bias_H, head = None, None, None
         if spec.is_last:
-            norm_H = self._vector(FINAL_NORM, config.hidden_size)
-            head_VH = vocabulary_VH if tied else self._vocabulary(HEAD)
+            norm_H, norm_bias_H = self._norm(names.final_norm), self._norm_bias(names.final_norm)
+            head_VH = vocabulary_VH if tied else self._vocabulary(names.head)
             if head_VH is None:
                 raise RuntimeError("a tied head needs the embedding")
             # int4 is too coarse for the layer that names the token; it streams as int8.
@@ -69,102 +82,173 @@ class Loader:
         return StageWeights(
             layers=layers,
             embedding_VH=vocabulary_VH if spec.is_first else None,
+            positions_PH=self._positions(max_model_len) if spec.is_first else None,
             final_norm_H=norm_H,
+            final_norm_bias_H=norm_bias_H,
             head=head,
             vocab_start=self.split.vocab[0],
-            cos_sin_PD=cos_sin_table(config.rope, max_model_len).to(self.device),
+            cos_sin_PD=tables[usual],
             hidden_size=config.hidden_size,
             dtype=self.dtype,
         )
 
-    def _layer(self, layer: int) -> LayerWeights:
-        prefix, config, part = layer_prefix(layer), self.config, self.split
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        qkv = [("q_proj", part.q), ("k_proj", part.kv), ("v_proj", part.kv)]
-        return LayerWeights(
-            input_norm_H=self._vector(prefix + "input_layernorm.weight", config.hidden_size),
-            qkv=self._column_parallel(layer, [(attention + n, r) for n, r in qkv], config.qkv_bias),
-            out=self._row_parallel(layer, attention + "o_proj", part.q, config.out_bias),
-            post_norm_H=self._vector(
-                prefix + "post_attention_layernorm.weight", config.hidden_size
-            ),
-            gate_up=self._column_parallel(
-                layer, [(mlp + "gate_proj", part.inner), (mlp + "up_proj", part.inner)],
-                config.mlp_bias,
-            ),
-            down=self._row_parallel(layer, mlp + "down_proj", part.inner, config.mlp_bias),
-            q_norm_D=self._head_norm(attention + "q_norm.weight"),
-            k_norm_D=self._head_norm(attention + "k_norm.weight"),
-            sliding_window=config.sliding_windows[layer],
-        )  # fmt: skip
+    def _layer(self, layer: int, cos_sin_PD: torch.Tensor | None) -> LayerWeights:
+        prefix, config, part = layer_prefix(self.config, layer), self.config, self.split
+        names = config.names
 
-    def _column_parallel(self, layer: int, named: list[tuple[str, Range]], biased: bool) -> Linear:
+        def norm(name: str | None) -> torch.Tensor | None:
+            return None if name is None else self._norm(prefix + name)
+
+        def bias(name: str | None) -> torch.Tensor | None:
+            return None if name is None else self._norm_bias(prefix + name)
+
+        return LayerWeights(
+            input_norm_H=norm(names.input_norm),
+            qkv=self._column_parallel(prefix, qkv_pieces(config, part)),
+            out=self._row_parallel(prefix, names.out, part.q),
+            post_norm_H=norm(names.mlp_norm),
+            gate_up=self._column_parallel(prefix, gate_up_pieces(config, part)),
+            down=self._row_parallel(prefix, names.down, part.inner),
+            cos_sin_PD=cos_sin_PD,
+            q_norm_D=self._head_norm(prefix + names.q_norm, config.num_heads, part.q),
+            k_norm_D=self._head_norm(prefix + names.k_norm, config.num_kv_heads, part.kv),
+            sliding_window=config.sliding_windows[layer],
+            input_norm_bias_H=bias(names.input_norm),
+            post_norm_bias_H=bias(names.mlp_norm),
+            attention_out_norm_H=norm(names.attention_out_norm),
+            mlp_out_norm_H=norm(names.mlp_out_norm),
+        )
+
+    def _column_parallel(self, prefix: str, pieces: list[Piece]) -> Linear:
         """Projections whose output features are split over ranks, as one matrix."""
-        parts = [(name, Part(rows=rows)) for name, rows in named]
-        biases = [self._bias(layer, name, part, biased) for name, part in parts]
+        biases = [self._bias(prefix, piece.name, piece) for piece in pieces]
         bias_O = None
         if any(bias is not None for bias in biases):
-            sizes = [rows[1] - rows[0] for _, rows in named]
+            sizes = [_num_rows(piece) for piece in pieces]
             bias_O = torch.cat(
                 [
                     torch.zeros(size, dtype=self.dtype, device=self.device) if b is None else b
                     for b, size in zip(biases, sizes, strict=True)
                 ]
             )
-        return self._pack(layer, parts, bias_O)
+        parts = [(piece.name, Part(rows=piece.rows), piece.order) for piece in pieces]
+        return self._pack(prefix, parts, bias_O)
 
-    def _row_parallel(self, layer: int, name: str, columns: Range, biased: bool) -> Linear:
+    def _row_parallel(self, prefix: str, name: str, columns: Range) -> Linear:
         """A projection whose input features are split; ranks' results are summed, so rank 0 alone
         adds the bias."""
-        bias_O = self._bias(layer, name, WHOLE, biased) if self.spec.rank == 0 else None
-        return self._pack(layer, [(name, Part(columns=columns))], bias_O)
+        bias_O = self._bias(prefix, name, None) if self.spec.rank == 0 else None
+        return self._pack(prefix, [(name, Part(columns=columns), None)], bias_O)
 
     def _pack(
-        self, layer: int, parts: list[tuple[str, Part]], bias_O: torch.Tensor | None
+        self,
+        prefix: str,
+        parts: list[tuple[str, Part, torch.Tensor | None]],
+        bias_O: torch.Tensor | None,
     ) -> Linear:
         """Parts of layers, one above the other. Layers stored quantised stay as they are."""
-        shapes = {name: self._shape(layer, f"{name}.weight") for name, _ in parts}
-        if self.packed is not None and all(name in self.packed for name, _ in parts):
-            whole = [self.packed.read(name, shapes[name], part) for name, part in parts]
+        shapes = linear_shapes(self.config)
+        if self.packed is not None and all(prefix + name in self.packed for name, _, _ in parts):
+            whole = [
+                _taken(self.packed.read(prefix + name, shapes[name][0], part), order)
+                for name, part, order in parts
+            ]
             self.num_parameters += sum(weight.values_OK.numel() for weight in whole)
             return self.backend.pack_quantized(whole, bias_O, self.dtype, self.device)
-        weights = [self._dense(name, shapes[name], part) for name, part in parts]
+        weights = [
+            self._dense(prefix + name, shapes[name][0], part, order, self.config.names.transposed)
+            for name, part, order in parts
+        ]
         weight_OK = torch.cat(weights) if len(weights) > 1 else weights[0]
         return self.backend.pack_linear(weight_OK, bias_O, self.spec.quantization)
 
-    def _dense(self, name: str, shape: tuple[int, ...], part: Part) -> torch.Tensor:
+    def _dense(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        part: Part,
+        order: torch.Tensor | None = None,
+        transposed: bool = False,
+    ) -> torch.Tensor:
+        """(out, in) features; transposed: as stored."""
         if self.packed is not None and name in self.packed:
             weight_OK = self.packed.read(name, shape, part).dequantize(self.dtype)
-            self.num_parameters += weight_OK.numel()
-            return weight_OK.to(self.device)
-        return self._fetch(f"{name}.weight", shape, part)
+        elif transposed:
+            turned = Part(rows=part.columns, columns=part.rows)
+            weight_OK = self.source.read(f"{name}.weight", shape[::-1], turned).T
+        else:
+            weight_OK = self.source.read(f"{name}.weight", shape, part)
+        if order is not None:
+            weight_OK = weight_OK[order]
+        self.num_parameters += weight_OK.numel()
+        return weight_OK.to(self.device).contiguous()
 
-    def _bias(self, layer: int, name: str, part: Part, biased: bool) -> torch.Tensor | None:
+    def _bias(self, prefix: str, name: str, piece: Piece | None) -> torch.Tensor | None:
         """GPTQ tools store a bias with every layer, whether or not the architecture has one."""
-        if not biased and not (self.packed is not None and self.packed.has_bias(name)):
+        (out_features, _), biased = linear_shapes(self.config)[name]
+        if not biased and not (self.packed is not None and self.packed.has_bias(prefix + name)):
             return None
-        out_features = self._shape(layer, f"{name}.weight")[0]
-        return self._fetch(f"{name}.bias", (out_features,), part)
+        part = WHOLE if piece is None else Part(rows=piece.rows)
+        return self._fetch(
+            f"{prefix}{name}.bias", (out_features,), part, None if piece is None else piece.order
+        )
 
-    def _shape(self, layer: int, name: str) -> tuple[int, ...]:
-        return layer_shapes(self.config)[name.removeprefix(layer_prefix(layer))]
+    def _norm(self, name: str) -> torch.Tensor:
+        return self._offset(self._fetch(f"{name}.weight", (self.config.hidden_size,)))
 
-    def _vector(self, name: str, size: int) -> torch.Tensor:
-        return self._fetch(name, (size,), WHOLE)
+    def _norm_bias(self, name: str) -> torch.Tensor | None:
+        if not self.config.norm_bias:
+            return None
+        return self._fetch(f"{name}.bias", (self.config.hidden_size,))
 
-    def _head_norm(self, name: str) -> torch.Tensor | None:
-        return self._vector(name, self.config.head_dim) if self.config.qk_norm else None
+    def _head_norm(self, name: str, num_heads: int, part: Range) -> torch.Tensor | None:
+        """Of each head, its features in our order; or of this rank's part of all of them."""
+        config = self.config
+        if config.qk_norm == "none":
+            return None
+        if config.qk_norm == "whole":
+            size = num_heads * config.head_dim
+            return self._offset(self._fetch(f"{name}.weight", (size,), Part(rows=part)))
+        order = feature_order(config.ropes, config.head_dim)
+        return self._offset(self._fetch(f"{name}.weight", (config.head_dim,), WHOLE, order))
+
+    def _offset(self, weight: torch.Tensor) -> torch.Tensor:
+        offset = self.config.norm_offset
+        return (weight.float() + offset).to(weight.dtype) if offset else weight
+
+    def _positions(self, max_model_len: int) -> torch.Tensor | None:
+        config, name = self.config, self.config.names.positions
+        if name is None:
+            return None
+        first = config.position_offset
+        shape = (config.max_positions + first, config.hidden_size)
+        return self._fetch(f"{name}.weight", shape, Part(rows=(first, first + max_model_len)))
 
     def _vocabulary(self, name: str) -> torch.Tensor:
         """This rank's rows of an embedding or head, padded with zeros to the common length."""
         size, (start, end) = self.config.vocab_size, self.split.vocab
         rows = (min(start, size), min(end, size))
-        shape = (size, self.config.hidden_size)
-        part_VH = self._dense(name.removesuffix(".weight"), shape, Part(rows=rows))
+        part_VH = self._dense(name, (size, self.config.hidden_size), Part(rows=rows))
         missing = (end - start) - part_VH.shape[0]
         return functional.pad(part_VH, (0, 0, 0, missing)) if missing else part_VH
 
-    def _fetch(self, name: str, shape: tuple[int, ...], part: Part) -> torch.Tensor:
+    def _fetch(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        part: Part = WHOLE,
+        order: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         tensor = self.source.read(name, shape, part)
+        if order is not None:
+            tensor = tensor[order]
         self.num_parameters += tensor.numel()
         return tensor.to(self.device)
+
+
+def _num_rows(piece: Piece) -> int:
+    return piece.rows[1] - piece.rows[0] if piece.order is None else len(piece.order)
+
+
+def _taken(weight: QuantizedWeight, order: torch.Tensor | None) -> QuantizedWeight:
+    return weight if order is None else weight.take(order)

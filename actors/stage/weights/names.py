@@ -1,12 +1,14 @@
-"""The Hugging Face tensor names of the decoder family, with their shapes."""
+"""The tensors of a checkpoint: names, shapes, and which rows of which tensor make a projection."""
 
 from __future__ import annotations
 
-from actors.stage.models.config import DecoderConfig
+from dataclasses import dataclass
 
-EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
-HEAD = "lm_head.weight"
+import torch
+
+from actors.stage.models.config import DecoderConfig
+from actors.stage.models.rope import feature_order
+from actors.stage.models.split import Range, Split
 
 # Buffers of old checkpoints, computed here from the config instead.
 IGNORED_ENDINGS: tuple[str, ...] = (
@@ -17,46 +19,136 @@ IGNORED_ENDINGS: tuple[str, ...] = (
     "attn.bias",
 )
 
-
-def layer_prefix(layer: int) -> str:
-    return f"model.layers.{layer}."
+Shapes = dict[str, tuple[int, ...]]
 
 
-def layer_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Tensors of one layer, named behind `layer_prefix`."""
-    hidden, inner = config.hidden_size, config.inner_size
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows [begin, end) of a linear layer, by its name in the checkpoint; then taken in `order`,
+    which may leave some out."""
+
+    name: str
+    rows: Range
+    order: torch.Tensor | None = None
+
+
+def layer_prefix(config: DecoderConfig, layer: int) -> str:
+    return config.names.layer.format(layer)
+
+
+def linear_shapes(config: DecoderConfig) -> dict[str, tuple[tuple[int, int], bool]]:
+    """(out, in features) and whether there is a bias, of one layer's linear layers by name."""
+    names, hidden, inner = config.names, config.hidden_size, config.inner_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (q, hidden),
-        "self_attn.k_proj.weight": (kv, hidden),
-        "self_attn.v_proj.weight": (kv, hidden),
-        "self_attn.o_proj.weight": (hidden, q),
-        "post_attention_layernorm.weight": (hidden,),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
+    if names.qkv is not None:
+        attention = {names.qkv: q + 2 * kv}
+    else:
+        attention = {names.q: q, names.k: kv, names.v: kv}
+    if names.gate_up is not None:
+        mlp = {names.gate_up: 2 * inner}
+    else:
+        mlp = {name: inner for name in (names.gate, names.up) if name is not None}
+    return {
+        **{name: ((size, hidden), config.qkv_bias) for name, size in attention.items()},
+        names.out: ((hidden, q), config.out_bias),
+        **{name: ((size, hidden), config.mlp_bias) for name, size in mlp.items()},
+        names.down: ((hidden, inner), config.mlp_bias),
     }
-    if config.qkv_bias:
-        shapes |= {f"self_attn.{p}_proj.bias": (n,) for p, n in (("q", q), ("k", kv), ("v", kv))}
-    if config.out_bias:
-        shapes["self_attn.o_proj.bias"] = (hidden,)
-    if config.mlp_bias:
-        shapes |= {f"mlp.{p}_proj.bias": (inner,) for p in ("gate", "up")}
-        shapes["mlp.down_proj.bias"] = (hidden,)
-    if config.qk_norm:
-        shapes |= {f"self_attn.{p}_norm.weight": (config.head_dim,) for p in ("q", "k")}
+
+
+def layer_shapes(config: DecoderConfig) -> Shapes:
+    """Tensors of one layer, named behind `layer_prefix`, as stored."""
+    names, hidden = config.names, config.hidden_size
+    shapes: Shapes = {}
+    for name, (shape, biased) in linear_shapes(config).items():
+        shapes[f"{name}.weight"] = shape[::-1] if names.transposed else shape
+        if biased:
+            shapes[f"{name}.bias"] = shape[:1]
+    norms = (names.input_norm, names.attention_out_norm, names.mlp_norm, names.mlp_out_norm)
+    for norm in norms:
+        if norm is not None:
+            shapes |= norm_shapes(config, norm, hidden)
+    if config.qk_norm != "none":
+        whole = config.head_dim if config.qk_norm == "whole" else 0
+        shapes[f"{names.q_norm}.weight"] = (config.num_heads * whole or config.head_dim,)
+        shapes[f"{names.k_norm}.weight"] = (config.num_kv_heads * whole or config.head_dim,)
     return shapes
 
 
-def all_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+def norm_shapes(config: DecoderConfig, name: str, size: int) -> Shapes:
+    endings = ("weight", "bias") if config.norm_bias else ("weight",)
+    return {f"{name}.{ending}": (size,) for ending in endings}
+
+
+def all_shapes(config: DecoderConfig) -> Shapes:
     """Every tensor of the model. A tied head may also be stored; it is then not read."""
-    shapes: dict[str, tuple[int, ...]] = {
-        EMBEDDING: (config.vocab_size, config.hidden_size),
-        FINAL_NORM: (config.hidden_size,),
-        HEAD: (config.vocab_size, config.hidden_size),
+    names = config.names
+    shapes: Shapes = {
+        f"{names.embedding}.weight": (config.vocab_size, config.hidden_size),
+        **norm_shapes(config, names.final_norm, config.hidden_size),
+        f"{names.head}.weight": (config.vocab_size, config.hidden_size),
     }
+    if names.positions is not None:
+        rows = config.max_positions + config.position_offset
+        shapes[f"{names.positions}.weight"] = (rows, config.hidden_size)
     per_layer = layer_shapes(config)
     for layer in range(config.num_layers):
-        shapes |= {layer_prefix(layer) + name: shape for name, shape in per_layer.items()}
+        shapes |= {layer_prefix(config, layer) + name: shape for name, shape in per_layer.items()}
     return shapes
+
+
+def qkv_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
+    """A rank's q, k and v, from wherever they stand, features in the order of our rotation."""
+    names, dim = config.names, config.head_dim
+    features = feature_order(config.ropes, dim)
+    if names.qkv is not None and names.grouped:
+        return [_grouped(config, part, features)]
+    q_order = _heads_in_order(part.num_heads, features)
+    k_order = _heads_in_order(part.num_kv_heads, features)
+    if names.qkv is None:
+        places = [(names.q, 0), (names.k, 0), (names.v, 0)]
+    else:
+        q, kv = config.num_heads * dim, config.num_kv_heads * dim
+        places = [(names.qkv, 0), (names.qkv, q), (names.qkv, q + kv)]
+    wanted = [(part.q, q_order), (part.kv, k_order), (part.kv, None)]
+    return [
+        Piece(name, (start + begin, start + end), order)
+        for (name, start), ((begin, end), order) in zip(places, wanted, strict=True)
+    ]
+
+
+def gate_up_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
+    """A rank's gate, where there is one, and up."""
+    names, (begin, end) = config.names, part.inner
+    if names.gate_up is not None:
+        inner = config.inner_size
+        rows = (inner + begin, inner + end)
+        return [Piece(names.gate_up, (begin, end)), Piece(names.gate_up, rows)]
+    return [Piece(name, (begin, end)) for name in (names.gate, names.up) if name is not None]
+
+
+def _grouped(config: DecoderConfig, part: Split, features: torch.Tensor | None) -> Piece:
+    """Each key/value head stands behind the query heads that share it, each value behind its key.
+    A rank with fewer query heads than a group has reads the whole group and leaves some out."""
+    dim = config.head_dim
+    group = config.num_heads // config.num_kv_heads
+    first, last = part.kv[0] // dim, part.kv[1] // dim
+    q_heads = range(part.q[0] // dim, part.q[1] // dim)
+    width = group + 2
+    heads_of_q = [(h // group - first) * width + h % group for h in q_heads]
+    heads_of_k = [g * width + group for g in range(last - first)]
+    straight_D = torch.arange(dim)
+    turned_D = straight_D if features is None else features
+    order = torch.cat(
+        [head * dim + turned_D for head in (*heads_of_q, *heads_of_k)]
+        + [(head + 1) * dim + straight_D for head in heads_of_k]
+    )
+    rows = (first * width * dim, last * width * dim)
+    return Piece(config.names.qkv or "", rows, order)
+
+
+def _heads_in_order(num_heads: int, features: torch.Tensor | None) -> torch.Tensor | None:
+    if features is None:
+        return None
+    starts_N = torch.arange(num_heads) * len(features)
+    return (starts_N[:, None] + features).flatten()

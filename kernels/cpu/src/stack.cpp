@@ -23,12 +23,12 @@ struct StackLayer {
   const void* q_norm;  // or null
   const void* k_norm;
   void* cache;
+  const float* cos_sin;
   int32_t sliding_window;  // 0: none
 };
 
 struct Stack {
   const StackLayer* layers;
-  const float* cos_sin;
   ShapeView shape;
   int32_t num_layers;
   float eps;
@@ -97,7 +97,7 @@ void run_stack(const Stack& stack, const BatchView& batch, const void* x, void* 
       norm({residual, nullptr, layer.input_norm, normed, H, stack.eps, dtype}, T);
     }
     linear_forward(*layer.qkv, normed, H, T, qkv, size.qkv);
-    rope_and_cache({qkv, stack.cos_sin, query, layer.cache, layer.q_norm, layer.k_norm, stack.eps,
+    rope_and_cache({qkv, layer.cos_sin, query, layer.cache, layer.q_norm, layer.k_norm, stack.eps,
                     &batch, shape});
     const auto plan =
         plans.try_emplace(layer.sliding_window, batch, shape, Pool::get().size()).first;

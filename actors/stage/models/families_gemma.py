@@ -1,0 +1,79 @@
+"""Gemma: norms around attention and MLP, soft caps, two kinds of layers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from actors.stage.models.config import DecoderConfig
+from actors.stage.models.family import FULL, SLIDING, Family, windows
+from actors.stage.models.keys import JsonObject, Keys
+from actors.stage.models.names import Names
+from actors.stage.models.rope import Rope
+
+
+def gemma2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Norms of weight 1 + w, before and after; a scaled embedding; soft caps of scores and logits;
+    every other layer sees a window."""
+    keys.ignore("hidden_act")
+    keys.only("use_bidirectional_attention", False)
+    pattern = keys.size("sliding_window_pattern")
+    kinds = [SLIDING if (i + 1) % pattern else FULL for i in range(base.num_layers)]
+    bias = keys.flag("attention_bias")
+    return replace(
+        windows(base, keys, kinds),
+        qkv_bias=bias,
+        out_bias=bias,
+        norm_offset=1.0,
+        embedding_scale=math.sqrt(base.hidden_size),
+        rounds_embedding_scale=True,
+        attention_scale=keys.number("query_pre_attn_scalar") ** -0.5,
+        attention_softcap=keys.get("attn_logit_softcapping"),
+        logit_softcap=keys.get("final_logit_softcapping"),
+    )
+
+
+def gemma3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Gemma 2 with norms of each query and key head instead of soft caps; the layers that see a
+    window, five of six, rotate by a base of their own and without scaling."""
+    config = gemma2(base, keys)
+    given = (keys.get("rope_parameters") or {}).get(SLIDING) or {}
+    theta = float(given.get("rope_theta", keys.number("rope_local_base_freq")))
+    local = Rope("default", base.head_dim, theta, base.max_positions)
+    ropes = [
+        rope if window is None else local
+        for rope, window in zip(config.ropes, config.sliding_windows, strict=True)
+    ]
+    return replace(config, qk_norm="head", ropes=tuple(ropes))
+
+
+_NAMES = Names(
+    attention_out_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_out_norm="post_feedforward_layernorm",
+)
+_DEFAULTS: JsonObject = {
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_GEMMA2 = {
+    "max_position_embeddings": 8192,
+    "sliding_window_pattern": 2,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+_GEMMA3 = {
+    "max_position_embeddings": 131072,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+}
+_RENAMED = {"hidden_act": "hidden_activation"}
+
+FAMILIES: dict[str, Family] = {
+    "Gemma2ForCausalLM": Family(gemma2, _NAMES, {**_DEFAULTS, **_GEMMA2}, _RENAMED),
+    "Gemma3ForCausalLM": Family(gemma3, _NAMES, {**_DEFAULTS, **_GEMMA3}, _RENAMED, True),
+}

@@ -1,0 +1,170 @@
+"""Llama and what differs from it in a few places: biases, windows, multipliers, fused tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from actors.stage.models.config import DecoderConfig
+from actors.stage.models.family import FULL, SLIDING, Family, windows
+from actors.stage.models.keys import Keys
+from actors.stage.models.names import Names
+from actors.stage.models.rope import no_rope
+
+
+def llama(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Norms (RMS) before attention and MLP, rotary positions, gated MLP. Yi is one."""
+    bias = keys.flag("attention_bias")
+    return replace(base, qkv_bias=bias, out_bias=bias, mlp_bias=keys.flag("mlp_bias"))
+
+
+def mistral(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Llama without biases; every layer sees a sliding window, where there is one."""
+    return replace(base, sliding_windows=(keys.get("sliding_window"),) * base.num_layers)
+
+
+def ministral(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Mistral with the sliding window in some layers."""
+    return windows(base, keys, [SLIDING] * base.num_layers)
+
+
+def qwen2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Llama with biases of q, k and v; upper layers may see a sliding window."""
+    keys.ignore("attention_bias")
+    return replace(_qwen_windows(base, keys), qkv_bias=True)
+
+
+def qwen3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Llama with a norm of each query and key head."""
+    bias = keys.flag("attention_bias")
+    return replace(_qwen_windows(base, keys), qkv_bias=bias, out_bias=bias, qk_norm="head")
+
+
+def phi3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Phi-3 and Phi-4: Llama with fused projections; some rotate a part of each head only."""
+    return mistral(base, keys)
+
+
+def olmo2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Norms after attention and MLP instead of before, and of all of q and all of k."""
+    bias = keys.flag("attention_bias")
+    return replace(base, qkv_bias=bias, out_bias=bias, qk_norm="whole")
+
+
+def granite(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Llama with four multipliers.
+
+    A residual multiplier r, x + r f(norm(x)), is the same as a residual kept in units of r:
+    x / r + f(norm(x / r)), for a norm sees no scale but that of its epsilon.
+    """
+    unit = keys.number("residual_multiplier", 1.0)
+    return replace(
+        llama(base, keys),
+        embedding_scale=keys.number("embedding_multiplier", 1.0) / unit,
+        norm_eps=base.norm_eps / unit**2,
+        attention_scale=keys.number("attention_multiplier", 1.0),
+        logit_scale=1 / keys.number("logits_scaling", 1.0),
+    )
+
+
+def smollm3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Llama whose every fourth layer has no positions (NoPE)."""
+    every = keys.size("no_rope_layer_interval", 4)
+    rotates = keys.get("no_rope_layers") or [(i + 1) % every for i in range(base.num_layers)]
+    use = keys.flag("use_sliding_window") and keys.get("sliding_window") is not None
+    kinds = [FULL if has or not use else SLIDING for has in rotates]
+    nope = no_rope(base.max_positions)
+    ropes = [rope if has else nope for has, rope in zip(rotates, base.ropes, strict=True)]
+    return replace(windows(llama(base, keys), keys, kinds), ropes=tuple(ropes))
+
+
+def glm(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """GLM-4: half of each head is rotated, in pairs of neighbours. The models of 0414 (Glm4) have
+    norms after attention and MLP as well as before."""
+    ropes = tuple(replace(rope, interleaved=True) for rope in base.ropes)
+    return replace(base, qkv_bias=keys.flag("attention_bias"), ropes=ropes)
+
+
+def internlm2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Llama with q, k and v in one tensor, grouped by key/value head."""
+    bias = keys.flag("bias")
+    return replace(base, qkv_bias=bias, out_bias=bias)
+
+
+def _qwen_windows(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """`layer_types`, or the layers from `max_window_layers` on, if `use_sliding_window`."""
+    if not keys.flag("use_sliding_window"):
+        keys.ignore("layer_types", "sliding_window")
+        return base
+    first = int(keys.get("max_window_layers", 0))
+    return windows(base, keys, [SLIDING if i >= first else FULL for i in range(base.num_layers)])
+
+
+_MISTRAL = {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096}
+_QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
+_GLM = {
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+}
+_FUSED_MLP = Names(gate=None, gate_up="mlp.gate_up_proj")
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family(llama, defaults={"max_position_embeddings": 2048}),
+    "MistralForCausalLM": Family(mistral, defaults=_MISTRAL),
+    "MinistralForCausalLM": Family(ministral, defaults=_MISTRAL),
+    "Qwen2ForCausalLM": Family(qwen2, defaults=_QWEN),
+    "Qwen3ForCausalLM": Family(qwen3, defaults={**_QWEN, "head_dim": 128}),
+    "Phi3ForCausalLM": Family(
+        phi3,
+        replace(_FUSED_MLP, qkv="self_attn.qkv_proj"),
+        {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+    ),
+    "Olmo2ForCausalLM": Family(
+        olmo2,
+        Names(
+            input_norm=None,
+            attention_out_norm="post_attention_layernorm",
+            mlp_norm=None,
+            mlp_out_norm="post_feedforward_layernorm",
+        ),
+        {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+    ),
+    "GraniteForCausalLM": Family(granite, defaults={"max_position_embeddings": 2048}),
+    "SmolLM3ForCausalLM": Family(
+        smollm3,
+        defaults={
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 4,
+            "rope_theta": 2_000_000.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "GlmForCausalLM": Family(glm, _FUSED_MLP, {**_GLM, "rms_norm_eps": 1.5625e-7}),
+    "Glm4ForCausalLM": Family(
+        glm,
+        replace(
+            _FUSED_MLP,
+            attention_out_norm="post_self_attn_layernorm",
+            mlp_out_norm="post_mlp_layernorm",
+        ),
+        {**_GLM, "rms_norm_eps": 1.5625e-7},
+    ),
+    "InternLM2ForCausalLM": Family(
+        internlm2,
+        Names(
+            embedding="model.tok_embeddings",
+            head="output",
+            input_norm="attention_norm",
+            mlp_norm="ffn_norm",
+            qkv="attention.wqkv",
+            grouped=True,
+            out="attention.wo",
+            gate="feed_forward.w1",
+            up="feed_forward.w3",
+            down="feed_forward.w2",
+        ),
+        {"max_position_embeddings": 2048},
+    ),
+}

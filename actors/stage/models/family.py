@@ -1,0 +1,40 @@
+"""What a family is: how it differs from Llama, as it would stand on its model card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from actors.stage.models.config import DecoderConfig
+from actors.stage.models.keys import JsonObject, Keys
+from actors.stage.models.names import LLAMA, Names
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One architecture.
+
+    describe: from what all decoders share, already read, and the keys of config.json to the whole
+        description.
+    defaults: keys that config.json may leave out.
+    renamed: what config.json calls keys that Llama has too.
+    ropes_by_layer_type: its `rope_parameters` stand under "full_attention" and so on.
+    """
+
+    describe: Callable[[DecoderConfig, Keys], DecoderConfig]
+    names: Names = LLAMA
+    defaults: JsonObject = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    ropes_by_layer_type: bool = False
+
+
+def windows(base: DecoderConfig, keys: Keys, kinds: Sequence[str]) -> DecoderConfig:
+    """`sliding_window` in the layers that `layer_types`, or else `kinds`, names so."""
+    kinds = keys.get("layer_types", kinds)
+    if len(kinds) != base.num_layers or set(kinds) - {SLIDING, FULL}:
+        raise ValueError(f"layer_types must name {SLIDING} or {FULL} {base.num_layers}x")
+    window = keys.get("sliding_window")
+    windows = [int(window) if k == SLIDING and window is not None else None for k in kinds]
+    return replace(base, sliding_windows=tuple(windows))

@@ -1,0 +1,52 @@
+"""What a family's checkpoints call their tensors, without the `.weight` or `.bias` at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Llama's names unless said otherwise; names of a layer stand behind `layer`.
+
+    Which names exist says what a layer is made of: a norm without a name is not there, an MLP
+    without `gate` (nor `gate_up`) has no gate.
+
+    input_norm, mlp_norm: before attention and before the MLP. attention_out_norm, mlp_out_norm:
+    of their results, before these join the residual.
+    qkv: all three in one tensor, `grouped` by key/value head (its query heads, its key, its value)
+    or all queries, all keys, all values. gate_up: gate above up.
+    transposed: linear layers are stored as (in, out) features.
+    optional_prefix: what old checkpoints leave out at the front.
+    """
+
+    embedding: str = "model.embed_tokens"
+    positions: str | None = None
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    layer: str = "model.layers.{}."
+    input_norm: str | None = "input_layernorm"
+    attention_out_norm: str | None = None
+    mlp_norm: str | None = "post_attention_layernorm"
+    mlp_out_norm: str | None = None
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    qkv: str | None = None
+    grouped: bool = False
+    out: str = "self_attn.o_proj"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    gate: str | None = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    gate_up: str | None = None
+    down: str = "mlp.down_proj"
+    transposed: bool = False
+    optional_prefix: str = ""
+
+    @property
+    def gated(self) -> bool:
+        return self.gate is not None or self.gate_up is not None
+
+
+LLAMA = Names()

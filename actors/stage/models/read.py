@@ -1,0 +1,122 @@
+"""From a model folder's config.json to its `DecoderConfig`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from actors.stage.models.config import DecoderConfig, ModelError, read_json
+from actors.stage.models.families import FAMILIES
+from actors.stage.models.family import FULL, Family
+from actors.stage.models.keys import JsonObject, Keys
+from actors.stage.models.rope import read_rope
+
+_log = logging.getLogger(__name__)
+
+QUANT_METHODS = ("awq", "gptq")
+
+# What config.json calls an activation -> what `Backend.activate` does.
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+def load_config(folder: Path) -> DecoderConfig:
+    """Read `config.json` (and `generation_config.json`'s end tokens) of a model folder.
+
+    Raises ModelError for a missing or broken file, an unknown architecture, or a key that would
+    change results and has no meaning for the family. Code in the folder is never run: where
+    `auto_map` points to some, the architecture's implementation here takes its place.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"model folder {folder} does not exist")
+    path = folder / "config.json"
+    raw = read_json(path)
+    name = (raw.get("architectures") or ["(none named)"])[0]
+    family = FAMILIES.get(name)
+    if family is None:
+        code = " and its code (auto_map) is not run" if "auto_map" in raw else ""
+        raise ModelError(
+            f"{path}: architecture {name} is not supported{code}; supported: {', '.join(FAMILIES)}"
+        )
+    if "auto_map" in raw:
+        _log.info("%s names code of its own (auto_map), which is not run", path)
+    keys = Keys(raw, family.defaults, family.renamed)
+    try:
+        config = family.describe(_shared(name, family, keys, _eos_token_ids(folder, raw)), keys)
+        _check(config, keys)
+    except KeyError as missing:
+        raise ModelError(f"{path} lacks the key {missing}") from missing
+    except (TypeError, ValueError) as bad:
+        raise ModelError(f"{path}: {bad}") from bad
+    return config
+
+
+def _shared(name: str, family: Family, keys: Keys, eos_token_ids: tuple[int, ...]) -> DecoderConfig:
+    """What all families read alike."""
+    num_heads, hidden_size = keys.size("num_attention_heads"), keys.size("hidden_size")
+    num_layers = keys.size("num_hidden_layers")
+    head_dim = keys.size("head_dim", hidden_size // num_heads)
+    max_positions = keys.size("max_position_embeddings")
+    activation = keys.get("hidden_act", "silu")
+    if activation not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise ValueError(f"hidden_act {activation!r} is not supported; supported: {known}")
+    keys.ignore("partial_rotary_factor")  # read_rope looks at it
+    layer_type = FULL if family.ropes_by_layer_type else None
+    rope = read_rope(keys.values, head_dim, max_positions, layer_type)
+    return DecoderConfig(
+        architecture=name,
+        names=family.names,
+        hidden_size=hidden_size,
+        inner_size=int(keys.get("intermediate_size", 0)),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=keys.size("num_key_value_heads", num_heads),
+        head_dim=head_dim,
+        vocab_size=keys.size("vocab_size"),
+        max_positions=max_positions,
+        norm_eps=keys.number("rms_norm_eps", 1e-6),
+        activation=ACTIVATIONS[activation],
+        ropes=(rope,) * num_layers,
+        sliding_windows=(None,) * num_layers,
+        attention_scale=head_dim**-0.5,
+        tied_embeddings=keys.flag("tie_word_embeddings"),
+        dtype=str(keys.get("dtype") or keys.get("torch_dtype") or "float32"),
+        eos_token_ids=eos_token_ids,
+        quantization_config=keys.get("quantization_config"),
+    )
+
+
+def _check(config: DecoderConfig, keys: Keys) -> None:
+    if config.inner_size <= 0:
+        keys.size("intermediate_size")  # raises for it
+    if config.num_heads % config.num_kv_heads:
+        raise ValueError(
+            f"{config.num_heads} heads cannot share {config.num_kv_heads} key/value heads"
+        )
+    method = (config.quantization_config or {}).get("quant_method")
+    if method not in (None, *QUANT_METHODS):
+        raise ValueError(
+            f"quant_method {method!r} is not supported; supported: {', '.join(QUANT_METHODS)}"
+        )
+    if (key := keys.unread()) is not None:
+        raise ValueError(
+            f"{key} {keys.values[key]!r} changes what a model computes, and {config.architecture} "
+            "is not known to have it"
+        )
+
+
+def _eos_token_ids(folder: Path, config: JsonObject) -> tuple[int, ...]:
+    """End tokens, generation_config.json first: chat models list their turn end only there."""
+    path = folder / "generation_config.json"
+    generation = read_json(path) if path.is_file() else {}
+    ids = generation.get("eos_token_id", config.get("eos_token_id"))
+    if ids is None:
+        return ()
+    return tuple(int(i) for i in ids) if isinstance(ids, list) else (int(ids),)
