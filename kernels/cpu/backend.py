@@ -21,8 +21,16 @@ from kernels.cpu import library, sampling
 from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
 from kernels.cpu.library import FLOAT_CODES, BatchView, view_batch
 from kernels.cpu.linear import CpuLinear, pack_linear, pack_quantized
-from kernels.cpu.stack import CpuStack, fits
-from kernels.interface import AttentionShape, Batch, KVLayer, LayerForm, LayerWeights, Linear
+from kernels.cpu.stack import CpuStack
+from kernels.interface import (
+    ACTIVATIONS,
+    AttentionShape,
+    Batch,
+    KVLayer,
+    LayerForm,
+    LayerWeights,
+    Linear,
+)
 from kernels.quantized import QuantizedWeight, concatenate
 from kernels.torch_native import TorchBackend
 from kernels.torch_sampling import Adjustment, Judged, SamplingRows
@@ -34,7 +42,8 @@ def _function(name: str) -> Any:
     geometry = (ctypes.POINTER(BatchView), ctypes.POINTER(ShapeView))
     signatures: dict[str, tuple[Any, ...]] = {
         "norm": (*[pointer] * 4, int64, int64, ctypes.c_float, ctypes.c_int32),
-        "silu_mul": (pointer, pointer, int64, int64, ctypes.c_int32),
+        "layer_norm": (*[pointer] * 4, int64, int64, ctypes.c_float, ctypes.c_int32),
+        "activate": (pointer, pointer, int64, int64, *[ctypes.c_int32] * 3),
         "rope_and_cache": (*geometry, *[pointer] * 6, ctypes.c_float),
         "attention": (*geometry, *[pointer] * 3),
     }
@@ -114,18 +123,41 @@ class CpuBackend(TorchBackend):
             FLOAT_CODES[x_TH.dtype],
         )
 
+    def layer_norm(
+        self, x_TH: torch.Tensor, weight_H: torch.Tensor, bias_H: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        _check("x_TH", x_TH, 2)
+        for name, vector_H in (("weight_H", weight_H), ("bias_H", bias_H)):
+            if vector_H is not None:
+                _check(name, vector_H, 1, x_TH.dtype, x_TH.shape[1:])
+        y_TH = torch.empty_like(x_TH)
+        _function("layer_norm")(
+            x_TH.data_ptr(),
+            weight_H.data_ptr(),
+            library.pointer(bias_H),
+            y_TH.data_ptr(),
+            *x_TH.shape,
+            eps,
+            FLOAT_CODES[x_TH.dtype],
+        )
+        return y_TH
+
     def silu_mul(self, gate_up_T2I: torch.Tensor) -> torch.Tensor:
-        _check("gate_up_T2I", gate_up_T2I, 2)
-        num_tokens, width = gate_up_T2I.shape
-        if width % 2:
-            raise ValueError(f"gate_up_T2I has an odd width, {width}")
-        y_TI = torch.empty((num_tokens, width // 2), dtype=gate_up_T2I.dtype)
-        _function("silu_mul")(
-            gate_up_T2I.data_ptr(),
+        return self.activate(gate_up_T2I, "silu", gated=True)
+
+    def activate(self, x_TX: torch.Tensor, activation: str, gated: bool) -> torch.Tensor:
+        _check("x_TX", x_TX, 2)
+        num_tokens, width = x_TX.shape
+        if gated and width % 2:
+            raise ValueError(f"x_TX has an odd width, {width}, and cannot be gate and up")
+        y_TI = torch.empty((num_tokens, width // 2 if gated else width), dtype=x_TX.dtype)
+        _function("activate")(
+            x_TX.data_ptr(),
             y_TI.data_ptr(),
-            num_tokens,
-            width // 2,
-            FLOAT_CODES[gate_up_T2I.dtype],
+            *y_TI.shape,
+            FLOAT_CODES[x_TX.dtype],
+            ACTIVATIONS.index(activation),
+            gated,
         )
         return y_TI
 
@@ -218,10 +250,8 @@ class CpuBackend(TorchBackend):
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
         form: LayerForm,
-    ) -> CpuStack | None:
-        if not fits(layers, form):
-            return None
-        return CpuStack(layers, kv, cos_sin_PD, shape, form.eps)
+    ) -> CpuStack:
+        return CpuStack(layers, kv, cos_sin_PD, shape, form)
 
     def adjust_logits(self, logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
         sampling.adjust(logits_SV, adjustments)

@@ -12,17 +12,29 @@ from kernels.cpu import library
 from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
 from kernels.cpu.library import BatchView, view_batch
 from kernels.cpu.linear import CpuLinear
-from kernels.interface import AttentionShape, Batch, KVLayer, LayerForm, LayerWeights, Linear
+from kernels.interface import (
+    ACTIVATIONS,
+    AttentionShape,
+    Batch,
+    KVLayer,
+    LayerForm,
+    LayerWeights,
+    Linear,
+)
 
 
 class _LayerView(ctypes.Structure):
     _fields_ = (
         ("input_norm", ctypes.c_void_p),
+        ("input_norm_bias", ctypes.c_void_p),
         ("qkv", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+        ("attention_out_norm", ctypes.c_void_p),
         ("post_norm", ctypes.c_void_p),
+        ("post_norm_bias", ctypes.c_void_p),
         ("gate_up", ctypes.c_void_p),
         ("down", ctypes.c_void_p),
+        ("mlp_out_norm", ctypes.c_void_p),
         ("q_norm", ctypes.c_void_p),
         ("k_norm", ctypes.c_void_p),
         ("cache", ctypes.c_void_p),
@@ -37,17 +49,11 @@ class _StackView(ctypes.Structure):
         ("shape", ShapeView),
         ("num_layers", ctypes.c_int32),
         ("eps", ctypes.c_float),
-    )
-
-
-def fits(layers: Sequence[LayerWeights], form: LayerForm) -> bool:
-    """Whether `CpuStack` computes such layers: those of Llama."""
-    return form == LayerForm(form.eps) and all(
-        w.input_norm_H is not None
-        and w.post_norm_H is not None
-        and w.attention_out_norm_H is None
-        and w.mlp_out_norm_H is None
-        for w in layers
+        ("activation", ctypes.c_int32),
+        ("centred", ctypes.c_bool),
+        ("gated", ctypes.c_bool),
+        ("parallel", ctypes.c_bool),
+        ("whole_qk_norm", ctypes.c_bool),
     )
 
 
@@ -64,7 +70,7 @@ class CpuStack:
         kv: Sequence[KVLayer],
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
-        eps: float,
+        form: LayerForm,
     ) -> None:
         if not layers or len(layers) != len(kv):
             raise ValueError(f"{len(layers)} layers and {len(kv)} caches make no stack")
@@ -79,7 +85,7 @@ class CpuStack:
         self._dtype = linears[0][0].dtype
         self._hidden = linears[0][0].in_features
         for w, four in zip(layers, linears, strict=True):
-            _check_layer(w, four, shape, self._dtype, self._hidden)
+            _check_layer(w, four, shape, form, self._dtype, self._hidden)
         # Addresses below point into these.
         self._kept = (list(layers), linears, caches, tables)
         self._block_size = caches[0].block_size
@@ -88,11 +94,15 @@ class CpuStack:
             *(
                 _LayerView(
                     library.pointer(w.input_norm_H),
+                    library.pointer(w.input_norm_bias_H),
                     qkv.handle,
                     out.handle,
+                    library.pointer(w.attention_out_norm_H),
                     library.pointer(w.post_norm_H),
+                    library.pointer(w.post_norm_bias_H),
                     gate_up.handle,
                     down.handle,
+                    library.pointer(w.mlp_out_norm_H),
                     library.pointer(w.q_norm_D),
                     library.pointer(w.k_norm_D),
                     cache.data.data_ptr(),
@@ -108,7 +118,11 @@ class CpuStack:
             view_shape(replace(shape, sliding_window=w.sliding_window), cache, self._dtype)
             for w, cache in zip(layers, caches, strict=True)
         ]
-        self._view = _StackView(ctypes.addressof(self._layers), views[0], len(layers), eps)
+        self._view = _StackView(
+            ctypes.addressof(self._layers), views[0], len(layers), form.eps,
+            ACTIVATIONS.index(form.activation), form.norm == "layer", form.gated, form.parallel,
+            form.whole_qk_norm,
+        )  # fmt: skip
         self._run = library.function(
             "legato_stack_run",
             None,
@@ -162,6 +176,7 @@ def _check_layer(
     weights: LayerWeights,
     linears: tuple[CpuLinear, ...],
     shape: AttentionShape,
+    form: LayerForm,
     dtype: torch.dtype,
     hidden: int,
 ) -> None:
@@ -172,7 +187,7 @@ def _check_layer(
     sizes = (
         ("qkv", qkv, hidden, qkv_width),
         ("out", out, attended, hidden),
-        ("gate_up", gate_up, hidden, 2 * inner),
+        ("gate_up", gate_up, hidden, 2 * inner if form.gated else inner),
         ("down", down, inner, hidden),
     )
     for name, linear, in_features, out_features in sizes:
@@ -183,11 +198,16 @@ def _check_layer(
             )
         if linear.dtype != dtype:
             raise ValueError(f"{name} computes in {linear.dtype}, not {dtype}")
+    q_heads, k_heads = (shape.num_heads, shape.num_kv_heads) if form.whole_qk_norm else (1, 1)
     norms = (
         ("input_norm_H", weights.input_norm_H, hidden),
+        ("input_norm_bias_H", weights.input_norm_bias_H, hidden),
+        ("attention_out_norm_H", weights.attention_out_norm_H, hidden),
         ("post_norm_H", weights.post_norm_H, hidden),
-        ("q_norm_D", weights.q_norm_D, shape.head_dim),
-        ("k_norm_D", weights.k_norm_D, shape.head_dim),
+        ("post_norm_bias_H", weights.post_norm_bias_H, hidden),
+        ("mlp_out_norm_H", weights.mlp_out_norm_H, hidden),
+        ("q_norm_D", weights.q_norm_D, q_heads * shape.head_dim),
+        ("k_norm_D", weights.k_norm_D, k_heads * shape.head_dim),
     )
     for name, norm, width in norms:
         if norm is None:

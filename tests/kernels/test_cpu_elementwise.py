@@ -12,7 +12,8 @@ if library.load() is None:
     pytest.skip("the CPU library is not built here", allow_module_level=True)
 
 from kernels.cpu.backend import CpuBackend
-from kernels.interface import AttentionShape
+from kernels.interface import ACTIVATIONS, AttentionShape
+from kernels.torch_native import TorchBackend
 from tests.kernels.cpu_batches import (
     SETS,
     instruction_set,
@@ -91,14 +92,46 @@ def test_silu_mul(size: tuple[int, int], dtype: torch.dtype) -> None:
     assert ((got.double() - exact).abs() <= 1.1 * STEP[dtype] * exact.abs() + 1e-6).all()
 
 
+@pytest.mark.parametrize("size", [(3, 576), (5, 33), (2, 1)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+def test_layer_norm(size: tuple[int, int], dtype: torch.dtype, biased: bool) -> None:
+    x = (2 + torch.randn(size) * 3).to(dtype)
+    weight, bias = (1 + 0.1 * torch.randn(size[1])).to(dtype), torch.randn(size[1]).to(dtype)
+    got = BACKEND.layer_norm(x, weight, bias if biased else None, 1e-5)
+    exact = functional.layer_norm(
+        x.double(), size[1:], weight.double(), bias.double() if biased else None, 1e-5
+    )
+    assert ((got.double() - exact).abs() <= 1.1 * STEP[dtype] * exact.abs() + 3e-6).all()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_activations(dtype: torch.dtype, activation: str, gated: bool) -> None:
+    x = torch.cat((torch.linspace(-30, 30, 9_998), torch.randn(10_002))).view(100, 200).to(dtype)
+    exact = TorchBackend().activate(x.double(), activation, gated)
+    error = (BACKEND.activate(x, activation, gated).double() - exact).abs()
+    assert (error <= 1.1 * STEP[dtype] * exact.abs() + 1e-6 * x.double().abs().max()).all()
+
+
 def test_a_row_has_the_same_bits_in_every_company() -> None:
     x, weight = torch.randn(300, 576).bfloat16(), torch.randn(576).bfloat16()
+
+    def compute(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            BACKEND.rms_norm(rows, weight, 1e-5),
+            BACKEND.silu_mul(rows),
+            BACKEND.layer_norm(rows, weight, None, 1e-5),
+            BACKEND.activate(rows, "gelu", gated=False),
+        )
+
     with threads(3):
-        many = BACKEND.rms_norm(x, weight, 1e-5), BACKEND.silu_mul(x)
+        many = compute(x)
     with threads(1):
-        one = [(BACKEND.rms_norm(r, weight, 1e-5), BACKEND.silu_mul(r)) for r in x.split(1)]
-    assert torch.equal(many[0], torch.cat([norm for norm, _ in one]))
-    assert torch.equal(many[1], torch.cat([silu for _, silu in one]))
+        one = [compute(row) for row in x.split(1)]
+    for together, alone in zip(many, zip(*one, strict=True), strict=True):
+        assert torch.equal(together, torch.cat(alone))
 
 
 @pytest.mark.parametrize("heads", [(9, 3, 64), (2, 2, 8), (4, 1, 80), (3, 1, 256)], ids=str)

@@ -57,7 +57,7 @@ SHAPE_PARAMETERS_B = {
     "mistral-7b": 7.24,
     "yi-34b": 34.39,
     "llama2-70b": 68.98,
-    "falcon-180b-like": 179.8,
+    "falcon-180b": 178.56,
 }
 
 

@@ -85,6 +85,19 @@ def difference(folder: Path, change: dict[str, str], **options: object) -> float
     return (changed - plain).square().mean().sqrt().item()
 
 
+@pytest.mark.parametrize(
+    "variant", ["phi3", "olmo2", "smollm3", "gemma2", "gemma3", "falcon-40b", "gpt2", "cohere2"]
+)
+def test_fused_layers_are_their_operations_bit_by_bit(
+    tiny_model: Callable[..., Path], variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_unless_available("cpu")
+    folder = tiny_model(variant, dtype=torch.bfloat16)
+    fused = logprobs(folder, backend="cpu")
+    monkeypatch.setattr("kernels.cpu.backend.CpuBackend.decoder_stack", lambda *arguments: None)
+    assert torch.equal(logprobs(folder, backend="cpu"), fused)
+
+
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantised_weights_stay_close(

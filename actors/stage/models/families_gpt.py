@@ -15,7 +15,8 @@ from actors.stage.models.rope import no_rope
 def falcon(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Layer norms, GELU, no gate, q, k and v in one tensor. In 7B attention and MLP read the same
     norm and heads share one key and value; in 40B and 180B (new_decoder_architecture) each has a
-    norm of its own and key/value heads are shared by groups; 1B has neither, and ALiBi."""
+    norm of its own and key/value heads are shared by groups. ALiBi (falcon-rw) is refused."""
+    keys.only("alibi", False)
     new = keys.flag("new_decoder_architecture")
     one = keys.flag("multi_query", True) and not new
     heads = keys.size("num_kv_heads", base.num_heads) if new else base.num_heads

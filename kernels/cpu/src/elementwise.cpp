@@ -37,9 +37,10 @@ void norm(const NormArgs& args, int64_t num_rows) {
   for_rows(num_rows, args.width, [&](int64_t b, int64_t e) { rows(args, b, e); }, as_is);
 }
 
-void silu_mul(const SiluArgs& args, int64_t num_rows) {
-  const auto rows = LEGATO_PICK(silu_rows);
-  for_rows(num_rows, 2 * args.width, [&](int64_t b, int64_t e) { rows(args, b, e); }, as_is);
+void activate(const ActivateArgs& args, int64_t num_rows) {
+  const auto rows = LEGATO_PICK(activate_rows);
+  const int64_t width = args.gated ? 2 * args.width : args.width;
+  for_rows(num_rows, width, [&](int64_t b, int64_t e) { rows(args, b, e); }, as_is);
 }
 
 void rope_and_cache(const RopeArgs& args) {
@@ -64,9 +65,17 @@ LEGATO_API void legato_norm(const void* x, void* residual, const void* weight, v
   legato::norm({x, residual, weight, y, width, eps, static_cast<legato::Dtype>(dtype)}, num_rows);
 }
 
-LEGATO_API void legato_silu_mul(const void* gate_up, void* y, int64_t num_rows, int64_t width,
-                                int32_t dtype) {
-  legato::silu_mul({gate_up, y, width, static_cast<legato::Dtype>(dtype)}, num_rows);
+LEGATO_API void legato_layer_norm(const void* x, const void* weight, const void* bias, void* y,
+                                  int64_t num_rows, int64_t width, float eps, int32_t dtype) {
+  const auto type = static_cast<legato::Dtype>(dtype);
+  legato::norm({x, nullptr, weight, y, width, eps, type, bias, true}, num_rows);
+}
+
+LEGATO_API void legato_activate(const void* x, void* y, int64_t num_rows, int64_t width,
+                                int32_t dtype, int32_t activation, int32_t gated) {
+  legato::activate({x, y, width, static_cast<legato::Dtype>(dtype),
+                    static_cast<legato::Activation>(activation), gated != 0},
+                   num_rows);
 }
 
 LEGATO_API void legato_rope_and_cache(const legato::BatchView* batch,

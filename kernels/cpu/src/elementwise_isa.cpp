@@ -8,9 +8,9 @@ namespace {
 
 template <class T>
 void norm_in(const NormArgs& args, int64_t begin, int64_t end) {
-  const int64_t width = args.width;
+  const int64_t width = args.width, stride = args.stride > 0 ? args.stride : width;
   for (int64_t row = begin; row < end; ++row) {
-    const T* x = static_cast<const T*>(args.x) + row * width;
+    const T* x = static_cast<const T*>(args.x) + row * stride;
     if (args.residual != nullptr) {
       T* residual = static_cast<T*>(args.residual) + row * width;
       for_lanes(width, [&](int64_t i, int n) {
@@ -18,20 +18,65 @@ void norm_in(const NormArgs& args, int64_t begin, int64_t end) {
       });
       x = residual;
     }
-    scale_row(x, static_cast<const T*>(args.weight), static_cast<T*>(args.y) + row * width, width,
-              inverse_rms(x, width, args.eps));
+    if (args.weight == nullptr) continue;
+    const T* weight = static_cast<const T*>(args.weight);
+    T* y = static_cast<T*>(args.y) + row * stride;
+    if (args.centred) {
+      centre_row(x, weight, static_cast<const T*>(args.bias), y, width, args.eps);
+    } else {
+      scale_row(x, weight, y, width, inverse_rms(x, width, args.eps));
+    }
+  }
+}
+
+// x Phi(x). The error function by Abramowitz and Stegun 7.1.26, to 1.5e-7; the tail of negative x
+// comes without a difference.
+inline Vec gelu(Vec x) {
+  const Vec one = Vec::set(1.0f), half = Vec::set(0.5f);
+  const Vec u = max(x, Vec::zero() - x) * Vec::set(0.70710678118654752f);
+  const Vec t = one / fma(u, Vec::set(0.3275911f), one);
+  Vec p = fma(t, Vec::set(1.061405429f), Vec::set(-1.453152027f));
+  p = fma(p, t, Vec::set(1.421413741f));
+  p = fma(p, t, Vec::set(-0.284496736f));
+  p = fma(p, t, Vec::set(0.254829592f));
+  const Vec tail = half * p * t * exp(Vec::zero() - u * u);  // 1 - Phi(|x|)
+  return max(x, Vec::zero()) - max(x, Vec::zero() - x) * tail;
+}
+
+// The same with 1 + tanh(z) = 2 / (1 + e^(-2z)), z = sqrt(2 / pi) (x + 0.044715 x^3).
+inline Vec gelu_tanh(Vec x) {
+  const Vec inner = fma(x * x * x, Vec::set(0.044715f), x);
+  return x / (Vec::set(1.0f) + exp(inner * Vec::set(-1.5957691216057308f)));
+}
+
+template <class T, class F>
+void map_rows(const ActivateArgs& args, int64_t begin, int64_t end, F&& f) {
+  for (int64_t row = begin; row < end; ++row) {
+    T* y = static_cast<T*>(args.y) + row * args.width;
+    if (args.gated) {
+      const T* gate = static_cast<const T*>(args.x) + row * 2 * args.width;
+      const T* up = gate + args.width;
+      for_lanes(args.width, [&](int64_t i, int n) {
+        store_lanes(f(load_lanes(gate + i, n)) * load_lanes(up + i, n), y + i, n);
+      });
+    } else {
+      const T* x = static_cast<const T*>(args.x) + row * args.width;
+      for_lanes(args.width, [&](int64_t i, int n) {
+        store_lanes(f(load_lanes(x + i, n)), y + i, n);
+      });
+    }
   }
 }
 
 template <class T>
-void silu_in(const SiluArgs& args, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; ++row) {
-    const T* gate = static_cast<const T*>(args.gate_up) + row * 2 * args.width;
-    const T* up = gate + args.width;
-    T* y = static_cast<T*>(args.y) + row * args.width;
-    for_lanes(args.width, [&](int64_t i, int n) {
-      store_lanes(silu(load_lanes(gate + i, n)) * load_lanes(up + i, n), y + i, n);
-    });
+void activate_in(const ActivateArgs& args, int64_t begin, int64_t end) {
+  switch (args.activation) {
+    case Activation::silu: return map_rows<T>(args, begin, end, [](Vec x) { return silu(x); });
+    case Activation::gelu: return map_rows<T>(args, begin, end, [](Vec x) { return gelu(x); });
+    case Activation::gelu_tanh:
+      return map_rows<T>(args, begin, end, [](Vec x) { return gelu_tanh(x); });
+    case Activation::relu:
+      return map_rows<T>(args, begin, end, [](Vec x) { return max(x, Vec::zero()); });
   }
 }
 
@@ -43,10 +88,10 @@ void norm_rows(const NormArgs& args, int64_t begin, int64_t end) {
   norm_in<float>(args, begin, end);
 }
 
-void silu_rows(const SiluArgs& args, int64_t begin, int64_t end) {
-  if (args.dtype == Dtype::bfloat16) return silu_in<bf16>(args, begin, end);
-  if (args.dtype == Dtype::float16) return silu_in<fp16>(args, begin, end);
-  silu_in<float>(args, begin, end);
+void activate_rows(const ActivateArgs& args, int64_t begin, int64_t end) {
+  if (args.dtype == Dtype::bfloat16) return activate_in<bf16>(args, begin, end);
+  if (args.dtype == Dtype::float16) return activate_in<fp16>(args, begin, end);
+  activate_in<float>(args, begin, end);
 }
 
 }  // namespace legato::LEGATO_ISA

@@ -1,8 +1,8 @@
 // Norms, activation, rotation and cache writes, a range of tokens at a time.
 //
 // Arithmetic is float; values are rounded to the model's type exactly where Hugging Face's Llama
-// rounds when it runs in that type, so that bf16 logits stay close to it. One exception: silu stays
-// float until it is multiplied, as linear_silu_mul has it.
+// rounds when it runs in that type, so that bf16 logits stay close to it. One exception: a gate's
+// activation stays float until it is multiplied, as linear_silu_mul has it.
 #pragma once
 
 #include <cstdint>
@@ -13,22 +13,31 @@
 namespace legato {
 
 // y = weight * round(x / rms(x)); with `residual`, first residual += x, and its norm is taken.
+// centred: y = round(weight * (x - mean) / deviation + bias) instead.
 struct NormArgs {
   const void* x;
-  void* residual;  // or null
-  const void* weight;
-  void* y;
+  void* residual;      // or null
+  const void* weight;  // or null: only the residual is added to
+  void* y;             // may be x
   int64_t width;
   float eps;
   Dtype dtype;
+  const void* bias = nullptr;
+  bool centred = false;
+  int64_t stride = 0;  // of the rows of x and y, where it is not the width; then without residual
 };
 
-// y = round(silu(gate) * up)
-struct SiluArgs {
-  const void* gate_up;  // (T, 2 I): gate, then up
-  void* y;              // (T, I)
-  int64_t width;        // I
+// In the order of `ACTIVATIONS` in kernels/interface.py.
+enum class Activation : int32_t { silu, gelu, gelu_tanh, relu };
+
+// y = round(f(x)), or gated round(f(gate) * up)
+struct ActivateArgs {
+  const void* x;  // (T, I), or gated (T, 2 I): gate, then up
+  void* y;        // (T, I)
+  int64_t width;  // I
   Dtype dtype;
+  Activation activation;
+  bool gated;
 };
 
 struct RopeArgs {
@@ -45,12 +54,12 @@ struct RopeArgs {
 
 LEGATO_FOR_EACH_ISA(
     void norm_rows(const NormArgs& args, int64_t begin, int64_t end);
-    void silu_rows(const SiluArgs& args, int64_t begin, int64_t end);
+    void activate_rows(const ActivateArgs& args, int64_t begin, int64_t end);
     void rope_rows(const RopeArgs& args, int64_t begin, int64_t end))
 
 // Whole operations on the pool. Few rows run on the calling thread: a hand-over would cost more.
 void norm(const NormArgs& args, int64_t num_rows);
-void silu_mul(const SiluArgs& args, int64_t num_rows);
+void activate(const ActivateArgs& args, int64_t num_rows);
 void rope_and_cache(const RopeArgs& args);
 
 }  // namespace legato

@@ -12,15 +12,19 @@
 
 namespace legato {
 
-// Field by field in kernels/cpu/stack.py.
+// Field by field in kernels/cpu/stack.py. Norms and biases that a model lacks are null.
 struct StackLayer {
   const void* input_norm;
+  const void* input_norm_bias;
   const PackedLinear* qkv;
   const PackedLinear* out;
+  const void* attention_out_norm;
   const void* post_norm;
+  const void* post_norm_bias;
   const PackedLinear* gate_up;
   const PackedLinear* down;
-  const void* q_norm;  // or null
+  const void* mlp_out_norm;
+  const void* q_norm;
   const void* k_norm;
   void* cache;
   const float* cos_sin;
@@ -32,6 +36,11 @@ struct Stack {
   ShapeView shape;
   int32_t num_layers;
   float eps;
+  Activation activation;
+  bool centred;  // layer norms
+  bool gated;
+  bool parallel;
+  bool whole_qk_norm;
 };
 
 namespace {
@@ -65,59 +74,125 @@ struct Sizes {
   }
   int64_t total() const {
     int64_t sum = 0;
-    for (int64_t width : {hidden, qkv, attended, attended, inner, 2 * inner}) {
+    for (int64_t width : {hidden, hidden, qkv, attended, attended, inner, 2 * inner}) {
       sum += round_to_lines(tokens * width * bytes);
     }
     return sum;
   }
 };
 
-void run_stack(const Stack& stack, const BatchView& batch, const void* x, void* residual,
-               void* out) {
-  const Sizes size(stack, batch);
-  const int64_t T = size.tokens, H = size.hidden, I = size.inner;
-  Activations activations(size.total());
-  void* normed = activations.take(T * H * size.bytes);
-  void* qkv = activations.take(T * size.qkv * size.bytes);
-  void* query = activations.take(T * size.attended * size.bytes);
-  void* attended = activations.take(T * size.attended * size.bytes);
-  void* inner = activations.take(T * I * size.bytes);
-  void* gate_up = activations.take(T * 2 * I * size.bytes);
+// One step; what it computes in what order is `Decoder.layers` (actors/stage/models/decoder.py).
+class Run {
+ public:
+  Run(const Stack& stack, const BatchView& batch, void* residual, void* out)
+      : stack_(stack), batch_(batch), size_(stack, batch), activations_(size_.total()),
+        residual_(residual), out_(out) {
+    normed_ = take(size_.hidden);
+    mlp_normed_ = take(size_.hidden);
+    qkv_ = take(size_.qkv);
+    query_ = take(size_.attended);
+    attended_ = take(size_.attended);
+    inner_ = take(size_.inner);
+    gate_up_ = take(2 * size_.inner);
+  }
 
-  std::map<int32_t, AttentionPlan> plans;  // by window; most models have one
-  const Dtype dtype = stack.shape.dtype;
-  for (int32_t i = 0; i < stack.num_layers; ++i) {
-    const StackLayer& layer = stack.layers[i];
-    ShapeView shape = stack.shape;
-    shape.sliding_window = layer.sliding_window;
-
-    if (i == 0 && x != nullptr) {
-      norm({x, residual, layer.input_norm, normed, H, stack.eps, dtype}, T);
-    } else {
-      norm({residual, nullptr, layer.input_norm, normed, H, stack.eps, dtype}, T);
-    }
-    linear_forward(*layer.qkv, normed, H, T, qkv, size.qkv);
-    rope_and_cache({qkv, layer.cos_sin, query, layer.cache, layer.q_norm, layer.k_norm, stack.eps,
-                    &batch, shape});
-    const auto plan =
-        plans.try_emplace(layer.sliding_window, batch, shape, Pool::get().size()).first;
-    plan->second.run({query, layer.cache, attended, &batch, shape});
-    linear_add(*layer.out, attended, size.attended, T, residual, H);
-
-    norm({residual, nullptr, layer.post_norm, normed, H, stack.eps, dtype}, T);
-    if (linear_can_gate(*layer.gate_up)) {
-      linear_silu_mul(*layer.gate_up, normed, H, T, inner, I);
-    } else {
-      linear_forward(*layer.gate_up, normed, H, T, gate_up, 2 * I);
-      silu_mul({gate_up, inner, I, dtype}, T);
-    }
-    if (i + 1 < stack.num_layers) {
-      linear_add(*layer.down, inner, I, T, residual, H);
-    } else {
-      linear_forward(*layer.down, inner, I, T, out, H);  // the caller adds it
+  // added: what the residual still lacks, or null.
+  void layers(const void* added) {
+    const int64_t T = size_.tokens, H = size_.hidden;
+    for (int32_t i = 0; i < stack_.num_layers; ++i) {
+      const StackLayer& layer = stack_.layers[i];
+      const void* input = sum_normed(added, layer.input_norm, layer.input_norm_bias, normed_);
+      attend(layer, input);
+      if (stack_.parallel) {
+        if (layer.post_norm != nullptr) {
+          input = sum_normed(nullptr, layer.post_norm, layer.post_norm_bias, mlp_normed_);
+        }
+        linear_forward(*layer.out, attended_, size_.attended, T, out_, H);
+        mlp(layer, input);
+        linear_add(*layer.down, inner_, size_.inner, T, out_, H);
+        added = out_;
+        continue;
+      }
+      added = join(*layer.out, attended_, size_.attended, layer.attention_out_norm, false);
+      input = sum_normed(added, layer.post_norm, layer.post_norm_bias, normed_);
+      mlp(layer, input);
+      const bool last = i + 1 == stack_.num_layers;  // the caller adds what it gives
+      added = join(*layer.down, inner_, size_.inner, layer.mlp_out_norm, last);
     }
   }
-}
+
+ private:
+  void* take(int64_t width) { return activations_.take(size_.tokens * width * size_.bytes); }
+
+  // residual += added; returns its norm, or the residual itself without one.
+  const void* sum_normed(const void* added, const void* weight, const void* bias, void* y) {
+    if (added == nullptr && weight == nullptr) return residual_;
+    norm({added == nullptr ? residual_ : added, added == nullptr ? nullptr : residual_, weight, y,
+          size_.hidden, stack_.eps, stack_.shape.dtype, bias, stack_.centred},
+         size_.tokens);
+    return weight == nullptr ? residual_ : y;
+  }
+
+  // Adds a linear layer's result to the residual. If it is normed first, or shall be kept, it is
+  // returned instead, for the next norm to add.
+  const void* join(const PackedLinear& linear, const void* x, int64_t width, const void* weight,
+                   bool keep) {
+    const int64_t T = size_.tokens, H = size_.hidden;
+    if (weight == nullptr && !keep) {
+      linear_add(linear, x, width, T, residual_, H);
+      return nullptr;
+    }
+    linear_forward(linear, x, width, T, out_, H);
+    if (weight != nullptr) {
+      norm({out_, nullptr, weight, out_, H, stack_.eps, stack_.shape.dtype, nullptr,
+            stack_.centred},
+           T);
+    }
+    return out_;
+  }
+
+  void attend(const StackLayer& layer, const void* input) {
+    ShapeView shape = stack_.shape;
+    shape.sliding_window = layer.sliding_window;
+    linear_forward(*layer.qkv, input, size_.hidden, size_.tokens, qkv_, size_.qkv);
+    const bool whole = stack_.whole_qk_norm;
+    if (whole) {
+      const int64_t q = size_.attended, kv = int64_t{shape.num_kv_heads} * shape.head_dim;
+      char* k = static_cast<char*>(qkv_) + q * size_.bytes;
+      norm_part(qkv_, layer.q_norm, q);
+      norm_part(k, layer.k_norm, kv);
+    }
+    rope_and_cache({qkv_, layer.cos_sin, query_, layer.cache, whole ? nullptr : layer.q_norm,
+                    whole ? nullptr : layer.k_norm, stack_.eps, &batch_, shape});
+    const auto plan =
+        plans_.try_emplace(layer.sliding_window, batch_, shape, Pool::get().size()).first;
+    plan->second.run({query_, layer.cache, attended_, &batch_, shape});
+  }
+
+  void norm_part(void* x, const void* weight, int64_t width) {
+    norm({x, nullptr, weight, x, width, stack_.eps, stack_.shape.dtype, nullptr, false, size_.qkv},
+         size_.tokens);
+  }
+
+  void mlp(const StackLayer& layer, const void* input) {
+    const int64_t T = size_.tokens, H = size_.hidden, I = size_.inner;
+    if (stack_.gated && stack_.activation == Activation::silu && linear_can_gate(*layer.gate_up)) {
+      linear_silu_mul(*layer.gate_up, input, H, T, inner_, I);
+      return;
+    }
+    linear_forward(*layer.gate_up, input, H, T, gate_up_, stack_.gated ? 2 * I : I);
+    activate({gate_up_, inner_, I, stack_.shape.dtype, stack_.activation, stack_.gated}, T);
+  }
+
+  const Stack& stack_;
+  const BatchView& batch_;
+  const Sizes size_;
+  Activations activations_;
+  void* residual_;
+  void* out_;
+  void *normed_, *mlp_normed_, *qkv_, *query_, *attended_, *inner_, *gate_up_;
+  std::map<int32_t, AttentionPlan> plans_;  // by window; most models have one
+};
 
 }  // namespace
 }  // namespace legato
@@ -125,5 +200,5 @@ void run_stack(const Stack& stack, const BatchView& batch, const void* x, void* 
 // x: what the residual still lacks, or null. The last layer's output goes to `out`, not yet added.
 LEGATO_API void legato_stack_run(const legato::Stack* stack, const legato::BatchView* batch,
                                  const void* x, void* residual, void* out) {
-  if (batch->num_tokens > 0) legato::run_stack(*stack, *batch, x, residual, out);
+  if (batch->num_tokens > 0) legato::Run(*stack, *batch, residual, out).layers(x);
 }
