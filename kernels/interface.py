@@ -103,6 +103,19 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
 @dataclass(slots=True)
+class Experts:
+    """A mixture in the MLP's place: a token goes through the `per_token` experts to which the
+    router gives the largest shares, and their results are added by these shares. normalized: of
+    the chosen ones, which then sum to 1."""
+
+    router: Linear  # out: one number per expert
+    gate_ups: Sequence[Linear]
+    downs: Sequence[Linear]
+    per_token: int
+    normalized: bool
+
+
+@dataclass(slots=True)
 class LayerWeights:
     """One decoder layer, packed. Norms that a model lacks are None.
 
@@ -114,8 +127,8 @@ class LayerWeights:
     qkv: Linear  # out: (N + 2 G) * D, rows ordered q, k, v
     out: Linear
     post_norm_H: torch.Tensor | None
-    gate_up: Linear  # out: 2 I, rows ordered gate, up; or up alone
-    down: Linear
+    gate_up: Linear | None  # out: 2 I, rows ordered gate, up; or up alone
+    down: Linear | None
     q_norm_D: torch.Tensor | None = None
     k_norm_D: torch.Tensor | None = None
     sliding_window: int | None = None
@@ -124,6 +137,7 @@ class LayerWeights:
     attention_out_norm_H: torch.Tensor | None = None
     mlp_out_norm_H: torch.Tensor | None = None
     cos_sin_PD: torch.Tensor | None = None
+    experts: Experts | None = None  # then without gate_up and down
 
 
 # (x_TH, residual_TH | None, batch) -> (x_TH, residual_TH)

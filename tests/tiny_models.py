@@ -127,6 +127,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2, "tie_word_embeddings": True}),
     "glm": ("Glm", {"head_dim": 16, "attention_bias": True}),
     "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True}),
+    "gemma": ("Gemma", {"head_dim": 16, "hidden_act": "gelu_pytorch_tanh"}),
     "gemma2": (
         "Gemma2",
         {
@@ -161,6 +162,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"num_key_value_heads": None}),
     "opt": ("OPT", {"num_key_value_heads": None, "ffn_dim": 96, "tie_word_embeddings": True}),
     "cohere": ("Cohere", {"logit_scale": 0.5, "tie_word_embeddings": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "cohere2": (
         "Cohere2",
         {

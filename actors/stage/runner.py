@@ -114,6 +114,9 @@ class StageRunner:
         if support is None:
             _log.info("backend %s cannot be captured: no CUDA graphs", self._backend.name)
             return
+        if self._config.num_experts:
+            _log.info("which experts compute depends on the tokens: no CUDA graphs")
+            return
         spec = self.spec
         graphs = StepGraphs(
             self._decoder,

@@ -250,7 +250,9 @@ class CpuBackend(TorchBackend):
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
         form: LayerForm,
-    ) -> CpuStack:
+    ) -> CpuStack | None:
+        if any(w.experts is not None for w in layers):
+            return None
         return CpuStack(layers, kv, cos_sin_PD, shape, form)
 
     def adjust_logits(self, logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:

@@ -166,7 +166,7 @@ class CpuStack:
         return x_TH if x_TH.is_contiguous() else x_TH.contiguous()
 
 
-def _packed(linear: Linear) -> CpuLinear:
+def _packed(linear: Linear | None) -> CpuLinear:
     if not isinstance(linear, CpuLinear):
         raise TypeError(f"the cpu backend was given a layer of {type(linear).__name__}")
     return linear

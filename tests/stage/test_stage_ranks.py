@@ -36,7 +36,7 @@ def test_two_ranks(
 
 # One key/value head for two ranks (yi), a tied odd vocabulary (qwen2, qwen3), sliding windows.
 # Fused tensors (phi3, glm4), whole q/k norm (olmo2), groups (falcon), one key/value head for two
-# ranks (falcon-7b), stored transposed (gpt2), learned positions (opt).
+# ranks (falcon-7b), stored transposed (gpt2), learned positions (opt), experts (qwen3-moe).
 @pytest.mark.parametrize(
     "variant",
     [
@@ -54,6 +54,7 @@ def test_two_ranks(
         "gpt2",
         "opt",
         "cohere2",
+        "qwen3-moe",
     ],
 )
 def test_two_ranks_of_other_families(

@@ -33,6 +33,8 @@ class DecoderConfig:
     learned_positions: added to the embedding; the table begins `position_offset` rows late.
     embedding_scale, logit_scale: factors of the embedding (rounded to the model's type where
     rounds_embedding_scale) and of the logits, which softcap c then turns into c * tanh(logits / c).
+    expert_layers: whether a layer's MLP is a mixture, of num_experts of inner size expert_size.
+    normalizes_expert_weights: those of a token's experts sum to 1.
     quantization_config: as found in config.json (GPTQ or AWQ), else None.
     """
 
@@ -66,9 +68,17 @@ class DecoderConfig:
     tied_embeddings: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    normalizes_expert_weights: bool = False
+    expert_layers: tuple[bool, ...] = ()
     dtype: str = "float32"
     eos_token_ids: tuple[int, ...] = ()
     quantization_config: JsonObject | None = None
+
+    def has_experts(self, layer: int) -> bool:
+        return self.num_experts > 0 and self.expert_layers[layer]
 
     @property
     def max_model_len(self) -> int:

@@ -12,21 +12,31 @@ from actors.stage.models.names import Names
 from actors.stage.models.rope import Rope
 
 
-def gemma2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """Norms of weight 1 + w, before and after; a scaled embedding; soft caps of scores and logits;
-    every other layer sees a window."""
-    keys.ignore("hidden_act")
+def gemma(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Llama with norms of weight 1 + w, a scaled embedding and GELU, by its approximation with tanh
+    also where old configs say "gelu"."""
     keys.only("use_bidirectional_attention", False)
-    pattern = keys.size("sliding_window_pattern")
-    kinds = [SLIDING if (i + 1) % pattern else FULL for i in range(base.num_layers)]
     bias = keys.flag("attention_bias")
     return replace(
-        windows(base, keys, kinds),
+        base,
         qkv_bias=bias,
         out_bias=bias,
+        activation="gelu_tanh",
         norm_offset=1.0,
         embedding_scale=math.sqrt(base.hidden_size),
         rounds_embedding_scale=True,
+    )
+
+
+def gemma2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Gemma with norms of results, soft caps of scores and logits, and a window in every other
+    layer."""
+    keys.ignore("hidden_act")
+    pattern = keys.size("sliding_window_pattern")
+    kinds = [SLIDING if (i + 1) % pattern else FULL for i in range(base.num_layers)]
+    return replace(
+        windows(gemma(base, keys), keys, kinds),
+        activation=base.activation,
         attention_scale=keys.number("query_pre_attn_scalar") ** -0.5,
         attention_softcap=keys.get("attn_logit_softcapping"),
         logit_softcap=keys.get("final_logit_softcapping"),
@@ -74,6 +84,15 @@ _GEMMA3 = {
 _RENAMED = {"hidden_act": "hidden_activation"}
 
 FAMILIES: dict[str, Family] = {
+    "GemmaForCausalLM": Family(
+        gemma,
+        defaults={
+            "head_dim": 256,
+            "hidden_act": "gelu",
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": True,
+        },
+    ),
     "Gemma2ForCausalLM": Family(gemma2, _NAMES, {**_DEFAULTS, **_GEMMA2}, _RENAMED),
     "Gemma3ForCausalLM": Family(gemma3, _NAMES, {**_DEFAULTS, **_GEMMA3}, _RENAMED, True),
 }

@@ -90,6 +90,45 @@ def internlm2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     return replace(base, qkv_bias=bias, out_bias=bias)
 
 
+def mixtral(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Mistral with a mixture of experts in every layer."""
+    return replace(
+        _experts(mistral(base, keys), keys, keys.size("num_local_experts", 8)),
+        expert_size=base.inner_size,
+        normalizes_expert_weights=True,
+    )
+
+
+def qwen3_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Qwen3 with a mixture of experts in all layers, or every few."""
+    keys.only("use_sliding_window", False)
+    every, plain = keys.size("decoder_sparse_step", 1), keys.get("mlp_only_layers", [])
+    number = keys.get("num_experts") or keys.size("num_local_experts", 128)
+    layers = [(i + 1) % every == 0 and i not in plain for i in range(base.num_layers)]
+    config = _experts(qwen3(base, keys), keys, number)
+    return replace(
+        config, expert_size=keys.size("moe_intermediate_size"), expert_layers=tuple(layers)
+    )
+
+
+def olmoe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Llama with norms of all of q and all of k, and a mixture of experts in every layer."""
+    number = keys.get("num_experts") or keys.size("num_local_experts", 64)
+    config = _experts(olmo2(base, keys), keys, number)
+    return replace(config, expert_size=base.inner_size)
+
+
+def _experts(base: DecoderConfig, keys: Keys, number: int) -> DecoderConfig:
+    keys.ignore("num_experts", "num_local_experts")
+    return replace(
+        base,
+        num_experts=number,
+        experts_per_token=keys.size("num_experts_per_tok"),
+        normalizes_expert_weights=keys.flag("norm_topk_prob"),
+        expert_layers=(True,) * base.num_layers,
+    )
+
+
 def _qwen_windows(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """`layer_types`, or the layers from `max_window_layers` on, if `use_sliding_window`."""
     if not keys.flag("use_sliding_window"):
@@ -166,5 +205,27 @@ FAMILIES: dict[str, Family] = {
             down="feed_forward.w2",
         ),
         {"max_position_embeddings": 2048},
+    ),
+    "MixtralForCausalLM": Family(
+        mixtral,
+        Names(
+            router="block_sparse_moe.gate",
+            expert="block_sparse_moe.experts.{}.",
+            expert_gate="w1",
+            expert_up="w3",
+            expert_down="w2",
+        ),
+        {**_MISTRAL, "sliding_window": None, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5},
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        qwen3_moe, defaults={**_QWEN, "moe_intermediate_size": 768, "num_experts_per_tok": 8}
+    ),
+    "OlmoeForCausalLM": Family(
+        olmoe,
+        defaults={
+            "max_position_embeddings": 4096,
+            "num_experts_per_tok": 8,
+            "rms_norm_eps": 1e-5,
+        },
     ),
 }

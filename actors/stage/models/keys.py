@@ -68,9 +68,9 @@ class Keys:
         """The family's own implementation does not read these either."""
         self._read.update(keys)
 
-    def only(self, key: str, value: Any, default: Any = None) -> None:
+    def only(self, key: str, value: Any) -> None:
         """Raises ValueError where a key has any other value than the one supported."""
-        found = self.get(key, value if default is None else default)
+        found = self.get(key, value)
         if found != value:
             raise ValueError(f"{key} {found!r} is not supported; supported: {value!r}")
 

@@ -16,6 +16,7 @@ class Names:
     of their results, before these join the residual.
     qkv: all three in one tensor, `grouped` by key/value head (its query heads, its key, its value)
     or all queries, all keys, all values. gate_up: gate above up.
+    expert: in front of the three names of each expert of a mixture.
     transposed: linear layers are stored as (in, out) features.
     optional_prefix: what old checkpoints leave out at the front.
     """
@@ -41,6 +42,11 @@ class Names:
     up: str = "mlp.up_proj"
     gate_up: str | None = None
     down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    expert: str = "mlp.experts.{}."
+    expert_gate: str = "gate_proj"
+    expert_up: str = "up_proj"
+    expert_down: str = "down_proj"
     transposed: bool = False
     optional_prefix: str = ""
 

@@ -25,6 +25,7 @@ class Split:
     q: Range
     kv: Range
     inner: Range
+    expert_inner: Range
     vocab: Range
 
 
@@ -58,8 +59,10 @@ def split(config: DecoderConfig, spec: StageSpec) -> Split:
         raise ModelError(f"{heads} attention heads cannot be split over {ranks} ranks")
     if kv_heads % ranks and ranks % kv_heads:
         raise ModelError(f"{kv_heads} key/value heads cannot be split over {ranks} ranks")
-    if inner % ranks:
-        raise ModelError(f"inner size {inner} cannot be split over {ranks} ranks")
+    expert = config.expert_size
+    for size in (inner, expert):
+        if size % ranks:
+            raise ModelError(f"inner size {size} cannot be split over {ranks} ranks")
     local_heads, local_kv = heads // ranks, max(1, kv_heads // ranks)
     first_kv = rank * kv_heads // ranks
     chunk = -(-config.vocab_size // ranks)
@@ -70,5 +73,6 @@ def split(config: DecoderConfig, spec: StageSpec) -> Split:
         q=(rank * local_heads * config.head_dim, (rank + 1) * local_heads * config.head_dim),
         kv=(first_kv * config.head_dim, (first_kv + local_kv) * config.head_dim),
         inner=(rank * inner // ranks, (rank + 1) * inner // ranks),
+        expert_inner=(rank * expert // ranks, (rank + 1) * expert // ranks),
         vocab=(rank * chunk, (rank + 1) * chunk),
     )

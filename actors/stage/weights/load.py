@@ -22,13 +22,13 @@ from actors.stage.weights.names import (
 )
 from actors.stage.weights.quantized import PackedLayers
 from actors.stage.weights.source import WHOLE, Part, WeightSource
-from kernels.interface import Backend, LayerWeights, Linear
+from kernels.interface import Backend, Experts, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight
 
 Progress = Callable[[float], None]
 
 
-@dataclass(slots=True)
+@dataclass
 class Loader:
     """Reads this rank's slices, lays fused projections side by side and packs them."""
 
@@ -41,6 +41,9 @@ class Loader:
     dtype: torch.dtype
     packed: PackedLayers | None = None
     num_parameters: int = 0
+
+    def __post_init__(self) -> None:
+        self._shapes = linear_shapes(self.config, False) | linear_shapes(self.config, True)
 
     def stage(self, max_model_len: int, progress: Progress) -> StageWeights:
         """Everything the stage holds. progress is told the fraction done, 0 to 1."""
@@ -102,13 +105,23 @@ class Loader:
         def bias(name: str | None) -> torch.Tensor | None:
             return None if name is None else self._norm_bias(prefix + name)
 
+        mlp: tuple[Linear | None, Linear | None] = (None, None)
+        experts = None
+        if config.has_experts(layer):
+            experts = self._experts(prefix)
+        else:
+            mlp = (
+                self._column_parallel(prefix, gate_up_pieces(config, part)),
+                self._row_parallel(prefix, names.down, part.inner),
+            )
         return LayerWeights(
             input_norm_H=norm(names.input_norm),
             qkv=self._column_parallel(prefix, qkv_pieces(config, part)),
             out=self._row_parallel(prefix, names.out, part.q),
             post_norm_H=norm(names.mlp_norm),
-            gate_up=self._column_parallel(prefix, gate_up_pieces(config, part)),
-            down=self._row_parallel(prefix, names.down, part.inner),
+            gate_up=mlp[0],
+            down=mlp[1],
+            experts=experts,
             cos_sin_PD=cos_sin_PD,
             q_norm_D=self._head_norm(prefix + names.q_norm, config.num_heads, part.q),
             k_norm_D=self._head_norm(prefix + names.k_norm, config.num_kv_heads, part.kv),
@@ -118,6 +131,20 @@ class Loader:
             attention_out_norm_H=norm(names.attention_out_norm),
             mlp_out_norm_H=norm(names.mlp_out_norm),
         )
+
+    def _experts(self, prefix: str) -> Experts:
+        """Of every expert this rank holds its part; the router whole, and never rounded."""
+        config, names, inner = self.config, self.config.names, self.split.expert_inner
+        router_EH = self._dense(prefix + names.router, self._shapes[names.router][0], WHOLE)
+        gate_ups, downs = [], []
+        for expert in map(names.expert.format, range(config.num_experts)):
+            pieces = [Piece(expert + n, inner) for n in (names.expert_gate, names.expert_up)]
+            gate_ups.append(self._column_parallel(prefix, pieces))
+            downs.append(self._row_parallel(prefix, expert + names.expert_down, inner))
+        return Experts(
+            self.backend.pack_linear(router_EH, None), gate_ups, downs,
+            config.experts_per_token, config.normalizes_expert_weights,
+        )  # fmt: skip
 
     def _column_parallel(self, prefix: str, pieces: list[Piece]) -> Linear:
         """Projections whose output features are split over ranks, as one matrix."""
@@ -147,7 +174,7 @@ class Loader:
         bias_O: torch.Tensor | None,
     ) -> Linear:
         """Parts of layers, one above the other. Layers stored quantised stay as they are."""
-        shapes = linear_shapes(self.config)
+        shapes = self._shapes
         if self.packed is not None and all(prefix + name in self.packed for name, _, _ in parts):
             whole = [
                 _taken(self.packed.read(prefix + name, shapes[name][0], part), order)
@@ -185,7 +212,7 @@ class Loader:
 
     def _bias(self, prefix: str, name: str, piece: Piece | None) -> torch.Tensor | None:
         """GPTQ tools store a bias with every layer, whether or not the architecture has one."""
-        (out_features, _), biased = linear_shapes(self.config)[name]
+        (out_features, _), biased = self._shapes[name]
         if not biased and not (self.packed is not None and self.packed.has_bias(prefix + name)):
             return None
         part = WHOLE if piece is None else Part(rows=piece.rows)

@@ -20,6 +20,8 @@ IGNORED_ENDINGS: tuple[str, ...] = (
 )
 
 Shapes = dict[str, tuple[int, ...]]
+# By name: (out, in features) and whether there is a bias.
+LinearShapes = dict[str, tuple[tuple[int, int], bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,31 +38,42 @@ def layer_prefix(config: DecoderConfig, layer: int) -> str:
     return config.names.layer.format(layer)
 
 
-def linear_shapes(config: DecoderConfig) -> dict[str, tuple[tuple[int, int], bool]]:
-    """(out, in features) and whether there is a bias, of one layer's linear layers by name."""
+def linear_shapes(config: DecoderConfig, experts: bool) -> LinearShapes:
+    """Linear layers of one layer, whose MLP is a mixture of experts or not."""
     names, hidden, inner = config.names, config.hidden_size, config.inner_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     if names.qkv is not None:
         attention = {names.qkv: q + 2 * kv}
     else:
         attention = {names.q: q, names.k: kv, names.v: kv}
+    shapes: LinearShapes = {
+        **{name: ((size, hidden), config.qkv_bias) for name, size in attention.items()},
+        names.out: ((hidden, q), config.out_bias),
+    }
+    if experts:
+        size = config.expert_size
+        shapes[names.router] = ((config.num_experts, hidden), False)
+        for expert in map(names.expert.format, range(config.num_experts)):
+            for name in (names.expert_gate, names.expert_up):
+                shapes[expert + name] = ((size, hidden), False)
+            shapes[expert + names.expert_down] = ((hidden, size), False)
+        return shapes
     if names.gate_up is not None:
         mlp = {names.gate_up: 2 * inner}
     else:
         mlp = {name: inner for name in (names.gate, names.up) if name is not None}
     return {
-        **{name: ((size, hidden), config.qkv_bias) for name, size in attention.items()},
-        names.out: ((hidden, q), config.out_bias),
+        **shapes,
         **{name: ((size, hidden), config.mlp_bias) for name, size in mlp.items()},
         names.down: ((hidden, inner), config.mlp_bias),
     }
 
 
-def layer_shapes(config: DecoderConfig) -> Shapes:
+def layer_shapes(config: DecoderConfig, experts: bool) -> Shapes:
     """Tensors of one layer, named behind `layer_prefix`, as stored."""
     names, hidden = config.names, config.hidden_size
     shapes: Shapes = {}
-    for name, (shape, biased) in linear_shapes(config).items():
+    for name, (shape, biased) in linear_shapes(config, experts).items():
         shapes[f"{name}.weight"] = shape[::-1] if names.transposed else shape
         if biased:
             shapes[f"{name}.bias"] = shape[:1]
@@ -91,9 +104,10 @@ def all_shapes(config: DecoderConfig) -> Shapes:
     if names.positions is not None:
         rows = config.max_positions + config.position_offset
         shapes[f"{names.positions}.weight"] = (rows, config.hidden_size)
-    per_layer = layer_shapes(config)
+    kinds = [layer_shapes(config, experts) for experts in (False, True)]
     for layer in range(config.num_layers):
-        shapes |= {layer_prefix(config, layer) + name: shape for name, shape in per_layer.items()}
+        prefix, kind = layer_prefix(config, layer), kinds[config.has_experts(layer)]
+        shapes |= {prefix + name: shape for name, shape in kind.items()}
     return shapes
 
 
