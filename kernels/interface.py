@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kernels.layer_form import LayerForm
 from kernels.quantized import QuantizedWeight
 from kernels.torch_sampling import Adjustment, Judged, SamplingRows
 
@@ -78,28 +79,6 @@ class Linear(Protocol):
 
 class KVLayer(Protocol):
     """One layer's paged cache; its inner layout belongs to the backend."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerForm:
-    """What the layers of a model compute between their linear layers; defaults are Llama's.
-
-    norm: "rms" or "layer" (the mean removed first).
-    activation: one of `ACTIVATIONS`; of the gate, which then multiplies up, or without one of up.
-    parallel: the MLP reads what attention reads (or another norm of it), not attention's result.
-    whole_qk_norm: q and k are normed over all heads of all ranks, not head by head.
-    """
-
-    eps: float
-    norm: str = "rms"
-    activation: str = "silu"
-    gated: bool = True
-    parallel: bool = False
-    whole_qk_norm: bool = False
-
-
-# GELU by the error function, and by its approximation with tanh.
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
 @dataclass(slots=True)
@@ -224,7 +203,7 @@ class Backend(Protocol):
         ...
 
     def activate(self, x_TX: torch.Tensor, activation: str, gated: bool) -> torch.Tensor:
-        """One of `ACTIVATIONS` of x; gated: of its first half, times the second."""
+        """One of `layer_form.ACTIVATIONS` of x; gated: of its first half, times the second."""
         ...
 
     # ---- KV cache and attention ------------------------------------------------------------

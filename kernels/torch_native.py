@@ -26,10 +26,10 @@ from kernels.interface import (
     DecoderStack,
     GraphSupport,
     KVLayer,
-    LayerForm,
     LayerWeights,
     Linear,
 )
+from kernels.layer_form import LayerForm
 from kernels.quantized import QuantizedWeight, round_to_groups
 from kernels.torch_attention import TorchKVLayer, attend
 from kernels.torch_sampling import Adjustment, Judged, SamplingRows

@@ -92,7 +92,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "cli": (
         "app/cli/*.py",
-        "vocabulary core actors settings installation telemetry bench simulate simulate.run",
+        "vocabulary core actors stage settings installation telemetry bench simulate simulate.run",
     ),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from app.bench import command as bench
-from app.cli import config, records, serve, talk
+from app.cli import config, models, records, serve, talk
 from app.simulate import command as simulate
 
 app = typer.Typer(
@@ -18,12 +18,13 @@ app = typer.Typer(
 serve.register(app)
 talk.register(app)
 config.register(app)
+models.register(app)
 simulate.register(app)
 bench.register(app)
 records.register(app)
 
 PANELS = {
-    "Serve and talk": ("serve", "chat", "generate", "config"),
+    "Serve and talk": ("serve", "chat", "generate", "config", "models", "check"),
     "Simulate and measure": ("simulate", "capacity", "profile", "bench"),
     "Logs of a run": ("plot", "trace", "replay"),
 }

@@ -23,14 +23,13 @@ from kernels.cpu.library import FLOAT_CODES, BatchView, view_batch
 from kernels.cpu.linear import CpuLinear, pack_linear, pack_quantized
 from kernels.cpu.stack import CpuStack
 from kernels.interface import (
-    ACTIVATIONS,
     AttentionShape,
     Batch,
     KVLayer,
-    LayerForm,
     LayerWeights,
     Linear,
 )
+from kernels.layer_form import ACTIVATIONS, LayerForm
 from kernels.quantized import QuantizedWeight, concatenate
 from kernels.torch_native import TorchBackend
 from kernels.torch_sampling import Adjustment, Judged, SamplingRows

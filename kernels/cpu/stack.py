@@ -13,14 +13,13 @@ from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
 from kernels.cpu.library import BatchView, view_batch
 from kernels.cpu.linear import CpuLinear
 from kernels.interface import (
-    ACTIVATIONS,
     AttentionShape,
     Batch,
     KVLayer,
-    LayerForm,
     LayerWeights,
     Linear,
 )
+from kernels.layer_form import ACTIVATIONS, LayerForm
 
 
 class _LayerView(ctypes.Structure):

@@ -27,7 +27,7 @@ COMMANDS = (
     "serve", "generate", "chat", "profile", "simulate", "capacity", "plot", "trace", "replay",
     "bench serve", "bench stall", "bench engine", "bench overhead", "bench policies",
     "bench budgets",
-    "config check", "config show", "config reference",
+    "config check", "config show", "config reference", "models", "check",
 )  # fmt: skip
 
 
@@ -172,3 +172,17 @@ def test_the_files_that_are_looked_for_are_named_as_given(tmp_path: Path) -> Non
         checked = runner.invoke(app, ["config", "check", missing])
         assert checked.exit_code == 2
         assert f"no config file or model folder '{missing}'" in checked.output
+
+
+def test_models_and_folders(tmp_path: Path) -> None:
+    """The demo model would load; Falcon-180B's config is fine, but there are no weights."""
+    assert "Gemma3ForCausalLM: Gemma 2 with" in runner.invoke(app, ["models"]).stdout
+    demo = runner.invoke(app, ["check", "configs/models/demo"])
+    assert demo.exit_code == 0
+    assert "ok. LlamaForCausalLM, 8 layers, 5.8 M parameters" in demo.stdout
+    split = runner.invoke(app, ["check", "configs/models/demo", "--tensor-ranks", "7"])
+    assert split.exit_code == 2
+    assert "cannot be split over 7 ranks" in split.output
+    falcon = runner.invoke(app, ["check", "configs/models/shapes/falcon-180b"])
+    assert falcon.exit_code == 2
+    assert "holds no *.safetensors weights" in falcon.output

@@ -12,7 +12,8 @@ if library.load() is None:
     pytest.skip("the CPU library is not built here", allow_module_level=True)
 
 from kernels.cpu.backend import CpuBackend
-from kernels.interface import ACTIVATIONS, AttentionShape
+from kernels.interface import AttentionShape
+from kernels.layer_form import ACTIVATIONS
 from kernels.torch_native import TorchBackend
 from tests.kernels.cpu_batches import (
     SETS,

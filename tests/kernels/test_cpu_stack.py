@@ -13,7 +13,8 @@ if library.load() is None:
     pytest.skip("the CPU library is not built here", allow_module_level=True)
 
 from kernels.cpu.backend import CpuBackend
-from kernels.interface import AttentionShape, Batch, KVLayer, LayerForm, LayerWeights
+from kernels.interface import AttentionShape, Batch, KVLayer, LayerWeights
+from kernels.layer_form import LayerForm
 from tests.kernels.cpu_batches import (
     SETS,
     instruction_set,

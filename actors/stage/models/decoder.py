@@ -20,10 +20,10 @@ from kernels.interface import (
     Batch,
     DecoderStack,
     KVLayer,
-    LayerForm,
     LayerWeights,
     Linear,
 )
+from kernels.layer_form import LayerForm
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ struct NormArgs {
   int64_t stride = 0;  // of the rows of x and y, where it is not the width; then without residual
 };
 
-// In the order of `ACTIVATIONS` in kernels/interface.py.
+// In the order of `ACTIVATIONS` in kernels/layer_form.py.
 enum class Activation : int32_t { silu, gelu, gelu_tanh, relu };
 
 // y = round(f(x)), or gated round(f(gate) * up)

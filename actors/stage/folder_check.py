@@ -1,0 +1,41 @@
+"""What a model folder holds and whether it would load, from its config and its files' headers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+
+from actors.stage.models.families import FAMILIES
+from actors.stage.models.read import load_config
+from actors.stage.models.split import split
+from actors.stage.spec import StageSpec
+from actors.stage.weights.folder import open_folder
+from actors.stage.weights.names import all_shapes
+
+
+def families() -> dict[str, str]:
+    """Architecture name -> what is special about it, in a line."""
+    return {
+        name: " ".join((family.describe.__doc__ or "").split()) for name, family in FAMILIES.items()
+    }
+
+
+def check_folder(folder: Path, tensor_ranks: int = 1, num_stages: int = 1) -> str:
+    """One line about the model. Raises ModelError, naming file and cause, for one that would not
+    load, or not be split so."""
+    config = load_config(folder)
+    spec = StageSpec(str(folder), tensor_ranks=tensor_ranks, num_stages=num_stages)
+    split(config, spec)
+    with open_folder(folder, config, spec, torch.float32):
+        pass  # opening checks the tensors' names and shapes
+    shapes = all_shapes(config)
+    if config.tied_embeddings:
+        del shapes[f"{config.names.head}.weight"]
+    millions = sum(map(math.prod, shapes.values())) / 1e6
+    kind = (config.quantization_config or {}).get("quant_method") or config.dtype
+    return (
+        f"{config.architecture}, {config.num_layers} layers, {millions:,.1f} M parameters, {kind}, "
+        f"up to {config.max_model_len} tokens"
+    )

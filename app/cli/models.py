@@ -1,0 +1,38 @@
+"""`legato models` and `legato check`: which models are served, and whether a folder would load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.terminal import WRONG_USAGE, fail
+
+
+def models() -> None:
+    """List the architectures that are served."""
+    from actors.stage.folder_check import families
+
+    for name, description in families().items():
+        typer.echo(f"{name}: {description}")
+
+
+def check(
+    folder: Annotated[Path, typer.Argument(help="A Hugging Face folder.")],
+    tensor_ranks: Annotated[int, typer.Option(min=1, help="Ranks to split it over.")] = 1,
+    stages: Annotated[int, typer.Option(min=1, help="Pipeline stages to split it into.")] = 1,
+) -> None:
+    """Say whether a model folder would load, and what is in it, without loading it; exit 2 with
+    the reason where it would not."""
+    from actors.stage.folder_check import check_folder
+
+    try:
+        typer.echo(f"{folder}: ok. {check_folder(folder, tensor_ranks, stages)}")
+    except ValueError as error:
+        fail(error, code=WRONG_USAGE)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("models")(models)
+    app.command("check")(check)

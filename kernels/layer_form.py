@@ -1,0 +1,27 @@
+"""What a model's layers compute between their linear layers: a few orthogonal choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LayerForm:
+    """What the layers of a model compute between their linear layers; defaults are Llama's.
+
+    norm: "rms" or "layer" (the mean removed first).
+    activation: one of `ACTIVATIONS`; of the gate, which then multiplies up, or without one of up.
+    parallel: the MLP reads what attention reads (or another norm of it), not attention's result.
+    whole_qk_norm: q and k are normed over all heads of all ranks, not head by head.
+    """
+
+    eps: float
+    norm: str = "rms"
+    activation: str = "silu"
+    gated: bool = True
+    parallel: bool = False
+    whole_qk_norm: bool = False
+
+
+# GELU by the error function, and by its approximation with tanh.
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
