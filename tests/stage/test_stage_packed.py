@@ -90,3 +90,12 @@ def test_a_config_that_promises_what_is_not_there(tmp_path: Path) -> None:
 def test_input_order_cannot_be_split_over_ranks(tmp_path: Path) -> None:
     packed_folders.write(tmp_path, "gptq-act-order")
     refused(tmp_path, "o_proj: inputs in act order cannot be divided", tensor_ranks=2)
+
+
+@pytest.mark.parametrize(("method", "variant"), [("awq", "phi3"), ("gptq-act-order", "glm4")])
+def test_fused_tensors_and_turned_features(tmp_path: Path, method: str, variant: str) -> None:
+    """Rows of packed tensors are cut and reordered as those of dense ones are."""
+    skip_unless_available("cpu")
+    model = packed_folders.write(tmp_path, method, variant)
+    planner = MiniPlanner(make_chain(tmp_path, backend="cpu"))
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)

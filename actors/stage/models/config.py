@@ -83,7 +83,7 @@ class DecoderConfig:
     @property
     def max_model_len(self) -> int:
         """The longest sequence that the model's positions cover, in tokens."""
-        return min(rope.reach for rope in self.ropes)
+        return min((rope.reach for rope in self.ropes if rope.dim), default=self.max_positions)
 
 
 def read_json(path: Path) -> JsonObject:

@@ -15,6 +15,7 @@ from actors.stage.models.rope import Rope
 def gemma(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Llama with norms of weight 1 + w, a scaled embedding and GELU, by its approximation with tanh
     also where old configs say "gelu"."""
+    keys.ignore("hidden_activation")
     keys.only("use_bidirectional_attention", False)
     bias = keys.flag("attention_bias")
     return replace(

@@ -102,6 +102,7 @@ def cohere(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 def cohere2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Command R7B and A: three of four layers see a window, the fourth all, without positions."""
+    keys.only("rotary_pct", 1.0)
     pattern = keys.size("sliding_window_pattern", 4)
     kinds = [SLIDING if (i + 1) % pattern else FULL for i in range(base.num_layers)]
     config = windows(cohere(base, keys), keys, kinds)
