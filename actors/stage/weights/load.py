@@ -105,23 +105,17 @@ class Loader:
         def bias(name: str | None) -> torch.Tensor | None:
             return None if name is None else self._norm_bias(prefix + name)
 
-        mlp: tuple[Linear | None, Linear | None] = (None, None)
-        experts = None
-        if config.has_experts(layer):
-            experts = self._experts(prefix)
-        else:
-            mlp = (
-                self._column_parallel(prefix, gate_up_pieces(config, part)),
-                self._row_parallel(prefix, names.down, part.inner),
-            )
+        mixture = config.has_experts(layer)
         return LayerWeights(
             input_norm_H=norm(names.input_norm),
             qkv=self._column_parallel(prefix, qkv_pieces(config, part)),
             out=self._row_parallel(prefix, names.out, part.q),
             post_norm_H=norm(names.mlp_norm),
-            gate_up=mlp[0],
-            down=mlp[1],
-            experts=experts,
+            gate_up=None
+            if mixture
+            else self._column_parallel(prefix, gate_up_pieces(config, part)),
+            down=None if mixture else self._row_parallel(prefix, names.down, part.inner),
+            experts=self._experts(prefix) if mixture else None,
             cos_sin_PD=cos_sin_PD,
             q_norm_D=self._head_norm(prefix + names.q_norm, config.num_heads, part.q),
             k_norm_D=self._head_norm(prefix + names.k_norm, config.num_kv_heads, part.kv),
