@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import httpx
+import psutil
 import pytest
 
 from tests.serve.server_process import running
@@ -21,6 +23,7 @@ pytestmark = [pytest.mark.serve, pytest.mark.timeout(300)]
 
 TRACER = Path(__file__).with_name("path_tracer")
 MOST_FILES, MOST_FILES_BACK = 45, 12
+DEADLINE_S = 60.0
 BESIDE = ("app/cli/", "app/settings", "app/api/endpoints/probes.py", "app/server.py")
 # A token's way back ends with the write to its connection; what the next step needs, and what is
 # counted in batches afterwards, is not on it.
@@ -49,22 +52,39 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
             yield server.url, folder
 
 
-def _trace(folder: Path, work: Callable[[], None]) -> list[Row]:
-    for old in folder.glob("*.json"):
+def _pids(folder: Path, suffix: str) -> set[int]:
+    """The processes that have written such a file and still run."""
+    return {pid for f in folder.glob(f"*.{suffix}") if _runs(pid := int(f.stem))}
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _until_all(folder: Path, of: str, have: str) -> None:
+    """Until each process with a file of the first kind has one of the second."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while late := _pids(folder, of) - _pids(folder, have):
+        assert time.monotonic() < deadline_s, f"no .{have} of {late}"
+        time.sleep(0.005)
+
+
+def _trace(folder: Path, work: Callable[[], object]) -> list[Row]:
+    for old in (*folder.glob("*.json"), *folder.glob("*.on")):
         old.unlink()
     (folder / "on").touch()
-    time.sleep(0.05)  # the watchers look every 5 ms
+    _until_all(folder, "known", "on")
     work()
     (folder / "on").unlink()
-    for _ in range(400):  # until replica, scheduler and stage have written their notes
-        time.sleep(0.025)
-        if len(list(folder.glob("*.json"))) >= 3:
-            break
-    time.sleep(0.05)
+    _until_all(folder, "on", "json")
     return [row for file in folder.glob("*.json") for row in json.loads(file.read_text())]
 
 
-def _stream(url: str, max_tokens: int, after_first: Callable[[], None] = lambda: None) -> None:
+def _stream(url: str, max_tokens: int) -> Iterator[str]:
+    """The events of one streamed completion; the stream ends with the iterator."""
     body = {
         "model": "demo",
         "prompt": "def read_lines(path):",
@@ -74,9 +94,7 @@ def _stream(url: str, max_tokens: int, after_first: Callable[[], None] = lambda:
     }
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
         assert answer.status_code == 200
-        for number, line in enumerate(answer.iter_lines()):
-            if number == 4 and line is not None:
-                after_first()
+        yield from filter(None, answer.iter_lines())
 
 
 def _files(rows: list[Row]) -> set[str]:
@@ -85,8 +103,8 @@ def _files(rows: list[Row]) -> set[str]:
 
 def test_a_streamed_completion_passes_few_files(traced: tuple[str, Path]) -> None:
     url, folder = traced
-    _stream(url, 8)  # what runs once per process has run
-    files = _files(_trace(folder, lambda: _stream(url, 24)))
+    assert list(_stream(url, 8))  # what runs once per process has run
+    files = _files(_trace(folder, lambda: list(_stream(url, 24))))
     assert "app/api/endpoints/completions.py" in files
     assert "actors/scheduling/core.py" in files
     assert "kernels/cpu/stack.py" in files
@@ -96,11 +114,26 @@ def test_a_streamed_completion_passes_few_files(traced: tuple[str, Path]) -> Non
 def test_a_steady_token_comes_back_through_fewer(traced: tuple[str, Path]) -> None:
     """From the scheduler's socket, where the stage's answer arrives, to the client's."""
     url, folder = traced
-    first = threading.Event()
-    stream = threading.Thread(target=_stream, args=(url, 600, first.set))
+    events, enough = SimpleQueue[str](), threading.Event()
+
+    def receive() -> None:
+        for event in _stream(url, 4000):
+            events.put(event)
+            if enough.is_set():
+                return
+
+    def receive_more() -> None:
+        while not events.empty():
+            events.get()
+        for _ in range(100):
+            assert events.get(timeout=DEADLINE_S) != "data: [DONE]"
+
+    stream = threading.Thread(target=receive)
     stream.start()
-    first.wait(60)
-    rows = _trace(folder, lambda: time.sleep(0.2))
+    for _ in range(4):
+        events.get(timeout=DEADLINE_S)
+    rows = _trace(folder, receive_more)
+    enough.set()
     stream.join()
     back = [
         row

@@ -1,8 +1,12 @@
 """Notes which of Legato's functions run, in every process of a server, while a file says so.
 
 Python imports a module of this name at start: with this folder on PYTHONPATH the product needs no
-hook of its own. `$LEGATO_TRACE/on` switches the notes on; when it goes, each process writes
-`$LEGATO_TRACE/<pid>.json`: rows of [file, function, the functions of ours that it was called from].
+hook of its own. In the folder `$LEGATO_TRACE`:
+
+    <pid>.known   a process that obeys, written when it starts
+    on            while it is there, processes take notes
+    <pid>.on      this process has begun to
+    <pid>.json    and has ended: rows of [file, function, the functions of ours that called it]
 """
 
 from __future__ import annotations
@@ -39,15 +43,18 @@ def note(frame: FrameType, event: str, argument: object) -> None:
 
 def watch(folder: Path) -> None:
     global is_on
+    mine = folder / str(os.getpid())
     while True:
+        if (folder / "on").exists() != is_on:
+            is_on = not is_on
+            if is_on:
+                mine.with_suffix(".on").touch()
+            else:
+                part = mine.with_suffix(".part")
+                part.write_text(json.dumps(list(seen)))
+                part.rename(mine.with_suffix(".json"))
+                seen.clear()
         time.sleep(0.005)
-        wanted = (folder / "on").exists()
-        if is_on and not wanted and seen:
-            part = folder / f"{os.getpid()}.part"
-            part.write_text(json.dumps(list(seen)))
-            part.rename(folder / f"{os.getpid()}.json")
-            seen.clear()
-        is_on = wanted
 
 
 class ProfileStages(importlib.abc.MetaPathFinder):
@@ -80,4 +87,5 @@ if "LEGATO_TRACE" in os.environ:
     threading.setprofile(note)
     sys.setprofile(note)
     trace = Path(os.environ["LEGATO_TRACE"])
+    (trace / f"{os.getpid()}.known").touch()
     threading.Thread(target=watch, args=(trace,), daemon=True).start()
