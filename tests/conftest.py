@@ -17,6 +17,9 @@ from tests import quick
 # No test reaches for the network, and tokenizers must not warn about forks.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Torch computes in one thread where a test does not say otherwise: tiny tensors take several times
+# as long in two, and each test worker has one core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Typer's messages are printed for a wide terminal: no path is broken over two lines.
 os.environ["TERMINAL_WIDTH"] = "400"
 # Without a GPU, Triton's kernels run interpreted; it decides that when it is first imported,
@@ -24,9 +27,10 @@ os.environ["TERMINAL_WIDTH"] = "400"
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# What engines measure of this machine stays with the run.
-os.environ["LEGATO_CACHE"] = tempfile.mkdtemp(prefix="legato-cache-")
-atexit.register(shutil.rmtree, os.environ["LEGATO_CACHE"], ignore_errors=True)
+# What engines measure of this machine stays with the run, for all of its workers to read.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["LEGATO_CACHE"] = tempfile.mkdtemp(prefix="legato-cache-")
+    atexit.register(shutil.rmtree, os.environ["LEGATO_CACHE"], ignore_errors=True)
 
 # Servers that last for the whole run: the tests that call one are kept on one worker.
 SHARED = {"demo", "own_serve"}

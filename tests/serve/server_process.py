@@ -29,8 +29,9 @@ class Server:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment as a user's shell has it: without what its own cluster set."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    """This process's environment as a user's shell has it: without what its own cluster set, and
+    with all threads."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "OMP_"))}
 
 
 @contextmanager
