@@ -19,8 +19,9 @@ help: ## Show what can be made
 serve: $(VENV)/.installed ## Install what is missing and serve the demo model on 127.0.0.1:8000
 	@$(BIN)/legato serve $(TARGET)
 
-# Two workers: half of the suite's time is waiting for processes to start.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+# Two workers: half of the suite's time is waiting for processes to start. In the order of
+# tests/conftest.py: by itself xdist begins with the modules of many short tests.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
 test: $(VENV)/.installed-dev ## Install what is missing and run the whole suite
 	@$(PYTEST)

@@ -158,10 +158,9 @@ def test_the_demo_is_served_and_asked_from_an_empty_folder(
         assert server.stdout is not None
         is_ready = any("ready in" in line for line in server.stdout)
         assert is_ready, (tmp_path / "serve.log").read_text()[-3000:]
-        for base in (url, f"{url}/v1", f"{url}/v1/"):
-            asked = legato("generate", "Hello", "--url", base, "--max-tokens", "4", "--json")
-            assert asked.returncode == 0, asked.stderr
-            assert json.loads(asked.stdout)["usage"]["completion_tokens"] == 4
+        asked = legato("generate", "Hello", "--url", f"{url}/v1", "--max-tokens", "4", "--json")
+        assert asked.returncode == 0, asked.stderr
+        assert json.loads(asked.stdout)["usage"]["completion_tokens"] == 4
     finally:
         server.send_signal(signal.SIGINT)
     assert server.wait(120) == 0
