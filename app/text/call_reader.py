@@ -8,7 +8,7 @@ from typing import Final
 
 _BLANK: Final = frozenset(" \t\r\n")
 _LIST_MARKS: Final = frozenset("[],")
-_ARGUMENT_KEYS: Final = ("arguments", "parameters")
+ARGUMENT_KEYS: Final = ("arguments", "parameters")
 
 
 class _State(enum.Enum):
@@ -152,7 +152,7 @@ class CallReader:
 
     def _keep(self, char: str) -> None:
         self._value.append(char)
-        if self._key in _ARGUMENT_KEYS and self._value[0] == "{":
+        if self._key in ARGUMENT_KEYS and self._value[0] == "{":
             self._arguments.append(char)
 
     def _end_value(self) -> None:
@@ -163,7 +163,7 @@ class CallReader:
                 self.name = name
             else:
                 self._state = _State.BROKEN
-        elif self._key in _ARGUMENT_KEYS and self._value[0] != "{":
+        elif self._key in ARGUMENT_KEYS and self._value[0] != "{":
             value = _loads("".join(self._value))  # some models write the object as a string
             self._arguments.append(value if isinstance(value, str) else "{}")
 

@@ -1,17 +1,19 @@
 """Tool calls found in a model's text while it streams.
 
 Two forms are read. TAGGED (Hermes, Qwen and many others): `<tool_call>{"name": ..., "arguments":
-{...}}</tool_call>` anywhere in ordinary text. JSON: the whole text is one such object or a list
-of them, as the grammar of a required tool call makes it.
+{...}}</tool_call>` anywhere in ordinary text, which nothing forces to be well made. JSON: the whole
+text is one such object or a list of them, as the grammar of a required tool call makes it.
 """
 
 from __future__ import annotations
 
 import enum
+import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from app.text.call_reader import CallReader
+from app.text.call_reader import ARGUMENT_KEYS, CallReader
 from app.text.stops import StopStrings
 
 _OPEN: Final = "<tool_call>"
@@ -35,15 +37,17 @@ class CallDelta:
 class ToolCallParser:
     """Splits a growing text into plain text and tool calls.
 
-    Arguments are passed on as they come, character for character, once the name is known. What
-    looks like a call and is none (broken JSON, no name) is given back as text.
+    names: of the declared tools. A tagged call counts once it is whole, closed and valid: JSON that
+    names a declared tool and has an object of arguments. What is not is given back as text. Behind
+    a grammar every call is valid: arguments are passed on as they come, character for character.
     """
 
-    def __init__(self, form: ToolFormat) -> None:
+    def __init__(self, form: ToolFormat, names: Collection[str]) -> None:
         self._tagged = form is ToolFormat.TAGGED
+        self._names = frozenset(names)
         self._opening = StopStrings([_OPEN])
-        self._closing: str | None = None  # what was read between a call's end and its closing tag
         self._call: CallReader | None = None if self._tagged else CallReader(in_list=True)
+        self._behind = ""  # a whole tagged call: what may still become its closing tag
         self._announced = False
         self._after_call = False
         self.num_calls = 0
@@ -53,22 +57,26 @@ class ToolCallParser:
         shown: list[str] = []
         deltas: list[CallDelta] = []
         while text:
-            if self._closing is not None:
-                text = self._skip_closing(text)
-            elif self._call is None:
+            if self._call is None:
                 text = self._read_plain(text, shown)
+            elif self._tagged:
+                text = self._read_tagged(self._call, text, shown, deltas)
             else:
-                text = self._read_call(self._call, text, shown, deltas)
+                text = self._read_json(self._call, text, shown, deltas)
         return "".join(shown), deltas
 
     def finish(self) -> tuple[str, list[CallDelta]]:
-        """The text has ended; an unfinished call without a name is text after all."""
+        """The text has ended; what is no call by now is text after all."""
         if self._call is None:
             return self._opening.finish(), []
         call, self._call = self._call, None
-        if self._announced:
-            return "", []
-        return (_OPEN if self._tagged else "") + call.raw, []
+        if not self._tagged:
+            return "" if self._announced else call.raw, []
+        if call.done and _CLOSE.startswith(self._behind.strip()):
+            found = self._valid(call)
+            if found is not None:
+                return "", [found]
+        return _OPEN + call.raw + self._behind, []
 
     def _read_plain(self, text: str, shown: list[str]) -> str:
         if self._after_call:  # line ends between calls are no text
@@ -79,14 +87,49 @@ class ToolCallParser:
             return ""
         rest = self._opening.rest
         self._opening = StopStrings([_OPEN])
-        self._begin_call()
+        self._call = CallReader(in_list=False)
         return rest
 
-    def _begin_call(self) -> None:
-        self._call = CallReader(in_list=not self._tagged)
-        self._announced = False
+    def _read_tagged(
+        self, call: CallReader, text: str, shown: list[str], deltas: list[CallDelta]
+    ) -> str:
+        if not call.done:
+            text = call.push(text)
+            if call.broken:  # the character that broke it may begin the next call
+                self._call = None
+                shown.append(_OPEN + call.raw[:-1])
+                return call.raw[-1] + text
+            if not call.done:
+                return ""
+        self._behind += text
+        ending = self._behind.lstrip()
+        if any(tag.startswith(ending) and tag != ending for tag in (_CLOSE, _OPEN)):
+            return ""
+        behind, self._behind, self._call = self._behind, "", None
+        found = self._valid(call) if ending.startswith((_CLOSE, _OPEN)) else None
+        if found is None:
+            shown.append(_OPEN + call.raw)
+            return behind
+        deltas.append(found)
+        self._after_call = True
+        return ending.removeprefix(_CLOSE)
 
-    def _read_call(
+    def _valid(self, call: CallReader) -> CallDelta | None:
+        """The whole call, if it is one of a declared tool."""
+        arguments = call.take_arguments() or "{}"
+        try:
+            body = json.loads(call.raw)
+            is_object = isinstance(json.loads(arguments), dict)
+        except (ValueError, RecursionError):
+            return None
+        given = [body[key] for key in ARGUMENT_KEYS if key in body]
+        has_object = is_object and all(isinstance(v, dict | str | None) for v in given)
+        if call.name is None or call.name not in self._names or not has_object:
+            return None
+        self.num_calls += 1
+        return CallDelta(self.num_calls - 1, call.name, arguments)
+
+    def _read_json(
         self, call: CallReader, text: str, shown: list[str], deltas: list[CallDelta]
     ) -> str:
         rest = call.push(text)
@@ -100,22 +143,8 @@ class ToolCallParser:
                 deltas.append(CallDelta(self.num_calls - 1, None, arguments))
         if call.broken:
             if not self._announced:
-                shown.append((_OPEN if self._tagged else "") + call.raw)
+                shown.append(call.raw)
             self._call = None
         elif call.done:
-            if self._tagged:
-                self._call, self._closing = None, ""
-            else:
-                self._begin_call()
+            self._call, self._announced = CallReader(in_list=True), False
         return rest
-
-    def _skip_closing(self, text: str) -> str:
-        """Leave out blanks and one closing tag after a call; return what follows."""
-        seen = (self._closing or "") + text
-        stripped = seen.lstrip()
-        if not stripped or (len(stripped) < len(_CLOSE) and _CLOSE.startswith(stripped)):
-            self._closing = seen
-            return ""
-        self._closing = None
-        self._after_call = True
-        return stripped.removeprefix(_CLOSE)

@@ -89,7 +89,7 @@ class Chat:
             stops=stop_strings(body, context),
             stop_token_ids=frozenset(sampling.stop_token_ids),
             # Some tokenizers hold <tool_call> as a special token, which must then be seen.
-            skip_special_tokens=body.skip_special_tokens is not False and not tools.parse,
+            skip_special_tokens=body.skip_special_tokens is not False and not tools.names,
         )
         call.admit_tokens(len(prompt))
         generation = Generation(context, call, [request], rules, stream=bool(body.stream))
@@ -116,7 +116,9 @@ class ChatWriter(StreamWriter):
         self._context = context
         self._body = body
         self._generation = generation
-        self._parsers = [ToolCallParser(tools.format) for _ in range(count)] if tools.parse else []
+        self._parsers = (
+            [ToolCallParser(tools.format, tools.names) for _ in range(count)] if tools.names else []
+        )
         self._opened = [False] * count
         self._is_bare = not self._parsers and not body.logprobs
         self._head: dict[str, Any] = {

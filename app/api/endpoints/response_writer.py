@@ -28,7 +28,7 @@ class ResponseWriter(StreamWriter):
     ) -> None:
         super().__init__(len(generation.streams))
         self._generation = generation
-        self._parser = ToolCallParser(tools.format) if tools.parse else None
+        self._parser = ToolCallParser(tools.format, tools.names) if tools.names else None
         self._body = body
         self._base = _base(context, body, response_id)
         self._output: list[dict[str, Any]] = []

@@ -83,7 +83,7 @@ class Responses:
         rules = TextRules(
             stops=stop_strings(body, context),
             stop_token_ids=frozenset(sampling.stop_token_ids),
-            skip_special_tokens=body.skip_special_tokens is not False and not tools.parse,
+            skip_special_tokens=body.skip_special_tokens is not False and not tools.names,
         )
         call.admit_tokens(len(prompt))
         generation = Generation(context, call, [request], rules, stream=bool(body.stream))

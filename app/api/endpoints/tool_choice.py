@@ -20,10 +20,10 @@ _MAX_CALLS: Final = 16  # in one answer: a list without an end is a model's favo
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """specs: what the template shows the model. parse: look for calls in the output."""
+    """specs: what the template shows the model. names: look for calls of these in the output."""
 
     specs: list[dict[str, Any]] | None = None
-    parse: bool = False
+    names: tuple[str, ...] = ()
     format: ToolFormat = ToolFormat.TAGGED
     grammar: Grammar | None = None
 
@@ -55,7 +55,7 @@ def plan_tool_calls(
     if choice == "none":
         return ToolPlan()
     if choice in (None, "auto"):
-        return ToolPlan(specs, parse=True)
+        return ToolPlan(specs, tuple(names))
     if isinstance(choice, NamedTool):
         chosen = [tool for tool in tools if tool.function.name == choice.function.name]
         if not chosen:
@@ -67,7 +67,7 @@ def plan_tool_calls(
     else:
         schema = _calls_schema(tools, several=parallel)
     grammar = Grammar("json_schema", json.dumps(schema, separators=(",", ":")))
-    return ToolPlan(specs, parse=True, format=ToolFormat.JSON, grammar=grammar)
+    return ToolPlan(specs, tuple(names), ToolFormat.JSON, grammar)
 
 
 def _calls_schema(tools: Sequence[Tool], *, several: bool) -> dict[str, Any]:
