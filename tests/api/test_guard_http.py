@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 
 from app.api.http.errors import ApiError
 from app.api.http.keys import KeyRing, TokenBucket
 from app.api.http.options import ApiOptions, KeyLimits
+from app.settings import SettingsError, parse
 from tests.api.conftest import MODEL, Server, StartServer
 
 KEY = {"authorization": "Bearer sesame"}
@@ -78,6 +80,7 @@ def test_key_ring_compares_whole_keys() -> None:
     [
         ("http://evil.example", 403),
         ("null", 403),
+        ("http://[", 403),
         ("http://localhost:1", 403),
         ("OWN", 200),
         ("http://friend.example", 200),
@@ -89,29 +92,70 @@ async def test_foreign_origins(start_server: StartServer, origin: str, status: i
     answer = await server.http.post("/v1/completions", json=BODY, headers=headers)
     assert answer.status_code == status
     allowed = answer.headers.get("access-control-allow-origin")
-    assert allowed == (origin if "friend" in origin else None)
+    assert allowed == (headers["origin"] if status == 200 else None)
+    assert answer.headers["vary"] == "Origin"  # of refusals too: a cache must not mix them up
 
 
-async def test_preflight_only_for_allowed_origins(start_server: StartServer) -> None:
-    server = await start_server(ApiOptions(allowed_origins=("http://friend.example",)))
-    for origin, status in (("http://friend.example", 204), ("http://evil.example", 403)):
-        answer = await server.http.options(
-            "/v1/completions",
-            headers={"origin": origin, "access-control-request-method": "POST"},
-        )
-        assert answer.status_code == status
+async def preflight(server: Server, origin: str) -> httpx.Response:
+    """What a browser asks before a page of that origin may send a key and JSON."""
+    asked = "authorization,content-type,x-stainless-os"
+    headers = {"access-control-request-method": "POST", "access-control-request-headers": asked}
+    return await server.http.options("/v1/completions", headers={"origin": origin, **headers})
+
+
+@pytest.mark.parametrize("keys", [{}, {"sesame": KeyLimits()}])
+async def test_preflights_are_answered_for_allowed_origins_alone(
+    start_server: StartServer, keys: dict[str, KeyLimits]
+) -> None:
+    options = ApiOptions(allowed_origins=("http://friend.example",), api_keys=keys)
+    server = await start_server(options)
+    for origin in ("http://friend.example", server.url):
+        answer = await preflight(server, origin)
+        assert (answer.status_code, answer.content) == (204, b"")
+        assert answer.headers["access-control-allow-origin"] == origin
+        assert "POST" in answer.headers["access-control-allow-methods"]
+        allowed = answer.headers["access-control-allow-headers"].split(",")
+        assert {"authorization", "content-type", "x-stainless-os"} <= set(allowed)
+        assert answer.headers.get_list("vary", split_commas=True) == [
+            "Access-Control-Request-Headers",
+            "Origin",
+        ]
+    refused = await preflight(server, "http://evil.example")
+    assert refused.status_code == 403
+    assert "access-control-allow-origin" not in refused.headers
+    assert "allowed_origins" in refused.json()["error"]["message"]
+
+
+async def test_every_origin_may_be_allowed(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(allowed_origins=("*",)))
+    asked = await preflight(server, "http://any.example")
+    answer = await server.http.post(
+        "/v1/completions", json=BODY, headers={"origin": "http://any.example"}
+    )
+    assert (asked.status_code, answer.status_code) == (204, 200)
+    assert asked.headers["access-control-allow-origin"] == "*"
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert "vary" not in answer.headers
 
 
 async def test_cors_is_off_by_default(server: Server) -> None:
     answer = await server.http.get("/v1/models", headers={"origin": "http://evil.example"})
     assert "access-control-allow-origin" not in answer.headers
+    assert (await preflight(server, "http://evil.example")).status_code == 403
+
+
+@pytest.mark.parametrize("origin", ["friend.example", "http://friend.example/", "null", ""])
+def test_what_no_browser_sends_is_no_allowed_origin(origin: str) -> None:
+    with pytest.raises(SettingsError, match=r"allowed_origins: .* is no origin"):
+        parse({"model": {"path": "configs/models/demo"}, "api": {"allowed_origins": [origin]}})
 
 
 async def test_allowed_hosts(start_server: StartServer) -> None:
     server = await start_server(ApiOptions(allowed_hosts=("127.0.0.1",)))
     assert (await server.http.get("/live")).status_code == 200
-    rebound = await server.http.get("/live", headers={"host": "evil.example"})
-    assert rebound.status_code == 403
+    for host in ("evil.example", "["):
+        rebound = await server.http.get("/live", headers={"host": host})
+        assert rebound.status_code == 403
 
 
 async def test_request_ids_come_back(server: Server) -> None:

@@ -18,6 +18,7 @@ from app.api.http.options import ApiOptions
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_EXPOSED: Final = (b"access-control-expose-headers", b"retry-after, x-request-id")
 
 
 class Guard:
@@ -42,12 +43,8 @@ class Guard:
         headers = dict(reversed(scope["headers"]))  # the first of several counts
         request_id = _request_id(headers.get(b"x-request-id"))
         origin = headers.get(b"origin", b"").decode("latin-1")
-        extra = [(b"x-request-id", request_id.encode())]
-        if origin and self._is_allowed(origin):
-            extra += [
-                (b"access-control-allow-origin", origin.encode("latin-1")),
-                (b"vary", b"Origin"),
-            ]
+        host = headers.get(b"host", b"").decode("latin-1")
+        extra = [(b"x-request-id", request_id.encode()), *self._cors_headers(origin, host)]
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -59,14 +56,16 @@ class Guard:
         inner = {**scope, "state": state}
         try:
             self._check_headers(scope)
-            self._check_host(headers.get(b"host", b""))
-            self._check_origin(scope, origin, headers.get(b"host", b""))
-            if (
+            self._check_host(host)
+            is_preflight = (
                 scope["method"] == "OPTIONS"
-                and origin
+                and bool(origin)
                 and b"access-control-request-method" in headers
-            ):
-                await self._preflight(origin, send_marked)
+            )
+            if is_preflight or scope["method"] not in _SAFE_METHODS:
+                self._check_origin(origin, host)
+            if is_preflight:
+                await _allow(headers.get(b"access-control-request-headers"), send_marked)
                 return
             if self._keys is not None and scope["path"] not in self._options.public_paths:
                 allowance = self._keys.admit(headers.get(b"authorization"))
@@ -86,34 +85,51 @@ class Guard:
         if size > self._options.max_header_bytes:
             raise ApiError(431, f"Headers larger than {self._options.max_header_bytes} bytes.")
 
-    def _check_host(self, host: bytes) -> None:
+    def _check_host(self, host: str) -> None:
         if self._hosts:
-            name = urlsplit("//" + host.decode("latin-1")).hostname
+            try:
+                name = urlsplit("//" + host).hostname
+            except ValueError:  # "[" without "]"
+                name = None
             if (name or "").lower() not in self._hosts:
                 raise ApiError(403, "This host name is not served here.")
 
-    def _check_origin(self, scope: Scope, origin: str, host: bytes) -> None:
+    def _check_origin(self, origin: str, host: str) -> None:
         """A page of another site must not be able to use a visitor's access to this server."""
-        if not origin or scope["method"] in _SAFE_METHODS or self._is_allowed(origin):
-            return
-        if urlsplit(origin).netloc.lower() != host.decode("latin-1").lower():
-            raise ApiError(403, "Requests from this origin are not allowed.")
+        if origin and not self._is_allowed(origin, host):
+            raise ApiError(
+                403, "Requests from this origin are not allowed (setting api.allowed_origins)."
+            )
 
-    def _is_allowed(self, origin: str) -> bool:
-        return origin in self._origins or "*" in self._origins
+    def _is_allowed(self, origin: str, host: str) -> bool:
+        own = origin.partition("://")[2].lower() == host.lower()
+        return own or "*" in self._origins or origin in self._origins
 
-    async def _preflight(self, origin: str, send: Send) -> None:
-        if not self._is_allowed(origin):
-            await send_error(ApiError(403, "Requests from this origin are not allowed."), send)
-            return
-        headers = [
-            (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
-            (b"access-control-allow-headers", b"authorization, content-type, x-request-id"),
-            (b"access-control-max-age", b"600"),
-            (b"content-length", b"0"),
-        ]
-        await send({"type": "http.response.start", "status": 204, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
+    def _cors_headers(self, origin: str, host: str) -> list[tuple[bytes, bytes]]:
+        """What lets a page of an allowed origin read the answer; of which caches must know."""
+        if "*" in self._origins:
+            return [(b"access-control-allow-origin", b"*"), _EXPOSED]
+        if origin and self._is_allowed(origin, host):
+            return [
+                (b"access-control-allow-origin", origin.encode("latin-1")),
+                (b"vary", b"Origin"),
+                _EXPOSED,
+            ]
+        return [(b"vary", b"Origin")] if self._origins else []
+
+
+async def _allow(asked: bytes | None, send: Send) -> None:
+    """Answer the preflight of an allowed origin: any header may be sent, as clients send their own
+    beside the standard's; a key among them is checked with the request itself."""
+    headers = [
+        (b"access-control-allow-methods", b"GET, POST"),
+        (b"access-control-max-age", b"600"),
+        (b"vary", b"Access-Control-Request-Headers"),
+    ]
+    if asked:
+        headers.append((b"access-control-allow-headers", asked))
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _request_id(given: bytes | None) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+# As a browser sends it; a page of a file has the origin "null", which every site can take on.
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,8 @@ class ApiOptions:
 
     api_keys: key -> its limits; empty means that no key is asked for.
     public_paths: reachable without a key (exact paths).
-    allowed_origins: browser origins beside the server's own that may send requests; "*" for all.
+    allowed_origins: browser origins ("https://host:port") beside the server's own whose pages may
+    send requests and read the answers; "*" for all. The keys remain the guard of other clients.
     allowed_hosts: accepted Host headers (without port); empty accepts all.
     """
 
@@ -54,3 +59,11 @@ class ApiOptions:
     max_logit_bias: int = 1024
     max_grammar_chars: int = 64 << 10
     max_embedding_inputs: int = 256
+
+    def __post_init__(self) -> None:
+        for origin in self.allowed_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"allowed_origins: {origin!r} is no origin: write http://host or "
+                    "https://host:port, in lower case and with nothing behind it, or *"
+                )
