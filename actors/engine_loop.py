@@ -176,6 +176,10 @@ class EngineLoop:
         """Process ids of the stage ranks, [stage][rank]."""
         return self.stages.pids
 
+    def warm_grammars(self) -> None:
+        """Let the last stage load, beside its steps, what the first grammar would wait for."""
+        self._spawn(self.stages.warm_grammars())
+
     def status(self) -> dict[str, Any]:
         """A snapshot for the console: plain data."""
         core = self._core

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -134,6 +135,10 @@ class StageSet:
             return await self._actors[-1][0].compile_grammar.remote(grammar)
         except ray.exceptions.RayError as error:
             raise StagesFailed(str(error)) from error
+
+    async def warm_grammars(self) -> None:
+        with contextlib.suppress(StagesFailed):  # a model without a tokenizer takes no grammars
+            await self.compile_grammar(Grammar("json_object", ""))
 
     def close(self) -> None:
         pipeline, self.pipeline = self.pipeline, None

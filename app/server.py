@@ -67,6 +67,7 @@ class LLMServer:
         self.text = await text_task
         self.telemetry = self._observe(config, name)
         self.text.grammars.warm()
+        await self.engine.warm_grammars()
         self.api = self._build_api()
         self.http = await self._open_http()
         freeze_gc_heap()

@@ -214,6 +214,11 @@ class LiveEngine:
         row = await self._link.ask("quote", now_s, num_prompt_tokens, max_tokens, *promised, tenant)
         return Quote(*row)
 
+    async def warm_grammars(self) -> None:
+        """Begin to load what compiles grammars, so that the first request with one need not
+        wait."""
+        await self._link.ask("warm_grammars")
+
     async def stage_pids(self) -> list[list[int]]:
         """Process ids of the stage ranks, [stage][rank]."""
         pids = await self._link.ask("stage_pids")

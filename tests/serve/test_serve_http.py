@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from app.text.processor import TextProcessor
@@ -17,6 +20,7 @@ from tests.live.reference import MAX_TOKENS, expected, make_prompts
 from tests.serve.server_process import Server
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
+KINDS = {"app.text.grammar_worker", "ray::StageActor"}  # of processes that compile grammars
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +38,21 @@ def server(serve: Callable[..., Any], tiny_model: Callable[..., Path]) -> Iterat
 @pytest.fixture
 def client(server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def test_the_first_grammar_finds_its_compilers_loaded(server: Server) -> None:
+    """Nobody has asked for one yet: the child that checks it and the stage that follows it have
+    begun by themselves."""
+    loaded: set[str] = set()
+    deadline_s = time.monotonic() + 60.0
+    while loaded != KINDS:
+        assert time.monotonic() < deadline_s, loaded
+        time.sleep(0.05)
+        for process in psutil.Process(server.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if any("xgrammar" in mapped.path for mapped in process.memory_maps()):
+                    name = " ".join(process.cmdline())
+                    loaded |= {kind for kind in KINDS if kind in name}
 
 
 def test_openai_package_streams_a_chat(client: openai.OpenAI, server: Server) -> None:

@@ -36,7 +36,10 @@ class Probes:
 
     async def model(self, call: Call) -> None:
         """One model by name."""
-        self._context.check_model(str(call.scope["path_params"]["model"]))
+        name = str(call.scope["path_params"]["model"])
+        if not name:
+            raise ApiError(404, "No model is named behind /v1/models/.", param="model")
+        self._context.check_model(name)
         await call.reply_json(self._model())
 
     def _model(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from app.api.schema.common import SamplingFields, Strict
 
@@ -70,6 +70,12 @@ class NamedFunctionTool(Strict):
     name: str = Field(max_length=64)
 
 
+def _nothing(included: object) -> object:
+    if isinstance(included, list) and included:
+        raise ValueError("nothing can be included by this server: leave it out, or empty")
+    return included
+
+
 class ResponseRequest(SamplingFields):
     model: str
     input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1)]
@@ -81,7 +87,7 @@ class ResponseRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
-    include: Annotated[list[str], Field(max_length=0)] | None = None
+    include: Annotated[list[str], BeforeValidator(_nothing), Field(max_length=0)] | None = None
 
     n: None = None
     response_format: None = None
