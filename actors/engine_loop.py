@@ -151,8 +151,7 @@ class EngineLoop:
         await self._finished.wait()
 
     def _replica_gone(self) -> None:
-        # The replica owns this engine: when its socket closes, there is nothing left to serve.
-        # The log comes first: without its end it cannot be read, and ending stages may fail.
+        # It owns this engine. The log first: unended it is unreadable, and stages may fail.
         try:
             if self._events is not None:
                 self._events.close()
@@ -177,7 +176,6 @@ class EngineLoop:
         return self.stages.pids
 
     def warm_grammars(self) -> None:
-        """Let the last stage load, beside its steps, what the first grammar would wait for."""
         self._spawn(self.stages.warm_grammars())
 
     def status(self) -> dict[str, Any]:
@@ -311,8 +309,7 @@ class EngineLoop:
     def _wake_at(self, delay_s: float) -> None:
         if self._wake is not None:
             self._wake.cancel()
-        loop = asyncio.get_running_loop()
-        self._wake = loop.call_later(max(0.0, delay_s), self._handle, Tick())
+        self._wake = asyncio.get_running_loop().call_later(max(0.0, delay_s), self._handle, Tick())
 
     def _send(self, message: Any) -> None:
         if self._replica is not None:

@@ -137,6 +137,7 @@ class StageSet:
             raise StagesFailed(str(error)) from error
 
     async def warm_grammars(self) -> None:
+        """Let the last stage load, beside its steps, what the first grammar would wait for."""
         with contextlib.suppress(StagesFailed):  # a model without a tokenizer takes no grammars
             await self.compile_grammar(Grammar("json_object", ""))
 
