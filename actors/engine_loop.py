@@ -101,9 +101,7 @@ class EngineLoop:
     # ---- life --------------------------------------------------------------------------------
 
     async def start(self, socket_path: str) -> tuple[StageInfo, int]:
-        """Load the stages, size the KV cache, connect to the replica's socket.
-
-        Returns what a rank reports and the number of KV blocks."""
+        """As of `SchedulerActor.start`: what a rank reports, and the number of KV blocks."""
         info, num_blocks, num_host_blocks = await self.stages.build()
         scheduler = replace(
             self._config.scheduler,
@@ -151,7 +149,8 @@ class EngineLoop:
         await self._finished.wait()
 
     def _replica_gone(self) -> None:
-        # It owns this engine. The log first: unended it is unreadable, and stages may fail.
+        # The replica owns this engine: when its socket closes, there is nothing left to serve.
+        # The log comes first: without its end it cannot be read, and ending stages may fail.
         try:
             if self._events is not None:
                 self._events.close()
