@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,14 +20,22 @@ pytestmark = pytest.mark.ray
 
 @pytest.mark.parametrize("stages", [1, 2])
 async def test_the_first_start_measures_and_the_next_one_reads(
-    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path], stages: int
+    make_engine: Callable[..., LiveEngine],
+    tiny_model: Callable[..., Path],
+    tmp_path: Path,
+    stages: int,
 ) -> None:
-    folder = cache_folder() / "cost_models"
-    before = set(folder.glob("*.json"))
+    # A name of its own: all tests share one cache, and the file is called after the folder.
+    model = shutil.copytree(tiny_model("llama"), tmp_path / f"measured-{stages}")
+
+    def files() -> set[Path]:
+        return set((cache_folder() / "cost_models").glob(f"{model.name}-*.json"))
+
+    assert not files()
     saved: set[Path] = set()
     for _ in range(2):
         engine = make_engine(
-            tiny_model("llama"),
+            model,
             parallel={"pipeline_stages": stages},
             scheduling={"budget": "auto", "max_requests": 32},
             slo={"tbt_ms": 50},
@@ -39,8 +48,8 @@ async def test_the_first_start_measures_and_the_next_one_reads(
             assert status["num_free_blocks"] == status["num_blocks"], "KV blocks leaked"
         finally:
             await engine.close()
-        saved = saved or set(folder.glob("*.json")) - before
-        assert set(folder.glob("*.json")) - before == saved
+        saved = saved or files()
+        assert files() == saved
     (file,) = saved
     content = json.loads(file.read_text())
     assert content["key"]["num_stages"] == stages
