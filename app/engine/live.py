@@ -8,6 +8,7 @@ new one is built and every open request replayed: prompt plus the tokens already
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -215,9 +216,9 @@ class LiveEngine:
         return Quote(*row)
 
     async def warm_grammars(self) -> None:
-        """Begin to load what compiles grammars, so that the first request with one need not
-        wait."""
-        await self._link.ask("warm_grammars")
+        """Begin to load what compiles grammars; what fails here, the first request does itself."""
+        with contextlib.suppress(EngineUnavailable):
+            await self._link.ask("warm_grammars")
 
     async def stage_pids(self) -> list[list[int]]:
         """Process ids of the stage ranks, [stage][rank]."""
