@@ -175,7 +175,7 @@ class EngineLoop:
         return self.stages.pids
 
     def warm_grammars(self) -> None:
-        self._spawn(self.stages.warm_grammars())
+        self._tasks.start(self.stages.warm_grammars())
 
     def status(self) -> dict[str, Any]:
         """A snapshot for the console: plain data."""

@@ -102,7 +102,7 @@ class Guard:
             )
 
     def _is_allowed(self, origin: str, host: str) -> bool:
-        own = origin.partition("://")[2].lower() == host.lower()
+        own = host != "" and origin.partition("://")[2].lower() == host.lower()
         return own or "*" in self._origins or origin in self._origins
 
     def _cors_headers(self, origin: str, host: str) -> list[tuple[bytes, bytes]]:
