@@ -79,13 +79,13 @@ class LLMServer:
             log = RecordLog(folder, dataclasses.asdict(config))
         spans_to = self.settings.telemetry.spans_to
         spans = None if spans_to is None else Spans(name, otlp_exporter(spans_to))
-        telemetry = Telemetry(name, config.scheduler.tbt_s, log, spans)
+        telemetry = Telemetry(name, lambda: self.engine.objective, log, spans)
         telemetry.num_blocks = self.engine.num_blocks
         self.engine.iterations.observers.append(telemetry.on_iterations)
         return telemetry
 
     def _build_api(self) -> ASGIApp:
-        routes = [Route("/metrics", self._metrics), *console_routes(self.engine)]
+        routes = [Route("/metrics", self._metrics), *console_routes(self.engine, self.telemetry)]
         return build_api(
             self.engine, self.text, self.settings.api, events=self.telemetry, extra_routes=routes
         )

@@ -66,7 +66,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "app/api/{application,endpoints/*}.py",
         "vocabulary client text http schema api",
     ),
-    "telemetry": ("app/telemetry/*.py", "transport api"),
+    "telemetry": ("app/telemetry/*.py", "vocabulary transport api"),
     "console": ("app/console/*.py", "policies client"),
     "settings": (
         "app/{settings,settings_schema}.py",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from actors.scheduling.request import Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,7 +12,8 @@ class RequestInfo:
     """What is known as a generation starts.
 
     endpoint: route path. num_prompt_tokens: of all its prompts. traceparent: the caller's W3C
-    trace context as it was sent, "" for none.
+    trace context as it was sent, "" for none. objective: its own; where it names none, the
+    deployment's is meant.
     """
 
     request_id: str
@@ -20,6 +23,7 @@ class RequestInfo:
     num_prompt_tokens: int
     num_continuations: int
     traceparent: str = ""
+    objective: Objective = field(default_factory=Objective)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,21 @@ class RequestOutcome:
     queued_s: float = 0.0
 
 
-Deliveries = list[tuple[float, int]]  # (when, how many tokens)
+@dataclass(frozen=True, slots=True)
+class RequestTiming:
+    """How long a request took, as the replica saw it.
+
+    ttft_s: None without a token. max_tbt_s: longest time between tokens of a continuation, 0
+    without any. kept: whether all of its objectives were, None where it had none.
+    """
+
+    queued_s: float
+    ttft_s: float | None
+    max_tbt_s: float
+    kept: bool | None
+
+
+Deliveries = list[tuple[float, int, int]]  # (when, how many tokens, of which continuation)
 
 
 class ApiEvents:
@@ -50,5 +68,11 @@ class ApiEvents:
         called for a token.
         """
 
-    def on_finish(self, request: RequestInfo, outcome: RequestOutcome, now_s: float) -> None:
-        """The request is over, whichever way; called once for every on_request_start."""
+    def on_finish(
+        self, request: RequestInfo, outcome: RequestOutcome, now_s: float
+    ) -> RequestTiming | None:
+        """The request is over, whichever way; called once for every on_request_start.
+
+        Returns its timing; None here, where nothing is measured.
+        """
+        return None

@@ -9,7 +9,7 @@ from typing import Final
 
 from actors.scheduling.plan import TokenLogprobs
 from app.api.context import Context
-from app.api.events import Deliveries, RequestInfo, RequestOutcome
+from app.api.events import Deliveries, RequestInfo, RequestOutcome, RequestTiming
 from app.api.http.call import Call, ClientGone
 from app.api.http.errors import from_engine
 from app.engine.client import EngineError, GenerationRequest, TokenChunk, TokenSink
@@ -21,7 +21,8 @@ _MERGE_QUEUE: Final = 64  # chunks waiting between the prompts of a batch and th
 class Generation:
     """The continuations of every prompt of one HTTP request.
 
-    Continuation i of prompt p has index p * n + i. Totals are exact once `deltas` is exhausted.
+    Continuation i of prompt p has index p * n + i. Totals are exact, and `timing` is known, once
+    `deltas` is exhausted.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Generation:
             for i in range(request.n)
         ]
         self.deliveries: Deliveries = []  # of tokens, for `ApiEvents`
+        self.timing: RequestTiming | None = None  # once it is over
         self.info = RequestInfo(
             request_id=call.request_id,
             endpoint=str(call.scope["path"]),
@@ -59,6 +61,7 @@ class Generation:
             num_prompt_tokens=self.num_prompt_tokens,
             num_continuations=len(self.streams),
             traceparent=(call.header(b"traceparent") or b"").decode("latin-1"),
+            objective=requests[0].objective,
         )
         self._call = call
 
@@ -88,7 +91,7 @@ class Generation:
             async with aclosing(source) as deltas:
                 async for delta in deltas:
                     if delta.num_tokens:
-                        self.deliveries.append((clock(), delta.num_tokens))
+                        self.deliveries.append((clock(), delta.num_tokens, delta.index))
                     if delta.finish_reason is not None:
                         reason = delta.finish_reason
                     yield delta
@@ -106,7 +109,7 @@ class Generation:
         finally:
             context.end()
             self._call.charge(self.num_completion_tokens)
-            events.on_finish(
+            self.timing = events.on_finish(
                 info,
                 RequestOutcome(
                     status,
@@ -191,4 +194,18 @@ def usage_of(generation: Generation) -> dict[str, object]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+    }
+
+
+def timing_of(generation: Generation) -> dict[str, object] | None:
+    """The timing object of a stream's last event, in milliseconds; None where nothing measures."""
+    timing = generation.timing
+    if timing is None:
+        return None
+    ttft_ms = None if timing.ttft_s is None else round(1e3 * timing.ttft_s, 3)
+    return {
+        "queue_ms": round(1e3 * timing.queued_s, 3),
+        "ttft_ms": ttft_ms,
+        "max_tbt_ms": round(1e3 * timing.max_tbt_s, 3),
+        "objective_kept": timing.kept,
     }

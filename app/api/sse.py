@@ -14,10 +14,11 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 
 from app.api.context import Context
-from app.api.generation import Generation
+from app.api.generation import Generation, timing_of
 from app.api.http.call import Call, ClientGone
 from app.api.http.errors import ApiError, from_engine
 from app.api.http.server import BodyWriter
+from app.api.schema.common import StreamOptions
 from app.engine.client import EngineError
 from app.text.incremental import TextDelta, TextStream
 
@@ -42,6 +43,18 @@ def event(content: Any) -> bytes:
 def named_event(name: str, content: Any) -> bytes:
     """One event with a name, as /v1/responses streams them."""
     return f"event: {name}\n".encode() + event(content)
+
+
+def last_event(
+    head: dict[str, Any], options: StreamOptions | None, usage: Any, generation: Generation
+) -> bytes:
+    """What a stream reports of itself at its end, where that is asked for."""
+    fields: dict[str, Any] = {}
+    if options is not None and options.include_usage:
+        fields["usage"] = usage
+    if options is not None and options.include_timing:
+        fields["timing"] = timing_of(generation)
+    return event({**head, "choices": [], **fields}) if fields else b""
 
 
 class StreamWriter(ABC):
@@ -93,7 +106,7 @@ class EventSink:
         stream, num_tokens = self._streams[index], len(tokens)
         if not (stream.is_plain and self._is_open()):
             return False
-        self._deliveries.append((self._clock(), num_tokens))
+        self._deliveries.append((self._clock(), num_tokens, index))
         stream.num_tokens += num_tokens
         text, template = stream.push(tokens), self._templates[index]
         if template is not None:

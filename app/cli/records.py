@@ -1,8 +1,9 @@
-"""`legato trace`, `legato plot`, `legato replay`: what the logs of a run have to say."""
+"""`legato trace`, `plot`, `replay`, `explain`: what the logs of a run have to say."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,18 +15,28 @@ from actors.event_recorder import read_events
 from actors.scheduling.event_log import ReplayMismatch, check_replay
 from app.simulate.command import load_cost_model
 from app.simulate.what_if import what_if, what_if_table
+from app.bench.terminal import output, table
+from app.telemetry.causes import MEANINGS, Cause, why_late
 from app.telemetry.trace import perfetto
 from app.terminal import fail
 
+_NUM_WORST = 10
 Folder = Annotated[Path, typer.Argument(help="A `telemetry.directory`, or a replica's part of it.")]
 
 
-def _rows(folder: Path, kind: str) -> list[dict[str, Any]]:
+Row = dict[str, Any]
+
+
+def _files(folder: Path, kind: str) -> list[Path]:
     files = sorted(folder.rglob(f"{kind}-*.parquet"))
     if not files:
         hint = "set telemetry.directory in the config to keep logs"
         fail(f"no {kind}-*.parquet below {folder}", hint)
-    return [row for file in files for row in pq.read_table(file).to_pylist()]
+    return files
+
+
+def _rows(folder: Path, kind: str) -> list[Row]:
+    return [row for file in _files(folder, kind) for row in pq.read_table(file).to_pylist()]
 
 
 def trace(
@@ -127,7 +138,78 @@ def plot(
         typer.echo(str(out / f"{name}.svg"))
 
 
+def explain(folder: Folder) -> None:
+    """Print why objectives were missed: how often, by cause, and the worst ten gaps of each."""
+    requests = _rows(folder, "requests")
+    gaps: list[tuple[Row, Row | None]] = []  # each with the step that its cause names
+    for replica in {file.parent for file in _files(folder, "iterations")}:
+        if list(replica.glob("gaps-*.parquet")):
+            by_number: dict[int, list[Row]] = {}
+            for row in _rows(replica, "iterations"):
+                by_number.setdefault(row["step"], []).append(row)
+            gaps += [(gap, _step_of(gap, by_number)) for gap in _rows(replica, "gaps")]
+    promised = [row for row in requests if row["kept_objectives"] is not None]
+    kept = sum(row["kept_objectives"] for row in promised)
+    output.print(f"{kept} of {len(promised)} requests with an objective kept it")
+    for objective_s in sorted({gap["objective_s"] for gap, _ in gaps}):
+        _print_gaps(
+            objective_s, [found for found in gaps if found[0]["objective_s"] == objective_s]
+        )
+    for objective_s in sorted({row["ttft_objective_s"] for row in promised} - {None}):
+        _print_late(objective_s, [r for r in promised if r["ttft_objective_s"] == objective_s])
+
+
+def _step_of(gap: Row, by_number: dict[int, list[Row]]) -> Row | None:
+    """Numbers begin anew with a rebuilt scheduler; only one of a number ended within the gap."""
+    found = (
+        row
+        for row in by_number.get(gap["step"], ())
+        if gap["from_s"] < row["done_s"] <= gap["to_s"]
+    )
+    return next(found, None)
+
+
+def _print_gaps(objective_s: float, gaps: list[tuple[Row, Row | None]]) -> None:
+    counts = Counter(Cause(gap["cause"]) for gap, _ in gaps)
+    rows = [(cause, MEANINGS[cause], str(count)) for cause, count in counts.most_common()]
+    output.print(f"\nTBT objective {1e3 * objective_s:g} ms: {len(gaps)} gaps missed it")
+    output.print(table("", ("cause", "", "gaps"), rows, num_words=2))
+    worst = sorted(gaps, key=lambda found: found[0]["from_s"] - found[0]["to_s"])[:_NUM_WORST]
+    cells = []
+    for gap, step in worst:
+        gap_ms = f"{1e3 * (gap['to_s'] - gap['from_s']):.0f}"
+        cells.append((gap["request_id"], gap["cause"], gap_ms, *_contents(step)))
+    columns = ("request", "cause", "gap ms", "step", "decode", "prefill", "ms", "predicted")
+    output.print(f"The worst {len(worst)}, each with the step that has most of its cause:")
+    output.print(table("", columns, cells, num_words=2))
+
+
+def _contents(step: Row | None) -> tuple[str, ...]:
+    """The step, its tokens, the time it took and the time predicted."""
+    if step is None:
+        return ("–",) * 5
+    stages_s = [end_s - begin_s for begin_s, end_s in step["stages_s"] or ()]
+    predicted_s = step["predicted_s"]
+    return (
+        str(step["step"]),
+        str(step["num_decode_tokens"]),
+        str(step["num_prefill_tokens"]),
+        f"{1e3 * sum(stages_s):.0f}" if stages_s else "–",
+        "–" if predicted_s is None else f"{1e3 * predicted_s:.0f}",
+    )
+
+
+def _print_late(objective_s: float, requests: list[Row]) -> None:
+    late = [row for row in requests if row["ttft_s"] > objective_s]
+    if late:
+        counts = Counter(why_late(row["ttft_s"], row["queued_s"]) for row in late)
+        rows = [(cause, str(count)) for cause, count in counts.most_common()]
+        output.print(f"\nTTFT objective {1e3 * objective_s:g} ms: {len(late)} requests missed it")
+        output.print(table("", ("most of it", "requests"), rows))
+
+
 def register(app: typer.Typer) -> None:
     app.command("trace")(trace)
     app.command("plot")(plot)
     app.command("replay")(replay)
+    app.command("explain")(explain)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
@@ -35,7 +36,17 @@ _HEADERS = {
 _FEED_PERIOD_S = 0.1  # iterations come every few milliseconds; eyes need ten frames a second
 
 
-def console_routes(engine: EngineClient) -> Sequence[BaseRoute]:
+class Observer(Protocol):
+    """What the replica knows of its objectives; telemetry implements it."""
+
+    def objectives(self) -> Mapping[str, Any]:
+        """`gaps_kept`, and `gaps_missed` by cause."""
+
+    def watch_gaps(self) -> AbstractContextManager[deque[float]]:
+        """Times between tokens in seconds as the replica sees them, to be taken out."""
+
+
+def console_routes(engine: EngineClient, observer: Observer) -> Sequence[BaseRoute]:
     """`/` (the page), `/console/...` (its files, feed, status, settings)."""
     files = {f"/console/{file.name}": file for file in sorted(_PAGE.iterdir()) if file.is_file()}
 
@@ -52,11 +63,13 @@ def console_routes(engine: EngineClient) -> Sequence[BaseRoute]:
             return JSONResponse({"ready": False, "reason": str(error)}, 503)
         card = engine.card
         snapshot |= {"ready": engine.is_ready(), "model": card.name, "policies": sorted(POLICIES)}
-        snapshot["max_model_len"] = card.max_model_len
+        snapshot |= {"max_model_len": card.max_model_len, "objectives": observer.objectives()}
         return JSONResponse(snapshot)
 
     async def feed(request: Request) -> Response:
-        return StreamingResponse(_events(engine), media_type="text/event-stream", headers=_HEADERS)
+        return StreamingResponse(
+            _events(engine, observer), media_type="text/event-stream", headers=_HEADERS
+        )
 
     async def reconfigure(request: Request) -> Response:
         try:
@@ -89,8 +102,11 @@ def _error(status: int, message: str, param: str | None) -> Response:
     return JSONResponse({"error": {**body, "code": None}}, status)
 
 
-async def _events(engine: EngineClient) -> AsyncGenerator[bytes, None]:
-    async with aclosing(engine.subscribe_iterations()) as batches:
-        async for batch in batches:
-            yield b"data: " + json.dumps(batch).encode() + b"\n\n"
-            await asyncio.sleep(_FEED_PERIOD_S)
+async def _events(engine: EngineClient, observer: Observer) -> AsyncGenerator[bytes, None]:
+    with observer.watch_gaps() as gaps_s:
+        async with aclosing(engine.subscribe_iterations()) as batches:
+            async for batch in batches:
+                content = {"iterations": batch, "gaps_s": list(gaps_s)}
+                gaps_s.clear()
+                yield b"data: " + json.dumps(content).encode() + b"\n\n"
+                await asyncio.sleep(_FEED_PERIOD_S)

@@ -155,6 +155,12 @@ class LiveEngine:
         return self._num_blocks
 
     @property
+    def objective(self) -> Objective:
+        """What every request is promised that names no objective of its own."""
+        scheduler = self._config.scheduler
+        return Objective(scheduler.tbt_s, scheduler.ttft_s)
+
+    @property
     def num_open(self) -> int:
         return len(self._open)
 

@@ -2,44 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+from actors.scheduling.request import Objective
 from actors.transport.messages import IterationRecord
-from app.api.events import ApiEvents, Deliveries, RequestInfo, RequestOutcome
+from app.api.events import ApiEvents, Deliveries, RequestInfo, RequestOutcome, RequestTiming
+from app.telemetry.causes import Cause, Explanation, Gap, explain
+from app.telemetry.definitions import kept_objectives
 from app.telemetry.prometheus import Metrics
 from app.telemetry.records import RecordLog
 from app.telemetry.spans import Spans
 
+_NUM_RECORDS = 4096  # most that are remembered: a gap of seconds is found whole
+_NUM_EARLIER = 64  # before a gap, for comparison
+_WATCHED_GAPS = 4096  # that a console which reads slowly finds
+
 
 @dataclass(slots=True)
 class _OpenRequest:
+    request: RequestInfo
     start_s: float
     deliveries: Deliveries  # not counted yet
-    single: bool  # one continuation: the time between deliveries is a TBT
+    objective: Objective  # its own, else the deployment's as it arrived
+    tbt_s: float  # of the objective, infinite without one
+    last_s: list[float]  # of each continuation, 0 before its first token
     first_s: float | None = None
-    last_s: float = 0.0
     max_tbt_s: float = 0.0
 
 
+class _Steps:
+    """The latest iteration records, and the causes of gaps among them."""
+
+    def __init__(self) -> None:
+        self._records: list[IterationRecord] = []
+        self._ends_s: list[float] = []
+        self._known: dict[tuple[float, ...], Explanation] = {}
+
+    def add(self, records: Sequence[IterationRecord]) -> None:
+        """Records as they come, oldest first."""
+        self._records += records
+        self._ends_s += [record.done_s for record in records]
+        if len(self._records) > _NUM_RECORDS:
+            del self._records[: -_NUM_RECORDS // 2], self._ends_s[: -_NUM_RECORDS // 2]
+        self._known.clear()
+
+    def covers(self, time_s: float) -> bool:
+        """Whether every step that ended by then is here: a later one is, or the engine rests."""
+        if not self._records:
+            return False
+        last = self._records[-1]
+        is_idle = not (last.num_decoding or last.num_prefilling or last.num_waiting)
+        return last.done_s >= time_s or is_idle
+
+    def explain(self, gap: Gap) -> Explanation:
+        """The cause of a gap. Streams that stood still together have one: it is looked up."""
+        first = bisect_right(self._ends_s, gap.from_s)
+        last = bisect_right(self._ends_s, gap.to_s)
+        # Streams of one step get their tokens within a millisecond or so of each other.
+        outside_s = gap.to_s - (self._ends_s[last - 1] if last > first else gap.from_s)
+        key = (first, last, gap.num_tokens, gap.objective_s, round(outside_s, 2))
+        found = self._known.get(key)
+        if found is None:
+            earlier = self._records[max(0, first - _NUM_EARLIER) : first]
+            found = self._known[key] = explain(gap, self._records[first:last], earlier)
+        return found
+
+
 class Telemetry(ApiEvents):
-    """tbt_s: the deployment's objective, for counting violations. log: Parquet, or None.
-    spans: OpenTelemetry, or None.
+    """objective: the deployment's, as it is now. log: Parquet, or None. spans: OpenTelemetry, or
+    None.
 
     Tokens are counted when the scheduler sends records of some iterations: code that runs once in
     a while finds cold caches, and doing so for each token was the dearest part of its way here.
+    A missed gap is explained once the records of its steps are here.
     """
 
     def __init__(
         self,
         model: str,
-        tbt_s: float | None,
+        objective: Callable[[], Objective] = Objective,
         log: RecordLog | None = None,
         spans: Spans | None = None,
     ) -> None:
         self.metrics = Metrics(model)
         self.num_blocks = 0
-        self.tbt_s = tbt_s
+        self._objective = objective
         self._log = log
         self._spans = spans
         self._open: dict[int, _OpenRequest] = {}  # by the RequestInfo's identity
@@ -49,29 +102,45 @@ class Telemetry(ApiEvents):
         }
         self._seen = dict.fromkeys(self._counted, 0)
         self._stage_end_s: list[float] = []
+        self._steps = _Steps()
+        self._unexplained: list[tuple[RequestInfo, int, Gap]] = []  # with their continuation
+        self._num_kept = 0
+        self._missed: Counter[Cause] = Counter()
+        self._watchers: list[deque[float]] = []
 
     # ---- API events ----------------------------------------------------------------------------
 
     def on_request_start(self, request: RequestInfo, now_s: float, deliveries: Deliveries) -> None:
-        single = request.num_continuations == 1
-        self._open[id(request)] = _OpenRequest(now_s, deliveries, single)
+        own, default = request.objective, self._objective()
+        objective = Objective(own.tbt_s or default.tbt_s, own.ttft_s or default.ttft_s)
+        last_s = [0.0] * request.num_continuations
+        self._open[id(request)] = _OpenRequest(
+            request, now_s, deliveries, objective, objective.tbt_s or math.inf, last_s
+        )
         self.metrics.prompt_tokens.inc(request.num_prompt_tokens)
         self.metrics.prompt_length.observe(request.num_prompt_tokens)
 
-    def on_finish(self, request: RequestInfo, outcome: RequestOutcome, now_s: float) -> None:
+    def on_finish(
+        self, request: RequestInfo, outcome: RequestOutcome, now_s: float
+    ) -> RequestTiming | None:
         entry = self._open.pop(id(request), None)
         self.metrics.count_finished(outcome.reason)
         self.metrics.cached_tokens.inc(outcome.num_cached_tokens)
         self.metrics.output_length.observe(outcome.num_completion_tokens)
         if entry is None:
-            return
+            return None
         self._count((entry,))
+        timing = _timing(entry, outcome)
         self.metrics.e2e.observe(now_s - entry.start_s)
         if entry.first_s is not None:
-            planned_s = min(entry.start_s + outcome.queued_s, entry.first_s)
-            self.metrics.queue_time.observe(planned_s - entry.start_s)
+            planned_s = entry.start_s + timing.queued_s
+            self.metrics.queue_time.observe(timing.queued_s)
             self.metrics.prefill_time.observe(entry.first_s - planned_s)
             self.metrics.decode_time.observe(now_s - entry.first_s)
+        is_complete = outcome.status == 200 and outcome.reason != "disconnect"
+        if is_complete and timing.kept is not False:
+            self.metrics.goodput_requests.inc()
+            self.metrics.goodput_tokens.inc(outcome.num_completion_tokens)
         if self._spans is not None:
             self._spans.record(
                 request,
@@ -82,28 +151,15 @@ class Telemetry(ApiEvents):
                 max_tbt_s=entry.max_tbt_s,
             )
         if self._log is not None:
-            self._log.request(
-                {
-                    "request_id": request.request_id,
-                    "endpoint": request.endpoint,
-                    "tenant": request.tenant,
-                    "start_s": entry.start_s,
-                    "queued_s": outcome.queued_s,
-                    "ttft_s": None if entry.first_s is None else entry.first_s - entry.start_s,
-                    "max_tbt_s": entry.max_tbt_s,
-                    "e2e_s": now_s - entry.start_s,
-                    "num_prompt_tokens": request.num_prompt_tokens,
-                    "num_output_tokens": outcome.num_completion_tokens,
-                    "num_cached_tokens": outcome.num_cached_tokens,
-                    "status": outcome.status,
-                    "reason": outcome.reason,
-                }
-            )
+            self._log.request(request, outcome, timing, entry.objective, entry.start_s, now_s)
+        return timing
 
     # ---- the engine ------------------------------------------------------------------------------
 
     def on_iterations(self, records: Sequence[IterationRecord]) -> None:
+        self._steps.add(records)
         self.catch_up()
+        self._explain_missed()
         self.metrics.iterations(records, self.num_blocks)
         for record in records:
             self._count_iteration(record)
@@ -113,26 +169,69 @@ class Telemetry(ApiEvents):
         self._count(self._open.values())
 
     def _count(self, entries: Iterable[_OpenRequest]) -> None:
-        num_generated, gaps_s = 0, list[float]()
+        num_generated, num_promised, gaps_s = 0, 0, list[float]()
+        num_missed = len(self._unexplained)
         for entry in entries:
             if not entry.deliveries:
                 continue
             if entry.first_s is None:
                 entry.first_s = entry.deliveries[0][0]
                 self.metrics.ttft.observe(entry.first_s - entry.start_s)
-            last_s = entry.last_s
-            for now_s, num_tokens in entry.deliveries:
+            last_s, tbt_s, num_before = entry.last_s, entry.tbt_s, len(gaps_s)
+            for now_s, num_tokens, index in entry.deliveries:
                 num_generated += num_tokens
-                if last_s and entry.single:
-                    gaps_s.append(now_s - last_s)
-                    entry.max_tbt_s = max(entry.max_tbt_s, now_s - last_s)
-                last_s = now_s
-            entry.last_s = last_s
+                if last_s[index]:
+                    gap_s = now_s - last_s[index]
+                    gaps_s.append(gap_s)
+                    if gap_s > tbt_s:
+                        gap = Gap(last_s[index], now_s, tbt_s, num_tokens)
+                        self._unexplained.append((entry.request, index, gap))
+                last_s[index] = now_s
+            entry.max_tbt_s = max(entry.max_tbt_s, max(gaps_s[num_before:], default=0.0))
+            if tbt_s < math.inf:
+                num_promised += len(gaps_s) - num_before
             entry.deliveries.clear()
         self.metrics.generated.inc(num_generated)
         self.metrics.tbt.observe_all(gaps_s)
-        if self.tbt_s is not None:
-            self.metrics.violations.inc(sum(gap_s > self.tbt_s for gap_s in gaps_s))
+        num_kept = num_promised - (len(self._unexplained) - num_missed)
+        self._num_kept += num_kept
+        self.metrics.gaps_kept.inc(num_kept)
+        for watcher in self._watchers:
+            watcher += gaps_s
+
+    def _explain_missed(self, even_uncovered: bool = False) -> None:
+        missed, self._unexplained = self._unexplained, []
+        causes: Counter[Cause] = Counter()
+        for request, index, gap in missed:
+            if not (even_uncovered or self._steps.covers(gap.to_s)):
+                self._unexplained.append((request, index, gap))
+                continue
+            explanation = self._steps.explain(gap)
+            causes[explanation.cause] += 1
+            if self._log is not None:
+                self._log.gap(request.request_id, index, gap, explanation)
+        for cause, count in causes.items():
+            self._missed[cause] += count
+            self.metrics.labelled(self.metrics.gaps_missed, cause=cause.value).inc(count)
+
+    # ---- the console -----------------------------------------------------------------------------
+
+    def objectives(self) -> Mapping[str, Any]:
+        """Gaps since the start whose request had a TBT objective: kept, and missed by cause."""
+        missed = {cause.value: self._missed[cause] for cause in Cause if self._missed[cause]}
+        return {"gaps_kept": self._num_kept, "gaps_missed": missed}
+
+    @contextmanager
+    def watch_gaps(self) -> Iterator[deque[float]]:
+        """Every gap in seconds, as it is counted; the reader takes them out."""
+        watcher: deque[float] = deque(maxlen=_WATCHED_GAPS)
+        self._watchers.append(watcher)
+        try:
+            yield watcher
+        finally:
+            self._watchers = [other for other in self._watchers if other is not watcher]
+
+    # ---- what is written -------------------------------------------------------------------------
 
     def render(self) -> bytes:
         """The metrics as they are now, in Prometheus' text format."""
@@ -166,7 +265,23 @@ class Telemetry(ApiEvents):
     def close(self) -> None:
         """Write what is buffered."""
         self.catch_up()
+        self._explain_missed(even_uncovered=True)
         if self._log is not None:
             self._log.close()
         if self._spans is not None:
             self._spans.close()
+
+
+def _timing(entry: _OpenRequest, outcome: RequestOutcome) -> RequestTiming:
+    if entry.first_s is None:
+        return RequestTiming(outcome.queued_s, None, 0.0, None)
+    ttft_s, objective = entry.first_s - entry.start_s, entry.objective
+    kept = None
+    if objective.tbt_s is not None or objective.ttft_s is not None:
+        kept = kept_objectives(
+            ttft_s,
+            entry.max_tbt_s,
+            ttft_objective_s=objective.ttft_s,
+            tbt_objective_s=objective.tbt_s,
+        )
+    return RequestTiming(min(outcome.queued_s, ttft_s), ttft_s, entry.max_tbt_s, kept)

@@ -115,7 +115,14 @@ class Metrics:
         self.generated = self._counter("generation_tokens", "Tokens streamed")
         self._finished: dict[str, Counter] = {}
         self.finished = self._counter("request_success", "Requests ended", "finished_reason")
-        self.violations = self._counter("tbt_objective_violations", "Gaps above the TBT objective")
+        self.gaps_kept = self._counter(
+            "tbt_objective_kept", "Gaps within the request's TBT objective, else the deployment's"
+        )
+        self.gaps_missed = self._counter("tbt_objective_missed", "Gaps above it, by cause", "cause")
+        self.goodput_requests = self._counter(
+            "goodput_requests", "Completed requests that kept all of their objectives"
+        )
+        self.goodput_tokens = self._counter("goodput_tokens", "Tokens of those requests")
         self.preemptions = self._counter("num_preemptions", "Requests that lost their KV blocks")
         self.recoveries = self._counter("recoveries", "Pipelines rebuilt after a failure")
         self.bubble = self._counter("pipeline_bubble_seconds", "Idle time of a stage", "stage")

@@ -1,6 +1,6 @@
-"""Request and iteration logs as Parquet, written by a thread, rotated by size.
+"""Logs of requests, iterations and missed gaps as Parquet, written by a thread, rotated by size.
 
-Files: `requests-<start>-<n>.parquet` and `iterations-<start>-<n>.parquet` in one folder; each is
+Files: `requests-<start>-<n>.parquet`, `iterations-...` and `gaps-...` in one folder; each is
 complete when it appears (written beside and renamed).
 """
 
@@ -16,6 +16,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from actors.scheduling.request import Objective
+from app.api.events import RequestInfo, RequestOutcome, RequestTiming
+from app.telemetry.causes import Explanation, Gap
 
 _logger = logging.getLogger("legato.telemetry")
 
@@ -54,8 +58,24 @@ REQUESTS = pa.schema(
         ("num_cached_tokens", pa.int32()),
         ("status", pa.int32()),
         ("reason", pa.string()),
+        ("ttft_objective_s", pa.float64()),
+        ("tbt_objective_s", pa.float64()),
+        ("kept_objectives", pa.bool_()),
     ]
 )
+MISSED_GAPS = pa.schema(
+    [
+        ("request_id", pa.string()),
+        ("continuation", pa.int32()),
+        ("from_s", pa.float64()),
+        ("to_s", pa.float64()),
+        ("objective_s", pa.float64()),
+        ("num_tokens", pa.int32()),
+        ("cause", pa.string()),
+        ("step", pa.int64()),
+    ]
+)
+_SCHEMAS = {"requests": REQUESTS, "iterations": ITERATIONS, "gaps": MISSED_GAPS}
 
 
 class RecordLog:
@@ -68,17 +88,49 @@ class RecordLog:
         self._directory = directory
         self._rows_per_file = rows_per_file
         self._started = time.strftime("%Y%m%d-%H%M%S")
-        self._rows: dict[str, list[Mapping[str, Any]]] = {"requests": [], "iterations": []}
+        self._rows: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in _SCHEMAS}
         self._num_files = 0
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="records")
         text = json.dumps(settings, indent=2, default=str)
         (directory / f"settings-{self._started}.json").write_text(text + "\n")
 
-    def request(self, row: Mapping[str, Any]) -> None:
+    def request(
+        self,
+        request: RequestInfo,
+        outcome: RequestOutcome,
+        timing: RequestTiming,
+        objective: Objective,
+        start_s: float,
+        end_s: float,
+    ) -> None:
+        """A request that is over, and the objective that held for it."""
+        row = {
+            "request_id": request.request_id,
+            "endpoint": request.endpoint,
+            "tenant": request.tenant,
+            "start_s": start_s,
+            "queued_s": outcome.queued_s,
+            "ttft_s": timing.ttft_s,
+            "max_tbt_s": timing.max_tbt_s,
+            "e2e_s": end_s - start_s,
+            "num_prompt_tokens": request.num_prompt_tokens,
+            "num_output_tokens": outcome.num_completion_tokens,
+            "num_cached_tokens": outcome.num_cached_tokens,
+            "status": outcome.status,
+            "reason": outcome.reason,
+            "ttft_objective_s": objective.ttft_s,
+            "tbt_objective_s": objective.tbt_s,
+            "kept_objectives": timing.kept,
+        }
         self._add("requests", row)
 
     def iteration(self, row: Mapping[str, Any]) -> None:
         self._add("iterations", row)
+
+    def gap(self, request_id: str, continuation: int, gap: Gap, explanation: Explanation) -> None:
+        """A time between tokens that missed its objective."""
+        row = {"request_id": request_id, "continuation": continuation}
+        self._add("gaps", {**row, **gap._asdict(), **explanation._asdict()})
 
     def _add(self, kind: str, row: Mapping[str, Any]) -> None:
         rows = self._rows[kind]
@@ -92,8 +144,7 @@ class RecordLog:
             return
         self._num_files += 1
         path = self._directory / f"{kind}-{self._started}-{self._num_files:04d}.parquet"
-        schema = REQUESTS if kind == "requests" else ITERATIONS
-        self._writer.submit(_write, path, rows, schema).add_done_callback(_complain)
+        self._writer.submit(_write, path, rows, _SCHEMAS[kind]).add_done_callback(_complain)
 
     def flush(self) -> None:
         """Write what is buffered, in the writer's thread."""

@@ -25,7 +25,7 @@ def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 COMMANDS = (
     "serve", "generate", "chat", "profile", "simulate", "capacity", "plot", "trace", "replay",
-    "bench serve", "bench stall", "bench engine", "bench overhead", "bench policies",
+    "explain", "bench serve", "bench stall", "bench engine", "bench overhead", "bench policies",
     "bench budgets",
     "config check", "config show", "config reference", "models", "check",
 )  # fmt: skip

@@ -24,7 +24,7 @@ def exporter() -> InMemorySpanExporter:
 
 @pytest.fixture
 def telemetry(exporter: InMemorySpanExporter) -> Telemetry:
-    return Telemetry("tiny", None, spans=Spans("tiny", exporter))
+    return Telemetry("tiny", spans=Spans("tiny", exporter))
 
 
 def finished(telemetry: Telemetry, exporter: InMemorySpanExporter) -> tuple[ReadableSpan, ...]:
@@ -34,7 +34,7 @@ def finished(telemetry: Telemetry, exporter: InMemorySpanExporter) -> tuple[Read
 
 def test_a_span_tells_a_request(telemetry: Telemetry, exporter: InMemorySpanExporter) -> None:
     request = RequestInfo("r1", CHAT, "", True, 7, 1)
-    telemetry.on_request_start(request, 100.0, [(100.5, 1), (100.75, 1), (101.0, 2)])
+    telemetry.on_request_start(request, 100.0, [(100.5, 1, 0), (100.75, 1, 0), (101.0, 2, 0)])
     telemetry.on_finish(request, RequestOutcome(200, "stop", 4, 3, 0.125), 101.0)
     *phases, span = finished(telemetry, exporter)
     assert (span.name, span.kind, span.parent) == ("chat tiny", SpanKind.SERVER, None)

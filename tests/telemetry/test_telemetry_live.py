@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from actors.scheduling.request import Objective
 from actors.transport.messages import IterationRecord
-from app.api.events import Deliveries, RequestInfo, RequestOutcome
+from app.api.events import Deliveries, RequestInfo, RequestOutcome, RequestTiming
 from app.telemetry.live import Telemetry
 from app.telemetry.prometheus import Metrics
 from app.telemetry.records import ITERATIONS, RecordLog
@@ -48,32 +50,78 @@ def value(telemetry: Telemetry, name: str, **labels: str) -> float:
 
 
 def test_a_request_and_its_tokens_are_counted() -> None:
-    telemetry = Telemetry("tiny", 0.05)
+    telemetry = Telemetry("tiny", lambda: Objective(0.05))
     request = RequestInfo("r1", "/v1/completions", "", True, 7, 1)
     deliveries: Deliveries = []
     telemetry.on_request_start(request, 100.0, deliveries)
-    deliveries += [(100.4, 1), (100.42, 1)]
+    deliveries += [(100.4, 1, 0), (100.42, 1, 0)]
     telemetry.catch_up()
     assert not deliveries  # counted once
-    deliveries.append((100.52, 2))  # a stall of 100 ms, objective 50
+    deliveries.append((100.52, 2, 0))  # a stall of 100 ms, objective 50
     telemetry.on_finish(request, RequestOutcome(200, "stop", 4, 3, 0.25), 100.52)
     assert value(telemetry, "request_queue_time_seconds_sum") == pytest.approx(0.25)
     assert value(telemetry, "request_prefill_time_seconds_sum") == pytest.approx(0.15)
     assert value(telemetry, "request_decode_time_seconds_sum") == pytest.approx(0.12)
     assert value(telemetry, "time_to_first_token_seconds_sum") == 0.4000000000000057
     assert value(telemetry, "inter_token_latency_seconds_count") == 2
-    assert value(telemetry, "tbt_objective_violations_total") == 1
+    assert value(telemetry, "tbt_objective_kept_total") == 1
     assert value(telemetry, "generation_tokens_total") == 4
     assert value(telemetry, "prefix_cache_hit_tokens_total") == 3
     assert value(telemetry, "request_success_total", finished_reason="stop") == 1
-    telemetry.on_request_start(request, 200.0, [(200.5, 5)])
+    telemetry.on_request_start(request, 200.0, [(200.5, 5, 0)])
     rendered = telemetry.render().decode()  # counts what has only been noted so far
     assert "# TYPE legato_inter_token_latency_seconds histogram" in rendered
     assert 'legato_generation_tokens_total{model_name="tiny"} 9.0' in rendered
 
 
+def test_each_request_is_held_to_its_own_objective() -> None:
+    """Two requests in the same steps; one asks for 50 ms, the other takes the deployment's 200."""
+    telemetry = Telemetry("tiny", lambda: Objective(0.2, 1.0))
+    strict = RequestInfo("r1", "/v1/completions", "", True, 7, 2, objective=Objective(0.05))
+    usual = RequestInfo("r2", "/v1/completions", "", True, 7, 1)
+    late = RequestInfo("r3", "/v1/completions", "", True, 7, 1)
+    told: dict[str, Deliveries] = {}
+    for request in (strict, usual, late):
+        telemetry.on_request_start(request, 10.0, told.setdefault(request.request_id, []))
+    told["r1"] += [(11.0, 1, 0), (11.0, 1, 1), (11.1, 1, 0), (11.1, 1, 1), (11.12, 1, 0)]
+    told["r2"] += [(11.0, 1, 0), (11.1, 1, 0), (11.12, 1, 0)]
+    told["r3"] += [(11.5, 1, 0)]
+    busy = {"num_preemptions": 0, "predicted_s": None}
+    steps = [
+        iteration(n, done_s=done_s, stages_s=((begin_s, done_s),), **busy)
+        for n, (begin_s, done_s) in enumerate([(10.9, 10.999), (11.0, 11.099), (11.1, 11.119)])
+    ]
+    telemetry.on_iterations(steps[:2])
+    # The step that ended the gap is known, but a later one may have ended within it as well.
+    assert telemetry.objectives() == {"gaps_kept": 3, "gaps_missed": {}}
+    telemetry.on_iterations(steps[2:])
+    assert telemetry.objectives() == {"gaps_kept": 3, "gaps_missed": {"prefill": 2}}
+    assert value(telemetry, "tbt_objective_missed_total", cause="prefill") == 2
+    outcome = RequestOutcome(200, "stop", 5, 0, 0.25)
+    assert telemetry.on_finish(strict, outcome, 11.2) == RequestTiming(
+        0.25, 1.0, pytest.approx(0.1), False
+    )
+    kept = telemetry.on_finish(usual, outcome, 11.2)
+    assert kept == RequestTiming(0.25, 1.0, pytest.approx(0.1), True)
+    assert telemetry.on_finish(late, outcome, 11.5) == RequestTiming(0.25, 1.5, 0.0, False)
+    assert value(telemetry, "goodput_requests_total") == 1
+    assert value(telemetry, "goodput_tokens_total") == 5
+
+
+def test_who_left_is_no_goodput_and_who_was_promised_nothing_is() -> None:
+    telemetry = Telemetry("tiny")
+    for outcome in (RequestOutcome(200, "disconnect", 4, 0), RequestOutcome(200, "length", 3, 0)):
+        request = RequestInfo("r1", "/v1/completions", "", True, 7, 1)
+        telemetry.on_request_start(request, 1.0, [(1.5, 1, 0), (9.0, 2, 0)])
+        timing = telemetry.on_finish(request, outcome, 9.0)
+        assert timing is not None
+        assert timing.kept is None
+    assert value(telemetry, "goodput_tokens_total") == 3
+    assert value(telemetry, "tbt_objective_kept_total") == 0
+
+
 def test_iterations_give_gauges_bubbles_and_counts() -> None:
-    telemetry = Telemetry("tiny", None)
+    telemetry = Telemetry("tiny")
     telemetry.num_blocks = 100
     telemetry.on_iterations([iteration(0), iteration(1, num_preemptions=2)])
     # A rebuilt scheduler starts at 0.
@@ -89,7 +137,7 @@ def test_iterations_give_gauges_bubbles_and_counts() -> None:
 
 def test_logs_are_parquet_with_the_settings_beside(tmp_path: Path) -> None:
     log = RecordLog(tmp_path, {"policy": "sarathi"}, rows_per_file=2)
-    telemetry = Telemetry("tiny", None, log)
+    telemetry = Telemetry("tiny", log=log)
     for step in range(3):
         telemetry.on_iterations([iteration(step)])
     request = RequestInfo("r1", "/v1/completions", "t", False, 7, 1)
@@ -108,6 +156,16 @@ def test_logs_are_parquet_with_the_settings_beside(tmp_path: Path) -> None:
 def test_the_readme_lists_every_metric() -> None:
     readme = Path(__file__).resolve().parents[2] / "app/telemetry/README.md"
     assert Metrics("tiny").reference() in readme.read_text()
+
+
+def test_the_dashboard_shows_metrics_that_exist() -> None:
+    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+    families = Metrics("tiny").registry.collect()
+    names = {f"{family.name}{end}" for family in families for end in suffixes[family.type]}
+    dashboard = Path(__file__).resolve().parents[2] / "configs/deploy/grafana.json"
+    shown = set(re.findall(r"legato_\w+", dashboard.read_text()))
+    assert shown
+    assert shown <= names, shown - names
 
 
 def test_record_fields_match_the_parquet_schema() -> None:

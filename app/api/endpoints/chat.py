@@ -22,7 +22,7 @@ from app.api.sampling_params import (
     stop_strings,
 )
 from app.api.schema.chat import ChatRequest
-from app.api.sse import StreamWriter, event, stream_reply
+from app.api.sse import StreamWriter, event, last_event, stream_reply
 from app.engine.client import GenerationRequest
 from app.text.incremental import TextDelta, TextRules
 from app.text.tool_calls import CallDelta, ToolCallParser
@@ -183,10 +183,9 @@ class ChatWriter(StreamWriter):
         return event(content)
 
     def closing(self) -> bytes:
-        """The usage event, when asked for."""
-        if not self._include_usage:
-            return b""
-        return event({**self._head, "choices": [], "usage": usage_of(self._generation)})
+        """Usage and timing, when asked for."""
+        generation = self._generation
+        return last_event(self._head, self._body.stream_options, usage_of(generation), generation)
 
     # ---- whole ------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from app.api.sampling_params import (
     stop_strings,
 )
 from app.api.schema.completions import CompletionRequest
-from app.api.sse import StreamWriter, event, stream_reply
+from app.api.sse import StreamWriter, event, last_event, stream_reply
 from app.engine.client import GenerationRequest
 from app.text.incremental import TextDelta, TextRules
 
@@ -188,10 +188,9 @@ class CompletionWriter(StreamWriter):
         return event(content)
 
     def closing(self) -> bytes:
-        """The usage event, when asked for."""
-        if not self._include_usage:
-            return b""
-        return event({**self._head, "choices": [], "usage": self._usage()})
+        """Usage and timing, when asked for."""
+        options = self._body.stream_options
+        return last_event(self._head, options, self._usage(), self._generation)
 
     # ---- whole ------------------------------------------------------------------------
 

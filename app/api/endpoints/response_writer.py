@@ -7,7 +7,7 @@ from typing import Any
 
 from app.api.context import Context, new_id
 from app.api.endpoints.tool_choice import ToolPlan
-from app.api.generation import Generation
+from app.api.generation import Generation, timing_of
 from app.api.http.errors import ApiError
 from app.api.schema.responses import ResponseRequest
 from app.api.sse import StreamWriter, named_event
@@ -61,8 +61,11 @@ class ResponseWriter(StreamWriter):
         return self._taken()
 
     def closing(self) -> bytes:
-        """The whole response."""
-        self._emit(f"response.{self._status}", response=self.response())
+        """The whole response, and its timing where that is asked for."""
+        options = self._body.stream_options
+        asked = options is not None and options.include_timing
+        timing = {"timing": timing_of(self._generation)} if asked else {}
+        self._emit(f"response.{self._status}", response=self.response(), **timing)
         return self._taken()
 
     def failing(self, error: ApiError) -> bytes:

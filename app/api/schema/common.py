@@ -19,6 +19,11 @@ class StreamOptions(Strict):
     """What a stream reports beside its tokens."""
 
     include_usage: bool = False
+    include_timing: bool = Field(
+        default=False,
+        description="In the last event, `timing`: queue_ms, ttft_ms, max_tbt_ms, objective_kept "
+        "(extension).",
+    )
     include_obfuscation: bool = Field(default=False, description="Accepted and ignored.")
 
 

@@ -1,0 +1,63 @@
+"""`legato explain` on the logs of two replicas, written by the telemetry that a server has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from actors.scheduling.request import Objective
+from actors.transport.messages import IterationRecord
+from app.api.events import RequestInfo, RequestOutcome
+from app.cli.main import app
+from app.telemetry.live import Telemetry
+from app.telemetry.records import RecordLog
+
+runner = CliRunner(env={"COLUMNS": "200"})
+
+
+def _step(number: int, begin_s: float, done_s: float, prefill: int) -> IterationRecord:
+    return IterationRecord(
+        number, begin_s, done_s, None, 8, prefill, 9, ((begin_s, done_s),), 8, 0, 0, 9, 0, 0, 512
+    )
+
+
+def _replica(folder: Path, name: str, tbt_s: float, gap_s: float) -> None:
+    """Twelve requests, each with a token at 1.0 and one after its own gap; one step in each."""
+    telemetry = Telemetry("tiny", lambda: Objective(tbt_s, 0.5), RecordLog(folder / name, {}))
+    telemetry.on_iterations([_step(6, 0.9, 0.999, 0), _step(7, 1.0, 1.0 + gap_s - 0.001, 300)])
+    for number in range(12):
+        info = RequestInfo(f"{name}-{number}", "/v1/completions", "", True, 7, 1)
+        telemetry.on_request_start(info, 0.8 if number else 0.0, [(1.0, 1, 0), (1.0 + gap_s, 1, 0)])
+        telemetry.on_finish(info, RequestOutcome(200, "stop", 2, 0, 0.6 if number else 0.1), 2.0)
+    telemetry.close()
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    _replica(tmp_path, "one", 0.1, 0.25)
+    _replica(tmp_path, "two", 0.2, 0.4)
+    return tmp_path
+
+
+def test_it_says_how_many_why_and_which(logs: Path) -> None:
+    result = runner.invoke(app, ["explain", str(logs)])
+    assert result.exit_code == 0, result.output
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.output.splitlines()]
+    assert "0 of 24 requests with an objective kept it" in result.output
+    for objective in ("100 ms: 12 gaps", "200 ms: 12 gaps", "500 ms: 2 requests"):
+        assert f"objective {objective} missed it" in result.output
+    # The same step number means another step in the other replica.
+    worst = [row for row in rows if len(row) == 8 and row[0].startswith(("one-", "two-"))]
+    assert [row[1:] for row in worst] == [
+        *[["prefill", "250", "7", "8", "300", "249", "–"]] * 10,
+        *[["prefill", "400", "7", "8", "300", "399", "–"]] * 10,
+    ]
+    assert ["prefill", "2"] in rows  # a TTFT of 1 s, of which 0.1 s in the queue
+
+
+def test_nothing_to_explain(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["explain", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "no requests-*.parquet below" in result.output
