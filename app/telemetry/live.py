@@ -178,16 +178,21 @@ class Telemetry(ApiEvents):
                 entry.first_s = entry.deliveries[0][0]
                 self.metrics.ttft.observe(entry.first_s - entry.start_s)
             last_s, tbt_s, num_before = entry.last_s, entry.tbt_s, len(gaps_s)
+            longest_s = entry.max_tbt_s
             for now_s, num_tokens, index in entry.deliveries:
                 num_generated += num_tokens
-                if last_s[index]:
-                    gap_s = now_s - last_s[index]
-                    gaps_s.append(gap_s)
-                    if gap_s > tbt_s:
-                        gap = Gap(last_s[index], now_s, tbt_s, num_tokens)
-                        self._unexplained.append((entry.request, index, gap))
+                before_s = last_s[index]
                 last_s[index] = now_s
-            entry.max_tbt_s = max(entry.max_tbt_s, max(gaps_s[num_before:], default=0.0))
+                if not before_s:
+                    continue
+                gap_s = now_s - before_s
+                gaps_s.append(gap_s)
+                if gap_s > longest_s:
+                    longest_s = gap_s
+                if gap_s > tbt_s:
+                    gap = Gap(before_s, now_s, tbt_s, num_tokens)
+                    self._unexplained.append((entry.request, index, gap))
+            entry.max_tbt_s = longest_s
             if tbt_s < math.inf:
                 num_promised += len(gaps_s) - num_before
             entry.deliveries.clear()
