@@ -185,6 +185,7 @@ class EngineLoop:
             **core.statistics(),
             "policy": core.config.policy,
             "token_budget": core.config.token_budget,
+            "max_step_tokens": core.config.max_step_tokens,
             "tbt_s": core.config.tbt_s,
             "ttft_s": core.config.ttft_s,
             "outlook": outlook(core.cost_model, core.config),

@@ -234,6 +234,10 @@ class SchedulerConfig:
         updates["request_slots"] = self.most_requests
         changed = dataclasses.replace(self, **updates)
         changed.check()
+        budget = updates.get("token_budget")
+        if budget is not None and budget > changed.max_step_tokens:
+            most = f"a step holds at most {changed.max_step_tokens} tokens (max_step_tokens)"
+            raise ConfigError("token_budget", f"{most}, not {budget}")
         return changed
 
     def differs(self, other: SchedulerConfig, *names: str) -> bool:

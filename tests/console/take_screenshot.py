@@ -20,7 +20,7 @@ from tests.console.chromium import chromium, is_installed, text, wait
 from tests.serve.server_process import ROOT, running
 
 PICTURE = ROOT / "app/console/screenshot.png"
-WIDTH, HEIGHT = 1400, 1330
+WIDTH, HEIGHT = 1400, 1220
 TOKEN_BUDGET = 128  # half the demo's: the browser takes its share of two cores
 STREAMS_S = 9.0  # of streams alone before each long prompt: a lane shows 8 s
 # The page draws the last 240 iterations; the chunks are in the middle of them this long after.
@@ -36,7 +36,7 @@ def begin(browser: Any, url: str) -> None:
     browser.find_element("id", "input").send_keys("What is chunked prefill?\n")
     wait(browser, lambda d: d.find_elements("css selector", ".message.assistant small"))
     browser.find_element("id", "streams").click()
-    wait(browser, lambda d: len(d.find_elements("css selector", ".lane")) == 8)
+    wait(browser, lambda d: len(d.find_elements("css selector", ".lane")) == 9)
 
 
 def take(browser: Any) -> tuple[int, bytes]:

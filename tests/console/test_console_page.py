@@ -25,7 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "model": {"path": str(ROOT / "configs/models/demo")},
         "scheduling": {"token_budget": 128, "max_requests": 32},
         "kv": {"memory_gib": 0.3},
-        "slo": {"tbt_ms": 100},
+        "slo": {"tbt_ms": 1},  # which no step keeps
     }
     with running(tmp_path_factory.mktemp("console"), args) as started:
         yield started
@@ -48,7 +48,7 @@ def test_a_visitor_chats_streams_and_switches(server: Server, browser: Any, tmp_
     assert len(answer.split()) > 5
 
     browser.find_element("id", "streams").click()
-    wait(browser, lambda d: len(d.find_elements("css selector", ".lane")) == 8)
+    wait(browser, lambda d: len(d.find_elements("css selector", ".lane")) == 9)  # and the server's
     wait(browser, lambda d: "ms" in text(d, "worst"))
     browser.find_element("id", "long").click()
     wait(browser, lambda d: "P50" in text(d, "tbt-note"))
@@ -57,6 +57,12 @@ def test_a_visitor_chats_streams_and_switches(server: Server, browser: Any, tmp_
     wait(browser, lambda d: d.execute_async_script(
         "const done = arguments[0]; fetch('console/status').then(r => r.json())"
         ".then(s => done(s.policy))") == "vllm")  # fmt: skip
+
+    wait(browser, lambda d: d.find_elements("css selector", ".cause"))
+    assert text(browser, "kept-note").endswith("% kept")
+    budget = browser.find_element("id", "budget")
+    budget.send_keys("99999999\n")
+    wait(browser, lambda d: "budget" in text(d, "notice"))
 
     for name, width, dark in (("wide", 1400, False), ("narrow-dark", 480, True)):
         browser.set_window_size(width, 1000)

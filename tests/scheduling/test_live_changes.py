@@ -43,6 +43,7 @@ def test_a_live_switch_loses_nobody(policy: str) -> None:
         {"order": "nonsense"},
         {"token_budget": "many"},
         {"token_budget": True},
+        {"token_budget": 65},  # the stages' buffers hold 64 tokens
         {"watermark": None},
         {"max_chunk": "long"},
         {"tbt_ms": "soon"},

@@ -1,7 +1,8 @@
 // Three small charts on canvas; colours come from the page's custom properties.
 const PAD = { left: 34, right: 6, top: 8, bottom: 4 };
+const LABELS = 14; // height of a line of labels below
 
-function begin(canvas, top) {
+function begin(canvas, top, bottom = PAD.bottom) {
   const ratio = devicePixelRatio || 1;
   const width = canvas.clientWidth;
   // Setting the size also clears the canvas. The attribute stays the height in CSS pixels.
@@ -12,12 +13,12 @@ function begin(canvas, top) {
   canvas.height = Math.round(rows * ratio);
   const g = canvas.getContext("2d");
   g.setTransform(ratio, 0, 0, ratio, 0, 0);
-  const area = { x: PAD.left, y: PAD.top, w: width - PAD.left - PAD.right, h: rows - PAD.top - PAD.bottom };
+  const area = { x: PAD.left, y: PAD.top, w: width - PAD.left - PAD.right, h: rows - PAD.top - bottom };
   g.font = "11px system-ui, sans-serif";
   g.fillStyle = color("--dim");
   g.textAlign = "right";
   g.fillText(label(top), PAD.left - 5, PAD.top + 8);
-  g.fillText("0", PAD.left - 5, rows - PAD.bottom);
+  g.fillText("0", PAD.left - 5, rows - bottom);
   return { g, area, y: (v) => area.y + area.h * (1 - Math.min(1, v / top)) };
 }
 
@@ -83,7 +84,7 @@ export function histogram(canvas, values, { line, lineColor, color: name }) {
   const at = (v) => Math.min(bins - 1, Math.max(0, Math.floor((bins * Math.log(v / low)) / Math.log(high / low))));
   for (const v of values) counts[at(Math.max(low, v))] += 1;
   const top = Math.max(1, ...counts);
-  const { g, area, y } = begin(canvas, top);
+  const { g, area, y } = begin(canvas, top, LABELS);
   const w = area.w / bins;
   counts.forEach((count, n) => {
     g.fillStyle = color(name);
@@ -93,7 +94,7 @@ export function histogram(canvas, values, { line, lineColor, color: name }) {
   g.textAlign = "center";
   for (const ms of [10, 100, 1000, 10000]) {
     const x = area.x + (at(ms) + 0.5) * w;
-    g.fillText(ms >= 1000 ? `${ms / 1000} s` : `${ms} ms`, x, area.y + 8);
+    g.fillText(ms >= 1000 ? `${ms / 1000} s` : `${ms} ms`, x, area.y + area.h + LABELS - 3);
   }
   if (line) {
     g.fillStyle = color(lineColor);

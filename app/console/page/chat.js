@@ -40,33 +40,34 @@ export class Chat {
     this.abort = new AbortController();
     this.$("stop").disabled = false;
     this.$("send").disabled = true;
-    const begin = performance.now();
-    let answer = "", last = null, first = null, tokens = 0, worst = 0, note = "";
+    let answer = "", tokens = 0, timing = null, note = "";
     try {
       const request = {
-        model: this.model(), messages: this.messages, stream_options: { include_usage: true },
+        model: this.model(), messages: this.messages, stream_options: { include_usage: true, include_timing: true },
         temperature: Number(this.$("temperature").value), max_tokens: Number(this.$("max-tokens").value),
       };
-      for await (const { data, at } of stream("v1/chat/completions", request, this.abort.signal)) {
+      for await (const { data } of stream("v1/chat/completions", request, this.abort.signal)) {
         tokens = data.usage?.completion_tokens ?? tokens;
+        timing = data.timing ?? timing;
         const piece = data.choices[0]?.delta?.content;
         if (!piece) continue;
-        if (last === null) { first = at - begin; this.record.first(first); }
-        else { worst = Math.max(worst, at - last); this.record.gap(at - last); }
-        last = at;
         answer += piece;
         body.textContent = answer;
         this.scroll();
       }
     } catch (problem) {
-      note = problem.name === "AbortError" ? "stopped; " : "";
-      if (!note) { box.classList.add("error"); body.textContent = answer + problem.message; }
+      if (problem.name === "AbortError") note = "stopped";
+      else { box.classList.add("error"); body.textContent = answer + problem.message; }
     }
     if (answer) this.messages.push({ role: "assistant", content: answer });
     else this.messages.pop();
     const small = document.createElement("small");
-    if (first !== null)
-      small.textContent = `${note}${tokens ? `${tokens} tokens, ` : ""}first after ${first.toFixed(0)} ms, longest gap ${worst.toFixed(0)} ms`;
+    if (timing) {
+      this.record.first(timing.ttft_ms);
+      note = `${tokens} tokens, first after ${timing.ttft_ms.toFixed(0)} ms, longest gap ${timing.max_tbt_ms.toFixed(0)} ms`;
+      if (timing.objective_kept !== null) note += timing.objective_kept ? ", objective kept" : ", objective missed";
+    }
+    small.textContent = note;
     box.append(small);
     this.abort = null;
     this.$("stop").disabled = true;

@@ -10,10 +10,8 @@ const tbt = [];
 const ttft = [];
 let status = {};
 
-const record = {
-  first(ms) { ttft.push(ms); if (ttft.length > 2000) ttft.shift(); },
-  gap(ms) { tbt.push(ms); if (tbt.length > 8000) tbt.shift(); },
-};
+// Times are the server's: a browser that is busy, or far away, is late by itself.
+const record = { first(ms) { ttft.push(ms); if (ttft.length > 2000) ttft.shift(); } };
 const notice = (text) => { $("notice").textContent = text; };
 const model = () => status.model;
 const chat = new Chat({ $, model, record });
@@ -30,6 +28,25 @@ function tile(label, value) {
   return box;
 }
 
+function showCauses() {
+  const { gaps_kept: kept, gaps_missed: missed } = status.objectives;
+  const rows = Object.entries(missed).sort((a, b) => b[1] - a[1]);
+  const total = rows.reduce((sum, [, count]) => sum + count, 0);
+  $("kept-note").textContent = kept + total ? `${(Math.floor((1000 * kept) / (kept + total)) / 10).toFixed(1)} % kept` : "";
+  $("causes").replaceChildren(...rows.map(([cause, count]) => {
+    const row = document.createElement("div");
+    row.className = "cause";
+    const name = document.createElement("span");
+    name.textContent = cause.replace("_", " ");
+    const bar = document.createElement("i");
+    bar.style.width = `${(100 * count) / rows[0][1]}%`;
+    const number = document.createElement("span");
+    number.textContent = count;
+    row.append(name, bar, number);
+    return row;
+  }));
+}
+
 function showTiles() {
   const used = status.num_blocks ? 1 - status.num_free_blocks / status.num_blocks : 0;
   $("tiles").replaceChildren(
@@ -37,7 +54,7 @@ function showTiles() {
     tile("prefilling", status.num_prefilling ?? "–"),
     tile("waiting", status.num_waiting ?? "–"),
     tile("KV in use", `${(100 * used).toFixed(0)} %`),
-    tile("cached blocks", status.num_cached_blocks ?? "–"),
+    tile("cached KV", status.num_cached_blocks ?? "–"),
     tile("preemptions", status.num_preemptions ?? "–"),
     tile("recoveries", status.recoveries ?? "–"),
   );
@@ -52,6 +69,8 @@ async function poll() {
     if (!status.ready) return;
     $("model").textContent = status.model;
     showTiles();
+    showCauses();
+    $("budget").max = status.max_step_tokens;
     if (!$("policy").options.length)
       for (const name of status.policies) $("policy").add(new Option(name, name));
     if (document.activeElement !== $("policy")) $("policy").value = status.policy;
@@ -75,7 +94,12 @@ async function settings(changes) {
 function feed() {
   const source = new EventSource("console/feed");
   source.onmessage = (event) => {
-    iterations.push(...JSON.parse(event.data));
+    const { iterations: fresh, gaps_s } = JSON.parse(event.data);
+    iterations.push(...fresh);
+    const gaps = gaps_s.map((s) => 1000 * s);
+    tbt.push(...gaps);
+    tbt.splice(0, Math.max(0, tbt.length - 8000));
+    streams.served(fresh, gaps);
     iterations.splice(0, Math.max(0, iterations.length - WINDOW));
     const last = iterations.at(-1);
     Object.assign(status, {
@@ -125,7 +149,11 @@ $("theme").onclick = () => {
   root.classList.toggle("light", dark);
 };
 $("policy").onchange = () => settings({ policy: $("policy").value });
-$("budget").onchange = () => settings({ token_budget: $("budget").value === "" ? null : Number($("budget").value) });
+$("budget").onchange = () => {
+  const budget = $("budget");
+  if (budget.checkValidity()) settings({ token_budget: budget.value === "" ? null : Number(budget.value) });
+  else notice(`budget: ${budget.validationMessage}`);
+};
 $("streams").onclick = () => streams.toggle();
 $("long").onclick = () => streams.sendLong();
 

@@ -8,7 +8,25 @@ const TOKENS = 400; // per stream before it starts over
 
 export class Streams {
   constructor({ $, model, record, notice, maxLength }) {
-    Object.assign(this, { $, model, record, notice, maxLength, lanes: [], abort: null, worst: 0, marks: [] });
+    Object.assign(this, { $, model, record, notice, maxLength, lanes: [], abort: null, marks: [] });
+    this.server = this.lane("server");
+    this.server.row.classList.add("server");
+    this.offset = Infinity; // of the server's clock to the browser's, in ms
+    this.forget();
+  }
+
+  // Longest gap between tokens: as the server sent them, and as they came here.
+  forget() { this.worst = this.worstHere = 0; }
+
+  // What the server did: records of its iterations, and the gaps of its streams in ms.
+  served(iterations, gaps) {
+    const now = performance.now();
+    // The feed is late by some tenths of a second at most; the least late message tells the clocks.
+    this.offset = Math.min(this.offset, now - 1000 * iterations.at(-1).done_s);
+    if (!this.abort) return;
+    for (const { done_s, num_decode_tokens } of iterations)
+      if (num_decode_tokens) this.server.times.push(1000 * done_s + this.offset);
+    this.worst = Math.max(this.worst, ...gaps);
   }
 
   toggle() {
@@ -19,18 +37,19 @@ export class Streams {
       return;
     }
     this.abort = new AbortController();
-    this.worst = 0;
+    this.forget();
     this.$("streams").textContent = "Stop the streams";
-    this.lanes = Array.from({ length: NUM_STREAMS }, (_, n) => this.lane(n));
-    this.$("lanes").replaceChildren(...this.lanes.map((lane) => lane.row));
+    this.server.times.length = 0;
+    this.lanes = Array.from({ length: NUM_STREAMS }, (_, n) => this.lane(`stream ${n + 1}`));
+    this.$("lanes").replaceChildren(this.server.row, ...this.lanes.map((lane) => lane.row));
     this.run(this.abort.signal);
   }
 
-  lane(number) {
+  lane(title) {
     const row = document.createElement("div");
     row.className = "lane";
     const name = document.createElement("span");
-    name.textContent = `stream ${number + 1}`;
+    name.textContent = title;
     const canvas = document.createElement("canvas");
     canvas.height = 12;
     const gap = document.createElement("span");
@@ -49,10 +68,7 @@ export class Streams {
         };
         for await (const { data, at } of stream("v1/completions", body, signal)) {
           for (const { index } of data.choices) {
-            if (last[index] !== null) {
-              this.record.gap(at - last[index]);
-              this.worst = Math.max(this.worst, at - last[index]);
-            }
+            if (last[index] !== null) this.worstHere = Math.max(this.worstHere, at - last[index]);
             last[index] = at;
             this.lanes[index].times.push(at);
           }
@@ -66,18 +82,20 @@ export class Streams {
 
   async sendLong() {
     const length = Math.min(3000, Math.floor(0.75 * this.maxLength()));
-    this.worst = 0;
+    this.forget();
     const begin = performance.now();
     const mark = { begin, end: null };
     this.marks.push(mark);
     this.notice("");
     try {
       const body = {
-        model: this.model(), max_tokens: 4, ignore_eos: true,
+        model: this.model(), max_tokens: 4, ignore_eos: true, stream_options: { include_timing: true },
         prompt: Array.from({ length }, () => 300 + Math.floor(Math.random() * 3000)),
       };
-      for await (const { at } of stream("v1/completions", body))
-        if (mark.end === null) { mark.end = at; this.record.first(at - begin); }
+      for await (const { data, at } of stream("v1/completions", body)) {
+        mark.end ??= at;
+        if (data.timing) this.record.first(data.timing.ttft_ms);
+      }
     } catch (problem) {
       this.notice(problem.message);
     }
@@ -86,7 +104,7 @@ export class Streams {
 
   draw(objective) {
     const now = performance.now();
-    for (const lane of this.lanes) {
+    for (const lane of this.lanes.length ? [this.server, ...this.lanes] : []) {
       const { canvas, times } = lane;
       while (times.length && times[0] < now - SHOWN_MS) times.shift();
       const width = (canvas.width = canvas.clientWidth);
@@ -97,8 +115,10 @@ export class Streams {
       g.fillStyle = color("--decode");
       for (const t of times) g.fillRect(x(t), 2, 1.5, 8);
       const gap = times.length ? now - times.at(-1) : 0;
-      lane.gap.textContent = this.abort ? `${gap.toFixed(0)} ms ago` : "";
+      // Not the server's: its times come with the feed, some tenths of a second later.
+      lane.gap.textContent = this.abort && lane !== this.server ? `${gap.toFixed(0)} ms ago` : "";
     }
+    this.$("worst-here").textContent = this.worstHere ? `in this browser ${this.worstHere.toFixed(0)} ms` : "";
     const pill = this.$("worst");
     pill.textContent = this.worst ? `longest gap ${this.worst.toFixed(0)} ms` : "longest gap –";
     pill.className = `pill ${!this.worst || !objective ? "" : this.worst > objective ? "bad" : "good"}`;
