@@ -52,13 +52,14 @@ class _Steps:
             del self._records[: -_NUM_RECORDS // 2], self._ends_s[: -_NUM_RECORDS // 2]
         self._known.clear()
 
-    def covers(self, time_s: float) -> bool:
-        """Whether every step that ended by then is here: a later one is, or the engine rests."""
+    def covers(self, gap: Gap, start_s: float) -> bool:
+        """Whether every step that ended within it is here: a later one is, or the engine has come
+        to rest since the gap's request began, and so has the request."""
         if not self._records:
             return False
         last = self._records[-1]
         is_idle = not (last.num_decoding or last.num_prefilling or last.num_waiting)
-        return last.done_s >= time_s or is_idle
+        return last.done_s >= (start_s if is_idle else gap.to_s)
 
     def explain(self, gap: Gap) -> Explanation:
         """The cause of a gap. Streams that stood still together have one: it is looked up."""
@@ -103,7 +104,7 @@ class Telemetry(ApiEvents):
         self._seen = dict.fromkeys(self._counted, 0)
         self._stage_end_s: list[float] = []
         self._steps = _Steps()
-        self._unexplained: list[tuple[RequestInfo, int, Gap]] = []  # with their continuation
+        self._unexplained: list[tuple[_OpenRequest, int, Gap]] = []  # with their continuation
         self._num_kept = 0
         self._missed: Counter[Cause] = Counter()
         self._watchers: list[deque[float]] = []
@@ -159,14 +160,14 @@ class Telemetry(ApiEvents):
     def on_iterations(self, records: Sequence[IterationRecord]) -> None:
         self._steps.add(records)
         self.catch_up()
-        self._explain_missed()
         self.metrics.iterations(records, self.num_blocks)
         for record in records:
             self._count_iteration(record)
 
     def catch_up(self) -> None:
-        """Count the tokens delivered since the last time."""
+        """Count the tokens delivered since the last time, and explain what can be explained."""
         self._count(self._open.values())
+        self._explain_missed()
 
     def _count(self, entries: Iterable[_OpenRequest]) -> None:
         num_generated, num_promised, gaps_s = 0, 0, list[float]()
@@ -191,7 +192,7 @@ class Telemetry(ApiEvents):
                     longest_s = gap_s
                 if gap_s > tbt_s:
                     gap = Gap(before_s, now_s, tbt_s, num_tokens)
-                    self._unexplained.append((entry.request, index, gap))
+                    self._unexplained.append((entry, index, gap))
             entry.max_tbt_s = longest_s
             if tbt_s < math.inf:
                 num_promised += len(gaps_s) - num_before
@@ -205,16 +206,18 @@ class Telemetry(ApiEvents):
             watcher += gaps_s
 
     def _explain_missed(self, even_uncovered: bool = False) -> None:
+        if not self._unexplained:
+            return
         missed, self._unexplained = self._unexplained, []
         causes: Counter[Cause] = Counter()
-        for request, index, gap in missed:
-            if not (even_uncovered or self._steps.covers(gap.to_s)):
-                self._unexplained.append((request, index, gap))
+        for entry, index, gap in missed:
+            if not (even_uncovered or self._steps.covers(gap, entry.start_s)):
+                self._unexplained.append((entry, index, gap))
                 continue
             explanation = self._steps.explain(gap)
             causes[explanation.cause] += 1
             if self._log is not None:
-                self._log.gap(request.request_id, index, gap, explanation)
+                self._log.gap(entry.request.request_id, index, gap, explanation)
         for cause, count in causes.items():
             self._missed[cause] += count
             self.metrics.labelled(self.metrics.gaps_missed, cause=cause.value).inc(count)
@@ -223,6 +226,7 @@ class Telemetry(ApiEvents):
 
     def objectives(self) -> Mapping[str, Any]:
         """Gaps since the start whose request had a TBT objective: kept, and missed by cause."""
+        self.catch_up()
         missed = {cause.value: self._missed[cause] for cause in Cause if self._missed[cause]}
         return {"gaps_kept": self._num_kept, "gaps_missed": missed}
 

@@ -20,7 +20,7 @@ from tests.console.chromium import chromium, is_installed, text, wait
 from tests.serve.server_process import ROOT, running
 
 PICTURE = ROOT / "app/console/screenshot.png"
-WIDTH, HEIGHT = 1400, 1220
+WIDTH, HEIGHT = 1400, 1240
 TOKEN_BUDGET = 128  # half the demo's: the browser takes its share of two cores
 STREAMS_S = 9.0  # of streams alone before each long prompt: a lane shows 8 s
 # The page draws the last 240 iterations; the chunks are in the middle of them this long after.

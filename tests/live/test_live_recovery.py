@@ -70,9 +70,12 @@ async def test_scheduler_killed_mid_stream(
     await engine.start()
     try:
         pid = (await engine.status())["pid"]
+        await engine.reconfigure({"slo.tbt_ms": 250})
         answers = await streams_through(engine, lambda: os.kill(pid, signal.SIGKILL))
         assert answers == expected("llama", LENGTHS, MAX_TOKENS)
-        assert (await settled(engine))["pid"] != pid
+        status = await settled(engine)
+        assert status["pid"] != pid
+        assert status["tbt_s"] == engine.objective.tbt_s == 0.25  # what was changed stays changed
     finally:
         await engine.close()
 
