@@ -13,6 +13,7 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +48,7 @@ class LiveEngine:
         self._name = name
         self._max_rebuilds = max_rebuilds
         self._info: StageInfo | None = None
+        self.objective = Objective()  # of every request that names none of its own
         self._num_blocks = 0
         self._created_s = int(time.time())
         self._next_id = itertools.count(1)
@@ -70,6 +72,13 @@ class LiveEngine:
     async def _build(self) -> None:
         self._info, self._num_blocks = await self._link.open()
         self._ready.set()
+        with suppress(EngineUnavailable):  # lost already: the rebuild that follows asks again
+            await self._ask_objective()
+
+    async def _ask_objective(self) -> None:
+        """The scheduler replaces one that is out of reach, so it is the one to know."""
+        status = await self._link.ask("status")
+        self.objective = Objective(status["tbt_s"], status["ttft_s"])
 
     async def close(self) -> None:
         for task in (self._heartbeat, self._rebuilding):
@@ -155,12 +164,6 @@ class LiveEngine:
         return self._num_blocks
 
     @property
-    def objective(self) -> Objective:
-        """What every request is promised that names no objective of its own."""
-        scheduler = self._config.scheduler
-        return Objective(scheduler.tbt_s, scheduler.ttft_s)
-
-    @property
     def num_open(self) -> int:
         return len(self._open)
 
@@ -238,6 +241,7 @@ class LiveEngine:
         # The next scheduler starts from here.
         scheduler = self._config.scheduler.with_changes(changes)
         self._config = replace(self._config, scheduler=scheduler)
+        await self._ask_objective()
 
     def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
         return self.iterations.subscribe()
