@@ -69,6 +69,8 @@ from actors.transport.wire import FrameProtocol, connect
 
 logger = logging.getLogger("legato.scheduler")
 
+_SHOWN_SETTINGS = ("policy", "token_budget", "max_step_tokens", "tbt_s", "ttft_s")
+
 
 def _not_started(event: Event, now_s: float) -> list[Instruction]:
     raise RuntimeError("scheduler used before start()")
@@ -183,11 +185,7 @@ class EngineLoop:
         assert core is not None
         return {
             **core.statistics(),
-            "policy": core.config.policy,
-            "token_budget": core.config.token_budget,
-            "max_step_tokens": core.config.max_step_tokens,
-            "tbt_s": core.config.tbt_s,
-            "ttft_s": core.config.ttft_s,
+            **{name: getattr(core.config, name) for name in _SHOWN_SETTINGS},
             "outlook": outlook(core.cost_model, core.config),
             "recoveries": self._recovery.num_recoveries,
             "rebuilding": self._recovery.is_rebuilding,
