@@ -72,7 +72,7 @@ class LiveEngine:
     async def _build(self) -> None:
         self._info, self._num_blocks = await self._link.open()
         self._ready.set()
-        with suppress(EngineUnavailable):  # lost already: the rebuild that follows asks again
+        with suppress(EngineUnavailable, QuestionFailed):  # lost: the rebuild asks again
             await self._ask_objective()
 
     async def _ask_objective(self) -> None:
