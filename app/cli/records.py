@@ -13,9 +13,9 @@ from rich.console import Console
 
 from actors.event_recorder import read_events
 from actors.scheduling.event_log import ReplayMismatch, check_replay
+from app.bench.terminal import output, table
 from app.simulate.command import load_cost_model
 from app.simulate.what_if import what_if, what_if_table
-from app.bench.terminal import output, table
 from app.telemetry.causes import MEANINGS, Cause, why_late
 from app.telemetry.trace import perfetto
 from app.terminal import fail
