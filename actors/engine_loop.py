@@ -244,7 +244,7 @@ class EngineLoop:
             self._handle(StepFailed(step.plan.step_id, message))
             self._recovery.step_failed(message, core.faults.num_failures_in_a_row)
             return
-        self._recovery.step_succeeded()
+        self._recovery.num_rebuilds_in_a_row = 0
         begin_s = answer.stage_times_s[0][0] if answer.stage_times_s else step.submitted_s
         planned = core.in_flight[0]
         self._outstanding.observe(planned.num_tokens, now_s - begin_s)

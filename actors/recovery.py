@@ -66,12 +66,9 @@ class Recovery:
         self._tasks = tasks
         self._on_lost = on_lost
         self._on_rebuilt = on_rebuilt
-        self._rebuilds_in_a_row = 0  # since a step last succeeded
+        self.num_rebuilds_in_a_row = 0  # to be set to 0 where a step succeeds
         self.is_rebuilding = False
         self.num_recoveries = 0
-
-    def step_succeeded(self) -> None:
-        self._rebuilds_in_a_row = 0
 
     def step_failed(self, message: str, num_in_a_row: int) -> None:
         """Steps that fail whatever they hold are the stages' fault, not that of a request."""
@@ -92,9 +89,9 @@ class Recovery:
         try:
             self._on_lost()
             while True:
-                self._rebuilds_in_a_row += 1
-                logger.error("pipeline lost (%s): rebuild %d", reason, self._rebuilds_in_a_row)
-                if self._rebuilds_in_a_row > self._max_rebuilds:
+                self.num_rebuilds_in_a_row += 1
+                logger.error("pipeline lost (%s): rebuild %d", reason, self.num_rebuilds_in_a_row)
+                if self.num_rebuilds_in_a_row > self._max_rebuilds:
                     self._give_up(f"{self._max_rebuilds} rebuilds did not help")
                 try:
                     self._stages.close()

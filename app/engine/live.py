@@ -71,6 +71,8 @@ class LiveEngine:
 
     async def _build(self) -> None:
         self._info, self._num_blocks = await self._link.open()
+        if again := [entry.resumed() for entry in self._open.values()]:
+            self._link.submit(again)  # at once: who waits for readiness is not among them
         self._ready.set()
         with suppress(EngineUnavailable, QuestionFailed):  # lost: the rebuild asks again
             await self._ask_objective()
@@ -119,16 +121,10 @@ class LiveEngine:
             self._link = self._new_link()
             try:
                 await self._build()
-                self._submit_again()
                 break
             except Exception as error:  # a full disk, no sockets, no memory: it counts
                 logger.error("rebuild failed: %s: %s", type(error).__name__, error)
         logger.warning("scheduler rebuilt in %.1f s", time.monotonic() - begin_s)
-
-    def _submit_again(self) -> None:
-        again = [entry.resumed() for entry in self._open.values()]
-        if again:
-            self._link.submit(again)
 
     def _fail(self, reason: str) -> None:
         self._failure = reason
