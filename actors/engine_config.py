@@ -48,6 +48,7 @@ class EngineConfig:
     step_deadline_s: float = 20.0
     deadline_factor: float = 20.0
     load_timeout_s: float = 1800.0
+    grammars: bool = False  # load what compiles them at start: else the first one stalls the steps
     calibrate: bool = False  # measure a cost model at start, where the scheduler has none
     event_log: str | None = None  # folder for every event and plan, as Parquet
     max_rebuilds: int = 3  # in a row, without a step between them

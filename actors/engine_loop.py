@@ -176,9 +176,6 @@ class EngineLoop:
         """Process ids of the stage ranks, [stage][rank]."""
         return self.stages.pids
 
-    def warm_grammars(self) -> None:
-        self._tasks.start(self.stages.warm_grammars())
-
     def status(self) -> dict[str, Any]:
         """A snapshot for the console: plain data."""
         core = self._core

@@ -53,6 +53,9 @@ class StageSet:
         info, num_blocks = await self._load()
         swap = int(self._config.kv.swap_gib * GIB) // info.kv_block_bytes
         self._sizes = (num_blocks, swap)
+        if self._config.grammars:
+            with contextlib.suppress(StagesFailed):  # no tokenizer: no grammars
+                await self.compile_grammar(Grammar("json_object", ""))
         await self._open()
         return info, num_blocks, swap
 
@@ -135,11 +138,6 @@ class StageSet:
             return await self._actors[-1][0].compile_grammar.remote(grammar)
         except ray.exceptions.RayError as error:
             raise StagesFailed(str(error)) from error
-
-    async def warm_grammars(self) -> None:
-        """Let the last stage load, beside its steps, what the first grammar would wait for."""
-        with contextlib.suppress(StagesFailed):  # a model without a tokenizer takes no grammars
-            await self.compile_grammar(Grammar("json_object", ""))
 
     def close(self) -> None:
         pipeline, self.pipeline = self.pipeline, None

@@ -59,15 +59,13 @@ class LLMServer:
 
     async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits
         self.settings: Settings = parse(args)
-        config = resolve(self.settings)
+        config = dataclasses.replace(resolve(self.settings), grammars=True)
         name = self.settings.model.name or Path(config.stage.model_path).name
-        text_task = asyncio.create_task(asyncio.to_thread(TextProcessor, config.stage.model_path))
+        text_task = asyncio.create_task(asyncio.to_thread(_load_text, config.stage.model_path))
         self.engine = LiveEngine(config, name)
         await self.engine.start()
         self.text = await text_task
         self.telemetry = self._observe(config, name)
-        self.text.grammars.warm()
-        await self.engine.warm_grammars()
         self.api = self._build_api()
         self.http = await self._open_http()
         freeze_gc_heap()
@@ -174,3 +172,9 @@ class LLMServer:
         if not self.engine.is_ready():
             raise EngineUnavailable("the engine is being rebuilt")
         return await self.engine.status()
+
+
+def _load_text(folder: str) -> TextProcessor:
+    text = TextProcessor(folder)
+    text.grammars.warm()  # while the engine loads: later it would take the steps' cores
+    return text

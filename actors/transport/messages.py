@@ -26,7 +26,7 @@ _Kind = TypeVar("_Kind")
 
 # ---- replica -> scheduler ------------------------------------------------------------------
 
-Question = Literal["status", "stage_pids", "reconfigure", "quote", "warm_grammars"]
+Question = Literal["status", "stage_pids", "reconfigure", "quote"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ new one is built and every open request replayed: prompt plus the tokens already
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import time
@@ -219,11 +218,6 @@ class LiveEngine:
         now_s = time.monotonic()  # the scheduler's clock too: arrivals are told by it
         row = await self._link.ask("quote", now_s, num_prompt_tokens, max_tokens, *promised, tenant)
         return Quote(*row)
-
-    async def warm_grammars(self) -> None:
-        """Begin to load what compiles grammars; what fails here, the first request does itself."""
-        with contextlib.suppress(EngineUnavailable):
-            await self._link.ask("warm_grammars")
 
     async def stage_pids(self) -> list[list[int]]:
         """Process ids of the stage ranks, [stage][rank]."""
