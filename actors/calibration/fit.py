@@ -113,7 +113,16 @@ def token_knots(max_tokens: int, tile: int = 1) -> list[int]:
     return sorted(k for k in knots if k <= max_tokens)
 
 
-def _design(mixes: Sequence[Mix], knots: Sequence[int]) -> Floats:
+def _met(knots: Sequence[int], mixes: Sequence[Mix]) -> list[int]:
+    """The knots behind intervals that steps were measured in: a rise elsewhere would be made up."""
+    met = [knots[0]]
+    for knot in knots[1:]:
+        if any(met[-1] < mix.num_tokens <= knot for mix in mixes):
+            met.append(knot)
+    return met
+
+
+def _design(mixes: Sequence[Mix], knots: Sequence[int], squares: bool) -> Floats:
     """One row per step: a floor, a rise per knot interval, then the attention terms."""
     rows = []
     for mix in mixes:
@@ -128,7 +137,7 @@ def _design(mixes: Sequence[Mix], knots: Sequence[int]) -> Floats:
                 *(1.0, *rises, mix.num_slices),
                 *(mix.num_decodes, mix.decode_kv_tokens),
                 *(mix.num_prefills, mix.prefill_kv_tokens),
-                *(mix.prefill_pairs, mix.prefill_squares),
+                *(mix.prefill_pairs, mix.prefill_squares if squares else 0.0),
             ]
         )
     return np.array(rows, np.float64)
@@ -159,8 +168,11 @@ def fit(
     held_out: float = 0.2,
     tile: int = 1,
     seed: int = 0,
+    squares: bool = True,
 ) -> tuple[CostModel, FitReport]:
     """Fit every coefficient of `base` (whose name, stages, window and so on are kept).
+
+    squares: fit a time per chunk squared too. Few steps cannot tell it from a time per token.
 
     Raises ValueError with fewer than 20 measurements: a fit on less says nothing.
     """
@@ -173,9 +185,9 @@ def fit(
 
     window = base.attention_window
     mixes = [Mix.of_shape(m.shape, window) for m in fitted]
-    knots = token_knots(max(m.num_tokens for m in mixes), tile)
+    knots = _met(token_knots(max(m.num_tokens for m in mixes), tile), mixes)
     seconds = np.array([m.seconds for m in fitted])
-    solution = _robust(_design(mixes, knots) / seconds[:, None])
+    solution = _robust(_design(mixes, knots, squares) / seconds[:, None])
 
     heights = np.cumsum(solution[: len(knots)])
     slices, decode, decode_kv, chunk, chunk_kv, pair, square = solution[len(knots) :].tolist()

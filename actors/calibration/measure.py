@@ -1,8 +1,9 @@
 """Measure the steps of a pipeline that serves no request yet, and fit its cost model.
 
 A few dozen kinds of steps, each run three times at the same positions: the first run touches the
-memory, the faster of the others counts, as other programs only ever add time. Steps grow until time
-is up or a step takes far longer than any objective could allow; the model extends the last slope.
+memory, the faster of the others counts, as other programs only ever add time. A first pass spans
+the sizes up to steps far longer than any objective could allow, the next fill in between until time
+is up; the model extends the last slope.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Execute = Callable[[StepPlan], Awaitable[StepResult]]
 
 LEAST_S, MOST_S = 3.0, 16.0  # bounds of the time that measuring may take
 STEPS_OF_TIME = 400  # between them: so many decodes of one request
-LONGEST_STEP_S = 1.5
+LONGEST_STEP_S = 0.25
 ENOUGH = 24  # kinds of steps: fewer fix no coefficients
 CHECKED = 5  # of a known cost model, one kind of step in so many is run again
 FIRST_ID = 1 << 48  # request ids that no engine reaches
@@ -47,10 +48,13 @@ class Calibration:
 
 
 def shapes(limits: EngineLimits) -> Iterator[StepShape]:
-    """Kinds of steps, ever larger: decodes, a chunk, both; early and deep in a context."""
+    """Kinds of steps, ever larger: decodes, a chunk, both; early and deep in a context.
+
+    Sizes are powers of four, then the powers of two between them.
+    """
     deep = min(2048, limits.max_model_len // 2)
-    size = 1
-    while size <= limits.max_step_tokens:
+    exponents = range(limits.max_step_tokens.bit_length())
+    for size in [1 << e for first in (0, 1) for e in exponents[first::2]]:
         decodes = min(size, limits.max_requests)
         if size == decodes or decodes > size // 2:
             for context in (32, deep):
@@ -62,7 +66,6 @@ def shapes(limits: EngineLimits) -> Iterator[StepShape]:
             few = max(1, min(decodes, size) // 2)
             yield StepShape(few, few * 256, ((0, size - few),))
             yield StepShape(few, few * deep, ((deep // 2, size - few),))
-        size *= 2
 
 
 def fits(shape: StepShape, limits: EngineLimits) -> bool:
@@ -96,19 +99,24 @@ async def calibrate(
     limit_s = None
     measured: list[Measurement] = []
     for shape in shapes(limits):
-        if not fits(shape, limits):
+        expected_s = _expected_s(shape, measured)
+        if not fits(shape, limits) or expected_s > LONGEST_STEP_S:
             continue
+        spent_s = clock() - begin_s + 3 * expected_s
+        if spent_s > MOST_S or (len(measured) >= ENOUGH and limit_s and spent_s > limit_s):
+            break
         measured.append(Measurement(shape, await runner.time(shape)))
         if limit_s is None:
             limit_s = min(MOST_S, max(LEAST_S, STEPS_OF_TIME * measured[0].seconds))
-        # The next kind may be twice as long, and runs three times.
-        spent_s = clock() - begin_s + 6 * measured[-1].seconds
-        enough = len(measured) >= ENOUGH and spent_s > limit_s
-        if enough or spent_s > MOST_S or 2 * measured[-1].seconds > LONGEST_STEP_S:
-            break
     await runner.leave()
-    model, _ = fit(measured, base, held_out=0.15)
+    model, _ = fit(measured, base, held_out=0.15, squares=False)
     return Calibration(model, clock() - begin_s, len(measured))
+
+
+def _expected_s(shape: StepShape, measured: list[Measurement]) -> float:
+    """At most what a step takes, as time grows no faster than tokens (0.0 before any was run)."""
+    sizes = [(m.seconds, max(1.0, shape.num_tokens / m.shape.num_tokens)) for m in measured]
+    return min((seconds * growth for seconds, growth in sizes if seconds), default=0.0)
 
 
 async def check(

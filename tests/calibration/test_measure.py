@@ -117,8 +117,9 @@ async def test_a_known_model_is_checked_in_a_few_steps() -> None:
         assert not other.known
 
 
-def test_kinds_of_steps_grow() -> None:
-    sizes = [shape.num_tokens for shape in itertools.islice(shapes(LIMITS), 60)]
-    assert sizes[0] == 1
+def test_kinds_of_steps_span_the_sizes_before_they_fill_in() -> None:
+    sizes = [shape.num_tokens for shape in shapes(LIMITS)]
+    grown = sizes.index(LIMITS.max_step_tokens // 2)  # 1024: the last power of four
+    assert sizes[:grown] == sorted(sizes[:grown])
+    assert set(sizes[:grown]) == {1, 4, 16, 64, 256}
     assert max(sizes) == LIMITS.max_step_tokens
-    assert all(later >= earlier / 2 for earlier, later in itertools.pairwise(sizes))

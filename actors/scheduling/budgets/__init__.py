@@ -19,10 +19,14 @@ from actors.scheduling.registry import build_part
 __all__ = ["BUDGETS", "build_budget"]
 
 
+# A live step costs its delivery too, which no cost model of stages knows: longer ones pay.
+AUTO_EFFICIENCY = 0.97
+
+
 def _auto(config: SchedulerConfig, cost: StepTimePredictor | None, **options: Any) -> TokenBudget:
     """Adaptive with a cost model; fixed without one, and where its tokens are given."""
     if isinstance(cost, OnlineCostModel) and config.token_budget is None:
-        return AdaptiveBudget.build(config, cost, **options)
+        return AdaptiveBudget.build(config, cost, **{"efficiency": AUTO_EFFICIENCY, **options})
     return FixedBudget.build(config, None, **options)
 
 
