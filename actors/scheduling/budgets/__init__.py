@@ -20,7 +20,7 @@ __all__ = ["BUDGETS", "build_budget"]
 
 
 # A live step costs its delivery too, which no cost model of stages knows: longer ones pay.
-AUTO_EFFICIENCY = 1.0
+AUTO_EFFICIENCY = 0.95
 
 
 def _auto(config: SchedulerConfig, cost: StepTimePredictor | None, **options: Any) -> TokenBudget:
