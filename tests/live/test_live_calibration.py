@@ -43,6 +43,7 @@ async def test_the_first_start_measures_and_the_next_one_reads(
         await engine.start()
         try:
             assert await ask_all(engine, make_prompts()) == expected("llama")
+            await ask(engine, (1, 2, 3), 40)  # alone: so many steps of one kind
             status = await settled(engine)
             assert status["outlook"]["num_tokens"] > 16
             assert status["num_free_blocks"] == status["num_blocks"], "KV blocks leaked"
