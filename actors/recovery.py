@@ -103,7 +103,7 @@ class Recovery:
             self.num_recoveries += 1
             logger.warning("pipeline rebuilt in %.1f s", time.monotonic() - begin_s)
             self._on_rebuilt()
-        except Exception:
+        except Exception:  # whatever it is, an engine that stays half rebuilt serves nobody
             logger.exception("recovery failed")
             self._give_up("recovery itself failed")
 

@@ -282,3 +282,21 @@ def test_a_stream_with_a_tight_objective_starves_no_prompt(deployment_tbt_s: flo
     """10.2 ms a decode: an objective of 11 leaves nothing for prefill, one of 50 all it needs."""
     assert _first_token_beside(0.05, deployment_tbt_s) < 0.3
     assert _first_token_beside(0.011, deployment_tbt_s) < 3.0
+
+
+def test_auto_adapts_unless_its_tokens_are_given() -> None:
+    config = scheduler_config(TILED, budget="auto", tbt_s=0.05)
+    cost = OnlineCostModel(TILED)
+    assert isinstance(build_budget(config, cost), AdaptiveBudget)
+    assert build_budget(config, None) == FixedBudget(512)
+    assert build_budget(dataclasses.replace(config, token_budget=64), cost) == FixedBudget(64)
+    with pytest.raises(ConfigError, match="says nothing"):
+        dataclasses.replace(config, budget="adaptive", token_budget=64).check()
+
+
+def test_without_an_objective_steps_beside_decodes_are_those_worth_their_time() -> None:
+    """A prompt of 2000 tokens fits the buffers, and would make running streams wait for it all."""
+    workload = generate(poisson(2.0), fixed_lengths(2000, 200), 20)
+    result = run(workload, budget="adaptive", tbt_s=None)
+    longest_s = max(result.record.gaps_s)
+    assert TILED.linear_s(128) < longest_s < TILED.linear_s(2000) / 2

@@ -300,3 +300,13 @@ def test_switching_orders_loses_nobody(order: str) -> None:
     driver.send(Reconfigure({"order": order}))
     driver.drain()
     driver.check_everyone_finished()
+
+
+def test_deadline_knows_from_the_cost_model_how_long_a_prompt_takes() -> None:
+    """1 ms a token: of two prompts due together, the one of 800 tokens must start 0.7 s earlier."""
+    cost = {"name": "linear", "tokens_s": [[1, 0.001], [1000, 1.0]]}
+    for cost_model, first in ((None, 1), (cost, 2)):
+        order = build_order("deadline", replace(CONFIG, cost_model=cost_model))
+        order.push(state(1, prompt=100, arrival_s=0.0, objective=Objective(ttft_s=2.0)), 0.0)
+        order.push(state(2, prompt=800, arrival_s=0.0, objective=Objective(ttft_s=2.5)), 0.0)
+        assert pop_all(order)[0] == first

@@ -14,7 +14,9 @@ import httpx
 import openai
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from app.cli.main import app
 from app.text.processor import TextProcessor
 from tests.live.reference import MAX_TOKENS, expected, make_prompts
 from tests.serve.server_process import Server
@@ -197,3 +199,16 @@ def test_probes_and_openapi(server: Server) -> None:
     assert httpx.get(f"{server.url}/live").status_code == 200
     assert "/v1/chat/completions" in httpx.get(f"{server.url}/openapi.json").json()["paths"]
     assert httpx.get(f"{server.url}/no/such/route").json()["error"]["message"]
+
+
+def test_legato_bench_overhead_reads_its_processes_and_its_feed(
+    server: Server, tmp_path: Path
+) -> None:
+    out = tmp_path / "report.json"
+    options = ["--url", server.url, "--streams", "1", "--tokens", "60", "--idle-s", "1"]
+    result = CliRunner().invoke(app, ["bench", "overhead", *options, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    assert found["num_tokens"] == 60
+    assert 0 < found["gap_between_steps_ms_p50"] < 1000
+    assert {"replica", "scheduler", "stage"} <= set(found["cpu_us_per_token"])

@@ -137,7 +137,7 @@ def _feed(root: str, stop: threading.Event) -> Iterator[dict[str, Any]]:
         answer.raise_for_status()
         for line in answer.iter_lines():
             if line.startswith("data: "):
-                yield from json.loads(line.removeprefix("data: "))
+                yield from json.loads(line.removeprefix("data: "))["iterations"]
             if stop.is_set():
                 return
 

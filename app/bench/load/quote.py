@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.bench.load.client import Job, LoadClient, Trace, error_message, first_model, open_loop
-from app.bench.load.serve import DEFAULT_URL, Model, Url
+from app.bench.load.serve import DEFAULT_URL, Model, Qps, Seconds, Url
 from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, output, say_duration, table
@@ -166,8 +166,8 @@ def command(
     context: typer.Context,
     url: Url = DEFAULT_URL,
     model: Model = None,
-    qps: Annotated[float, typer.Option(min=0.01, help="Poisson arrivals per second.")] = 2.0,
-    seconds: Annotated[float, typer.Option(min=1.0, help="Length of the arrivals.")] = 40.0,
+    qps: Qps = 2.0,
+    seconds: Seconds = 40.0,
     lengths: LengthsOption = "sharegpt/8",
     tbt_ms: Annotated[float | None, typer.Option(min=1.0, help="TBT objective to ask for.")] = None,
     ttft_ms: Annotated[

@@ -16,6 +16,8 @@ from app.bench.terminal import Json, Out, console, output
 
 Url = Annotated[str, typer.Option(help="Root of any OpenAI-compatible server.")]
 Model = Annotated[str | None, typer.Option(help="Model name; the server's first if absent.")]
+Qps = Annotated[float, typer.Option(min=0.01, help="Poisson arrivals per second.")]
+Seconds = Annotated[float, typer.Option(min=1.0, help="Length of the arrivals.")]
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
@@ -36,8 +38,8 @@ def command(
     context: typer.Context,
     url: Url = DEFAULT_URL,
     model: Model = None,
-    qps: Annotated[float, typer.Option(min=0.01, help="Poisson arrivals per second.")] = 2.0,
-    seconds: Annotated[float, typer.Option(min=1.0, help="Length of the arrivals.")] = 40.0,
+    qps: Qps = 2.0,
+    seconds: Seconds = 40.0,
     lengths: LengthsOption = "sharegpt/8",
     tbt_ms: Annotated[float | None, typer.Option(min=1.0, help="Objective to judge by.")] = None,
     seed: int = 0,
