@@ -151,6 +151,19 @@ def test_a_slower_machine_than_profiled_is_learned() -> None:
     assert np.quantile(gaps[len(gaps) // 2 :], 0.99) <= 0.05
 
 
+def test_what_a_bad_moment_taught_starves_no_prompt() -> None:
+    """Bounds of six times the prediction leave no room for prefill, and nobody would ever learn
+    that they are wrong."""
+    slow, far_slower = math.log(2.0), math.log(6.0)
+    mixed = tuple((2 * 16 + size, slow, far_slower) for size in range(7))
+    taught = CostModel.from_dict({**TILED.to_dict(), "learnt": mixed})
+    config = scheduler_config(TILED, budget="adaptive", max_requests=32, tbt_s=0.05)
+    fresh = simulate(chat(1.0), Deployment(config, TILED)).summary()
+    misled = simulate(chat(1.0), Deployment(config, TILED, believed=taught)).summary()
+    assert misled.tbt_max <= 0.05
+    assert misled.ttft_p99 < 2.0 * fresh.ttft_p99
+
+
 def test_two_stages_keep_it_too() -> None:
     staged = CostModel.from_dict(
         {**TILED.to_dict(), "num_stages": 2, "transfer_s": ((1, 0.001), (2048, 0.004))}
