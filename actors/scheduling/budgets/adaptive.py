@@ -51,6 +51,7 @@ class AdaptiveBudget:
     growth: context tokens by which running requests may still grow; new prompts are held back
         while decodes alone would miss the objective after that growth.
     efficiency: share of the best token rate that ends the wish for longer steps.
+    allowed_misses: share of the steps that may miss it (see `KeptShare`).
     pace: how fast the pace of prefill adjusts, as a share per step; 0: no pacing.
     """
 
@@ -64,6 +65,7 @@ class AdaptiveBudget:
     headroom: float = 0.04
     growth: int = 128
     efficiency: float = 0.9
+    allowed_misses: float = 0.0075  # of the hundredth that a P99 objective forgives
     pace: float = 0.01
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
     _clock: PipelineClock = field(init=False)
@@ -72,7 +74,7 @@ class AdaptiveBudget:
     _pace_tokens: float = INFINITY  # see `_paced`
     _outside: RecentQuantile = field(init=False)  # seconds, see `_watch`
     _answered: list[tuple[StepShape, float]] = field(default_factory=list)  # and not yet watched
-    _kept: KeptShare = field(default_factory=KeptShare)
+    _kept: KeptShare = field(init=False)
     _asked_at_s: float = 0.0
     _prefilled_at_s: float = 0.0  # when prompts last progressed, or none was held back
     _tightest_s: float = INFINITY  # tightest objective of the decodes when last asked
@@ -94,6 +96,7 @@ class AdaptiveBudget:
 
     def __post_init__(self) -> None:
         self._clock = PipelineClock(self.cost)
+        self._kept = KeptShare(self.allowed_misses)
         self._sizes = StepSizes(self.cost.profile, self.max_step_tokens, self.efficiency)
         self._outside = RecentQuantile(self.cost.quantile, max(self.cost.memory, 1), (0.0,))
 
