@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 
+DRAIN_S = 600.0  # what a leaving replica has to finish its streams, unless its config says other
+
 ENVIRONMENT = {
     # Replicas answer HTTP themselves, on their own event loop, behind HAProxy.
     "RAY_SERVE_ENABLE_HA_PROXY": "1",

@@ -33,6 +33,7 @@ from app.engine.client import EngineUnavailable, GenerationRequest, ModelCard
 from app.engine.link import EngineFailed
 from app.engine.live import LiveEngine
 from app.handle_params import sampling_from
+from app.ray_environment import DRAIN_S
 from app.settings import Settings, parse, resolve
 from app.telemetry.live import Telemetry
 from app.telemetry.prometheus import CONTENT_TYPE
@@ -49,7 +50,7 @@ logger = logging.getLogger("legato.server")
     # token streams: admission is the scheduler's business, and long streams must drain.
     max_ongoing_requests=100_000,
     graceful_shutdown_wait_loop_s=0.5,
-    graceful_shutdown_timeout_s=600.0,
+    graceful_shutdown_timeout_s=DRAIN_S,
     health_check_period_s=5.0,
     health_check_timeout_s=30.0,
 )

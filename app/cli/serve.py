@@ -19,9 +19,11 @@ from rich.status import Status
 
 from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
 from app.cli.serve_config import DEFAULT_CONFIG, load_config, place
-from app.ray_environment import set_environment
+from app.ray_environment import DRAIN_S, set_environment
 from app.settings import SettingsError, parse, resolve
 from app.terminal import WRONG_USAGE, console, fail, print_error
+
+_AFTER_DRAIN_S = 30.0  # for processes to end once their streams have
 
 
 def register(app: typer.Typer) -> None:
@@ -112,9 +114,15 @@ def _run(config: dict[str, Any]) -> int:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
         # Serve kills its controller in the middle of a call, and Ray tells the user so.
         ray._private.worker._worker_logs_enabled = False
-        ray_serve.shutdown()
+        client.shutdown(timeout_s=_drain_s(config) + _AFTER_DRAIN_S)  # `serve.shutdown` gives 30 s
         ray.shutdown()
     return 0 if problem is None else 1
+
+
+def _drain_s(config: dict[str, Any]) -> float:
+    """The longest that a replica of this config may take to finish its streams."""
+    deployments = [d for a in config["applications"] for d in a.get("deployments") or []]
+    return max([DRAIN_S, *(d.get("graceful_shutdown_timeout_s") or 0.0 for d in deployments)])
 
 
 def _url(http: dict[str, Any]) -> str:

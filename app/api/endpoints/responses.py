@@ -89,7 +89,7 @@ class Responses:
         generation = Generation(context, call, [request], rules, stream=bool(body.stream))
         writer = ResponseWriter(context, body, response_id, generation, tools)
         if body.stream:
-            await stream_reply(call, context, generation, writer)
+            await stream_reply(call, generation, writer)
             return
         async with call.watch_client() as watch:
             async with aclosing(generation.deltas()) as deltas:

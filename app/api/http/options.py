@@ -56,6 +56,7 @@ class ApiOptions:
     max_stop_chars: int = 256
     max_stop_token_ids: int = 64
     max_logprobs: int = 20
+    max_logprob_entries: int = 200_000  # of one answer: tokens x (1 + alternatives)
     max_logit_bias: int = 1024
     max_grammar_chars: int = 64 << 10
     max_embedding_inputs: int = 256

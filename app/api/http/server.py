@@ -21,6 +21,8 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from app.api.http.stalled import StalledClients
+
 logger = logging.getLogger("legato.http")
 
 KEEP_ALIVE_S: Final = 30  # an idle connection's life between two requests
@@ -60,13 +62,23 @@ def entered(scope: Scope, send: Send) -> Scope:
 
 
 class Ingress:
-    """ASGI middleware, outermost."""
+    """ASGI middleware, outermost. stalled: what drops clients that stop reading, if it is here."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, stalled: StalledClients | None = None) -> None:
         self._app = app
+        self._stalled = stalled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(entered(scope, send), receive, send)
+        scope = entered(scope, send)
+        transport = scope.get(TRANSPORT)
+        if transport is None or self._stalled is None:
+            await self._app(scope, receive, send)
+            return
+        self._stalled.enter(transport)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._stalled.leave(transport)
 
 
 def transport_of(send: Send) -> Any:
