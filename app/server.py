@@ -27,6 +27,7 @@ from actors.engine_config import EngineConfig
 from actors.gc_utils import freeze_gc_heap
 from actors.scheduling.request import Objective
 from app.api.application import build_api
+from app.api.http.options import at_address
 from app.api.http.server import HttpServer
 from app.console.routes import console_routes
 from app.engine.client import EngineUnavailable, GenerationRequest, ModelCard
@@ -84,15 +85,20 @@ class LLMServer:
         return telemetry
 
     def _build_api(self) -> ASGIApp:
-        routes = [Route("/metrics", self._metrics), *console_routes(self.engine, self.telemetry)]
+        options = self.settings.api
+        if self.settings.listen is not None:
+            options = at_address(options, self.settings.listen_address[0])
+        console = console_routes(self.engine, self.telemetry, options)
+        routes = [Route("/metrics", self._metrics), *console]
         return build_api(
-            self.engine, self.text, self.settings.api, events=self.telemetry, extra_routes=routes
+            self.engine, self.text, options, events=self.telemetry, extra_routes=routes
         )
 
     async def _open_http(self) -> HttpServer | None:
         if self.settings.listen is None:
             return None
-        http = HttpServer(self.api, *self.settings.listen_address)
+        limit = self.settings.api.max_connections
+        http = HttpServer(self.api, *self.settings.listen_address, max_connections=limit)
         try:
             await http.open()
         except OSError as error:

@@ -25,6 +25,7 @@ from app.api.endpoints.quote import Quotes
 from app.api.endpoints.responses import Responses
 from app.api.endpoints.tokens import Tokens
 from app.api.events import ApiEvents
+from app.api.http.audit import Audit
 from app.api.http.call import Call, Endpoint
 from app.api.http.errors import ApiError, from_engine
 from app.api.http.guard import Guard
@@ -74,9 +75,10 @@ def build_api(
         *extra_routes,
     ]
     keys = KeyRing(options.api_keys) if options.api_keys else None
+    audit = Audit()
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, options=options, keys=keys)],
+        middleware=[Middleware(Guard, options=options, keys=keys, audit=audit)],
         exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _crash},
     )
     app.router.redirect_slashes = False

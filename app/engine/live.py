@@ -225,7 +225,10 @@ class LiveEngine:
         return [list(ranks) for ranks in pids]
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
-        problem = await self._link.ask("reconfigure", dict(changes))
+        try:
+            problem = await self._link.ask("reconfigure", dict(changes))
+        except (QuestionFailed, TypeError, ValueError, OverflowError) as error:
+            raise RequestRefused(f"these settings cannot be: {error}") from error
         if problem is not None:
             raise RequestRefused(problem, param=problem.split(":")[0])
         # The next scheduler starts from here.

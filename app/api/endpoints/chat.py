@@ -81,7 +81,7 @@ class Chat:
             sampling=sampling,
             n=n,
             tenant=call.tenant(body.user),
-            priority=body.priority or 0,
+            priority=call.check_priority(body.priority),
             objective=objective_of(body),
         )
         rules = TextRules(

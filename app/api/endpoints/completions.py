@@ -63,7 +63,7 @@ class Completions:
                     sampling=sampling,
                     n=best_of,
                     tenant=call.tenant(body.user),
-                    priority=body.priority or 0,
+                    priority=call.check_priority(body.priority),
                     objective=objective_of(body),
                 )
             )

@@ -41,7 +41,7 @@ class Embeddings:
                 prompt=tuple(prompt),
                 sampling=SamplingParams(max_tokens=1),
                 tenant=call.tenant(body.user),
-                priority=body.priority or 0,
+                priority=call.check_priority(body.priority),
                 objective=objective_of(body),
                 pooling=body.pooling or "mean",
             )

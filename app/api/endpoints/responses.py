@@ -77,7 +77,7 @@ class Responses:
             prompt=tuple(prompt),
             sampling=sampling,
             tenant=call.tenant(body.user),
-            priority=body.priority or 0,
+            priority=call.check_priority(body.priority),
             objective=objective_of(body),
         )
         rules = TextRules(

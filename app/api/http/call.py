@@ -51,6 +51,26 @@ class Call:
         """What shares fairly: the key's holder, and each `user` below it."""
         return "/".join(part for part in (self.key_name, user) if part)
 
+    def check_admin(self) -> None:
+        """Raises 403 unless who calls may change settings: a key that is told so, or without any
+        keys whoever can reach a server of this machine alone."""
+        allowance = self.scope["state"].get("allowance")
+        if not (self.options.is_local if allowance is None else allowance.is_admin):
+            raise ApiError(
+                403,
+                "Settings are changed with a key that has `admin: true` (api.api_keys), or without "
+                "keys on a loopback address.",
+                code="admin_only",
+            )
+
+    def check_priority(self, priority: int | None) -> int:
+        """What the key may ask for; raises 403 naming the limit."""
+        allowance = self.scope["state"].get("allowance")
+        limit = None if allowance is None else allowance.max_priority
+        if limit is not None and (priority or 0) > limit:
+            raise ApiError(403, f"This key may ask for at most priority {limit}.", "priority")
+        return priority or 0
+
     def admit_tokens(self, num_prompt_tokens: int) -> None:
         """Take the prompt from the key's token allowance; raises 429 when it is used up."""
         allowance = self.scope["state"].get("allowance")

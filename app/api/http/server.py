@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 from email.utils import formatdate
 from typing import Any, Final, Protocol
@@ -28,6 +29,15 @@ logger = logging.getLogger("legato.http")
 KEEP_ALIVE_S: Final = 30  # an idle connection's life between two requests
 HEAD_LIMIT_S: Final = 30.0
 MAX_HEAD_BYTES: Final = 1 << 16
+LINGER_S: Final = 5.0  # for a client to send the rest of a body that nobody reads any more
+_MOST_FILES: Final = 1 << 16
+_SPARE_FILES: Final = 512  # for everything that is no connection
+_FULL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+    b"connection: close\r\ncontent-length: 130\r\n\r\n"
+    b'{"error": {"message": "Too many connections are open.", '
+    b'"type": "service_unavailable_error", "param": null, "code": "overloaded"}}'
+)
 
 
 # With these a client could switch off the notice of its own disconnect, or set Serve's deadline.
@@ -105,6 +115,20 @@ def middlewares() -> list[Middleware]:
     return [Middleware(Ingress)]
 
 
+class _Config(uvicorn.Config):
+    max_connections: int | None = None
+
+
+def _num_files() -> int:
+    """How many files this process may hold open, raised as far as it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
+
+
 class HttpServer:
     """An HTTP server on the running event loop.
 
@@ -112,9 +136,9 @@ class HttpServer:
     predecessor, which accepts nothing any more, still finishes its streams.
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, *, max_connections: int = 8192) -> None:
         self._address = (host, port)
-        config = uvicorn.Config(
+        config = _Config(
             app,
             http=RequestProtocol,
             ws="none",
@@ -124,6 +148,7 @@ class HttpServer:
             access_log=False,
             timeout_keep_alive=KEEP_ALIVE_S,
         )
+        config.max_connections = min(max_connections, _num_files() - _SPARE_FILES)
         config.load()
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
@@ -168,11 +193,17 @@ class RequestProtocol(HttpToolsProtocol):
     """uvicorn's, with limits to the size and the age of a request's head, which it lacks."""
 
     _in_head = True
+    _is_body_read = True
     _num_head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        limit = getattr(self.config, "max_connections", None)
+        if limit is not None and len(self.connections) > limit:
+            transport.write(_FULL)
+            transport.close()
+            return
         self._expect_head()
 
     def on_message_begin(self) -> None:
@@ -181,13 +212,26 @@ class RequestProtocol(HttpToolsProtocol):
         self._expect_head()
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head, self._is_body_read = False, False
         self._expect_head(False)
         now = formatdate(usegmt=True).encode()
         self.server_state.default_headers = [(b"date", now)]
         super().on_headers_complete()
         cycle = self.cycle
         cycle.scope[BODY_WRITER] = _ConnectionWriter(cycle)  # type: ignore[typeddict-unknown-key]
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._is_body_read = True
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._is_body_read:
+            self.loop.call_later(LINGER_S, self._end_unread, self.cycle)
+
+    def _end_unread(self, cycle: RequestResponseCycle) -> None:
+        if self.cycle is cycle and not self._is_body_read:
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

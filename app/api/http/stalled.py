@@ -7,6 +7,8 @@ answer under way, or not yet taken, is looked at once a second: its buffer must 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -64,6 +66,14 @@ class StalledClients:
                 found.since_s = now_s
             elif now_s - found.since_s >= self._timeout_s:
                 del self._connections[transport]
-                transport.abort()
+                _reset(transport)
             found.num_bytes = num_bytes
         self._wait(loop)
+
+
+def _reset(transport: Any) -> None:
+    """Without waiting: else the kernel keeps what was not taken, and the connection with it."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
