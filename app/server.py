@@ -33,7 +33,7 @@ from app.console.routes import console_routes
 from app.engine.client import EngineUnavailable, GenerationRequest, ModelCard
 from app.engine.link import EngineFailed
 from app.engine.live import LiveEngine
-from app.handle_params import sampling_from
+from app.handle_params import check_ids, sampling_from
 from app.ray_environment import DRAIN_S
 from app.settings import Settings, parse, resolve
 from app.telemetry.live import Telemetry
@@ -151,6 +151,7 @@ class LLMServer:
         """
         card: ModelCard = self.engine.card
         tokens = await self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        check_ids(tokens, card, "prompt")
         call = sampling_from(params, len(tokens), card)
         request = GenerationRequest(
             request_id=f"handle-{uuid.uuid4().hex}",

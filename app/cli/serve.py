@@ -9,15 +9,18 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import httpx
+import psutil
 import typer
 from rich.console import Console
 from rich.status import Status
 
 from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
+from actors.left_behind import remove_semaphores
 from app.cli.serve_config import DEFAULT_CONFIG, load_config, place
 from app.ray_environment import DRAIN_S, set_environment
 from app.settings import SettingsError, parse, resolve
@@ -86,6 +89,7 @@ def _run(config: dict[str, Any]) -> int:
         fail(f"not a Serve config: {error}", code=WRONG_USAGE)
     address = _url(config["http_options"])
     begin_s = time.monotonic()
+    client = None
     with console.status("starting Ray") as status:
         # Ray's CPUs are bookkeeping: enough for the replicas asked for, whatever the machine has.
         ray.init(
@@ -111,12 +115,23 @@ def _run(config: dict[str, Any]) -> int:
     if problem is not None:
         print_error(problem)
     with console.status("draining and stopping (Ctrl-C again to stop at once)"):
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+        signal.signal(signal.SIGINT, lambda *_: _stop_at_once())
         # Serve kills its controller in the middle of a call, and Ray tells the user so.
         ray._private.worker._worker_logs_enabled = False
-        client.shutdown(timeout_s=_drain_s(config) + _AFTER_DRAIN_S)  # `serve.shutdown` gives 30 s
+        if client is not None:  # `serve.shutdown` would wait 30 s, whatever was promised
+            promised_s = _drain_s(config) if problem is None else 0.0
+            client.shutdown(timeout_s=promised_s + _AFTER_DRAIN_S)
         ray.shutdown()
+        remove_semaphores()
     return 0 if problem is None else 1
+
+
+def _stop_at_once() -> NoReturn:
+    """End every process of this server, whatever it is doing."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            process.kill()
+    os._exit(130)
 
 
 def _drain_s(config: dict[str, Any]) -> float:

@@ -81,6 +81,7 @@ class Chat:
             sampling=sampling,
             n=n,
             tenant=call.tenant(body.user),
+            cache_salt=call.cache_salt(body.user),
             priority=call.check_priority(body.priority),
             objective=objective_of(body),
         )

@@ -63,6 +63,7 @@ class Completions:
                     sampling=sampling,
                     n=best_of,
                     tenant=call.tenant(body.user),
+                    cache_salt=call.cache_salt(body.user),
                     priority=call.check_priority(body.priority),
                     objective=objective_of(body),
                 )

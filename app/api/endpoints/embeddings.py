@@ -41,6 +41,7 @@ class Embeddings:
                 prompt=tuple(prompt),
                 sampling=SamplingParams(max_tokens=1),
                 tenant=call.tenant(body.user),
+                cache_salt=call.cache_salt(body.user),
                 priority=call.check_priority(body.priority),
                 objective=objective_of(body),
                 pooling=body.pooling or "mean",

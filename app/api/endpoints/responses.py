@@ -77,6 +77,7 @@ class Responses:
             prompt=tuple(prompt),
             sampling=sampling,
             tenant=call.tenant(body.user),
+            cache_salt=call.cache_salt(body.user),
             priority=call.check_priority(body.priority),
             objective=objective_of(body),
         )

@@ -48,7 +48,12 @@ class Call:
         return str(self.scope["state"].get("key_name", ""))
 
     def tenant(self, user: str | None) -> str:
-        """What shares fairly: the key's holder, and each `user` below it."""
+        """Who has limits and a fair share: the key's holder, whatever `user` it names; without keys
+        nobody else tells clients apart."""
+        return self.key_name or user or ""
+
+    def cache_salt(self, user: str | None) -> str:
+        """Whose prompts may be found in the prefix cache: nobody else's."""
         return "/".join(part for part in (self.key_name, user) if part)
 
     def check_admin(self) -> None:

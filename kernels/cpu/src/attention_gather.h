@@ -98,7 +98,8 @@ class Tiles {
     if (in_place_) {
       find(partition, begin, stop, keys, values);
       for (int t = begin; is_int8() && t < stop; ++t) {
-        load_scales(t, partition * kPartition + t * kTile);
+        const int position = partition * kPartition + t * kTile;
+        load_scales(t, position, length - position);
       }
       return;
     }
@@ -161,7 +162,7 @@ class Tiles {
     const uint8_t* scales = head + layout_.scale_offset;
     std::memcpy(key_scales + t * kTile, scales + 4 * offset, 4 * kTile);
     std::memcpy(value_scales + t * kTile, scales + 4 * (layout_.block_size + offset), 4 * kTile);
-    for (int i = num_tokens; i < kTile; ++i) {
+    for (int i = num_tokens < 0 ? 0 : num_tokens; i < kTile; ++i) {
       key_scales[t * kTile + i] = value_scales[t * kTile + i] = 0.0f;
     }
   }
