@@ -35,7 +35,7 @@ class EngineConfig:
         sized for the largest activation up front.
     step_deadline_s: a step that takes longer than this and than `deadline_factor` times its
         prediction is taken for dead: the stages are killed and rebuilt, and requests replayed.
-    request_deadline_s: a request that is not done by then ends with an error, whatever it waits for.
+    request_deadline_s: a request not done by then ends with an error, whatever it waits for.
     """
 
     stage: StageSpec

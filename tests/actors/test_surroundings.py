@@ -1,4 +1,4 @@
-"""What an engine finds on its machine: semaphores of dead processes, and limits of its container."""
+"""What an engine finds on its machine: semaphores of the dead, and its container's limits."""
 
 from __future__ import annotations
 
