@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -109,6 +110,7 @@ def _run(config: dict[str, Any]) -> int:
             problem = _wait(ray_serve, address, status, done)
         except KeyboardInterrupt:
             problem = "interrupted"
+    guard = _guard()
     if problem is None and not done.is_set():
         _banner(config, address, time.monotonic() - begin_s)
         done.wait()
@@ -122,8 +124,21 @@ def _run(config: dict[str, Any]) -> int:
             promised_s = _drain_s(config) if problem is None else 0.0
             client.shutdown(timeout_s=promised_s + _AFTER_DRAIN_S)
         ray.shutdown()
+        guard.kill()
+        guard.wait()
         remove_semaphores()
     return 0 if problem is None else 1
+
+
+def _guard() -> subprocess.Popen[bytes]:
+    """A shell that ends this server's processes should the command be killed: most of Ray's notice
+    that by themselves, its agents do not. It waits in a read that ends with the command."""
+    pids = [str(process.pid) for process in psutil.Process().children(recursive=True)]
+    return subprocess.Popen(
+        ["/bin/sh", "-c", 'read none; sleep 5; kill -9 "$@" 2>/dev/null', "guard", *pids],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C in a terminal is the command's alone
+    )
 
 
 def _stop_at_once() -> NoReturn:

@@ -30,7 +30,7 @@ def overflowing_model(source: Path, target: Path) -> Path:
     for name, tensor in tensors.items():
         if name.endswith("down_proj.weight"):
             generator = torch.Generator().manual_seed(1)
-            tensors[name] = 3000 * torch.randn(tensor.shape, generator=generator)
+            tensors[name] = 200 * torch.randn(tensor.shape, generator=generator)
         if name.endswith("embed_tokens.weight"):
             tensor[HUGE] = 65_000.0
     halves = {name: tensor.to(torch.float16) for name, tensor in tensors.items()}

@@ -34,7 +34,8 @@ def open_ports(server: Server) -> set[tuple[str, str, int]]:
         with suppress(psutil.Error):
             for one in process.net_connections(kind="tcp"):
                 if one.status == psutil.CONN_LISTEN:
-                    found.add((kind_of(process) or "spare worker", one.laddr.ip, one.laddr.port))
+                    address = one.laddr.ip.removeprefix("::ffff:")
+                    found.add((kind_of(process) or "spare worker", address, one.laddr.port))
     return found
 
 

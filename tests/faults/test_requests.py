@@ -98,11 +98,10 @@ def test_row_15_clients_that_stop_reading_are_dropped(
     server: Server, canary: Canary, kind: str
 ) -> None:
     """Gap 13: on every route; streams beside them go on, and none of it is kept."""
-    n = {"n": 64, "max_tokens": 200, "prompt": [5] * 20}
-    body = completion(server, [5] * 20, 200, **n)
+    body = completion(server, [5] * 20, 200, n=64)
     sent = {
         "streams": whole("/v1/completions", {**body, "stream": True}),
-        "whole": whole("/v1/completions", {**body, "logprobs": 5}),
+        "whole": whole("/v1/completions", {**body, "logprobs": 10}),
         "feed": head("/console/feed", method="GET"),
     }[kind]
     with connected(server, sent, 4) as clients:
@@ -222,7 +221,16 @@ def test_row_22_bad_bodies_are_refused_and_nobody_waits(server: Server, route: s
 
 def test_row_23_grammars_that_explode(server: Server) -> None:
     """Refused in time; a good grammar beside them is served."""
-    hostile = [{"guided_regex": "((a{1,200}){1,200}){1,200}" + "b" * i} for i in range(2)]
+    pattern = {"type": "string", "pattern": "(a|b){1,50}"}
+    hostile = [
+        {
+            "guided_json": {
+                "type": "object",
+                "properties": {f"p{k}{i}": pattern for k in range(1500)},
+            }
+        }
+        for i in range(2)
+    ]
     good = completion(server, [5] * 9, 8, guided_regex="[ab]{4,8}")
 
     def ask(more: dict[str, Any]) -> tuple[int, float]:
