@@ -190,6 +190,19 @@ async def test_keys_from_the_environment_and_from_files(
             KeyRing({missing: KeyLimits()})
 
 
+async def test_limits_and_shares_go_by_the_key_whatever_user_is_named(
+    start_server: StartServer,
+) -> None:
+    """Cached prefixes are kept apart all the same."""
+    server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits()}))
+    for user in ("alice", "bob"):
+        body = {**BODY, "user": user}
+        assert (await server.http.post("/v1/completions", json=body, headers=KEY)).is_success
+    first, second = server.engine.seen
+    assert first.tenant == second.tenant
+    assert first.cache_salt != second.cache_salt
+
+
 async def test_a_key_asks_for_no_more_than_its_priority(start_server: StartServer) -> None:
     server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits(max_priority=0)}))
     for priority, status in ((-5, 200), (0, 200), (1, 403)):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from actors.scheduling.request import SamplingParams
-from app.engine.client import GenerationRequest
+from app.engine.client import EngineUnavailable, GenerationRequest
 from app.engine.link import EngineFailed
 from app.engine.live import LiveEngine
 from tests.live.reference import expected, make_prompts, settled
@@ -93,3 +93,24 @@ async def test_row_11_a_model_that_cannot_load_is_named(
     shard.unlink()
     with pytest.raises(EngineFailed, match="safetensors"):
         await make_engine(broken).start()
+
+
+async def test_no_request_waits_without_end(
+    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path]
+) -> None:
+    """Whatever it waits for: here for a stage that is not yet taken for dead."""
+    engine = make_engine(
+        tiny_model("llama"), engine={"step_deadline_s": 120.0, "request_deadline_s": 3.0}
+    )
+    await engine.start()
+    ((stage,),) = await engine.stage_pids()
+    try:
+        os.kill(stage, signal.SIGSTOP)
+        with pytest.raises(EngineUnavailable, match=r"not done within 3 s"):
+            await ask(engine, make_prompts()[0], 9)
+        os.kill(stage, signal.SIGCONT)
+        status = await settled(engine)
+        assert status["num_free_blocks"] == status["num_blocks"]
+    finally:
+        os.kill(stage, signal.SIGCONT)
+        await engine.close()

@@ -15,6 +15,7 @@ import logging
 import resource
 import socket
 from email.utils import formatdate
+from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 import uvicorn
@@ -22,6 +23,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from app.api.http.errors import ApiError
 from app.api.http.stalled import StalledClients
 
 logger = logging.getLogger("legato.http")
@@ -32,14 +34,6 @@ MAX_HEAD_BYTES: Final = 1 << 16
 LINGER_S: Final = 5.0  # for a client to send the rest of a body that nobody reads any more
 _MOST_FILES: Final = 1 << 16
 _SPARE_FILES: Final = 512  # for everything that is no connection
-_FULL: Final = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
-    b"connection: close\r\ncontent-length: 130\r\n\r\n"
-    b'{"error": {"message": "Too many connections are open.", '
-    b'"type": "service_unavailable_error", "param": null, "code": "overloaded"}}'
-)
-
-
 # With these a client could switch off the notice of its own disconnect, or set Serve's deadline.
 INTERNAL_HEADERS: Final = frozenset(
     {b"x-request-disconnect-disabled", b"x-request-timeout-seconds"}
@@ -201,8 +195,11 @@ class RequestProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         limit = getattr(self.config, "max_connections", None)
         if limit is not None and len(self.connections) > limit:
-            transport.write(_FULL)
-            transport.close()
+            self._refuse(
+                ApiError(
+                    503, "Too many connections are open.", code="overloaded", retry_after_s=1.0
+                )
+            )
             return
         self._expect_head()
 
@@ -238,7 +235,7 @@ class RequestProtocol(HttpToolsProtocol):
         if self._in_head:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self.send_400_response("The head of the request is too large.")
+                self._refuse(ApiError(431, f"The head is larger than {MAX_HEAD_BYTES} bytes."))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_head(False)
@@ -250,4 +247,23 @@ class RequestProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
         if expected:
-            self._head_timer = self.loop.call_later(HEAD_LIMIT_S, self.transport.close)
+            self._head_timer = self.loop.call_later(HEAD_LIMIT_S, self._end_head)
+
+    def _end_head(self) -> None:
+        if self._num_head_bytes:
+            self._refuse(ApiError(408, f"The head did not arrive within {HEAD_LIMIT_S:g} s."))
+        else:
+            self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer ahead of any application, and let the connection go."""
+        body = error.body()
+        lines = [
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            "connection: close",
+            *(f"{name}: {value}" for name, value in error.all_headers().items()),
+        ]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+        self.transport.close()
