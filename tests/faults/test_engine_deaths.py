@@ -14,7 +14,7 @@ from actors.scheduling.request import SamplingParams
 from app.engine.client import EngineUnavailable, GenerationRequest
 from app.engine.link import EngineFailed
 from app.engine.live import LiveEngine
-from tests.live.reference import expected, make_prompts, settled
+from tests.live.reference import ask, expected, make_prompts, settled
 
 pytestmark = pytest.mark.ray
 MAX_TOKENS = 150
