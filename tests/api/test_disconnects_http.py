@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -137,6 +138,29 @@ async def test_a_client_that_stops_reading_is_dropped(
     while stuck.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_ESTABLISHED:  # noqa: ASYNC110
         await asyncio.sleep(0.01)  # nothing tells but the state of the connection
     stuck.close()
+
+
+async def test_a_client_that_reads_slowly_is_kept(start_server: StartServer) -> None:
+    """It takes less in the time-out than its buffers hold, but it takes something."""
+    server = await start_server(ApiOptions(send_timeout_s=2.0), max_model_len=10**7)
+    server.engine.chunk_size = 5000
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.connect(("127.0.0.1", server.port))
+    body = {"model": MODEL, "prompt": "abc", "max_tokens": 400_000, "stream": True}
+    content = json.dumps(body).encode()
+    slow.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: " + str(len(content)).encode() + b"\r\n\r\n" + content
+    )
+    last, until_s = b"", time.monotonic() + 5.0
+    while b"[DONE]" not in last:
+        part = await asyncio.to_thread(slow.recv, 2000)
+        assert part, "dropped"
+        last = last[-20:] + part
+        if time.monotonic() < until_s:
+            await asyncio.sleep(0.05)  # a slow reader, not a wait for anything
+    slow.close()
 
 
 async def test_a_batch_ends_all_its_prompts(start_server: StartServer) -> None:

@@ -1,14 +1,18 @@
 """Clients that stop reading are dropped, whatever they are being sent.
 
 ASGI has no word for it, and closing a connection waits for its buffer. So each connection with an
-answer under way, or not yet taken, is looked at once a second: its buffer must have shrunk.
+answer under way, or not yet taken, is looked at once a second: its buffers, the process's and the
+system's, must have shrunk.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +22,7 @@ _HELD_BACK_BYTES: Final = 1 << 16  # from here on a server waits before it write
 
 @dataclass(slots=True)
 class _Connection:
-    """num_bytes: in its buffer at the last look. since_s: the last time it may have shrunk."""
+    """num_bytes: in its buffers at the last look. since_s: the last time it may have shrunk."""
 
     since_s: float
     num_answers: int = 0  # under way
@@ -56,12 +60,13 @@ class StalledClients:
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s = loop.time()
         for transport, found in list(self._connections.items()):
-            num_bytes = transport.get_write_buffer_size()
-            if num_bytes == 0 and (found.num_answers <= 0 or transport.is_closing()):
+            num_held = transport.get_write_buffer_size()
+            if num_held == 0 and (found.num_answers <= 0 or transport.is_closing()):
                 del self._connections[transport]
                 continue
+            num_bytes = num_held + _in_kernel(transport) if num_held else 0
             # While it grows from little it may shrink as well: a stream goes on.
-            grows = found.num_bytes < num_bytes < _HELD_BACK_BYTES
+            grows = num_bytes > found.num_bytes and num_held < _HELD_BACK_BYTES
             if num_bytes < found.num_bytes or grows or found.num_bytes == 0:
                 found.since_s = now_s
             elif now_s - found.since_s >= self._timeout_s:
@@ -69,6 +74,19 @@ class StalledClients:
                 _reset(transport)
             found.num_bytes = num_bytes
         self._wait(loop)
+
+
+def _in_kernel(transport: Any) -> int:
+    """Bytes handed to the system that the client's has not acknowledged: they shrink even while a
+    slow reader leaves no room for more."""
+    connection = transport.get_extra_info("socket")
+    if connection is None:
+        return 0
+    try:
+        answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError:  # closed by now, or a system that does not tell
+        return 0
+    return int.from_bytes(answer, sys.byteorder)
 
 
 def _reset(transport: Any) -> None:
