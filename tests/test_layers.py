@@ -88,7 +88,8 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "composition": (
         "app/{main,server,handle_params}.py",
-        "vocabulary actors engine text api endpoints http telemetry console settings client",
+        "vocabulary actors engine text api endpoints http telemetry console settings client"
+        " installation",
     ),
     "cli": (
         "app/cli/*.py",
