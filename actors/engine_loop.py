@@ -26,6 +26,7 @@ from actors.calibration.start import calibrate_at_start, keep_learnt
 from actors.engine_config import EngineConfig
 from actors.event_recorder import EventFile
 from actors.gc_utils import freeze_gc_heap
+from actors.left_behind import remove_semaphores
 from actors.recovery import BackgroundTasks, Recovery, suspects_of
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
@@ -104,6 +105,7 @@ class EngineLoop:
 
     async def start(self, socket_path: str) -> tuple[StageInfo, int]:
         """As of `SchedulerActor.start`: what a rank reports, and the number of KV blocks."""
+        remove_semaphores()  # of engines that ended before
         info, num_blocks, num_host_blocks = await self.stages.build()
         scheduler = replace(
             self._config.scheduler,

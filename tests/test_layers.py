@@ -67,7 +67,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "vocabulary client text http schema api",
     ),
     "telemetry": ("app/telemetry/*.py", "vocabulary transport api"),
-    "console": ("app/console/*.py", "policies client"),
+    "console": ("app/console/*.py", "policies client http"),
     "settings": (
         "app/{settings,settings_schema}.py",
         "vocabulary core actors stage.spec http installation",
@@ -88,11 +88,13 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "composition": (
         "app/{main,server,handle_params}.py",
-        "vocabulary actors engine text api endpoints http telemetry console settings client",
+        "vocabulary actors engine text api endpoints http telemetry console settings client"
+        " installation",
     ),
     "cli": (
         "app/cli/*.py",
-        "vocabulary core actors stage settings installation telemetry bench simulate simulate.run",
+        "vocabulary core actors stage settings installation telemetry bench simulate simulate.run"
+        " http",
     ),
 }
 
