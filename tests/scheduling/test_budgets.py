@@ -12,7 +12,7 @@ import pytest
 from actors.scheduling.budgets import build_budget
 from actors.scheduling.budgets.adaptive import AdaptiveBudget
 from actors.scheduling.budgets.fixed import FixedBudget, largest_budget
-from actors.scheduling.budgets.objective import KeptShare
+from actors.scheduling.budgets.slack import KeptShare
 from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.mix import Mix

@@ -16,17 +16,15 @@ Three bounds, each from what is known at this moment:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from actors.scheduling.budgets.objective import KeptShare, due_after
-from actors.scheduling.budgets.pipeline_clock import PipelineClock
 from actors.scheduling.budgets.sizes import StepSizes
+from actors.scheduling.budgets.slack import KeptShare, Slack
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.online import OnlineCostModel, RecentQuantile, cost_model_for
-from actors.scheduling.interfaces import EngineView, RequestView
+from actors.scheduling.interfaces import EngineView
 from actors.scheduling.plan import StepShape
 
 INFINITY = float("inf")
@@ -68,8 +66,7 @@ class AdaptiveBudget:
     allowed_misses: float = 0.0075  # of the hundredth that a P99 objective forgives
     pace: float = 0.01
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
-    _clock: PipelineClock = field(init=False)
-    _due: dict[int, tuple[float, float]] = field(default_factory=dict)  # id: (last token, due)
+    _slack: Slack = field(init=False)
     _sizes: StepSizes = field(init=False)
     _pace_tokens: float = INFINITY  # see `_paced`
     _outside: RecentQuantile = field(init=False)  # seconds, see `_watch`
@@ -77,7 +74,6 @@ class AdaptiveBudget:
     _kept: KeptShare = field(init=False)
     _asked_at_s: float = 0.0
     _prefilled_at_s: float = 0.0  # when prompts last progressed, or none was held back
-    _tightest_s: float = INFINITY  # tightest objective of the decodes when last asked
     _bounded: Mix | None = None  # the kind of step whose error bound limited the last one
     _num_denied: int = 0  # steps in a row that prompts waited for and that took none
 
@@ -95,7 +91,7 @@ class AdaptiveBudget:
         )
 
     def __post_init__(self) -> None:
-        self._clock = PipelineClock(self.cost)
+        self._slack = Slack(self.cost, self.tbt_s, self.max_step_tokens, self.smoothness)
         self._kept = KeptShare(self.allowed_misses)
         self._sizes = StepSizes(self.cost.profile, self.max_step_tokens, self.efficiency)
         self._outside = RecentQuantile(self.cost.quantile, max(self.cost.memory, 1), (0.0,))
@@ -103,9 +99,8 @@ class AdaptiveBudget:
     # ---- interfaces.TokenBudget -------------------------------------------------------
 
     def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
-        self._clock.sync(engine)
         self._watch(engine)
-        limit_s = self._limit_s(shape, engine) * self._kept.value - self._outside.value
+        limit_s = self._slack.limit_s(shape, engine) * self._kept.value - self._outside.value
         if limit_s == INFINITY:
             self._prefilled_at_s = engine.now_s  # nothing is held back
             if self.tbt_s is not None or not shape.num_decodes:
@@ -138,16 +133,16 @@ class AdaptiveBudget:
         A prompt that has started always progresses. One that waits does so where an objective
         tighter than the deployment's own holds it back.
         """
-        held = engine.num_waiting and self._tightest_s < (self.tbt_s or INFINITY)
+        held = engine.num_waiting and self._slack.tightest_s < (self.tbt_s or INFINITY)
         if not (engine.prefilling or held):
             self._prefilled_at_s = engine.now_s
             return False
-        return engine.now_s - self._prefilled_at_s > PATIENCE * self._tightest_s
+        return engine.now_s - self._prefilled_at_s > PATIENCE * self._slack.tightest_s
 
     def _relief(self, shape: StepShape) -> int:
         """Prefill tokens that take about one objective longer than the decodes alone."""
         mix = Mix.of_shape(shape, self.cost.profile.attention_window)
-        limit_s = self.cost.profile.stage_s(mix) + self._tightest_s
+        limit_s = self.cost.profile.stage_s(mix) + self._slack.tightest_s
         most = self.max_step_tokens - shape.num_tokens
         return max(self.cost.profile.largest_chunk(mix, 0, most, limit_s), min(LEAST_RELIEF, most))
 
@@ -171,74 +166,13 @@ class AdaptiveBudget:
         running = engine.decoding or engine.prefilling
         if len(answered) == 1 and running and self.cost.profile.num_stages == 1:
             ((shape, duration_s),) = answered
-            gap_s, tbt_s = now_s - begin_s, self._tightest_s
+            gap_s, tbt_s = now_s - begin_s, self._slack.tightest_s
             self._outside.add(min(max(0.0, gap_s - duration_s), OUTSIDE_SHARE * tbt_s))
             kept = gap_s <= tbt_s * (1.0 - self.headroom)
             # Without prefill there was nothing to leave out.
             if shape.num_decodes and (kept or shape.prefills):
                 self._kept.note(kept)
         answered.clear()
-
-    # ---- how long may this step take --------------------------------------------------
-
-    def _limit_s(self, shape: StepShape, engine: EngineView) -> float:
-        """Seconds each stage may spend on this step; infinite if no decode has an objective."""
-        decoding, clock, smooth = engine.decoding, self._clock, self.smoothness
-        ours = max((v.step_id for v in decoding), default=-1) if shape.num_decodes else -2
-        busy_s = max(clock.ends[-1][0] if clock.ends else 0.0, engine.now_s)
-        default_tbt_s = self.tbt_s
-        seen: dict[int, tuple[float, float]] = {}
-        due_s = ours_tbt_s = others_tbt_s = INFINITY
-        for view in decoding:
-            tbt_s = view.request.objective.tbt_s or default_tbt_s
-            if tbt_s is None:
-                continue
-            if view.step_id != ours:
-                if tbt_s < others_tbt_s:
-                    others_tbt_s = tbt_s
-                continue
-            if tbt_s < ours_tbt_s:
-                ours_tbt_s = tbt_s
-            last_s = view.last_token_s
-            # A token of it may still be in flight (lookahead), and then this one follows that.
-            pending = view.num_computed_tokens > view.num_tokens or last_s is None
-            if smooth == 1.0 or last_s is None:
-                base_s = busy_s if pending or last_s is None else last_s
-                next_s = base_s + tbt_s
-            else:
-                next_s = self._banked_s(view, last_s, tbt_s, seen)
-                if pending:
-                    next_s = due_after(next_s, busy_s, tbt_s, smooth)
-            if next_s < due_s:
-                due_s = next_s
-        self._due = seen
-        self._tightest_s = min(ours_tbt_s, others_tbt_s)
-        if self._tightest_s == INFINITY and default_tbt_s is not None:
-            self._tightest_s = default_tbt_s
-        send_s = self.cost.profile.send_s(self.max_step_tokens // 16)
-        limit_s = INFINITY
-        if due_s < INFINITY:
-            limit_s = clock.room_s(due_s, send_s)
-        if others_tbt_s < INFINITY and clock.ends:
-            limit_s = min(limit_s, clock.room_before_others_s(others_tbt_s * smooth, send_s))
-        return limit_s
-
-    def _banked_s(
-        self,
-        view: RequestView,
-        last_s: float,
-        tbt_s: float,
-        seen: dict[int, tuple[float, float]],
-    ) -> float:
-        """Due time of a stream's next token, from its bank of early tokens."""
-        known: Mapping[int, tuple[float, float]] = self._due
-        entry = known.get(view.request_id)
-        if entry is None:
-            entry = (last_s, last_s + tbt_s)
-        elif entry[0] != last_s:
-            entry = (last_s, due_after(entry[1], last_s, tbt_s, self.smoothness))
-        seen[view.request_id] = entry
-        return entry[1]
 
     @property
     def _one_at_a_time(self) -> bool:
@@ -312,7 +246,7 @@ class AdaptiveBudget:
 
     def _may_grow(self, engine: EngineView) -> bool:
         """Whether decodes alone would keep the objective with one request more, all grown."""
-        if self._tightest_s == INFINITY:
+        if self._slack.tightest_s == INFINITY:
             return True
         profile = self.cost.profile
         running = len(engine.decoding) + len(engine.prefilling) + 1
@@ -322,5 +256,5 @@ class AdaptiveBudget:
         stages = profile.num_stages
         share = -(-running // stages)
         mix = Mix(share, (context + running * self.growth) // stages)
-        limit_s = profile.stage_share_s(self._tightest_s, share) * (1.0 - self.headroom)
+        limit_s = profile.stage_share_s(self._slack.tightest_s, share) * (1.0 - self.headroom)
         return profile.stage_s(mix) * self.cost.bound_factor(mix) <= limit_s

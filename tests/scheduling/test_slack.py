@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.budgets.objective import KeptShare, due_after
+from actors.scheduling.budgets.slack import KeptShare, due_after
 
 
 def test_at_smoothness_one_every_gap_is_bounded() -> None:

@@ -1,0 +1,204 @@
+"""How long the next step may take, by what is due and what is in flight.
+
+A token that comes early buys time for later ones, as a deadline schedule allows (token k of a
+stream is due k objectives after the first). Left alone that bank would grow without bound and a
+stream far ahead could then be stalled for seconds, which is what the objective forbids; so no
+gap may exceed `smoothness` objectives. At smoothness 1 every single gap keeps the objective.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.interfaces import EngineView, RequestView, StepView
+from actors.scheduling.plan import StepShape
+
+
+@dataclass(slots=True)
+class Slack:
+    """What the running decodes leave a step.
+
+    tbt_s: the deployment's objective; a request's own takes precedence; None: no objective.
+    smoothness: longest gap allowed, in objectives.
+    tightest_s: the tightest objective of the decodes when last asked.
+    """
+
+    cost: OnlineCostModel
+    tbt_s: float | None
+    max_step_tokens: int
+    smoothness: float = 1.0
+    tightest_s: float = math.inf
+    clock: PipelineClock = field(init=False)
+    _due: dict[int, tuple[float, float]] = field(default_factory=dict)  # id: (last token, due)
+
+    def __post_init__(self) -> None:
+        self.clock = PipelineClock(self.cost)
+
+    def limit_s(self, shape: StepShape, engine: EngineView) -> float:
+        """Seconds each stage may spend on this step; infinite if no decode has an objective.
+
+        Call once per planning."""
+        self.clock.sync(engine)
+        decoding, clock, smooth = engine.decoding, self.clock, self.smoothness
+        ours = max((v.step_id for v in decoding), default=-1) if shape.num_decodes else -2
+        busy_s = max(clock.ends[-1][0] if clock.ends else 0.0, engine.now_s)
+        default_tbt_s = self.tbt_s
+        seen: dict[int, tuple[float, float]] = {}
+        due_s = ours_tbt_s = others_tbt_s = math.inf
+        for view in decoding:
+            tbt_s = view.request.objective.tbt_s or default_tbt_s
+            if tbt_s is None:
+                continue
+            if view.step_id != ours:
+                if tbt_s < others_tbt_s:
+                    others_tbt_s = tbt_s
+                continue
+            if tbt_s < ours_tbt_s:
+                ours_tbt_s = tbt_s
+            last_s = view.last_token_s
+            # A token of it may still be in flight (lookahead), and then this one follows that.
+            pending = view.num_computed_tokens > view.num_tokens or last_s is None
+            if smooth == 1.0 or last_s is None:
+                base_s = busy_s if pending or last_s is None else last_s
+                next_s = base_s + tbt_s
+            else:
+                next_s = self._banked_s(view, last_s, tbt_s, seen)
+                if pending:
+                    next_s = due_after(next_s, busy_s, tbt_s, smooth)
+            if next_s < due_s:
+                due_s = next_s
+        self._due = seen
+        self.tightest_s = min(ours_tbt_s, others_tbt_s)
+        if self.tightest_s == math.inf and default_tbt_s is not None:
+            self.tightest_s = default_tbt_s
+        send_s = self.cost.profile.send_s(self.max_step_tokens // 16)
+        limit_s = math.inf
+        if due_s < math.inf:
+            limit_s = clock.room_s(due_s, send_s)
+        if others_tbt_s < math.inf and clock.ends:
+            limit_s = min(limit_s, clock.room_before_others_s(others_tbt_s * smooth, send_s))
+        return limit_s
+
+    def _banked_s(
+        self,
+        view: RequestView,
+        last_s: float,
+        tbt_s: float,
+        seen: dict[int, tuple[float, float]],
+    ) -> float:
+        """Due time of a stream's next token, from its bank of early tokens."""
+        known: Mapping[int, tuple[float, float]] = self._due
+        entry = known.get(view.request_id)
+        if entry is None:
+            entry = (last_s, last_s + tbt_s)
+        elif entry[0] != last_s:
+            entry = (last_s, due_after(entry[1], last_s, tbt_s, self.smoothness))
+        seen[view.request_id] = entry
+        return entry[1]
+
+
+def due_after(due_s: float, now_s: float, tbt_s: float, smoothness: float) -> float:
+    """When a stream's next token is due; the last was due at `due_s` and left at `now_s`.
+
+    Never later than smoothness * tbt_s from now; never earlier than tbt_s from now unless this
+    token was late, in which case the schedule restarts behind it: one stall is not paid for twice.
+    """
+    promised = (due_s if due_s > now_s else now_s) + tbt_s
+    bound = now_s + smoothness * tbt_s
+    return promised if promised < bound else bound
+
+
+@dataclass(slots=True)
+class KeptShare:
+    """The share of an objective to plan for, so that at most `allowed` of the steps miss it.
+
+    Bounds from predictions know neither what they were not shown (another process on the core, a
+    page fault) nor how such delays add up. A miss lowers the share by `rate`; steps that keep
+    the objective raise it so slowly that one miss in 1 / `allowed` steps leaves it where it is.
+    It begins below one: trust is earned, seven hundred steps for the first tenth.
+    """
+
+    allowed: float
+    rate: float = 0.02
+    least: float = 0.7
+    value: float = 0.9
+
+    def note(self, kept: bool) -> None:
+        if kept:
+            self.value = min(1.0, self.value * (1.0 + self.rate * self.allowed))
+        else:
+            self.value = max(self.least, self.value * (1.0 - self.rate))
+
+
+class PipelineClock:
+    """When each stage will be free: the steps in flight, laid end to end by the cost model.
+
+    Stage k starts a micro-batch when it has arrived there and the one before it has left. Call
+    `sync` once per planning; `free_s` and `ends` then hold.
+
+    free_s: when each stage is free of what is in flight (absolute, never before now for stage 0).
+    ends: (end on the last stage, its decodes alone in stage seconds) per step in flight.
+    """
+
+    def __init__(self, cost: OnlineCostModel) -> None:
+        self._cost = cost
+        self._known: list[tuple[StepView, list[float], float]] = []
+        self._base_s = [0.0] * cost.profile.num_stages
+        self.free_s = list(self._base_s)
+        self.ends: list[tuple[float, float]] = []
+
+    def sync(self, engine: EngineView) -> None:
+        """Follow the engine: forget answered steps, add those planned since."""
+        now_s, known = engine.now_s, self._known
+        steps = engine.in_flight
+        oldest = steps[0] if steps else None
+        while known and known[0][0] is not oldest:
+            self._base_s = [min(s, now_s) for s in known.pop(0)[1]]
+        if len(known) < len(steps):
+            for step in list(steps)[len(known) :]:
+                known.append(self._place(step))
+        free_s = known[-1][1] if known else self._base_s
+        self.free_s = [max(free_s[0], now_s), *(max(s, now_s) for s in free_s[1:])]
+        self.ends = [(max(frees[-1], now_s), alone_s) for _, frees, alone_s in known]
+
+    def _place(self, step: StepView) -> tuple[StepView, list[float], float]:
+        profile, shape = self._cost.profile, step.shape
+        mix = Mix.of_shape(shape, profile.attention_window)
+        stage_s = profile.stage_s(mix) * self._cost.ratio(mix)
+        before = self._known[-1][1] if self._known else self._base_s
+        arrives_s, frees = step.planned_at_s, []
+        send_s = profile.send_s(mix.num_tokens)
+        for free_s in before:
+            end_s = max(arrives_s, free_s) + stage_s
+            frees.append(end_s)
+            arrives_s = end_s + send_s
+        # A prompt that ends in this step decodes in the next.
+        alone = Mix(mix.num_slices, mix.decode_kv_tokens + mix.prefill_kv_tokens)
+        return step, frees, profile.stage_s(alone) * self._cost.ratio(alone)
+
+    def room_s(self, due_s: float, send_s: float) -> float:
+        """Longest stage time of a step planned now whose last stage must end by due_s."""
+        n = len(self.free_s)
+        return min(
+            (due_s - send_s * (n - 1 - k) - free_s) / (n - k)
+            for k, free_s in enumerate(self.free_s)
+        )
+
+    def room_before_others_s(self, tbt_s: float, send_s: float) -> float:
+        """Longest stage time that still lets those in flight come round within tbt_s.
+
+        Each will want a step of its decodes alone behind ours, in turn.
+        """
+        room_s, alone_sum_s, n = math.inf, 0.0, len(self.free_s)
+        for end_s, alone_s in self.ends:
+            alone_sum_s += alone_s
+            due_s = end_s + tbt_s
+            # Behind our step at the last stage, and behind it at the first.
+            room_s = min(room_s, self.room_s(due_s - alone_sum_s, send_s))
+            first_s = due_s - alone_sum_s - (n - 1) * (alone_s + send_s) - self.free_s[0]
+            room_s = min(room_s, first_s)
+        return room_s
