@@ -78,7 +78,7 @@ class Messages:
             grammar=grammar,
         )
         message_id = new_id("msg").replace("-", "_")
-        user = body.user or (body.metadata and body.metadata.user_id)
+        user = body.user or (body.metadata.user_id if body.metadata is not None else None)
         request = GenerationRequest(
             request_id=message_id,
             prompt=tuple(prompt.tokens),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from app.text.output.pieces import Pieces
 from app.text.output.source import Broken, Reading, Source
+
+_MOST_IN_VAIN: Final = 1 << 15  # characters: openings within openings would be read for ever
 
 
 class Format:
@@ -58,7 +60,8 @@ class ToolFormat(Format):
         if self.is_bare and (yield from self._attempt(source, out, "")):
             yield from source.blanks()
         while True:
-            opening = yield from source.shown_until(self.openings, out.text)
+            openings = self.openings if out.num_read_in_vain < _MOST_IN_VAIN else ()
+            opening = yield from source.shown_until(openings, out.text)
             if not opening:
                 return
             yield from self._attempt(source, out, opening)
@@ -71,6 +74,7 @@ class ToolFormat(Format):
         try:
             yield from self.read_calls(source, out, opening)
         except Broken:
+            out.num_read_in_vain += source.at - start
             draft = out.open
             if draft is not None and draft.abandon():
                 source.at = draft.reached

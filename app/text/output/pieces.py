@@ -61,6 +61,7 @@ class Pieces:
         self.num_calls = 0
         self.settled_at: int | None = None  # in the source: the end of the last closed call
         self.open: Draft | None = None  # the call being read
+        self.num_read_in_vain = 0  # characters of what proved to be no call
         self._pieces: list[Piece] = []
         self._after_call = False
         self._has_reasoning = False

@@ -125,9 +125,12 @@ class Source:
     def _num_undecided(self, marks: tuple[str, ...]) -> int:
         """How many characters at the end may be the beginning of a mark."""
         num_unread = len(self.text) - self.at
-        longest = max(map(len, marks), default=1) - 1
-        for size in range(min(longest, num_unread), 0, -1):
-            end = self.text[-size:]
+        longest = min(max(map(len, marks), default=1) - 1, num_unread)
+        tail = self.text[len(self.text) - longest :]
+        if not any(mark[0] in tail for mark in marks):
+            return 0
+        for size in range(longest, 0, -1):
+            end = tail[longest - size :]
             if any(mark.startswith(end) for mark in marks):
                 return size
         return 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.text.output.pieces import CallDelta, Text
+from app.text.output.pieces import CallDelta, Text, gathered
 from app.text.output.registry import TOOL_FORMATS, OutputFormats
 from tests.text.output.reading import CUTS, TOOLS, cut, pieces_of, read
 
@@ -276,6 +277,15 @@ def test_the_end_of_the_text_closes_a_whole_call(end: str) -> None:
 def test_a_list_that_breaks_off_keeps_the_calls_before() -> None:
     answer = '[TOOL_CALLS][{"name": "now"}, {"name": "rm"}]'
     assert read(FORMATS["mistral"], list(answer)) == (', {"name": "rm"}]', "", [NOW])
+
+
+def test_openings_within_openings_are_not_read_for_ever() -> None:
+    answer = ('<tool_call>{"arguments":' + "[" * 20) * 3000
+    parser = FORMATS["hermes"].parser(TOOLS, is_forced=False, by_argument=True, in_reasoning=False)
+    begin_s = time.process_time()
+    found = [*parser.push([answer]), *parser.finish()]
+    assert gathered(found) == (answer, "", [])
+    assert time.process_time() - begin_s < 10  # a hundred times less, against minutes
 
 
 # ---- behind a grammar --------------------------------------------------------------------
