@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.api.schema.common import ScheduleFields, Strict
+from app.api.schema.common import MAX_INT64, ScheduleFields, Strict
 
 
 class Block(Strict):
@@ -111,7 +111,9 @@ class MessagesRequest(Conversation):
     top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     metadata: Metadata | None = None
-    seed: int | None = Field(default=None, description="Extension.")
+    seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = Field(
+        default=None, description="Extension."
+    )
     service_tier: Literal["auto", "standard_only"] | None = Field(
         default=None, description="Accepted and ignored."
     )
