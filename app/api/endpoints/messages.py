@@ -84,7 +84,8 @@ class Messages:
             prompt=tuple(prompt.tokens),
             sampling=sampling,
             tenant=call.tenant(user),
-            priority=body.priority or 0,
+            cache_salt=call.cache_salt(user),
+            priority=call.check_priority(body.priority),
             objective=objective_of(body),
         )
         rules = output.rules(
@@ -95,7 +96,7 @@ class Messages:
         generation = Generation(context, call, [request], rules, stream=stream)
         writer = MessageWriter(context, message_id, generation, output, stream=stream)
         if stream:
-            await stream_reply(call, context, generation, writer)
+            await stream_reply(call, generation, writer)
             return
         async with call.watch_client() as watch:
             async with aclosing(generation.deltas()) as deltas:
