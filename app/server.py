@@ -36,6 +36,7 @@ from app.engine.live import LiveEngine
 from app.handle_params import check_ids, sampling_from
 from app.ray_environment import DRAIN_S
 from app.settings import Settings, parse, resolve
+from app.settings_schema import ModelSettings
 from app.telemetry.live import Telemetry
 from app.telemetry.prometheus import CONTENT_TYPE
 from app.telemetry.records import RecordLog
@@ -63,7 +64,9 @@ class LLMServer:
         self.settings: Settings = parse(args)
         config = dataclasses.replace(resolve(self.settings), grammars=True)
         name = self.settings.model.name or Path(config.stage.model_path).name
-        text_task = asyncio.create_task(asyncio.to_thread(_load_text, config.stage.model_path))
+        text_task = asyncio.create_task(
+            asyncio.to_thread(_load_text, config.stage.model_path, self.settings.model)
+        )
         self.engine = LiveEngine(config, name)
         await self.engine.start()
         self.text = await text_task
@@ -182,7 +185,9 @@ class LLMServer:
         return await self.engine.status()
 
 
-def _load_text(folder: str) -> TextProcessor:
-    text = TextProcessor(folder)
+def _load_text(folder: str, model: ModelSettings) -> TextProcessor:
+    text = TextProcessor(
+        folder, tool_parser=model.tool_parser, reasoning_parser=model.reasoning_parser
+    )
     text.grammars.warm()  # while the engine loads: later it would take the steps' cores
     return text

@@ -35,6 +35,16 @@ class ModelSettings(_Section):
     max_model_len: int | None = Field(
         None, gt=0, description="Longest prompt plus output, in tokens; the model's own if absent."
     )
+    tool_parser: Literal[
+        "auto", "none", "harmony", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"
+    ] = Field(
+        "auto", description="How the model writes tool calls; auto: as its chat template shows."
+    )
+    reasoning_parser: Literal["auto", "none", "harmony", "mistral", "think"] = Field(
+        "auto",
+        description="How it writes what it thinks; auto: as its chat template shows. none leaves "
+        "it in the text.",
+    )
     seed: int = Field(0, ge=0, description="Dummy weights are drawn from it.")
 
 

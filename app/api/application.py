@@ -20,11 +20,13 @@ from app.api.context import Context
 from app.api.endpoints.chat import Chat
 from app.api.endpoints.completions import Completions
 from app.api.endpoints.embeddings import Embeddings
+from app.api.endpoints.messages import Messages
 from app.api.endpoints.probes import Probes
 from app.api.endpoints.quote import Quotes
 from app.api.endpoints.responses import Responses
 from app.api.endpoints.tokens import Tokens
 from app.api.events import ApiEvents
+from app.api.http.anthropic import AnthropicManners
 from app.api.http.audit import Audit
 from app.api.http.call import Call, Endpoint
 from app.api.http.errors import ApiError, from_engine
@@ -55,6 +57,7 @@ def build_api(
     context = Context(engine, text, options, events or ApiEvents())
     probes = Probes(context)
     tokens = Tokens(context)
+    messages = Messages(context)
 
     def route(path: str, handler: Callable[[Call], Awaitable[None]], method: str) -> Route:
         return Route(path, Endpoint(handler, options, _log), methods=[method])
@@ -67,6 +70,8 @@ def build_api(
         route("/v1/completions", Completions(context), "POST"),
         route("/v1/chat/completions", Chat(context), "POST"),
         route("/v1/responses", Responses(context), "POST"),
+        route("/v1/messages", messages.create, "POST"),
+        route("/v1/messages/count_tokens", messages.count_tokens, "POST"),
         route("/v1/embeddings", Embeddings(context), "POST"),
         route("/v1/slo/quote", Quotes(context), "POST"),
         route("/tokenize", tokens.tokenize, "POST"),
@@ -78,7 +83,10 @@ def build_api(
     audit = Audit()
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, options=options, keys=keys, audit=audit)],
+        middleware=[
+            Middleware(AnthropicManners),
+            Middleware(Guard, options=options, keys=keys, audit=audit),
+        ],
         exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _crash},
     )
     app.router.redirect_slashes = False

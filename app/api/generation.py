@@ -41,12 +41,15 @@ class Generation:
         self.prompt_logprobs: list[list[TokenLogprobs | None]] = [[] for _ in requests]
         self._num_cached_tokens = [0] * len(requests)
         self._queued_s = 0.0
-        skip = rules.skip_special_tokens
         self.streams = [
             TextStream(
                 p * self._n + i,
                 rules,
-                context.text.detokenizer(request.prompt, skip_special_tokens=skip),
+                context.text.detokenizer(
+                    request.prompt,
+                    skip_special_tokens=rules.skip_special_tokens,
+                    shown_special=rules.shown_special,
+                ),
             )
             for p, request in enumerate(requests)
             for i in range(request.n)
@@ -186,15 +189,21 @@ class Generation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def usage_of(generation: Generation) -> dict[str, object]:
-    """The usage object: what was computed and what of it came from the prefix cache."""
+def usage_of(generation: Generation, num_reasoning_tokens: int | None = None) -> dict[str, object]:
+    """The usage object: what was computed and what of it came from the prefix cache.
+
+    num_reasoning_tokens: of the completion's; None where reasoning is not told apart.
+    """
     prompt, completion = generation.num_prompt_tokens, generation.num_completion_tokens
-    return {
+    usage: dict[str, object] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
     }
+    if num_reasoning_tokens is not None:
+        usage["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+    return usage
 
 
 def timing_of(generation: Generation) -> dict[str, object] | None:

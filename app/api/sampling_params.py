@@ -16,20 +16,20 @@ from app.text.grammars import GrammarBusy, GrammarInvalid
 _SEEDS: Final = 2**63 - 4096  # continuations of one prompt use the seeds that follow
 
 
-def stop_strings(request: SamplingFields, context: Context) -> tuple[str, ...]:
-    """The request's stop strings, empty ones and excess refused."""
+def stop_strings(request: SamplingFields, context: Context, param: str = "stop") -> tuple[str, ...]:
+    """The request's stop strings, empty ones and excess refused by the name of `param`."""
     if request.stop is None:
         return ()
     stops = [request.stop] if isinstance(request.stop, str) else request.stop
     options = context.options
     if len(stops) > options.max_stops:
-        raise invalid(f"At most {options.max_stops} stop strings are allowed.", "stop")
+        raise invalid(f"At most {options.max_stops} stop strings are allowed.", param)
     for stop in stops:
         if not stop:
-            raise invalid("A stop string is empty.", "stop")
+            raise invalid("A stop string is empty.", param)
         if len(stop) > options.max_stop_chars:
             raise invalid(
-                f"A stop string is longer than {options.max_stop_chars} characters.", "stop"
+                f"A stop string is longer than {options.max_stop_chars} characters.", param
             )
     return tuple(stops)
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from json.encoder import encode_basestring_ascii
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from app.api.generation import Generation, timing_of
 from app.api.http.call import Call, ClientGone
@@ -60,8 +60,10 @@ class StreamWriter(ABC):
     """Turns what a generation gives into one endpoint's events.
 
     templates: per continuation, what stands before and behind the JSON string in the event of mere
-    text; None (while) such an event is more than that.
+    text; None (while) such an event is more than that. ending: what the last event is followed by.
     """
+
+    ending: ClassVar[bytes] = DONE
 
     def __init__(self, num_continuations: int) -> None:
         self.templates: list[tuple[str, str] | None] = [None] * num_continuations
@@ -111,10 +113,11 @@ class EventSink:
             return False
         self._deliveries.append((self._clock(), num_tokens, index))
         stream.num_tokens += num_tokens
-        text, template = stream.push(tokens), self._templates[index]
+        template = self._templates[index]
         if template is not None:
-            self._body.write(f"{template[0]}{json_string(text)}{template[1]}".encode())
-        elif events := self._writer.write(TextDelta(index, text, num_tokens)):
+            text = json_string(stream.push(tokens))
+            self._body.write(f"{template[0]}{text}{template[1]}".encode())
+        elif events := self._writer.write(stream.plain(tokens)):
             self._body.write(events)
         return True
 
@@ -149,4 +152,4 @@ async def stream_reply(call: Call, generation: Generation, writer: StreamWriter)
                 _log.exception("request %s failed", call.request_id)
             last = writer.failing(failure)
         watch.stop()
-        await send(last + DONE, more=False)
+        await send(last + writer.ending, more=False)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from app.text.worker import KillableWorker, WorkerDied, WorkerTimeout
 
 TEMPLATE_LIMIT_S: Final = 1.0
+
+_CODE: Final = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
+_QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 class TemplateError(Exception):
@@ -53,6 +57,15 @@ class ChatTemplate:
 
     def __bool__(self) -> bool:
         return bool(self._templates)
+
+    def reads(self, variable: str) -> bool:
+        """Whether a template mentions this variable: one that none mentions changes nothing."""
+        word = re.compile(rf"\b{re.escape(variable)}\b")
+        return any(
+            word.search(_QUOTED.sub("", code))
+            for template in self._templates.values()
+            for code in _CODE.findall(template)
+        )
 
     def render(
         self,

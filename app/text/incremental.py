@@ -107,6 +107,8 @@ class TextRules:
     stops: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     skip_special_tokens: bool = True
+    shown_special: frozenset[str] = frozenset()  # special tokens that are not skipped even so
+    by_token: bool = False  # deltas also carry each token's own text
 
 
 @dataclass(slots=True)
@@ -114,7 +116,8 @@ class TextDelta:
     """What is new of one continuation.
 
     index: among all continuations of the HTTP request. entries: (log-probabilities, offset of the
-    token's text in the continuation) of tokens whose text is now certain.
+    token's text in the continuation) of tokens whose text is now certain. pieces: of each token,
+    where that was asked for or there is one.
     """
 
     index: int
@@ -122,6 +125,7 @@ class TextDelta:
     num_tokens: int
     finish_reason: str | None = None
     entries: list[tuple[TokenLogprobs, int]] = field(default_factory=list)
+    pieces: Sequence[str] = ()
 
 
 class TextStream:
@@ -165,7 +169,8 @@ class TextStream:
             raise GenerationFailed("The generation failed in the engine.")
         if reason is FinishReason.ABORT:
             raise EngineUnavailable("The generation was ended by the server.")
-        if self._stops is None and not chunk.logprobs and reason is None:
+        by_token = self._rules.by_token and len(chunk.tokens) > 1
+        if self._stops is None and not chunk.logprobs and reason is None and not by_token:
             self.num_tokens += len(chunk.tokens)
             return TextDelta(self.index, self.push(chunk.tokens), len(chunk.tokens))
         return self._take_carefully(chunk)
@@ -187,14 +192,26 @@ class TextStream:
                 self._held_entries.append((chunk.logprobs[i], self._num_chars))
             num_taken += 1
             if self._feed(self._detokenizer.push(tokens[i : i + 1]), shown):
-                return self._delta("".join(shown), num_taken, "stop")
+                return self._delta(shown, num_taken, "stop")
         num_taken += ends_by_token
         if reason is not None:
             if self._feed(self._detokenizer.flush(), shown):
-                return self._delta("".join(shown), num_taken, "stop")
+                return self._delta(shown, num_taken, "stop")
             if self._stops is not None:
                 shown.append(self._stops.finish())
-        return self._delta("".join(shown), num_taken, None if reason is None else reason.value)
+        return self._delta(shown, num_taken, None if reason is None else reason.value)
+
+    def plain(self, tokens: Sequence[int]) -> TextDelta:
+        """The delta of tokens that come with nothing else; they are not counted yet."""
+        if len(tokens) == 1 or not self._rules.by_token:
+            return TextDelta(self.index, self.push(tokens), len(tokens))
+        pieces = [self.push([token]) for token in tokens]
+        return TextDelta(self.index, "".join(pieces), len(tokens), pieces=pieces)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended it."""
+        return None if self._stops is None else self._stops.found
 
     def _feed(self, text: str, shown: list[str]) -> bool:
         """Add detokenised text; True when a stop string is complete."""
@@ -205,7 +222,8 @@ class TextStream:
         shown.append(self._stops.push(text))
         return self._stops.found is not None
 
-    def _delta(self, text: str, num_tokens: int, reason: str | None) -> TextDelta:
+    def _delta(self, shown: list[str], num_tokens: int, reason: str | None) -> TextDelta:
+        text = "".join(shown)
         self.num_tokens += num_tokens
         self._shown_chars += len(text)
         entries = self._held_entries
@@ -214,4 +232,4 @@ class TextStream:
         self._held_entries = self._held_entries[len(entries) :]
         if reason is not None:
             self.finished, self.is_plain = True, False
-        return TextDelta(self.index, text, num_tokens, reason, entries)
+        return TextDelta(self.index, text, num_tokens, reason, entries, shown)

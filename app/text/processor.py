@@ -11,6 +11,7 @@ from typing import Any, Final
 from app.text.chat_template import TEMPLATE_LIMIT_S, ChatTemplate
 from app.text.grammars import GrammarChecker
 from app.text.incremental import Detokenizer, PrefixDetokenizer, TableDetokenizer
+from app.text.output.registry import choose_formats
 from app.text.vocabulary import token_bytes_table
 
 # Tokenising runs at some 1-3 MB/s: up to this length it is quicker than a thread's round trip.
@@ -26,7 +27,8 @@ class TextProcessor:
     its sandbox first (raises TemplateHostile when it must not be served). Methods named `*_now`
     compute in the calling thread; the others leave the event loop free.
 
-    threads: how many prompts are tokenised at a time beside the event loop.
+    threads: how many prompts are tokenised at a time beside the event loop. tool_parser,
+    reasoning_parser: names of `app.text.output.registry`; raises ValueError for an unknown one.
     """
 
     def __init__(
@@ -36,6 +38,8 @@ class TextProcessor:
         chat_template: str | None = None,
         template_limit_s: float = TEMPLATE_LIMIT_S,
         threads: int = 2,
+        tool_parser: str = "auto",
+        reasoning_parser: str = "auto",
     ) -> None:
         from transformers import AutoTokenizer
 
@@ -61,13 +65,14 @@ class TextProcessor:
             if table is None
             else [b"" if token in self.special_ids else raw for token, raw in enumerate(table)]
         )
+        self._tables: dict[frozenset[str], list[bytes]] = {}
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="text")
         self._long_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="long-text")
         self._template_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="template")
+        templates = _templates(chat_template or tokenizer.chat_template)
+        self.formats = choose_formats(templates.values(), tool_parser, reasoning_parser)
         self.template = ChatTemplate(
-            _templates(chat_template or tokenizer.chat_template),
-            _special_tokens(tokenizer),
-            limit_s=template_limit_s,
+            templates, _special_tokens(tokenizer), limit_s=template_limit_s
         )
         self.template.check()
         self.grammars = GrammarChecker(self.model_path)
@@ -120,13 +125,38 @@ class TextProcessor:
     # ---- tokens to text ---------------------------------------------------------------
 
     def detokenizer(
-        self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True
+        self,
+        prompt: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        shown_special: frozenset[str] = frozenset(),
     ) -> Detokenizer:
-        """A new incremental detokeniser for what follows `prompt`."""
-        table = self._shown_table if skip_special_tokens else self._full_table
+        """A new incremental detokeniser for what follows `prompt`.
+
+        shown_special: special tokens that are not skipped; where tokens do not decode on their own,
+        none is skipped then.
+        """
+        if skip_special_tokens and shown_special:
+            table = self._table_showing(shown_special)
+            skip_special_tokens = False
+        else:
+            table = self._shown_table if skip_special_tokens else self._full_table
         if table is not None:
             return TableDetokenizer(table)
         return PrefixDetokenizer(self._decoder(skip_special_tokens), prompt)
+
+    def _table_showing(self, names: frozenset[str]) -> list[bytes] | None:
+        if self._full_table is None or self._shown_table is None:
+            return None
+        table = self._tables.get(names)
+        if table is None:
+            shown = {name.encode() for name in names}
+            table = list(self._shown_table)
+            for token in self.special_ids:
+                if token < len(table) and self._full_table[token] in shown:
+                    table[token] = self._full_table[token]
+            self._tables[names] = table
+        return table
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole token sequence."""

@@ -62,18 +62,22 @@ async def start_server(text: TextProcessor, protocol: Any) -> AsyncIterator[Star
     running: list[tuple[uvicorn.Server, httpx.AsyncClient]] = []
 
     async def start(
-        options: ApiOptions | None = None, events: ApiEvents | None = None, **card: Any
+        options: ApiOptions | None = None,
+        events: ApiEvents | None = None,
+        processor: TextProcessor | None = None,
+        **card: Any,
     ) -> Server:
+        used = processor or text
         fields: dict[str, Any] = {
             "name": MODEL,
-            "path": text.model_path,
+            "path": used.model_path,
             "max_model_len": 4096,
-            "vocab_size": text.vocab_size,
-            "eos_token_ids": text.eos_token_ids,
+            "vocab_size": used.vocab_size,
+            "eos_token_ids": used.eos_token_ids,
             "created_s": 1_700_000_000,
         }
         engine = HandEngine(ModelCard(**{**fields, **card}))
-        app = build_api(engine, text, options or ApiOptions(), events=events)
+        app = build_api(engine, used, options or ApiOptions(), events=events)
         listener = socket.create_server(("127.0.0.1", 0))
         # Small, so that a slow reader is one after kilobytes instead of megabytes.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)

@@ -40,6 +40,7 @@ GOOD: dict[str, Body] = {
     "/v1/completions": {"prompt": "abc", "max_tokens": 2},
     "/v1/chat/completions": CHAT,
     "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
+    "/v1/messages": CHAT,
     "/v1/embeddings": {"input": "Hi"},
 }
 REQUIRED = {path: next(iter(body)) for path, body in GOOD.items()}

@@ -6,6 +6,7 @@ The byte-level one has the bytes themselves as its first tokens, in order: token
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -25,8 +26,13 @@ TEMPLATE = (
 )
 
 
-def byte_level_folder(folder: Path, *, template: str | None = TEMPLATE) -> Path:
-    """A model folder with a byte-level BPE tokenizer (no weights)."""
+def byte_level_folder(
+    folder: Path, *, template: str | None = TEMPLATE, special: Sequence[str] = SPECIAL
+) -> Path:
+    """A model folder with a byte-level BPE tokenizer (no weights).
+
+    special: tokens that are so called; the first ends answers.
+    """
     by_byte = {byte: char for char, byte in byte_level_alphabet().items()}
     vocab = {by_byte[byte]: byte for byte in range(256)}
     for left, right in MERGES:
@@ -34,8 +40,8 @@ def byte_level_folder(folder: Path, *, template: str | None = TEMPLATE) -> Path:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=MERGES))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
-    return _write(folder, tokenizer, template)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    return _write(folder, tokenizer, template, special)
 
 
 def sentencepiece_folder(folder: Path) -> Path:
@@ -73,13 +79,15 @@ def wordpiece_folder(folder: Path) -> Path:
     return _write(folder, tokenizer, None)
 
 
-def _write(folder: Path, tokenizer: Tokenizer, template: str | None) -> Path:
+def _write(
+    folder: Path, tokenizer: Tokenizer, template: str | None, special: Sequence[str] = SPECIAL
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": SPECIAL[0],
-        "additional_special_tokens": list(SPECIAL[1:]),
+        "eos_token": special[0],
+        "additional_special_tokens": list(special[1:]),
         "model_max_length": 100000,
     }
     if template is not None:

@@ -8,10 +8,11 @@ from contextlib import aclosing
 from typing import Any
 
 from app.api.context import Context, new_id, objective_of
-from app.api.endpoints.conversation import prompt_tokens, template_messages
+from app.api.endpoints.conversation import prompt_of, template_messages
 from app.api.endpoints.large import listed_wholes, whole
 from app.api.endpoints.logprobs import ChatColumn, chat_logprobs
-from app.api.endpoints.tool_choice import ToolPlan, plan_tools
+from app.api.endpoints.output import OutputPlan, plan_output, read_delta, template_variables
+from app.api.endpoints.tool_choice import plan_tools
 from app.api.generation import Generation, usage_of
 from app.api.http.call import Call
 from app.api.http.errors import invalid
@@ -24,8 +25,9 @@ from app.api.sampling_params import (
 from app.api.schema.chat import ChatRequest
 from app.api.sse import StreamWriter, event, last_event, stream_reply
 from app.engine.client import GenerationRequest
-from app.text.incremental import TextDelta, TextRules
-from app.text.tool_calls import CallDelta, ToolCallParser
+from app.text.incremental import TextDelta
+from app.text.output.parser import OutputParser
+from app.text.output.pieces import CallDelta, Piece, Reasoning, Text, gathered
 
 _PLAIN_END = '},"logprobs":null,"finish_reason":null}]}\n\n'  # of the event of mere text
 
@@ -58,13 +60,15 @@ class Chat:
                     grammar_param,
                 )
             grammar, grammar_param = tools.grammar, "tools"
-        prompt = await prompt_tokens(
+        rendered = await prompt_of(
             context,
             template_messages(body.messages, options),
             tools=tools.specs,
-            variables=body.chat_template_kwargs,
+            variables=template_variables(context, body.chat_template_kwargs, body.reasoning_effort),
         )
+        prompt = rendered.tokens
         context.check_prompt(prompt, "messages")
+        output = plan_output(context, tools, grammar, rendered.text)
         grammar = await checked_grammar(grammar, context, grammar_param)
         room = context.engine.card.max_model_len - len(prompt)
         sampling = sampling_params(
@@ -85,15 +89,14 @@ class Chat:
             priority=call.check_priority(body.priority),
             objective=objective_of(body),
         )
-        rules = TextRules(
-            stops=stop_strings(body, context),
-            stop_token_ids=frozenset(sampling.stop_token_ids),
-            # Some tokenizers hold <tool_call> as a special token, which must then be seen.
-            skip_special_tokens=body.skip_special_tokens is not False and not tools.names,
+        rules = output.rules(
+            stop_strings(body, context),
+            frozenset(sampling.stop_token_ids),
+            body.skip_special_tokens is not False,
         )
         call.admit_tokens(len(prompt))
         generation = Generation(context, call, [request], rules, stream=bool(body.stream))
-        answer = ChatWriter(context, body, completion_id, generation, tools)
+        answer = ChatWriter(context, body, completion_id, generation, output)
         if body.stream:
             await stream_reply(call, generation, answer)
         else:
@@ -120,16 +123,14 @@ class ChatWriter(StreamWriter):
         body: ChatRequest,
         completion_id: str,
         generation: Generation,
-        tools: ToolPlan,
+        output: OutputPlan,
     ) -> None:
         count = len(generation.streams)
         super().__init__(count)
         self._context = context
         self._body = body
         self._generation = generation
-        self._parsers = (
-            [ToolCallParser(tools.format, tools.names) for _ in range(count)] if tools.names else []
-        )
+        self._parsers = output.parsers(count, stream=bool(body.stream))
         self._opened = [False] * count
         self._is_bare = not self._parsers and not body.logprobs
         self._head: dict[str, Any] = {
@@ -169,22 +170,25 @@ class ChatWriter(StreamWriter):
             return opening + self._event(
                 index, {"content": delta.text}, delta.finish_reason, logprobs
             )
-        return opening + self._tool_event(delta, logprobs)
+        return opening + self._parsed_event(delta, logprobs)
 
-    def _tool_event(self, delta: TextDelta, logprobs: Any) -> bytes:
-        parser = self._parsers[delta.index]
-        text, calls = parser.push(delta.text)
-        reason = delta.finish_reason
-        if reason is not None:
-            rest, more = parser.finish()
-            text, calls = text + rest, [*calls, *more]
-            reason = _reason(reason, parser)
+    def _parsed_event(self, delta: TextDelta, logprobs: Any) -> bytes:
+        index = delta.index
+        parser = self._parsers[index]
+        pieces = read_delta(parser, delta)
+        text = "".join(piece.text for piece in pieces if isinstance(piece, Text))
+        reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
+        calls = [_call_event(piece) for piece in pieces if isinstance(piece, CallDelta)]
         fields: dict[str, Any] = {}
-        if text or not calls:
+        if reasoning:
+            fields["reasoning_content"] = reasoning
+        if text or not (calls or reasoning):
             fields["content"] = text
         if calls:
-            fields["tool_calls"] = [_call_event(found) for found in calls]
-        return self._event(delta.index, fields, reason, logprobs)
+            fields["tool_calls"] = calls
+        if parser.is_transparent and not self._body.logprobs and delta.finish_reason is None:
+            self.templates[index] = (self._prefixes[index], _PLAIN_END)
+        return self._event(index, fields, _reason(delta.finish_reason, parser), logprobs)
 
     def _event(self, index: int, delta: Any, reason: str | None, logprobs: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
@@ -196,57 +200,63 @@ class ChatWriter(StreamWriter):
     def closing(self) -> bytes:
         """Usage and timing, when asked for."""
         generation = self._generation
-        return last_event(self._head, self._body.stream_options, usage_of(generation), generation)
+        return last_event(self._head, self._body.stream_options, self._usage(), generation)
+
+    def _usage(self) -> dict[str, object]:
+        return usage_of(
+            self._generation, sum(parser.num_reasoning_tokens for parser in self._parsers)
+        )
 
     # ---- whole ------------------------------------------------------------------------
 
     async def reply(self, call: Call) -> None:
         """Gather everything and send it."""
         generation = self._generation
-        texts: list[list[str]] = [[] for _ in generation.streams]
+        pieces: list[list[Piece]] = [[] for _ in generation.streams]
         columns = [
             ChatColumn(self._context.text, self._body.top_logprobs or 0) for _ in generation.streams
         ]
-        reasons = [""] * len(texts)
+        reasons = [""] * len(pieces)
         async with call.watch_client() as watch:
             async with aclosing(generation.deltas()) as deltas:
                 async for delta in deltas:
-                    texts[delta.index].append(delta.text)
+                    pieces[delta.index] += self._read(delta)
                     columns[delta.index].add(delta.entries)
                     reasons[delta.index] = delta.finish_reason or ""
             watch.stop()
             choices = [
                 whole(
-                    self._choice(index, "".join(texts[index]), reasons[index]),
+                    self._choice(index, pieces[index], reasons[index]),
                     logprobs=columns[index].written() if self._body.logprobs else (b"null",),
                 )
-                for index in range(len(texts))
+                for index in range(len(pieces))
             ]
-            answer = {**self._head, "usage": usage_of(generation)}
+            answer = {**self._head, "usage": self._usage()}
             await call.reply(200, list(whole(answer, choices=listed_wholes(choices))))
 
-    def _choice(self, index: int, text: str, reason: str) -> dict[str, Any]:
+    def _read(self, delta: TextDelta) -> list[Piece]:
+        if self._parsers:
+            return read_delta(self._parsers[delta.index], delta)
+        return [Text(delta.text)]
+
+    def _choice(self, index: int, pieces: Sequence[Piece], reason: str) -> dict[str, Any]:
+        text, reasoning, calls = gathered(pieces)
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": text,
+            "content": text or (None if calls else ""),
             "refusal": None,
             "annotations": [],
         }
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = [_call(name, arguments) for name, arguments in calls]
         if self._parsers:
-            parser = self._parsers[index]
-            shown, deltas = parser.push(text)
-            rest, more = parser.finish()
-            message["content"] = (shown + rest) or None
-            calls = _gathered([*deltas, *more])
-            if calls:
-                message["tool_calls"] = calls
-            elif message["content"] is None:
-                message["content"] = ""
-            reason = _reason(reason, parser)
+            reason = _reason(reason, self._parsers[index]) or ""
         return {"index": index, "message": message, "finish_reason": reason}
 
 
-def _reason(reason: str, parser: ToolCallParser) -> str:
+def _reason(reason: str | None, parser: OutputParser) -> str | None:
     return "tool_calls" if parser.num_calls and reason == "stop" else reason
 
 
@@ -254,20 +264,9 @@ def _call_event(delta: CallDelta) -> dict[str, Any]:
     """A tool call's beginning carries its id and name; later parts only more arguments."""
     if delta.name is None:
         return {"index": delta.index, "function": {"arguments": delta.arguments}}
-    return {
-        "index": delta.index,
-        "id": new_id("call"),
-        "type": "function",
-        "function": {"name": delta.name, "arguments": delta.arguments},
-    }
+    return {"index": delta.index, **_call(delta.name, delta.arguments)}
 
 
-def _gathered(deltas: Sequence[CallDelta]) -> list[dict[str, Any]]:
-    calls: list[dict[str, Any]] = []
-    for delta in deltas:
-        if delta.name is not None:
-            function = {"name": delta.name, "arguments": delta.arguments}
-            calls.append({"id": new_id("call"), "type": "function", "function": function})
-        else:
-            calls[delta.index]["function"]["arguments"] += delta.arguments
-    return calls
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": new_id("call"), "type": "function", "function": function}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from app.api.context import Context
@@ -67,15 +68,23 @@ def _arguments(text: str) -> Any:
     return found if isinstance(found, dict) else text
 
 
-async def prompt_tokens(
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A conversation as the template writes it, and its token ids."""
+
+    text: str
+    tokens: list[int]
+
+
+async def prompt_of(
     context: Context,
     messages: Sequence[Mapping[str, Any]],
     *,
     tools: Sequence[Mapping[str, Any]] | None,
     variables: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
-) -> list[int]:
-    """Token ids of a conversation; raises 400, or 500 where the template itself is at fault."""
+) -> Prompt:
+    """The prompt of a conversation; raises 400, or 500 where the template itself is at fault."""
     try:
         text = await context.text.render_chat(
             messages,
@@ -90,4 +99,5 @@ async def prompt_tokens(
     except TemplateError as error:
         raise invalid(f"{error}.", "messages", "invalid_messages") from None
     context.check_length(text, "messages")
-    return await context.text.encode(text, add_special_tokens=False)  # the template writes its own
+    # The template writes its own special tokens.
+    return Prompt(text, await context.text.encode(text, add_special_tokens=False))

@@ -6,7 +6,7 @@ from typing import Any
 
 from actors.scheduling.interfaces import Quote
 from app.api.context import Context, objective_of, tokenized
-from app.api.endpoints.conversation import prompt_tokens, template_messages
+from app.api.endpoints.conversation import prompt_of, template_messages
 from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.schema.other import QuoteRequest
@@ -57,12 +57,13 @@ class Quotes:
         if body.prompt is not None:
             (tokens,) = await tokenized([body.prompt], context, "prompt")
         else:
-            tokens = await prompt_tokens(
+            prompt = await prompt_of(
                 context,
                 template_messages(body.messages or [], context.options),
                 tools=[tool.model_dump(exclude_none=True) for tool in body.tools or []],
                 add_generation_prompt=True,
             )
+            tokens = prompt.tokens
         return len(tokens), params[0]
 
 

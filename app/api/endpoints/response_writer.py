@@ -6,13 +6,13 @@ import time
 from typing import Any
 
 from app.api.context import Context, new_id
-from app.api.endpoints.tool_choice import ToolPlan
+from app.api.endpoints.output import OutputPlan, read_delta
 from app.api.generation import Generation, timing_of
 from app.api.http.errors import ApiError
 from app.api.schema.responses import ResponseRequest
 from app.api.sse import StreamWriter, named_event
 from app.text.incremental import TextDelta
-from app.text.tool_calls import CallDelta, ToolCallParser
+from app.text.output.pieces import CallDelta, Piece, Reasoning, Text
 
 
 class ResponseWriter(StreamWriter):
@@ -24,11 +24,11 @@ class ResponseWriter(StreamWriter):
         body: ResponseRequest,
         response_id: str,
         generation: Generation,
-        tools: ToolPlan,
+        output: OutputPlan,
     ) -> None:
         super().__init__(len(generation.streams))
         self._generation = generation
-        self._parser = ToolCallParser(tools.format, tools.names) if tools.names else None
+        self._parser = next(iter(output.parsers(1, stream=bool(body.stream))), None)
         self._body = body
         self._base = _base(context, body, response_id)
         self._output: list[dict[str, Any]] = []
@@ -43,16 +43,16 @@ class ResponseWriter(StreamWriter):
         if self._sequence == 0:
             self._emit("response.created", response=self.response())
             self._emit("response.in_progress", response=self.response())
-        text, calls = delta.text, list[CallDelta]()
+        pieces: list[Piece] = [Text(delta.text)] if delta.text else []
         if self._parser is not None:
-            text, calls = self._parser.push(delta.text)
-            if delta.finish_reason is not None:
-                rest, more = self._parser.finish()
-                text, calls = text + rest, [*calls, *more]
-        if text:
-            self._add_text(text)
-        for call in calls:
-            self._add_call(call)
+            pieces = read_delta(self._parser, delta)
+        for piece in pieces:
+            if isinstance(piece, CallDelta):
+                self._add_call(piece)
+            elif isinstance(piece, Reasoning):
+                self._add_reasoning(piece.text)
+            else:
+                self._add_text(piece.text)
         if delta.finish_reason is not None:
             if not self._output:
                 self._add_text("")
@@ -80,12 +80,14 @@ class ResponseWriter(StreamWriter):
         generation = self._generation
         usage = None
         if self._status in ("completed", "incomplete"):
+            parser = self._parser
+            num_reasoning = 0 if parser is None else parser.num_reasoning_tokens
             prompt, answer = generation.num_prompt_tokens, generation.num_completion_tokens
             usage = {
                 "input_tokens": prompt,
                 "input_tokens_details": {"cached_tokens": generation.num_cached_tokens},
                 "output_tokens": answer,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": num_reasoning},
                 "total_tokens": prompt + answer,
             }
         incomplete = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
@@ -117,6 +119,24 @@ class ResponseWriter(StreamWriter):
             item["content"].append(part)
         item["content"][0]["text"] += text
         self._emit("response.output_text.delta", **self._where(item), delta=text, logprobs=[])
+
+    def _add_reasoning(self, text: str) -> None:
+        item = self._open
+        if item is None or item["type"] != "reasoning":
+            self._close_item()
+            item = {
+                "id": new_id("rs").replace("-", "_"),
+                "type": "reasoning",
+                "status": "in_progress",
+                "summary": [],
+                "content": [],
+            }
+            self._open_item(item)
+            part = {"type": "reasoning_text", "text": ""}
+            self._emit("response.content_part.added", **self._where(item), part=dict(part))
+            item["content"].append(part)
+        item["content"][0]["text"] += text
+        self._emit("response.reasoning_text.delta", **self._where(item), delta=text)
 
     def _add_call(self, delta: CallDelta) -> None:
         if delta.name is not None:
@@ -158,6 +178,10 @@ class ResponseWriter(StreamWriter):
             part = item["content"][0]
             where = self._where(item)
             self._emit("response.output_text.done", **where, text=part["text"], logprobs=[])
+            self._emit("response.content_part.done", **where, part=part)
+        elif item["type"] == "reasoning":
+            part, where = item["content"][0], self._where(item)
+            self._emit("response.reasoning_text.done", **where, text=part["text"])
             self._emit("response.content_part.done", **where, part=part)
         else:
             self._emit(
@@ -202,7 +226,7 @@ def _base(context: Context, body: ResponseRequest, response_id: str) -> dict[str
         "model": context.engine.card.name,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
         "store": False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": text,

@@ -7,7 +7,8 @@ from contextlib import aclosing
 
 from actors.scheduling.request import Grammar
 from app.api.context import Context, new_id, objective_of
-from app.api.endpoints.conversation import prompt_tokens, template_messages
+from app.api.endpoints.conversation import prompt_of, template_messages
+from app.api.endpoints.output import plan_output, template_variables
 from app.api.endpoints.response_writer import ResponseWriter
 from app.api.endpoints.tool_choice import ToolPlan, plan_tool_calls
 from app.api.generation import Generation
@@ -34,12 +35,12 @@ from app.api.schema.responses import (
     InputCall,
     InputCallOutput,
     InputMessage,
+    InputReasoning,
     NamedFunctionTool,
     ResponseRequest,
 )
 from app.api.sse import stream_reply
 from app.engine.client import GenerationRequest
-from app.text.incremental import TextRules
 
 
 class Responses:
@@ -58,10 +59,16 @@ class Responses:
             if grammar is not None:
                 raise invalid(f"tool_choice already constrains the output; drop '{param}'.", param)
             grammar, param = tools.grammar, "tools"
-        prompt = await prompt_tokens(
-            context, template_messages(_messages(body), context.options), tools=tools.specs
+        effort = None if body.reasoning is None else body.reasoning.effort
+        rendered = await prompt_of(
+            context,
+            template_messages(_messages(body), context.options),
+            tools=tools.specs,
+            variables=template_variables(context, None, effort, "reasoning.effort"),
         )
+        prompt = rendered.tokens
         context.check_prompt(prompt, "input")
+        output = plan_output(context, tools, grammar, rendered.text)
         grammar = await checked_grammar(grammar, context, param)
         room = context.engine.card.max_model_len - len(prompt)
         sampling = sampling_params(
@@ -81,14 +88,14 @@ class Responses:
             priority=call.check_priority(body.priority),
             objective=objective_of(body),
         )
-        rules = TextRules(
-            stops=stop_strings(body, context),
-            stop_token_ids=frozenset(sampling.stop_token_ids),
-            skip_special_tokens=body.skip_special_tokens is not False and not tools.names,
+        rules = output.rules(
+            stop_strings(body, context),
+            frozenset(sampling.stop_token_ids),
+            body.skip_special_tokens is not False,
         )
         call.admit_tokens(len(prompt))
         generation = Generation(context, call, [request], rules, stream=bool(body.stream))
-        writer = ResponseWriter(context, body, response_id, generation, tools)
+        writer = ResponseWriter(context, body, response_id, generation, output)
         if body.stream:
             await stream_reply(call, generation, writer)
             return
@@ -148,7 +155,11 @@ def _messages(body: ResponseRequest) -> list[Message]:
         messages.append(Message(role="system", content=body.instructions))
     if isinstance(body.input, str):
         return [*messages, Message(role="user", content=body.input)]
+    reasoning: str | None = None  # of the assistant's turn that follows
     for item in body.input:
+        if isinstance(item, InputReasoning):
+            reasoning = "".join(part.text for part in item.content or [])
+            continue
         if isinstance(item, InputMessage):
             messages.append(Message(role=item.role, content=_content(item)))
         elif isinstance(item, InputCallOutput):
@@ -160,6 +171,11 @@ def _messages(body: ResponseRequest) -> list[Message]:
                 last.tool_calls = [*(last.tool_calls or []), *calls]
             else:
                 messages.append(Message(role="assistant", tool_calls=calls))
+        if reasoning and messages[-1].role == "assistant":
+            messages[-1].reasoning_content = reasoning
+        reasoning = None
+    if not messages:
+        raise invalid("The input holds no message.", "input")
     return messages
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.api.context import Context
-from app.api.endpoints.conversation import prompt_tokens, template_messages
+from app.api.endpoints.conversation import prompt_of, template_messages
 from app.api.endpoints.large import listed, whole
 from app.api.endpoints.logprobs import token_name
 from app.api.http.call import Call
@@ -29,12 +29,13 @@ class Tokens:
                 body.prompt, add_special_tokens=body.add_special_tokens
             )
         else:
-            tokens = await prompt_tokens(
+            prompt = await prompt_of(
                 context,
                 template_messages(body.messages or [], context.options),
                 tools=[tool.model_dump(exclude_none=True) for tool in body.tools or []],
                 add_generation_prompt=body.add_generation_prompt,
             )
+            tokens = prompt.tokens
         names = [b"null"]
         if body.return_token_strs:
             names = await listed(tokens, lambda token: token_name(context.text, token))

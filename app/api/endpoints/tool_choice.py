@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from actors.scheduling.request import Grammar
@@ -13,18 +13,19 @@ from app.api.http.errors import invalid
 from app.api.http.options import ApiOptions
 from app.api.sampling_params import dump
 from app.api.schema.chat import ChatRequest, NamedTool, Tool
-from app.text.tool_calls import ToolFormat
+from app.text.output.pieces import Tools
 
 _MAX_CALLS: Final = 16  # in one answer: a list without an end is a model's favourite trap
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """specs: what the template shows the model. names: look for calls of these in the output."""
+    """specs: what the template shows the model. tools: look for calls of these in the output.
+    grammar: makes the output calls and nothing else.
+    """
 
     specs: list[dict[str, Any]] | None = None
-    names: tuple[str, ...] = ()
-    format: ToolFormat = ToolFormat.TAGGED
+    tools: Tools = field(default_factory=dict)
     grammar: Grammar | None = None
 
 
@@ -54,8 +55,9 @@ def plan_tool_calls(
     dump(specs, "tools")  # refuses NaN before it meets the template
     if choice == "none":
         return ToolPlan()
+    declared = {tool.function.name: tool.function.parameters or {} for tool in tools}
     if choice in (None, "auto"):
-        return ToolPlan(specs, tuple(names))
+        return ToolPlan(specs, declared)
     if isinstance(choice, NamedTool):
         chosen = [tool for tool in tools if tool.function.name == choice.function.name]
         if not chosen:
@@ -67,7 +69,7 @@ def plan_tool_calls(
     else:
         schema = _calls_schema(tools, several=parallel)
     grammar = Grammar("json_schema", json.dumps(schema, separators=(",", ":")))
-    return ToolPlan(specs, tuple(names), ToolFormat.JSON, grammar)
+    return ToolPlan(specs, declared, grammar)
 
 
 def _calls_schema(tools: Sequence[Tool], *, several: bool) -> dict[str, Any]:

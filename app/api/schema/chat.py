@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.api.schema.common import SamplingFields, Strict, Usage
+from app.api.schema.common import ReasoningEffort, SamplingFields, Strict, Usage
 
 
 class TextPart(Strict):
@@ -78,6 +78,9 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Variables for the chat template (extension)."
     )
+    reasoning_effort: ReasoningEffort | None = Field(
+        default=None, description="Refused where the chat template has no switch for it."
+    )
     modalities: list[Literal["text"]] | None = None
     prediction: dict[str, Any] | None = Field(
         default=None, description="Accepted and ignored: a hint."
@@ -86,7 +89,6 @@ class ChatRequest(SamplingFields):
     audio: None = None
     functions: None = None
     function_call: None = None
-    reasoning_effort: None = None
     verbosity: None = None
     web_search_options: None = None
 
@@ -111,6 +113,7 @@ class AnswerMessage(BaseModel):
     content: str | None
     refusal: None = None
     annotations: list[dict[str, Any]] = Field(default_factory=list, max_length=0)
+    reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
 
 

@@ -11,6 +11,13 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from app.api.schema.chat import ChatRequest, ChatResponse
 from app.api.schema.completions import CompletionRequest, CompletionResponse
+from app.api.schema.messages import (
+    CountTokensRequest,
+    CountTokensResponse,
+    MessagesErrorResponse,
+    MessagesRequest,
+    MessagesResponse,
+)
 from app.api.schema.other import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -61,6 +68,7 @@ class Operation:
     streams: bool = False
     path_parameter: str | None = None
     may_be_unavailable: bool = True
+    error: type[BaseModel] = ErrorResponse
 
 
 OPERATIONS: Final = (
@@ -88,6 +96,23 @@ OPERATIONS: Final = (
         ResponseRequest,
         streams=True,
     ),
+    Operation(
+        "/v1/messages",
+        "post",
+        "Answer a conversation, in Anthropic's form.",
+        MessagesResponse,
+        MessagesRequest,
+        streams=True,
+        error=MessagesErrorResponse,
+    ),
+    Operation(
+        "/v1/messages/count_tokens",
+        "post",
+        "How many tokens a conversation has.",
+        CountTokensResponse,
+        CountTokensRequest,
+        error=MessagesErrorResponse,
+    ),
     Operation("/v1/embeddings", "post", "Vectors of texts.", EmbeddingResponse, EmbeddingRequest),
     Operation("/tokenize", "post", "Token ids of a text.", TokenizeResponse, TokenizeRequest),
     Operation("/detokenize", "post", "Text of token ids.", DetokenizeResponse, DetokenizeRequest),
@@ -110,7 +135,7 @@ def document(version: str, model: str, *, with_keys: bool) -> dict[str, Any]:
     """The OpenAPI 3.1 document. model: the served one's name. with_keys: requests need a key."""
     requests = [operation.request for operation in OPERATIONS if operation.request is not None]
     answers: list[type[BaseModel]] = [operation.answer for operation in OPERATIONS]
-    answers.append(ErrorResponse)
+    answers += [ErrorResponse, MessagesErrorResponse]
     models: list[tuple[type[BaseModel], JsonSchemaMode]] = []
     models += [(model, "validation") for model in requests]
     models += [(model, "serialization") for model in answers]
@@ -147,7 +172,7 @@ def _operation(operation: Operation, references: _References) -> dict[str, Any]:
     if operation.may_be_unavailable:
         statuses.add(503)
     for status in sorted(statuses):
-        responses[str(status)] = _error(status, references[ErrorResponse, "serialization"])
+        responses[str(status)] = _error(status, references[operation.error, "serialization"])
     found: dict[str, Any] = {
         "summary": operation.summary,
         "operationId": operation.method + operation.path.replace("/", "_").strip("_"),

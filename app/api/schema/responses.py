@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from app.api.schema.common import SamplingFields, Strict
+from app.api.schema.common import ReasoningEffort, SamplingFields, Strict
 
 
 class InputText(Strict):
@@ -41,7 +41,31 @@ class InputCallOutput(Strict):
     status: str | None = None
 
 
-InputItem = InputCall | InputCallOutput | InputMessage
+class ReasoningText(Strict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class InputReasoning(Strict):
+    """What an earlier answer was reasoned by; given to the chat template."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(fail_fast=True)] | None = None
+    summary: list[Any] | None = Field(default=None, description="Accepted and ignored.")
+    id: str | None = None
+    status: str | None = None
+    encrypted_content: None = None
+
+
+class ReasoningSettings(Strict):
+    effort: ReasoningEffort | None = Field(
+        default=None, description="Refused where the chat template has no switch for it."
+    )
+    summary: None = None
+    generate_summary: None = None
+
+
+InputItem = InputCall | InputCallOutput | InputReasoning | InputMessage
 
 
 class TextFormat(Strict):
@@ -85,6 +109,7 @@ class ResponseRequest(SamplingFields):
     tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
     parallel_tool_calls: bool | None = None
+    reasoning: ReasoningSettings | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     include: Annotated[list[str], BeforeValidator(_nothing), Field(max_length=0)] | None = None
@@ -94,7 +119,6 @@ class ResponseRequest(SamplingFields):
     previous_response_id: None = Field(default=None, description="Refused: nothing is stored.")
     conversation: None = Field(default=None, description="Refused: nothing is stored.")
     prompt: None = None
-    reasoning: None = None
     top_logprobs: None = None
     max_tool_calls: None = None
     context_management: None = None

@@ -1,0 +1,174 @@
+"""The message of /v1/messages, grown block by block, and the events that tell of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from app.api.context import Context, new_id
+from app.api.endpoints.output import OutputPlan, read_delta
+from app.api.generation import Generation
+from app.api.http.anthropic import error_object
+from app.api.http.errors import ApiError
+from app.api.sse import StreamWriter, named_event
+from app.text.incremental import TextDelta
+from app.text.output.pieces import CallDelta, Piece, Reasoning, Text
+
+
+class MessageWriter(StreamWriter):
+    """`write` takes deltas and returns their events; `message` is the object so far."""
+
+    ending: ClassVar[bytes] = b""
+
+    def __init__(
+        self,
+        context: Context,
+        message_id: str,
+        generation: Generation,
+        output: OutputPlan,
+        *,
+        stream: bool,
+    ) -> None:
+        super().__init__(1)
+        self._generation = generation
+        self._parser = next(iter(output.parsers(1, stream=stream)), None)
+        self._stream = stream
+        self._base = {
+            "id": message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": context.engine.card.name,
+        }
+        self._blocks: list[dict[str, Any]] = []
+        self._input = ""  # of the tool use being written, as JSON text
+        self._is_open = False  # the last block is still growing
+        self._events: list[bytes] = []
+        self._started = False
+        self._stop_reason: str | None = None
+
+    def write(self, delta: TextDelta) -> bytes:
+        """The events of one delta, opened by `message_start` before the first."""
+        if not self._started:
+            self._started = True
+            self._emit("message_start", message=self.message())
+        pieces: list[Piece] = [Text(delta.text)] if delta.text else []
+        if self._parser is not None:
+            pieces = read_delta(self._parser, delta)
+        for piece in pieces:
+            if isinstance(piece, CallDelta):
+                self._add_call(piece)
+            else:
+                self._add_text(piece)
+        if delta.finish_reason is not None:
+            self._close_block()
+            self._stop_reason = self._reason(delta.finish_reason)
+        return self._taken()
+
+    def closing(self) -> bytes:
+        """Why it stopped, and the usage."""
+        stop = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence()}
+        self._emit("message_delta", delta=stop, usage=self._usage())
+        self._emit("message_stop")
+        return self._taken()
+
+    def failing(self, error: ApiError) -> bytes:
+        content = error_object(error)
+        self._emit("error", error=content["error"])
+        return self._taken()
+
+    def message(self) -> dict[str, Any]:
+        """The message object; its usage is exact once the generation is over."""
+        return {
+            **self._base,
+            "content": self._blocks,
+            "stop_reason": self._stop_reason,
+            "stop_sequence": self._stop_sequence(),
+            "usage": self._usage(),
+        }
+
+    # ---- blocks -----------------------------------------------------------------------
+
+    def _add_text(self, piece: Text | Reasoning) -> None:
+        kind = "thinking" if isinstance(piece, Reasoning) else "text"
+        if not self._is_open or self._blocks[-1]["type"] != kind:
+            empty = {"signature": ""} if kind == "thinking" else {}
+            self._open_block({"type": kind, kind: "", **empty})
+        self._blocks[-1][kind] += piece.text
+        self._delta({"type": f"{kind}_delta", kind: piece.text})
+
+    def _add_call(self, piece: CallDelta) -> None:
+        if piece.name is not None:
+            self._open_block(
+                {
+                    "type": "tool_use",
+                    "id": new_id("toolu").replace("-", "_"),
+                    "name": piece.name,
+                    "input": {},
+                }
+            )
+        self._input += piece.arguments
+        if piece.arguments:
+            self._delta({"type": "input_json_delta", "partial_json": piece.arguments})
+
+    def _open_block(self, block: dict[str, Any]) -> None:
+        self._close_block()
+        self._blocks.append(block)
+        self._is_open = True
+        self._emit(
+            "content_block_start", index=len(self._blocks) - 1, content_block=self._blocks[-1]
+        )
+
+    def _delta(self, delta: dict[str, Any]) -> None:
+        self._emit("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+
+    def _close_block(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        block = self._blocks[-1]
+        if block["type"] == "tool_use":
+            block["input"], self._input = _object(self._input), ""
+        elif block["type"] == "thinking":
+            self._delta({"type": "signature_delta", "signature": ""})
+        self._emit("content_block_stop", index=len(self._blocks) - 1)
+
+    def _reason(self, reason: str) -> str:
+        if reason == "length":
+            return "max_tokens"
+        if self._stop_sequence() is not None:
+            return "stop_sequence"
+        has_calls = self._parser is not None and self._parser.num_calls > 0
+        return "tool_use" if has_calls else "end_turn"
+
+    def _stop_sequence(self) -> str | None:
+        return self._generation.streams[0].stop_string
+
+    def _usage(self) -> dict[str, int]:
+        generation = self._generation
+        cached = generation.num_cached_tokens
+        return {
+            "input_tokens": generation.num_prompt_tokens - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": generation.num_completion_tokens,
+        }
+
+    # ---- events -----------------------------------------------------------------------
+
+    def _emit(self, kind: str, /, **content: Any) -> None:
+        if self._stream:
+            self._events.append(named_event(kind, {"type": kind, **content}))
+
+    def _taken(self) -> bytes:
+        taken = b"".join(self._events)
+        self._events.clear()
+        return taken
+
+
+def _object(text: str) -> dict[str, Any]:
+    """A call's arguments; nothing of them where `max_tokens` cut them off within a forced call."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

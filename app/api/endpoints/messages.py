@@ -1,0 +1,221 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's form of a chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from actors.scheduling.request import Grammar
+from app.api.context import Context, new_id, objective_of
+from app.api.endpoints.conversation import Prompt, prompt_of, template_messages
+from app.api.endpoints.message_writer import MessageWriter
+from app.api.endpoints.output import SWITCHES, plan_output, template_variables
+from app.api.endpoints.tool_choice import ToolPlan, plan_tool_calls
+from app.api.generation import Generation
+from app.api.http.call import Call
+from app.api.http.errors import invalid
+from app.api.sampling_params import checked_grammar, sampling_params, stop_strings
+from app.api.schema.chat import (
+    FunctionCall,
+    FunctionSpec,
+    Message,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolCall,
+)
+from app.api.schema.common import ReasoningEffort, SamplingFields
+from app.api.schema.messages import (
+    Conversation,
+    CountTokensRequest,
+    GivenMessage,
+    MessagesRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from app.api.sse import stream_reply
+from app.engine.client import GenerationRequest
+
+
+class Messages:
+    """Handlers of both routes."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def count_tokens(self, call: Call) -> None:
+        body = await call.read_json(CountTokensRequest)
+        self._context.check_model(body.model)
+        prompt = await self._prompt(body, self._plan(body))
+        await call.reply_json({"input_tokens": len(prompt.tokens)})
+
+    async def create(self, call: Call) -> None:
+        context = self._context
+        body = await call.read_json(MessagesRequest)
+        context.check_model(body.model)
+        tools = self._plan(body)
+        prompt = await self._prompt(body, tools)
+        context.check_prompt(prompt.tokens, "messages")
+        output = plan_output(context, tools, None, prompt.text)
+        grammar: Grammar | None = await checked_grammar(tools.grammar, context, "tools")
+        fields = SamplingFields(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            seed=body.seed,
+            stop=body.stop_sequences or None,
+        )
+        room = context.engine.card.max_model_len - len(prompt.tokens)
+        sampling = sampling_params(
+            fields,
+            context,
+            max_tokens=min(body.max_tokens, room),
+            logprobs=None,
+            grammar=grammar,
+        )
+        message_id = new_id("msg").replace("-", "_")
+        user = body.user or (body.metadata.user_id if body.metadata is not None else None)
+        request = GenerationRequest(
+            request_id=message_id,
+            prompt=tuple(prompt.tokens),
+            sampling=sampling,
+            tenant=call.tenant(user),
+            cache_salt=call.cache_salt(user),
+            priority=call.check_priority(body.priority),
+            objective=objective_of(body),
+        )
+        rules = output.rules(
+            _stops(fields, context), frozenset(sampling.stop_token_ids), skip_special_tokens=True
+        )
+        call.admit_tokens(len(prompt.tokens))
+        stream = bool(body.stream)
+        generation = Generation(context, call, [request], rules, stream=stream)
+        writer = MessageWriter(context, message_id, generation, output, stream=stream)
+        if stream:
+            await stream_reply(call, generation, writer)
+            return
+        async with call.watch_client() as watch:
+            async with aclosing(generation.deltas()) as deltas:
+                async for delta in deltas:
+                    writer.write(delta)
+            watch.stop()
+            await call.reply_json(writer.message())
+
+    async def _prompt(self, body: Conversation, tools: ToolPlan) -> Prompt:
+        if body.messages[-1].role == "assistant":
+            param = f"messages.{len(body.messages) - 1}.role"
+            raise invalid("The last message must be the user's: answers are not begun.", param)
+        messages = [message for given in _messages(body) for message in given]
+        return await prompt_of(
+            self._context,
+            template_messages(messages, self._context.options),
+            tools=tools.specs,
+            variables=_thinking(body, self._context),
+        )
+
+    def _plan(self, body: Conversation) -> ToolPlan:
+        choice = body.tool_choice
+        if not body.tools:
+            if choice is not None and choice.type in ("any", "tool"):
+                raise invalid("tool_choice needs tools.", "tool_choice")
+            return ToolPlan()
+        tools = [
+            Tool(
+                type="function",
+                function=FunctionSpec(
+                    name=tool.name, description=tool.description, parameters=tool.input_schema
+                ),
+            )
+            for tool in body.tools
+        ]
+        if choice is None:
+            return plan_tool_calls(tools, "auto", True, self._context.options)
+        if choice.type == "tool" and choice.name is None:
+            param = "tool_choice.name"
+            raise invalid(f"Missing required parameter: '{param}'.", param, "missing_parameter")
+        wanted: str | NamedTool = "required" if choice.type == "any" else choice.type
+        if choice.type == "tool":
+            named = NamedFunction(name=choice.name or "")
+            wanted = NamedTool(type="function", function=named)
+        parallel = not choice.disable_parallel_tool_use
+        return plan_tool_calls(tools, wanted, parallel, self._context.options)
+
+
+def _stops(fields: SamplingFields, context: Context) -> tuple[str, ...]:
+    return stop_strings(fields, context, "stop_sequences")
+
+
+def _thinking(body: Conversation, context: Context) -> dict[str, Any]:
+    """Template variables; raises 400 for what this model cannot do."""
+    wanted = None if body.thinking is None else body.thinking.type
+    effort: ReasoningEffort | None = None
+    if body.output_config is not None and body.output_config.effort is not None:
+        return template_variables(context, None, body.output_config.effort, "output_config.effort")
+    thinks = context.text.formats.reasoning is not None
+    has_switch = any(context.text.template.reads(name) for name in SWITCHES)
+    if wanted == "enabled" and not thinks:
+        raise invalid("This model does not write its thinking apart.", "thinking")
+    if wanted == "disabled" and thinks:
+        effort = "none"
+    elif wanted == "enabled" and has_switch:
+        effort = "high"
+    return template_variables(context, None, effort, "thinking")
+
+
+def _messages(body: Conversation) -> Iterator[list[Message]]:
+    """As chat messages: results of tools are messages of their own, before their turn's text."""
+    if body.system:
+        yield [Message(role="system", content=_text(body.system))]
+    for number, given in enumerate(body.messages):
+        yield _assistant(given, number) if given.role == "assistant" else _user(given, number)
+
+
+def _text(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else "".join(block.text for block in content)
+
+
+def _user(given: GivenMessage, number: int) -> list[Message]:
+    if isinstance(given.content, str):
+        return [Message(role="user", content=given.content)]
+    results: list[Message] = []
+    texts: list[TextBlock] = []
+    for place, block in enumerate(given.content):
+        if isinstance(block, ToolResultBlock):
+            text = ("Error: " if block.is_error else "") + _text(block.content or "")
+            results.append(Message(role="tool", content=text, tool_call_id=block.tool_use_id))
+        elif isinstance(block, TextBlock):
+            texts.append(block)
+        else:
+            raise invalid(
+                f"A user's message holds no {block.type}.",
+                f"messages.{number}.content.{place}.type",
+            )
+    if texts or not results:
+        results.append(Message(role="user", content=_text(texts)))
+    return results
+
+
+def _assistant(given: GivenMessage, number: int) -> list[Message]:
+    if isinstance(given.content, str):
+        return [Message(role="assistant", content=given.content)]
+    message = Message(role="assistant", content="")
+    calls: list[ToolCall] = []
+    for place, block in enumerate(given.content):
+        if isinstance(block, TextBlock):
+            message.content = f"{message.content}{block.text}"
+        elif isinstance(block, ThinkingBlock):
+            message.reasoning_content = (message.reasoning_content or "") + block.thinking
+        elif isinstance(block, ToolUseBlock):
+            function = FunctionCall(name=block.name, arguments=json.dumps(block.input))
+            calls.append(ToolCall(id=block.id, function=function))
+        else:
+            raise invalid(
+                f"An assistant's message holds no {block.type}.",
+                f"messages.{number}.content.{place}.type",
+            )
+    message.tool_calls = calls or None
+    return [message]

@@ -1,0 +1,112 @@
+"""How an answer is read: which formats, and whether the model is to think first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from actors.scheduling.request import Grammar
+from app.api.context import Context
+from app.api.endpoints.tool_choice import ToolPlan
+from app.api.http.errors import invalid
+from app.api.schema.common import ReasoningEffort
+from app.text.incremental import TextDelta, TextRules
+from app.text.output.parser import OutputParser
+from app.text.output.pieces import Piece, Tools
+from app.text.output.registry import OutputFormats
+
+EFFORT: Final = "reasoning_effort"  # template variables
+SWITCHES: Final = ("enable_thinking", "thinking")
+_OFF: Final = ("none", "minimal")
+_GRADES: Final = ("low", "medium", "high")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """formats: None where all is text. in_reasoning: the prompt ends within the reasoning."""
+
+    formats: OutputFormats | None
+    tools: Tools
+    is_forced: bool
+    in_reasoning: bool
+
+    def parsers(self, count: int, *, stream: bool) -> list[OutputParser]:
+        """One for each continuation; none where all is text."""
+        if self.formats is None:
+            return []
+        return [
+            self.formats.parser(
+                self.tools,
+                is_forced=self.is_forced,
+                by_argument=stream,
+                in_reasoning=self.in_reasoning,
+            )
+            for _ in range(count)
+        ]
+
+    def rules(
+        self, stops: tuple[str, ...], stop_token_ids: frozenset[int], skip_special_tokens: bool
+    ) -> TextRules:
+        """How tokens become the text that is read."""
+        shown: frozenset[str] = frozenset()
+        if self.formats is not None and not self.is_forced:
+            shown = self.formats.special_tokens(with_tools=bool(self.tools))
+        return TextRules(
+            stops, stop_token_ids, skip_special_tokens, shown, by_token=self.formats is not None
+        )
+
+
+def plan_output(
+    context: Context, tools: ToolPlan, grammar: Grammar | None, prompt: str
+) -> OutputPlan:
+    """grammar: of the request; what it makes is no reasoning, and calls only where it is theirs."""
+    formats = context.text.formats
+    is_forced = tools.grammar is not None
+    if not is_forced and grammar is not None:
+        return OutputPlan(None, {}, False, False)
+    if not tools.tools and formats.reasoning is None:
+        return OutputPlan(None, {}, False, False)
+    begun = not is_forced and formats.reasoning is not None and formats.reasoning.begins_in(prompt)
+    return OutputPlan(formats, tools.tools, is_forced, begun)
+
+
+def read_delta(parser: OutputParser, delta: TextDelta) -> list[Piece]:
+    """What one delta's text consists of."""
+    found = parser.push(delta.pieces or (delta.text,))
+    return found if delta.finish_reason is None else [*found, *parser.finish()]
+
+
+def template_variables(
+    context: Context,
+    given: Mapping[str, Any] | None,
+    effort: ReasoningEffort | None,
+    param: str = "reasoning_effort",
+) -> dict[str, Any]:
+    """Variables for the chat template: the request's own, and the effort as the template takes it.
+
+    Raises 400 for what this model's template does not read: it would change nothing.
+    """
+    template = context.text.template
+    variables = dict(given or {})
+    for name in variables:
+        if template and not template.reads(name):
+            raise invalid(
+                f"This model's chat template reads no variable '{name[:64]}'.",
+                f"chat_template_kwargs.{name[:64]}",
+                "unsupported_parameter",
+            )
+    if effort is None:
+        return variables
+    switch = next((name for name in SWITCHES if template.reads(name)), None)
+    if template.reads(EFFORT) and not (switch and effort in _OFF):
+        if effort not in _GRADES:
+            raise invalid(f"This model knows the efforts {', '.join(_GRADES)}.", param)
+        return {EFFORT: effort, **variables}
+    if switch:
+        return {switch: effort not in _OFF, **variables}
+    raise invalid(
+        f"'{param}' is not supported: this model's chat template has no switch for reasoning.",
+        param,
+        "unsupported_parameter",
+    )

@@ -1,0 +1,99 @@
+"""The manners of Anthropic's API around `/v1/messages`: its key header and its errors' shape.
+
+Whatever refuses a request, at whichever depth, does so as everywhere else; the answer is put into
+the other shape on its way out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.http.errors import ApiError
+
+PREFIX: Final = "/v1/messages"
+_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def error_type(status: int) -> str:
+    """The name Anthropic's clients know an error by."""
+    return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+
+
+def error_object(error: ApiError) -> dict[str, Any]:
+    """An error as an event tells it."""
+    return _object(error.status, error.message, error.param)
+
+
+def _object(status: int, message: str, param: str | None) -> dict[str, Any]:
+    if param and f"'{param}'" not in message:
+        message = f"{param}: {message}"
+    return {"type": "error", "error": {"type": error_type(status), "message": message}}
+
+
+class AnthropicManners:
+    """ASGI middleware; other paths pass untouched."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _is_ours(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        await self._app({**scope, "headers": _headers(scope)}, receive, _Reshaper(send))
+
+
+class _Reshaper:
+    """Passes answers on, and gathers those that are errors."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._head: Message | None = None  # of an error
+        self._body = b""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] >= 400:
+            self._head = message
+        elif self._head is None:
+            await self._send(message)
+        else:
+            self._body += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._reply(self._head)
+
+    async def _reply(self, head: Message) -> None:
+        headers = [(k, v) for k, v in head["headers"] if k.lower() != b"content-length"]
+        request_id = next((v.decode() for k, v in headers if k.lower() == b"x-request-id"), None)
+        error = json.loads(self._body)["error"]
+        content = _object(head["status"], error["message"], error["param"])
+        body = json.dumps({**content, "request_id": request_id}).encode()
+        headers.append((b"content-length", str(len(body)).encode()))
+        if request_id is not None:
+            headers.append((b"request-id", request_id.encode()))
+        await self._send({**head, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+
+def _is_ours(path: str) -> bool:
+    return path == PREFIX or path.startswith(f"{PREFIX}/")
+
+
+def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """With the key where everybody else sends it."""
+    headers: list[tuple[bytes, bytes]] = list(scope["headers"])
+    names = [name for name, _ in headers]
+    if b"authorization" not in names and b"x-api-key" in names:
+        key = headers[names.index(b"x-api-key")][1]
+        headers.append((b"authorization", b"Bearer " + key))
+    return headers

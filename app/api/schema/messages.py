@@ -1,0 +1,155 @@
+"""`/v1/messages`: Anthropic's form of a chat."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from app.api.schema.common import MAX_INT64, ScheduleFields, Strict
+
+
+class Block(Strict):
+    """cache_control: accepted and ignored, as prefixes are cached anyway."""
+
+    cache_control: dict[str, Any] | None = Field(default=None, description="Accepted and ignored.")
+
+
+class TextBlock(Block):
+    type: Literal["text"]
+    text: str
+    citations: list[Any] | None = Field(default=None, description="Accepted and ignored.")
+
+
+class ToolUseBlock(Block):
+    type: Literal["tool_use"]
+    id: str = Field(max_length=128)
+    name: str = Field(max_length=64)
+    input: dict[str, Any]
+    caller: dict[str, Any] | None = Field(default=None, description="Accepted and ignored.")
+
+
+class ToolResultBlock(Block):
+    type: Literal["tool_result"]
+    tool_use_id: str = Field(max_length=128)
+    content: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
+    is_error: bool | None = Field(default=None, description="Told to the model as 'Error: ...'.")
+
+
+class ThinkingBlock(Strict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = Field(default=None, description="Accepted and ignored.")
+
+
+GivenBlock = Annotated[
+    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")
+]
+
+
+class GivenMessage(Strict):
+    role: Literal["user", "assistant"]
+    content: str | Annotated[list[GivenBlock], Field(fail_fast=True)]
+
+
+class GivenTool(Block):
+    name: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")
+    description: str | None = None
+    input_schema: dict[str, Any]
+    type: Literal["custom"] | None = None
+
+
+class ToolChoice(Strict):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = Field(default=None, max_length=64, description="For type tool.")
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Strict):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Accepted and ignored: a hint."
+    )
+    display: Literal["summarized"] | None = Field(
+        default=None, description="Accepted and ignored: it is shown whole."
+    )
+
+
+class OutputConfig(Strict):
+    effort: Literal["low", "medium", "high"] | None = Field(
+        default=None, description="Refused where the chat template has no switch for it."
+    )
+    format: None = None
+
+
+class Metadata(Strict):
+    user_id: str | None = Field(default=None, max_length=256, description="Tenant.")
+
+
+class Conversation(ScheduleFields):
+    """What there is to answer."""
+
+    model: str
+    messages: Annotated[list[GivenMessage], Field(fail_fast=True, min_length=1)]
+    system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[GivenTool], Field(fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = Field(default=None, description="Accepted and ignored.")
+
+
+class CountTokensRequest(Conversation):
+    """The same, to be counted."""
+
+
+class MessagesRequest(Conversation):
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    metadata: Metadata | None = None
+    seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = Field(
+        default=None, description="Extension."
+    )
+    service_tier: Literal["auto", "standard_only"] | None = Field(
+        default=None, description="Accepted and ignored."
+    )
+    container: None = None
+    context_management: None = None
+    mcp_servers: None = None
+
+
+class MessagesUsage(BaseModel):
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessagesResponse(BaseModel):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_sequence: str | None
+    usage: MessagesUsage
+
+
+class CountTokensResponse(BaseModel):
+    input_tokens: int
+
+
+class MessagesError(BaseModel):
+    type: str
+    message: str
+
+
+class MessagesErrorResponse(BaseModel):
+    type: Literal["error"]
+    error: MessagesError
+    request_id: str | None

@@ -1,0 +1,153 @@
+"""`legato batch`: a file of requests answered in the slack that live streams leave."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import httpx
+import typer
+
+from app.bench.load.client import server_root
+from app.cli.batch_runner import BatchRunner, Line, Totals
+from app.cli.talk import DEFAULT_URL, Key, Url
+from app.terminal import FAILED, console, fail
+
+URLS: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+)
+
+
+def batch(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Requests, as OpenAI's batches.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Answers; those it holds are not asked for again.")
+    ],
+    url: Url = DEFAULT_URL,
+    api_key: Key = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Most requests at a time.")] = 32,
+    give_up_after: Annotated[
+        float, typer.Option(min=0.0, help="Hours after which what is left fails.")
+    ] = 24.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the totals as JSON.")] = False,
+) -> None:
+    """Answer a file of requests while live streams keep their objectives.
+
+    Every line of IN is one request, {"custom_id", "method": "POST", "url", "body"}. Each is sent
+    behind all others and only while the server's quote says that there is room for one more.
+    Interrupted, the same command goes on where it was.
+    """
+    lines = read_lines(source)
+    answered = keep_answers(target)
+    left = [line for line in lines if line.custom_id not in answered]
+    root = server_root(url)
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        totals = asyncio.run(_run(left, target, root, headers, concurrency, 3600 * give_up_after))
+    except KeyboardInterrupt:
+        fail(f"interrupted; run it again to go on with what is not in {target}")
+    report = {**dataclasses.asdict(totals), "num_kept": len(lines) - len(left)}
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        console.print(
+            f"{target}: {totals.num_done} answered, {totals.num_failed} failed, "
+            f"{len(lines) - len(left)} kept; {totals.num_completion_tokens} tokens in "
+            f"{totals.seconds:.1f} s",
+            markup=False,
+        )
+    if totals.num_failed:
+        raise typer.Exit(FAILED)
+
+
+async def _run(
+    lines: list[Line],
+    target: Path,
+    root: str,
+    headers: dict[str, str],
+    concurrency: int,
+    give_up_s: float,
+) -> Totals:
+    timeout = httpx.Timeout(give_up_s or None, connect=10.0)
+    limits = httpx.Limits(max_connections=concurrency + 1)
+    async with httpx.AsyncClient(
+        base_url=root, headers=headers, timeout=timeout, limits=limits
+    ) as client:
+        try:
+            await client.get("/v1/models", timeout=10.0)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            fail(f"no server answers at {root} ({error})")
+        with target.open("a") as file:
+
+            def write(answer: dict[str, Any]) -> None:
+                file.write(json.dumps(answer) + "\n")
+                file.flush()
+
+            return await BatchRunner(client, write, concurrency, give_up_s).run(lines)
+
+
+def read_lines(source: Path) -> list[Line]:
+    """The requests; ends the command naming the line that is wrong, before any is sent."""
+    try:
+        texts = source.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{source}: {error}")
+    lines = [_line(f"{source}:{n}", text) for n, text in enumerate(texts, 1) if text.strip()]
+    seen: set[str] = set()
+    for line in lines:
+        if line.custom_id in seen:
+            fail(f"{source}: custom_id {line.custom_id!r} stands twice")
+        seen.add(line.custom_id)
+    if not lines:
+        fail(f"{source} holds no request")
+    return lines
+
+
+def _line(where: str, text: str) -> Line:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        fail(f"{where}: not JSON: {error}")
+    if not isinstance(found, dict):
+        fail(f"{where}: not an object")
+    custom_id, url, body = found.get("custom_id"), found.get("url"), found.get("body")
+    if not isinstance(custom_id, str) or not custom_id:
+        fail(f"{where}: custom_id: a text is wanted")
+    if found.get("method", "POST") != "POST":
+        fail(f"{where}: method: only POST is known")
+    if url not in URLS:
+        fail(f"{where}: url: {url!r} is none of {', '.join(URLS)}")
+    if not isinstance(body, dict):
+        fail(f"{where}: body: an object is wanted")
+    if body.get("stream"):
+        fail(f"{where}: body.stream: a batch has nobody to stream to")
+    return Line(custom_id, url, body)
+
+
+def keep_answers(target: Path) -> set[str]:
+    """The requests that are answered there already; everything else is taken out of the file."""
+    if not target.exists():
+        return set()
+    kept: dict[str, str] = {}
+    for text in target.read_text().splitlines():
+        try:
+            found = json.loads(text)
+            if found["response"]["status_code"] == 200:
+                kept[found["custom_id"]] = text
+        except (ValueError, LookupError, TypeError):  # cut off, or no answer
+            continue
+    scratch = target.with_name(f".{target.name}.part")
+    scratch.write_text("".join(f"{text}\n" for text in kept.values()))
+    scratch.replace(target)
+    return set(kept)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("batch")(batch)

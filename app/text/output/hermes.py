@@ -1,0 +1,24 @@
+"""Hermes, Qwen3 and many others: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+
+from __future__ import annotations
+
+from app.text.output.interface import ToolFormat, ending
+from app.text.output.json_text import json_call
+from app.text.output.pieces import Pieces
+from app.text.output.source import Reading, Source
+
+
+class Hermes(ToolFormat):
+    """JSON between tags."""
+
+    recognised_by = ("<tool_call>",)
+    special_tokens = ("<tool_call>", "</tool_call>")
+    openings = ("<tool_call>",)
+    closing = ("</tool_call>",)
+
+    def read_calls(self, source: Source, out: Pieces, opening: str) -> Reading[None]:
+        draft = out.draft(source)
+        yield from source.blanks()
+        yield from json_call(source, draft)
+        yield from ending(source, "</tool_call>", opening)
+        draft.close()

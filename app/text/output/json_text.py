@@ -1,0 +1,137 @@
+"""JSON read while it arrives, and calls written in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from app.text.output.pieces import Draft
+from app.text.output.source import Broken, Reading, Source
+
+_IN_STRING: Final = re.compile(r'[^"\\]+')
+_OUTSIDE: Final = re.compile(r'[^"{}\[\],]+')
+
+NAME_KEYS: Final = ("name", "function")
+ARGUMENT_KEYS: Final = ("arguments", "parameters")
+OTHER_KEYS: Final = ("id", "type")  # written by some, of no use
+
+
+def loads(text: str) -> Any:
+    """Parse strictly; raises Broken."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise Broken from None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def json_string(source: Source) -> Reading[str]:
+    """A string's JSON text."""
+    start = source.at
+    yield from source.expect('"')
+    while True:
+        yield from source.run(_IN_STRING)
+        char = yield from source.peek()
+        if not char:
+            raise Broken
+        source.at += 1
+        if char == '"':
+            return source.text[start : source.at]
+        yield from source.peek()  # the escaped character
+        source.at += 1
+
+
+def json_value(source: Source) -> Reading[str]:
+    """A value's JSON text; raises Broken if it is not valid."""
+    start = source.at
+    depth = 0
+    while True:
+        char = yield from source.peek()
+        if not char:
+            raise Broken
+        if char == '"':
+            yield from json_string(source)
+        elif char in "{[":
+            depth += 1
+            source.at += 1
+        elif char in "}]" and depth:
+            depth -= 1
+            source.at += 1
+        elif char in "}]" or (char == "," and not depth):
+            break  # ends a number, true, false or null
+        elif char == ",":
+            source.at += 1
+            continue
+        else:
+            yield from source.run(_OUTSIDE)
+            continue
+        if not depth:
+            break
+    text = source.text[start : source.at].strip()
+    loads(text)
+    return text
+
+
+def json_object(source: Source, member: Callable[[str], Reading[None]]) -> Reading[None]:
+    """An object; `member` reads the value of each key."""
+    yield from source.expect("{")
+    yield from source.blanks()
+    if (yield from source.accept("}")):
+        return
+    while True:
+        key = loads((yield from json_string(source)))
+        yield from source.blanks()
+        yield from source.expect(":")
+        yield from source.blanks()
+        yield from member(key)
+        yield from source.blanks()
+        if (yield from source.expect(",", "}")) == "}":
+            return
+        yield from source.blanks()
+
+
+def json_arguments(source: Source, draft: Draft) -> Reading[None]:
+    """An object of arguments; some models write it as a string, or null for none."""
+    char = yield from source.peek()
+    if char == "{":
+
+        def argument(key: str) -> Reading[None]:
+            draft.argument(key, (yield from json_value(source)))
+
+        yield from json_object(source, argument)
+        return
+    given = loads((yield from json_value(source)))
+    if isinstance(given, str):
+        given = loads(given)
+    if given is None:
+        return
+    if not isinstance(given, dict):
+        raise Broken
+    for key, value in given.items():
+        draft.argument(key, json.dumps(value))
+
+
+def json_call(source: Source, draft: Draft) -> Reading[None]:
+    """`{"name": ..., "arguments": {...}}`, in either order."""
+    seen: set[str] = set()
+
+    def member(key: str) -> Reading[None]:
+        kind = "name" if key in NAME_KEYS else "arguments" if key in ARGUMENT_KEYS else key
+        if kind in seen or kind not in ("name", "arguments", *OTHER_KEYS):
+            raise Broken
+        seen.add(kind)
+        if kind == "arguments":
+            yield from json_arguments(source, draft)
+            return
+        value = loads((yield from json_value(source)))
+        if kind == "name":
+            draft.begin(value)
+
+    yield from json_object(source, member)
+    if draft.name is None:
+        raise Broken

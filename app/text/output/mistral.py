@@ -1,0 +1,50 @@
+"""Mistral: `[TOOL_CALLS]` and a list of JSON objects, or `[TOOL_CALLS]name[ARGS]{...}` (2025)."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from app.text.output.interface import ToolFormat
+from app.text.output.json_text import json_arguments, json_call
+from app.text.output.pieces import Pieces
+from app.text.output.source import Reading, Source
+
+_WORD: Final = re.compile(r"[A-Za-z0-9_\-]+")
+
+
+class Mistral(ToolFormat):
+    """Both forms are read, whichever the tokenizer's version writes."""
+
+    recognised_by = ("[TOOL_CALLS]",)
+    special_tokens = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+    openings = ("[TOOL_CALLS]",)
+
+    def read_calls(self, source: Source, out: Pieces, opening: str) -> Reading[None]:
+        yield from source.blanks()
+        if (yield from source.accept("[")):
+            yield from self._list(source, out)
+            return
+        draft = out.draft(source)
+        if (yield from source.peek()) == "{":
+            yield from json_call(source, draft)
+        else:
+            draft.begin((yield from source.run(_WORD)))
+            if (yield from source.accept("[CALL_ID]")):
+                yield from source.run(_WORD)
+            yield from source.accept("[ARGS]")
+            yield from source.blanks()
+            yield from json_arguments(source, draft)
+        draft.close()
+
+    def _list(self, source: Source, out: Pieces) -> Reading[None]:
+        while True:
+            yield from source.blanks()
+            draft = out.draft(source)
+            yield from json_call(source, draft)
+            draft.close()
+            yield from source.blanks()
+            if source.ended and source.at == len(source.text):
+                return
+            if (yield from source.expect(",", "]")) == "]":
+                return

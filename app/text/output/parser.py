@@ -1,0 +1,86 @@
+"""One answer's text to its text, reasoning and calls, however it is cut into pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from app.text.output.interface import ReasoningFormat, ToolFormat
+from app.text.output.pieces import Part, Piece, Pieces, Tools
+from app.text.output.source import Reading, Source
+
+
+class OutputParser:
+    """num_reasoning_tokens: exact where every text pushed is one token's; what marks the reasoning
+    counts.
+    """
+
+    def __init__(
+        self,
+        tool_format: ToolFormat | None,
+        reasoning_format: ReasoningFormat | None,
+        tools: Tools,
+        *,
+        by_argument: bool,
+        in_reasoning: bool = False,
+    ) -> None:
+        self._source = Source()
+        self._out = Pieces(tools, by_argument=by_argument)
+        if in_reasoning:
+            self._out.part = Part.REASONING
+        self._has_tools = tool_format is not None
+        self._reading = _read(tool_format, reasoning_format, self._source, self._out)
+        self._num_undecided = 0  # tokens that may yet prove to be reasoning
+        self.num_reasoning_tokens = 0
+        next(self._reading)
+
+    @property
+    def num_calls(self) -> int:
+        return self._out.num_calls
+
+    @property
+    def is_transparent(self) -> bool:
+        """Whether all that comes from here on is text."""
+        return not self._has_tools and self._out.part is Part.ANSWER and not self._source.text
+
+    def push(self, texts: Iterable[str]) -> list[Piece]:
+        """More text, token by token where tokens are to be counted."""
+        for text in texts:
+            was = self._out.part
+            if text:
+                self._source.feed(text)
+                next(self._reading)
+            self._count(was, self._out.part)
+        return self._out.take()
+
+    def finish(self) -> list[Piece]:
+        """The text has ended; what is no call by now is text after all."""
+        self._source.ended = True
+        for _ in self._reading:
+            raise AssertionError("a reader waits at the end of the text")
+        return self._out.take()
+
+    def _count(self, was: Part, part: Part) -> None:
+        if Part.REASONING in (was, part):
+            self.num_reasoning_tokens += 1 + self._num_undecided
+            self._num_undecided = 0
+        elif part is Part.UNDECIDED:
+            self._num_undecided += 1
+        else:
+            self._num_undecided = 0
+
+
+def _read(
+    tool_format: ToolFormat | None,
+    reasoning_format: ReasoningFormat | None,
+    source: Source,
+    out: Pieces,
+) -> Reading[None]:
+    if reasoning_format is not None:
+        yield from reasoning_format.read(source, out)
+    out.part = Part.ANSWER
+    if tool_format is not None:
+        yield from tool_format.read(source, out)
+    else:
+        yield from source.shown_until((), out.text)
+    while not source.ended:  # a reader that is done early has shown the rest
+        yield

@@ -1,0 +1,106 @@
+"""Llama 3.2 and 4: the answer is a Python list of calls, `[add(a=1, b="x"), now()]`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any, Final
+
+from app.text.output.interface import ToolFormat
+from app.text.output.pieces import Draft, Pieces
+from app.text.output.source import Broken, Reading, Source
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
+_OUTSIDE: Final = re.compile(r"[^\"'()\[\]{},]+")
+_CONSTANTS: Final = {"true": True, "false": False, "null": None}  # as in JSON
+_PAIRS: Final = {"(": ")", "[": "]", "{": "}"}
+
+
+class Pythonic(ToolFormat):
+    """Arguments are literals by keyword; anything else is text."""
+
+    recognised_by = ("<|python_start|>", "[func_name1(params_name1=params_value1")
+    special_tokens = ("<|python_start|>", "<|python_end|>")
+    openings = ("<|python_start|>",)
+    closing = ("<|python_end|>",)
+    is_bare = True
+
+    def read_calls(self, source: Source, out: Pieces, opening: str) -> Reading[None]:
+        yield from source.blanks()
+        if not opening and (yield from source.accept(*self.openings)):
+            yield from source.blanks()
+        yield from source.expect("[")
+        while True:
+            yield from source.blanks()
+            draft = out.draft(source)
+            draft.begin((yield from source.run(_NAME)))
+            yield from self._arguments(source, draft)
+            draft.close()
+            yield from source.blanks()
+            if (yield from source.expect(",", "]")) == "]":
+                break
+        yield from source.blanks()
+        yield from source.accept(*self.closing)
+
+    def _arguments(self, source: Source, draft: Draft) -> Reading[None]:
+        yield from source.expect("(")
+        yield from source.blanks()
+        if (yield from source.accept(")")):
+            return
+        while True:
+            key = yield from source.run(_NAME)
+            yield from source.blanks()
+            if not key:
+                raise Broken
+            yield from source.expect("=")
+            draft.argument(key, _as_json((yield from _literal(source))))
+            if (yield from source.expect(",", ")")) == ")":
+                return
+            yield from source.blanks()
+
+
+def _literal(source: Source) -> Reading[str]:
+    """A Python literal's text, up to the comma or bracket behind it."""
+    start = source.at
+    awaited: list[str] = []  # closing brackets
+    while True:
+        char = yield from source.peek()
+        if not char:
+            raise Broken
+        if char in "\"'":
+            yield from _string(source)
+        elif char in _PAIRS:
+            awaited.append(_PAIRS[char])
+            source.at += 1
+        elif not awaited and char in ",)":
+            return source.text[start : source.at].strip()
+        elif char in ")]}":
+            if not awaited or awaited.pop() != char:
+                raise Broken
+            source.at += 1
+        elif char == ",":
+            source.at += 1
+        else:
+            yield from source.run(_OUTSIDE)
+
+
+def _string(source: Source) -> Reading[None]:
+    quote = yield from source.peek()
+    source.at += 1
+    while (char := (yield from source.peek())) != quote:
+        if not char:
+            raise Broken
+        source.at += 1
+        if char == "\\":
+            yield from source.peek()
+            source.at += 1
+    source.at += 1
+
+
+def _as_json(text: str) -> str:
+    try:
+        value: Any = _CONSTANTS[text] if text in _CONSTANTS else ast.literal_eval(text)
+        return json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        raise Broken from None

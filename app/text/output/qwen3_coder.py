@@ -1,0 +1,104 @@
+"""Qwen3-Coder: tags instead of JSON.
+
+<tool_call>
+<function=add>
+<parameter=a>
+1
+</parameter>
+</function>
+</tool_call>
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from app.text.output.interface import ToolFormat
+from app.text.output.json_text import loads
+from app.text.output.pieces import Draft, Pieces
+from app.text.output.source import Broken, Reading, Source
+
+_NAME: Final = re.compile(r"[^<>\s]+")
+_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+    "null": (type(None),),
+}
+
+
+class Qwen3Coder(ToolFormat):
+    """A value's type is the one that the tool's schema declares; the model often forgets the outer
+    tags.
+    """
+
+    recognised_by = ("<function=",)
+    special_tokens = ("<tool_call>", "</tool_call>")
+    openings = ("<tool_call>", "<function=")
+    closing = ("</tool_call>", "</function>")
+
+    def read_calls(self, source: Source, out: Pieces, opening: str) -> Reading[None]:
+        draft = out.draft(source)
+        if opening == "<tool_call>":
+            yield from source.blanks()
+            yield from source.expect("<function=")
+        draft.begin((yield from source.run(_NAME)))
+        yield from source.expect(">")
+        while True:
+            yield from source.blanks()
+            if (yield from source.expect("<parameter=", "</function>")) == "</function>":
+                break
+            yield from self._parameter(source, draft)
+        draft.close()
+        yield from source.blanks()
+        yield from source.accept("</tool_call>")
+
+    def _parameter(self, source: Source, draft: Draft) -> Reading[None]:
+        key = yield from source.run(_NAME)
+        yield from source.expect(">")
+        value, _ = yield from source.until("</parameter>")
+        properties = draft.schema.get("properties") or {}
+        draft.argument(key, _typed(properties.get(key), _unframed(value)))
+
+
+def _unframed(text: str) -> str:
+    """Without the line ends that stand between a value and its tags."""
+    return text.removeprefix("\n").removesuffix("\n")
+
+
+def _typed(schema: Any, text: str) -> str:
+    """A value's JSON text by the type its schema declares; raises Broken if it is not of it.
+
+    Where the schema does not say, what reads as JSON is JSON, and anything else is a string.
+    """
+    types = _types(schema) or [*_TYPES, "string"]
+    for kind in types:
+        if kind in _TYPES and _is(kind, text):
+            return text.strip()
+        if kind == "boolean" and text.strip().lower() in ("true", "false"):  # True, as in Python
+            return text.strip().lower()
+    if "string" not in types:
+        raise Broken
+    return json.dumps(text)
+
+
+def _types(schema: Any) -> list[str]:
+    if not isinstance(schema, Mapping):
+        return []
+    declared = schema.get("type")
+    if declared is not None:
+        return [declared] if isinstance(declared, str) else list(declared)
+    return [kind for one in schema.get("anyOf") or [] for kind in _types(one)]
+
+
+def _is(kind: str, text: str) -> bool:
+    try:
+        value = loads(text)
+    except Broken:
+        return False
+    return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))

@@ -1,0 +1,125 @@
+"""The formats by name, in the order in which a chat template is asked whether it is of theirs.
+
+A new format is one class and one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from app.text.output.forced import Forced
+from app.text.output.harmony import Harmony, HarmonyChannels
+from app.text.output.hermes import Hermes
+from app.text.output.interface import Format, ReasoningFormat, ToolFormat
+from app.text.output.llama3_json import Llama3Json
+from app.text.output.mistral import Mistral
+from app.text.output.parser import OutputParser
+from app.text.output.pieces import Tools
+from app.text.output.pythonic import Pythonic
+from app.text.output.qwen3_coder import Qwen3Coder
+from app.text.output.thinking import MistralThink, Think
+
+TOOL_FORMATS: Final[Mapping[str, type[ToolFormat]]] = {
+    "harmony": Harmony,
+    "qwen3_coder": Qwen3Coder,
+    "mistral": Mistral,
+    "pythonic": Pythonic,
+    "hermes": Hermes,
+    "llama3_json": Llama3Json,
+}
+REASONING_FORMATS: Final[Mapping[str, type[ReasoningFormat]]] = {
+    "harmony": HarmonyChannels,
+    "mistral": MistralThink,
+    "think": Think,
+}
+AUTO, NONE = "auto", "none"
+
+_HARMONY: Final = (
+    "model.reasoning_parser: harmony's channels hold calls and reasoning: name it for both "
+    "parsers, or leave one on auto"
+)
+_Format = TypeVar("_Format", bound=Format)
+
+
+def tool_parsers() -> list[str]:
+    """Values of `model.tool_parser`."""
+    return [AUTO, NONE, *sorted(TOOL_FORMATS)]
+
+
+def reasoning_parsers() -> list[str]:
+    """Values of `model.reasoning_parser`."""
+    return [AUTO, NONE, *sorted(REASONING_FORMATS)]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormats:
+    """How a model writes tool calls and reasoning; None: it does not, or nobody shall look."""
+
+    tools: type[ToolFormat] | None
+    reasoning: type[ReasoningFormat] | None
+
+    def special_tokens(self, *, with_tools: bool) -> frozenset[str]:
+        """Tokens that must be seen, even if the tokenizer calls them special."""
+        formats: list[type[Format] | None] = [self.reasoning, self.tools if with_tools else None]
+        return frozenset(
+            token for one in formats if one is not None for token in one.special_tokens
+        )
+
+    def parser(
+        self, tools: Tools, *, is_forced: bool, by_argument: bool, in_reasoning: bool
+    ) -> OutputParser:
+        """For one answer.
+
+        is_forced: a grammar makes it JSON calls. by_argument: calls go out argument by argument,
+        not when they are whole. in_reasoning: the prompt has begun the reasoning.
+        """
+        if is_forced:
+            return OutputParser(Forced(), None, tools, by_argument=by_argument)
+        return OutputParser(
+            self.tools() if tools and self.tools is not None else None,
+            None if self.reasoning is None else self.reasoning(),
+            tools if self.tools is not None else {},
+            by_argument=by_argument,
+            in_reasoning=in_reasoning,
+        )
+
+
+def choose_formats(
+    templates: Iterable[str], tool_parser: str = AUTO, reasoning_parser: str = AUTO
+) -> OutputFormats:
+    """The formats of these names, or where they are `auto` those that the chat templates show.
+
+    A template that shows none of tool calls is taken for one like Hermes's. Raises ValueError for
+    an unknown name.
+    """
+    text = "\n".join(templates)
+    tools = _choose("model.tool_parser", tool_parser, TOOL_FORMATS, text)
+    reasoning = _choose("model.reasoning_parser", reasoning_parser, REASONING_FORMATS, text)
+    if tools is None and tool_parser == AUTO:
+        tools = Hermes
+    if tools is Harmony and reasoning is not HarmonyChannels:
+        if tool_parser == AUTO:  # and no reasoning is looked for
+            tools = None
+        elif reasoning_parser == AUTO:
+            reasoning = HarmonyChannels
+        else:
+            raise ValueError(_HARMONY)
+    elif reasoning is HarmonyChannels and tools is not Harmony:
+        if tool_parser not in (AUTO, NONE):
+            raise ValueError(_HARMONY)
+        tools = Harmony if tool_parser == AUTO else None
+    return OutputFormats(tools, reasoning)
+
+
+def _choose(
+    setting: str, name: str, known: Mapping[str, type[_Format]], template: str
+) -> type[_Format] | None:
+    if name in known:
+        return known[name]
+    if name == NONE:
+        return None
+    if name != AUTO:
+        raise ValueError(f"{setting}: unknown {name!r}; known: {', '.join(sorted(known))}")
+    return next((one for one in known.values() if one.is_of(template)), None)

@@ -1,0 +1,45 @@
+"""Reasoning between two tags at the beginning of an answer."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from app.text.output.interface import ReasoningFormat
+from app.text.output.pieces import Part, Pieces
+from app.text.output.source import Reading, Source
+
+
+class Think(ReasoningFormat):
+    """Qwen3, DeepSeek-R1, SmolLM3, GLM-4.5 and many others."""
+
+    opening: ClassVar[str] = "<think>"
+    closing: ClassVar[str] = "</think>"
+    recognised_by: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
+    special_tokens = ("<think>", "</think>")
+
+    def read(self, source: Source, out: Pieces) -> Reading[None]:
+        if out.part is not Part.REASONING:
+            start = source.at
+            yield from source.blanks()
+            if not (yield from source.accept(self.opening)):
+                source.at = start
+                out.part = Part.ANSWER
+                return
+            out.part = Part.REASONING
+        yield from source.shown_until((self.closing,), out.reasoning)
+        out.end_reasoning()
+        if (yield from source.accept(self.closing)):
+            yield from source.blanks()
+
+    @classmethod
+    def begins_in(cls, prompt: str) -> bool:
+        return prompt.rstrip().endswith(cls.opening)
+
+
+class MistralThink(Think):
+    """Magistral."""
+
+    opening = "[THINK]"
+    closing = "[/THINK]"
+    recognised_by = ("[THINK]",)
+    special_tokens = ("[THINK]", "[/THINK]")
