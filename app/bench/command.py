@@ -36,7 +36,11 @@ BENCHES: Mapping[str, str] = {
     "compile": "gpu.compile_check",
 }
 KERNELS: Mapping[str, str] = {"linear": "kernels.linear", "attention": "kernels.attention"}
-TOP_LEVEL: Mapping[str, str] = {"capacity": "load.capacity", "profile": "engine.profile"}
+TOP_LEVEL: Mapping[str, str] = {
+    "capacity": "load.capacity",
+    "profile": "engine.profile",
+    "chaos": "chaos.command",
+}
 
 
 def load(name: str, module: str) -> typer.Typer:
