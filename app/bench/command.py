@@ -22,6 +22,7 @@ BENCHES: Mapping[str, str] = {
     "serve": "load.serve",
     "stall": "load.stall",
     "quote": "load.quote",
+    "fuzz": "chaos.fuzz",
     "compare": "compare",
     "engine": "engine.steps",
     "overhead": "engine.overhead",
