@@ -57,9 +57,10 @@ def _request_line(chance: random.Random) -> BadBytes:
     line = chance.choice(
         [
             b"GET", b"GET /", b"GET / HTTP/9.9", b"GET  /  HTTP/1.1", b"get /live HTTP/1.1",
-            b"GET /live HTTP/1.1 extra", b"\x00 / HTTP/1.1", b"GET \x00 HTTP/1.1", b"GET /\xff HTTP/1.1",
-            b"GET http://other/live HTTP/1.1", b"CONNECT a:1 HTTP/1.1", b"GET /" + b"a" * 9000 + b" HTTP/1.1",
-            b"OPTIONS * HTTP/1.1", b"GET /../../etc/passwd HTTP/1.1", b"GET /v1/models/%2e%2e HTTP/1.1",
+            b"GET /live HTTP/1.1 extra", b"\x00 / HTTP/1.1", b"GET \x00 HTTP/1.1",
+            b"GET /\xff HTTP/1.1", b"GET http://other/live HTTP/1.1", b"CONNECT a:1 HTTP/1.1",
+            b"GET /" + b"a" * 9000 + b" HTTP/1.1", b"OPTIONS * HTTP/1.1",
+            b"GET /../../etc/passwd HTTP/1.1", b"GET /v1/models/%2e%2e HTTP/1.1",
             b"FOO" * 50 + b" / HTTP/1.1", b"HTTP/1.1 200 OK",
         ]
     )  # fmt: skip
@@ -95,7 +96,8 @@ def _chunks(chance: random.Random) -> BadBytes:
         [
             b"zz\r\nabc\r\n", b"-1\r\n", b"ffffffffffffffff\r\nabc", b"3\r\nabcdef\r\n0\r\n\r\n",
             b"0\r\n" + b"a: b\r\n" * 500 + b"\r\n", b"5;" + b"x" * 5000 + b"\r\nabcde\r\n0\r\n\r\n",
-            b"%x\r\n" % len(_BODY) + _BODY + b"\r\n0\r\n\r\n", b"\r\n", b"1\r\na\r\n" * 300 + b"0\r\n\r\n",
+            b"%x\r\n" % len(_BODY) + _BODY + b"\r\n0\r\n\r\n", b"\r\n",
+            b"1\r\na\r\n" * 300 + b"0\r\n\r\n",
         ]
     )  # fmt: skip
     head = _POST + b"Transfer-Encoding: chunked\r\n"
@@ -109,9 +111,10 @@ def _chunks(chance: random.Random) -> BadBytes:
 def _header(chance: random.Random) -> BadBytes:
     header = chance.choice(
         [
-            b"no colon", b": empty", b"a b: c", b"a\x00b: c", b"a: b\x00c", b" folded: a", b"a: b\r\n  c",
-            b"Host: other", b"Host:", b"Host: [", b"Host: \xff\xfe", b"X-Request-Id: " + b"\x7f" * 50,
-            b"Authorization: Bearer \xff", b"Expect: 100-continue", b"Expect: nonsense", b"Upgrade: h2c",
+            b"no colon", b": empty", b"a b: c", b"a\x00b: c", b"a: b\x00c", b" folded: a",
+            b"a: b\r\n  c", b"Host: other", b"Host:", b"Host: [", b"Host: \xff\xfe",
+            b"X-Request-Id: " + b"\x7f" * 50, b"Authorization: Bearer \xff",
+            b"Expect: 100-continue", b"Expect: nonsense", b"Upgrade: h2c",
             b"Connection: Upgrade\r\nUpgrade: websocket", b"Origin: null", b"Origin: \xff",
             b"Content-Encoding: gzip", b"Range: bytes=0-0,-1", b"Cookie: " + b"a=b;" * 500,
         ]

@@ -10,6 +10,7 @@ import os
 import random
 import resource
 import signal
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import psutil
 from app.bench.chaos.own_server import OwnServer
 
 _MIB = 1 << 20
+_APPEARS_WITHIN_S = 20.0
 _FILL_AT_MOST_MIB = 4096  # a larger disk or shared memory is not this server's alone
 Lift = Callable[[], None]
 
@@ -43,9 +45,12 @@ class Fault:
 
 
 def _one(server: OwnServer, kind: str, chance: random.Random) -> int:
-    pids = server.pids(kind)
-    if not pids:
-        raise Skipped(f"no {kind} runs at this moment")
+    """One of its kind; while none runs, it is about to be started."""
+    deadline_s = time.monotonic() + _APPEARS_WITHIN_S
+    while not (pids := server.pids(kind)):
+        if time.monotonic() > deadline_s:
+            raise Skipped(f"no {kind} runs")
+        time.sleep(0.1)
     return chance.choice(pids)
 
 

@@ -1,4 +1,4 @@
-"""`legato bench fuzz`: bad requests and bad bytes; none may be answered with 500 or with silence."""
+"""`legato bench fuzz`: bad requests and bytes; none may be answered with 500 or with silence."""
 
 from __future__ import annotations
 
@@ -172,8 +172,11 @@ def command(
     if not as_json:
         rows = [(status, str(count)) for status, count in found["statuses"].items()]
         output.print(table(f"{requests} bad requests", ("answer", "times"), rows))
-        output.print(f"/live: {found['live']['ms']['longest']:.0f} ms at most (own wake-ups late "
-                     f"by {found['live']['own_wakeups_late_ms']['longest']:.0f} ms at most)")  # fmt: skip
+        live, late = found["live"]["ms"], found["live"]["own_wakeups_late_ms"]
+        output.print(
+            f"/live: P99 {live['p99']:.0f} ms, longest {live['longest']:.0f} ms "
+            f"(the machine woke the probe up to {late['longest']:.0f} ms late)"
+        )
         for line in found["wrong"]:
             console.print(line, markup=False, soft_wrap=True)
     if not found["is_clean"]:

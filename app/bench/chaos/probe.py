@@ -48,7 +48,7 @@ async def probing(url: str) -> AsyncGenerator[dict[str, Any], None]:
         yield found
     finally:
         with suppress(ProcessLookupError):
-            output, _ = await child.communicate()
+            output, _ = await child.communicate(b"")
             found |= json.loads(output)
 
 
@@ -83,4 +83,4 @@ def probe(url: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(probe(sys.argv[1])))
+    json.dump(probe(sys.argv[1]), sys.stdout)
