@@ -23,6 +23,8 @@ BENCHES: Mapping[str, str] = {
     "stall": "load.stall",
     "quote": "load.quote",
     "fuzz": "chaos.fuzz",
+    "connections": "chaos.connections",
+    "soak": "chaos.soak",
     "compare": "compare",
     "engine": "engine.steps",
     "overhead": "engine.overhead",

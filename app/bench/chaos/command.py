@@ -56,17 +56,13 @@ def command(
 
 
 def kinds_of(names: str) -> list[str]:
-    """Raises typer.BadParameter for one that does not exist. Names of faults hold commas: what
-    stands between two of them may be a part of one."""
+    """Raises typer.BadParameter for one that does not exist."""
     if names in ("all", "none"):
         return list(FAULTS) if names == "all" else []
-    chosen = [kind for kind in FAULTS if kind in names]
-    left = names
-    for kind in sorted(chosen, key=len, reverse=True):
-        left = left.replace(kind, "")
-    if left.strip(" ,") or not chosen:
-        wrong = left.strip(" ,") or names
-        raise typer.BadParameter(f"no fault {wrong!r}: {'; '.join(FAULTS)}", param_hint="--faults")
+    chosen = [name.strip() for name in names.split(",")]
+    if unknown := [name for name in chosen if name not in FAULTS]:
+        raise typer.BadParameter(f"no fault {unknown[0]!r}: {', '.join(FAULTS)}",
+                                 param_hint="--faults")  # fmt: skip
     return chosen
 
 
@@ -74,7 +70,7 @@ def measure(
     config: Path, minutes: float, seed: int, streams: int, kinds: list[str], log: Path
 ) -> dict[str, Any]:
     """The figures of one run."""
-    with own_server(config, SETTINGS, log) as server:
+    with own_server(config, SETTINGS, log, records=True) as server:
         seen, wanted, leaks, extra = asyncio.run(_run(server, 60 * minutes, seed, streams, kinds))
     return {**chaos_figures(seen, wanted, leaks, server.left_over), **extra}
 

@@ -165,8 +165,8 @@ FAULTS: Mapping[str, Fault] = {
     "grammar worker killed": Fault(_killed("grammar worker"), weight=2),
     "template worker killed": Fault(_killed("template worker"), weight=2),
     "template worker frozen": Fault(_frozen("template worker")),
-    "disk full, stage killed": Fault(_full(_telemetry, "stage"), _LONG),
-    "disk full, scheduler killed": Fault(_full(_telemetry, "scheduler"), _LONG),
+    "stage killed on a full disk": Fault(_full(_telemetry, "stage"), _LONG),
+    "scheduler killed on a full disk": Fault(_full(_telemetry, "scheduler"), _LONG),
     "no memory for the stage": Fault(
         _limited("stage", resource.RLIMIT_AS, _address_space), _LONG, weight=2
     ),
@@ -179,7 +179,7 @@ FAULTS: Mapping[str, Fault] = {
     "no files for the scheduler": Fault(
         _limited("scheduler", resource.RLIMIT_NOFILE, _open_files), _LONG
     ),
-    "shared memory full, stage killed": Fault(_full(_shared_memory, "stage"), _LONG),
+    "stage killed in full shared memory": Fault(_full(_shared_memory, "stage"), _LONG),
 }
 
 
