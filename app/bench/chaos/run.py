@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import aiohttp
 
 RECOVERS_WITHIN_S = 90.0
-_REST_S = (0.2, 2.5)  # between a recovery and the next fault
-_TOGETHER = 0.2  # share of faults that come with another before it is over
+_REST_S = (0.2, 1.5)  # between a recovery and the next fault
+_TOGETHER = 0.25  # share of faults that come with another before it is over
 _CANARY_EVERY_S = 0.1
 
 
