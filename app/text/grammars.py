@@ -80,8 +80,8 @@ class GrammarChecker:
         job = {"kind": grammar.kind, "text": grammar.text, "limit_s": self._limit_s}
         try:
             answer = self._worker.call(job, self._limit_s)
-        except WorkerStalled as error:  # says nothing about the grammar
-            raise GrammarBusy("the compiler of grammars gets no processor") from error
+        except WorkerStalled as stalled:  # says nothing about the grammar
+            raise GrammarBusy("the compiler of grammars gets no processor") from stalled
         except WorkerTimeout:
             return _Verdict(f"does not compile within {self._limit_s:g} s", self._soon())
         except WorkerDied:

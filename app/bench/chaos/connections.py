@@ -42,7 +42,10 @@ def command(
     The server runs as many requests together as there are streams.
     """
     _allow_files(2 * (idle + streams) + 1000)
-    args = {"scheduling": {"max_requests": streams + _OTHERS}, "kv": {"memory_gib": 1.0}}
+    args: dict[str, dict[str, Any]] = {
+        "scheduling": {"max_requests": streams + _OTHERS},
+        "kv": {"memory_gib": 1.0},
+    }
     with own_server(config, args, Path("out/connections-server.log")) as server:
         found = asyncio.run(measure(server, idle, streams))
     publish(make_report(context, found, {"server": args}), as_json, out)
