@@ -118,8 +118,9 @@ def _full(where: Callable[[OwnServer], Path], then_kill: str) -> Callable[..., L
     """The file system is filled, and then a process killed that must come back all the same."""
 
     def strike(server: OwnServer, chance: random.Random) -> Lift:
+        pid = _one(server, then_kill, chance)
         filler = _fill(where(server))
-        _signal(_one(server, then_kill, chance), signal.SIGKILL)
+        _signal(pid, signal.SIGKILL)
         return lambda: filler.unlink(missing_ok=True)
 
     return strike

@@ -47,7 +47,7 @@ class FuzzCount:
         self.kinds[bad.kind] += 1
         if status < 300:
             self.accepted[bad.kind] += 1
-        elif status >= 500 or not _explains(text, bad):
+        elif (status >= 500 and status != 503) or not _explains(text, bad):
             self.fail(f"{status} {bad.kind}: {bad.method} {bad.path}", bad.content, text)
 
     def note_bytes(self, bad: BadBytes, answer: bytes | None) -> None:
