@@ -31,6 +31,7 @@ _SCHEMA = {
     },
     "required": ["name", "sizes", "kind"],
 }
+_NUMBERS = itertools.count()
 SILENT_S = 90.0  # a stream that says nothing for so long hangs
 
 
@@ -44,6 +45,21 @@ class ChaosRequest:
     body: Mapping[str, Any]
     leaves_after: int | None = None
     pace_s: float = 0.0
+
+    def fresh_body(self) -> Mapping[str, Any]:
+        """The body, its schema described anew: a grammar that nobody has compiled yet, of the same
+        language."""
+        shape = self.body.get("response_format")
+        if shape is None:
+            return self.body
+        schema = {**shape["json_schema"]["schema"], "description": f"number {next(_NUMBERS)}"}
+        return {
+            **self.body,
+            "response_format": {
+                **shape,
+                "json_schema": {**shape["json_schema"], "schema": schema},
+            },
+        }
 
 
 @dataclass(slots=True)
@@ -183,7 +199,7 @@ async def ask(
 
     answer = Answer(request, time.perf_counter())
     try:
-        async with session.post(root + request.path, json=request.body) as response:
+        async with session.post(root + request.path, json=request.fresh_body()) as response:
             answer.status = response.status
             if response.status != 200:
                 answer.error = error_message(await response.text())

@@ -69,13 +69,13 @@ class ChaosRun:
         self._over = asyncio.Event()
         self.seen = Seen()
 
-    async def run(self, seconds: float, at_most: int | None = None) -> Seen:
-        """Faults for so long, or so many; then every open stream to its end."""
+    async def run(self, seconds: float) -> Seen:
+        """Faults for so long; then every open stream to its end."""
         workers = [asyncio.create_task(self._stream()) for _ in range(self._num_streams)]
         try:
             await asyncio.sleep(1.0)
             if self._kinds:
-                await self._strike_until(time.perf_counter() + seconds, at_most)
+                await self._strike_until(time.perf_counter() + seconds)
             else:
                 await asyncio.sleep(seconds)
         finally:
@@ -113,11 +113,10 @@ class ChaosRun:
 
     # ---- faults ---------------------------------------------------------------------------------
 
-    async def _strike_until(self, end_s: float, at_most: int | None) -> None:
+    async def _strike_until(self, end_s: float) -> None:
         chance = self._fault_chance
         cards: list[str] = []
-        num_struck = 0
-        while time.perf_counter() < end_s and (at_most is None or num_struck < at_most):
+        while time.perf_counter() < end_s:
             cards = cards or faults.deck(self._kinds, chance)
             kinds = [cards.pop()]
             if cards and chance.random() < _TOGETHER:
@@ -126,7 +125,6 @@ class ChaosRun:
                 *[self._strike(kind, 0.7 * n) for n, kind in enumerate(kinds)]
             )
             await self._recovered(struck)
-            num_struck += len(kinds)
             self._say(struck)
             await asyncio.sleep(chance.uniform(*_REST_S))
 
