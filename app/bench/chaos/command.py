@@ -46,7 +46,11 @@ def command(
     kinds = kinds_of(faults)
     say_duration(60 * minutes + 60, 60 * minutes + 180, f"{len(kinds)} kinds of faults")
     found = measure(config, minutes, seed, streams, kinds, log)
-    publish(make_report(context, found, {"kinds": kinds, "server": SETTINGS}), as_json, out)
+    publish(
+        make_report(context, found, {"kinds": kinds, "server": SETTINGS, "log": log.name}),
+        as_json,
+        out,
+    )
     if not as_json:
         output.print(chaos_table(found))
         for line in chaos_lines(found):
