@@ -19,7 +19,7 @@ from app.bench.terminal import Json, Out, console, output, say_duration
 
 Config = Annotated[Path, typer.Option(help="The Serve config to run; one replica.")]
 DEFAULT_CONFIG = Path("configs/serve/demo.yaml")
-POOL = 40
+POOL = 25  # the canary, and every kind of request three times
 # Deadlines that suit steps of milliseconds; a deployment of a large model has longer ones.
 SETTINGS = {"engine": {"step_deadline_s": 5.0}, "api": {"send_timeout_s": 10.0}}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +79,7 @@ class Fuzzer:
         self._bytes: Iterator[BadBytes] = bad_bytes(seed)
         self.count = FuzzCount()
 
-    async def run(self, on_done: Any) -> dict[str, Any]:
+    async def run(self, on_done: Callable[[], None]) -> dict[str, Any]:
         import aiohttp
 
         begin_s = time.monotonic()
@@ -100,7 +100,9 @@ class Fuzzer:
         self._num_left -= 1
         return self._num_left >= 0
 
-    async def _send_requests(self, session: aiohttp.ClientSession, on_done: Any) -> None:
+    async def _send_requests(
+        self, session: aiohttp.ClientSession, on_done: Callable[[], None]
+    ) -> None:
         import aiohttp
         import yarl
 
@@ -119,7 +121,7 @@ class Fuzzer:
                 self.count.fail(f"{error!r} {bad.kind}: {bad.path}", bad.content, b"")
             on_done()
 
-    async def _send_bytes(self, on_done: Any) -> None:
+    async def _send_bytes(self, on_done: Callable[[], None]) -> None:
         address = urlsplit(self._url)
         while self._take():
             bad = next(self._bytes)
