@@ -109,7 +109,7 @@ def _each(phases: dict[str, Any], num_idle: int) -> float:
 async def _phase(server: OwnServer, elsewhere: ProcessPoolExecutor) -> dict[str, Any]:
     """What a few other streams see, from a process of their own, and the loop's lag meanwhile."""
     loop = asyncio.get_running_loop()
-    async with probing(server.url) as live:
+    async with probing(server.url, server.pids("replica")[0]) as live:
         gaps_s = await loop.run_in_executor(elsewhere, others_gaps_s, server.url, server.model)
         memory = await asyncio.to_thread(_memory, server)
     return {"others_tbt_ms": spread_ms(gaps_s), "live": live, "memory_mib": memory}
@@ -150,11 +150,12 @@ def _table(found: dict[str, Any]) -> Any:
     for name, phase in found["phases"].items():
         memory = sum(phase["memory_mib"].values())
         if "live" not in phase:
-            rows.append((name, f"{memory:.0f}", "", "", "", ""))
+            rows.append((name, f"{memory:.0f}", "", "", "", "", ""))
             continue
         tbt, live = phase["others_tbt_ms"], phase["live"]["ms"]
-        numbers = (memory, tbt["p50"], tbt["p99"], live["p50"], live["longest"])
+        work = phase["live"]["loop_work_ms"]
+        numbers = (memory, tbt["p50"], tbt["p99"], live["p50"], live["longest"], work["longest"])
         rows.append((name, *(f"{number:.0f}" for number in numbers)))
     title = f"{found['num_idle']} idle connections, {found['num_streams']} streams"
-    columns = ("", "MiB", "others' TBT P50, ms", "P99", "/live P50, ms", "longest")
+    columns = ("", "MiB", "others' TBT P50, ms", "P99", "/live P50, ms", "longest", "loop's work")
     return table(title, columns, rows)

@@ -1,8 +1,9 @@
 """How long `/live` takes, asked again and again from a process of its own: the event loop's lag.
 
-`python -m app.bench.chaos.probe URL` asks until its standard input ends, then prints what it saw.
-Its own sleeps tell how late this machine wakes anybody: what a process that waits for nothing
-but the processor suffers is no fault of the server's.
+`python -m app.bench.chaos.probe URL [PID]` asks until its standard input ends, then prints what it
+saw. On a busy machine much of that is waiting for a processor: the probe's own sleeps tell how
+late this machine wakes anybody, and what the busiest thread of process PID, the replica's event
+loop, computed while an answer was due is the part that is the server's own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,11 +38,14 @@ def spread_ms(values_s: list[float]) -> dict[str, float]:
 
 
 @asynccontextmanager
-async def probing(url: str) -> AsyncGenerator[dict[str, Any], None]:
-    """Probes while the block runs; what was seen is in the dictionary once it has ended."""
+async def probing(url: str, pid: int | None = None) -> AsyncGenerator[dict[str, Any], None]:
+    """Probes while the block runs; what was seen is in the dictionary once it has ended.
+
+    pid: of the replica, where it runs on this machine."""
     found: dict[str, Any] = {}
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "app.bench.chaos.probe", url),
+        *([] if pid is None else [str(pid)]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -52,17 +57,34 @@ async def probing(url: str) -> AsyncGenerator[dict[str, Any], None]:
             found |= json.loads(output)
 
 
-def probe(url: str) -> dict[str, Any]:
+class LoopWork:
+    """Seconds that the busiest thread of a process has computed."""
+
+    def __init__(self, pid: int) -> None:
+        threads = Path(f"/proc/{pid}/task").iterdir()
+        self._file = max((thread / "schedstat" for thread in threads), key=self._computed_s)
+
+    @staticmethod
+    def _computed_s(file: Path) -> float:
+        return int(file.read_text().split()[0]) / 1e9
+
+    def read_s(self) -> float:
+        return self._computed_s(self._file)
+
+
+def probe(url: str, pid: int | None) -> dict[str, Any]:
     """Until the standard input ends."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=_LIMIT_S)
     answers_s, sleeps_s, failures = list[float](), list[float](), list[str]()
+    work, works_s = None if pid is None else LoopWork(pid), list[float]()
     while True:
         asleep_s = time.perf_counter()
         if select.select([sys.stdin], [], [], _EVERY_S)[0]:
             break
         asked_s = time.perf_counter()
         sleeps_s.append(asked_s - asleep_s - _EVERY_S)
+        before_s = 0.0 if work is None else work.read_s()
         try:
             connection.request("GET", "/live")
             answer = connection.getresponse()
@@ -73,14 +95,17 @@ def probe(url: str) -> dict[str, Any]:
             failures.append(repr(error))
             connection.close()
         answers_s.append(time.perf_counter() - asked_s)
+        if work is not None:
+            works_s.append(work.read_s() - before_s)
     return {
         "num": len(answers_s),
         "ms": spread_ms(answers_s),
         "own_wakeups_late_ms": spread_ms(sleeps_s),
+        "loop_work_ms": spread_ms(works_s) if works_s else None,
         "failures": failures[:10],
         "num_failures": len(failures),
     }
 
 
 if __name__ == "__main__":
-    json.dump(probe(sys.argv[1]), sys.stdout)
+    json.dump(probe(sys.argv[1], int(sys.argv[2]) if sys.argv[2:] else None), sys.stdout)
