@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import resource
+import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -24,8 +25,10 @@ from app.bench.terminal import Json, Out, console, output, table
 
 _AT_A_TIME = 200  # connections being opened
 _OTHERS = 4
-_OTHERS_TOKENS = 150
-_STREAM_TOKENS = 100
+_OTHERS_TOKENS = 100
+_OTHERS_S = 8.0  # of others' streams, one set after the other
+_STREAM_TOKENS = 200
+_RUNNING_SHARE, _RUNNING_WITHIN_S = 0.9, 60.0  # of the streams, before others are asked
 _GET = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -44,7 +47,7 @@ def command(
     _allow_files(2 * (idle + streams) + 1000)
     args: dict[str, dict[str, Any]] = {
         "scheduling": {"max_requests": streams + _OTHERS},
-        "kv": {"memory_gib": 1.0},
+        "kv": {"memory_gib": 1.5},
     }
     with own_server(config, args, Path("out/connections-server.log")) as server:
         found = asyncio.run(measure(server, idle, streams))
@@ -78,6 +81,7 @@ async def measure(server: OwnServer, num_idle: int, num_streams: int) -> dict[st
         client = LoadClient(server.url, server.model)
         jobs = [Job(0.0, 16, _STREAM_TOKENS)] * num_streams
         load = asyncio.create_task(client.run(jobs))
+        num_running = await asyncio.to_thread(_running, server, round(_RUNNING_SHARE * num_streams))
         phases["idle connections and streams"] = await _phase(server, elsewhere)
         traces = await load
         for _, writer in connections:
@@ -85,13 +89,12 @@ async def measure(server: OwnServer, num_idle: int, num_streams: int) -> dict[st
     await asyncio.to_thread(census.settle, server)
     phases["after"] = {"memory_mib": _memory(server)}
     failed = [trace for trace in traces if not trace.finished]
-    begins = [t.event_times_s[0] for t in traces if t.event_times_s]
-    ends = [t.event_times_s[-1] for t in traces if t.event_times_s]
     return {
         "num_idle": num_kept,
         "num_idle_asked": num_idle,
         "num_streams": num_streams,
-        "all_decode_together_s": max(0.0, min(ends) - max(begins)) if begins else 0.0,
+        "num_running": num_running,
+        "streams_tbt_ms": spread_ms([gap for trace in traces for gap in trace.gaps_s]),
         "num_failed": len(failed),
         "first_error": next((t.error for t in failed), None),
         "phases": phases,
@@ -99,11 +102,22 @@ async def measure(server: OwnServer, num_idle: int, num_streams: int) -> dict[st
     }
 
 
+def _running(server: OwnServer, wanted: int) -> int:
+    """Streams that run together, once they are so many. Raises MeasurementError if never."""
+    deadline_s = time.monotonic() + _RUNNING_WITHIN_S
+    while time.monotonic() < deadline_s:
+        count = int(server.status()["num_decoding"])
+        if count >= wanted:
+            return count
+        time.sleep(0.1)
+    raise MeasurementError(f"{wanted} streams did not run together within {_RUNNING_WITHIN_S:g} s")
+
+
 def _each(phases: dict[str, Any], num_idle: int) -> float:
-    grown = sum(phases["idle connections"]["memory_mib"].values()) - sum(
-        phases["alone"]["memory_mib"].values()
-    )
-    return grown * 2**20 / max(1, num_idle)
+    """Of the replica, which holds them."""
+    before, after = (phases[name]["memory_mib"] for name in ("alone", "idle connections"))
+    grown = after["replica"] - before["replica"]
+    return float(grown) * 2**20 / max(1, num_idle)
 
 
 async def _phase(server: OwnServer, elsewhere: ProcessPoolExecutor) -> dict[str, Any]:
@@ -117,11 +131,15 @@ async def _phase(server: OwnServer, elsewhere: ProcessPoolExecutor) -> dict[str,
 
 def others_gaps_s(url: str, model: str) -> list[float]:
     """Times between tokens of a few streams. Raises MeasurementError if one fails."""
-    jobs = [Job(0.0, 16, _OTHERS_TOKENS)] * _OTHERS
-    traces = asyncio.run(LoadClient(url, model).run(jobs))
-    if error := next((t.error for t in traces if t.error), None):
-        raise MeasurementError(f"a stream failed: {error}")
-    return [gap for trace in traces for gap in trace.gaps_s]
+    end_s = time.monotonic() + _OTHERS_S
+    gaps_s: list[float] = []
+    while time.monotonic() < end_s:
+        jobs = [Job(0.0, 16, _OTHERS_TOKENS)] * _OTHERS
+        traces = asyncio.run(LoadClient(url, model).run(jobs))
+        if error := next((t.error for t in traces if t.error), None):
+            raise MeasurementError(f"a stream failed: {error}")
+        gaps_s += [gap for trace in traces for gap in trace.gaps_s]
+    return gaps_s
 
 
 def _memory(server: OwnServer) -> dict[str, float]:
