@@ -171,9 +171,17 @@ def _table(found: dict[str, Any]) -> Any:
             rows.append((name, f"{memory:.0f}", "", "", "", "", ""))
             continue
         tbt, live = phase["others_tbt_ms"], phase["live"]["ms"]
-        work = phase["live"]["loop_work_ms"]
+        work = phase["live"]["replica_work_ms"]
         numbers = (memory, tbt["p50"], tbt["p99"], live["p50"], live["longest"], work["longest"])
         rows.append((name, *(f"{number:.0f}" for number in numbers)))
     title = f"{found['num_idle']} idle connections, {found['num_streams']} streams"
-    columns = ("", "MiB", "others' TBT P50, ms", "P99", "/live P50, ms", "longest", "loop's work")
+    columns = (
+        "",
+        "MiB",
+        "others' TBT P50, ms",
+        "P99",
+        "/live P50, ms",
+        "longest",
+        "replica's work",
+    )
     return table(title, columns, rows)

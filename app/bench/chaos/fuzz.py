@@ -167,7 +167,7 @@ def command(
 ) -> None:
     """Bad requests, drawn from the server's schema, and bad bytes: no 500, no hang, no lag.
 
-    Exits with status 1 on an answer of 500 or none, or if the event loop worked for more than
+    Exits with status 1 on an answer of 500 or none, or if the replica computed for more than
     100 ms while /live waited.
     """
     if url is not None:
@@ -184,8 +184,8 @@ def command(
             f"/live: P99 {live['ms']['p99']:.0f} ms, longest {live['ms']['longest']:.0f} ms (the "
             f"machine woke the probe up to {late['longest']:.0f} ms late)"
         )
-        if work := live["loop_work_ms"]:
-            output.print(f"of that the event loop's own work: longest {work['longest']:.0f} ms")
+        if work := live["replica_work_ms"]:
+            output.print(f"the replica computed meanwhile: at most {work['longest']:.0f} ms")
         for line in found["wrong"]:
             console.print(line, markup=False, soft_wrap=True)
     if not found["is_clean"]:
@@ -197,8 +197,8 @@ def measure(
 ) -> dict[str, Any]:
     """Raises MeasurementError where nobody answers.
 
-    live_in_time: what the replica's event loop computed while a probe waited, or without its pid
-    the whole of that wait."""
+    live_in_time: what the replica computed while a probe waited, or without its pid the whole
+    of that wait."""
     try:
         fuzzer = Fuzzer(url, num_requests, seed, places, pid)
     except (httpx.HTTPError, ValueError) as error:
@@ -208,7 +208,7 @@ def measure(
         run = asyncio.run(fuzzer.run(lambda: progress.advance(task)))
     count = fuzzer.count
     live = run["live"]
-    lag_ms = (live["loop_work_ms"] or live["ms"])["longest"]
+    lag_ms = (live["replica_work_ms"] or live["ms"])["longest"]
     in_time = lag_ms < LIVE_WITHIN_MS and not live["num_failures"]
     return {
         **run,
