@@ -204,12 +204,10 @@ def test_ray_asks_of_a_communicator_what_ours_gives() -> None:
 
 
 def test_ray_keeps_what_is_reached_into_by_name() -> None:
-    from ray._private import node, ray_constants, worker
+    from ray._private import worker
     from ray.actor import ActorHandle
     from ray.dag import compiled_dag_node
 
-    assert hasattr(ray_constants, "PROCESS_TYPE_RAYLET"), "app/cli/serve.py asks for its raylet"
-    assert "self.all_processes" in inspect.getsource(node.Node), "app/cli/serve.py"
     assert hasattr(worker, "_worker_logs_enabled"), "app/cli/serve.py silences Ray's last words"
     assert hasattr(worker, "global_worker"), "app/cli/serve.py ends daemons that have no reader"
     assert "self._proxy_actor" in inspect.getsource(compiled_dag_node), STAGES

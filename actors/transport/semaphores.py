@@ -2,7 +2,8 @@
 
 Ray gives each channel two, named after the raylet, and takes the names away only where a graph is
 torn down in order; stages that die, or are killed, leave sixteen files behind each time. Whoever
-has opened a semaphore has it mapped, and needs its name no more.
+has opened a semaphore has it mapped, and needs its name no more. This is for raylets that live;
+`actors.left_behind` clears up after those that have ended.
 """
 
 from __future__ import annotations
@@ -44,12 +45,6 @@ def remove_orphans(raylet: int) -> None:
     for path, inode in orphans:
         if inode not in mapped:
             _unlink(path)
-
-
-def remove_all(raylet: int) -> None:
-    """Names of a raylet that has ended."""
-    for path, _ in _names(*[f"{prefix}{raylet}-" for prefix in _PREFIXES]):
-        _unlink(path)
 
 
 def _unlink(path: Path) -> None:
