@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import threading
 from collections import deque
@@ -27,6 +28,7 @@ import ray
 from ray.dag import InputNode, MultiOutputNode
 
 from actors.scheduling.plan import StepPlan, StepResult
+from actors.transport import semaphores
 from actors.transport.communicator import StageCommunicator
 from actors.transport.messages import (
     TICKET,
@@ -62,6 +64,7 @@ class GraphPipeline(Watched):
         self._next_execution = 0
         self._next_ticket = 0  # the ticket the next plan will use
         self._unanswered: deque[tuple[int, int]] = deque()  # (ticket, step id)
+        self._semaphores: set[int] = set()  # of the channels: inodes
 
     async def open(
         self,
@@ -78,8 +81,12 @@ class GraphPipeline(Watched):
                 shutil.rmtree(directory, ignore_errors=True)
         else:
             await self._connect(None)
+        semaphores.remove_orphans(raylet=os.getppid())
         self._compile(await self._communicator(), one_node)
         self.watch(on_lost)
+        if one_node:
+            pids = await asyncio.gather(*[a.pid.remote() for ranks in self._stages for a in ranks])
+            self._semaphores = semaphores.mapped_by(pids)
         # Between nodes a channel holds one message: a third ticket would wait for a second step.
         ahead = 1 if self._alone else self._depth + 1 if one_node else 2
         for _ in range(ahead):
@@ -191,6 +198,8 @@ class GraphPipeline(Watched):
             rank.close()
         if self._wake_server is not None:
             self._wake_server.close()
+        # This process has one pipeline at a time: what it maps belongs to this one.
+        semaphores.remove(self._semaphores | semaphores.mapped_by([os.getpid()]))
         graph, self._graph = self._graph, None
         if graph is not None:
             threading.Thread(target=_tear_down, args=(graph, self._tickets), daemon=True).start()

@@ -22,6 +22,9 @@ BENCHES: Mapping[str, str] = {
     "serve": "load.serve",
     "stall": "load.stall",
     "quote": "load.quote",
+    "fuzz": "chaos.fuzz",
+    "connections": "chaos.connections",
+    "soak": "chaos.soak",
     "compare": "compare",
     "engine": "engine.steps",
     "overhead": "engine.overhead",
@@ -36,7 +39,11 @@ BENCHES: Mapping[str, str] = {
     "compile": "gpu.compile_check",
 }
 KERNELS: Mapping[str, str] = {"linear": "kernels.linear", "attention": "kernels.attention"}
-TOP_LEVEL: Mapping[str, str] = {"capacity": "load.capacity", "profile": "engine.profile"}
+TOP_LEVEL: Mapping[str, str] = {
+    "capacity": "load.capacity",
+    "profile": "engine.profile",
+    "chaos": "chaos.command",
+}
 
 
 def load(name: str, module: str) -> typer.Typer:

@@ -26,7 +26,7 @@ records.register(app)
 
 PANELS = {
     "Serve and talk": ("serve", "chat", "generate", "batch", "config", "models", "check"),
-    "Simulate and measure": ("simulate", "capacity", "profile", "bench"),
+    "Simulate and measure": ("simulate", "capacity", "profile", "bench", "chaos"),
     "Logs of a run": ("explain", "plot", "trace", "replay"),
 }
 _panel_of = {name: panel for panel, names in PANELS.items() for name in names}

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from actors.scheduling.request import Grammar
-from app.text.worker import KillableWorker, WorkerDied, WorkerTimeout
+from app.text.worker import KillableWorker, WorkerDied, WorkerStalled, WorkerTimeout
 
 GRAMMAR_LIMIT_S: Final = 1.5
 _CACHE_ENTRIES: Final = 4096
@@ -80,6 +80,8 @@ class GrammarChecker:
         job = {"kind": grammar.kind, "text": grammar.text, "limit_s": self._limit_s}
         try:
             answer = self._worker.call(job, self._limit_s)
+        except WorkerStalled as stalled:  # says nothing about the grammar
+            raise GrammarBusy("the compiler of grammars gets no processor") from stalled
         except WorkerTimeout:
             return _Verdict(f"does not compile within {self._limit_s:g} s", self._soon())
         except WorkerDied:

@@ -16,12 +16,19 @@ import threading
 import time
 from typing import Any, Final
 
+import psutil
+
 _STARTUP_LIMIT_S: Final = 60.0
 _MAX_ANSWER_BYTES: Final = 64 << 20
+_BUSY_SHARE: Final = 0.5  # of its limit: a child that computed less did not get to its job
 
 
 class WorkerTimeout(Exception):
     """The job overran its time limit; the child was killed and the next job gets a new one."""
+
+
+class WorkerStalled(WorkerTimeout):
+    """The job overran, but the child hardly computed: it was stopped, or got no processor."""
 
 
 class WorkerDied(Exception):
@@ -44,16 +51,30 @@ class KillableWorker:
         """Send one JSON-able job, return its JSON answer.
 
         Raises WorkerTimeout after limit_s seconds of work (starting the child has its own
-        limit), WorkerDied when the child ended.
+        limit), WorkerDied when the child ended. A child that was killed or held up from outside
+        says nothing about the job, which is then tried once more.
         """
         with self._lock:
-            child = self._ready_child()
             try:
-                _write_line(child, json.dumps(job).encode())
-                return json.loads(_read_line(child, limit_s))
-            except (WorkerTimeout, WorkerDied):
-                self._kill()
-                raise
+                return self._attempt(job, limit_s)
+            except (WorkerStalled, WorkerDied):
+                return self._attempt(job, limit_s)
+
+    def _attempt(self, job: Any, limit_s: float) -> Any:
+        child = self._ready_child()
+        begin_s = _cpu_s(child.pid)
+        try:
+            _write_line(child, json.dumps(job).encode())
+            return json.loads(_read_line(child, limit_s))
+        except WorkerTimeout as error:
+            used_s = _cpu_s(child.pid) - begin_s
+            self._kill()
+            if used_s < _BUSY_SHARE * limit_s:
+                raise WorkerStalled(str(error)) from error
+            raise
+        except WorkerDied:
+            self._kill()
+            raise
 
     def start(self) -> None:
         """Start the child now, so that the first job need not wait for it."""
@@ -93,6 +114,15 @@ class KillableWorker:
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def _cpu_s(pid: int) -> float:
+    """What the process has computed so far."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:  # it has ended
+        return 0.0
+    return float(times.user + times.system)
 
 
 def _write_line(child: subprocess.Popen[bytes], line: bytes) -> None:

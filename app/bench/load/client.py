@@ -11,7 +11,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -195,11 +195,19 @@ def error_message(body: str) -> str:
         return body[:200]
 
 
-async def _read_events(response: aiohttp.ClientResponse, trace: Trace, begin_s: float) -> None:
+async def sse_events(
+    response: aiohttp.ClientResponse,
+) -> AsyncGenerator[tuple[float, list[bytes]], None]:
+    """What came at once, and when on `time.perf_counter`; events without their blank lines."""
     rest = b""
     async for data in response.content.iter_any():
-        now_s = time.perf_counter() - begin_s
+        now_s = time.perf_counter()
         *events, rest = (rest + data).split(b"\n\n")
+        yield now_s, events
+
+
+async def _read_events(response: aiohttp.ClientResponse, trace: Trace, begin_s: float) -> None:
+    async for at_s, events in sse_events(response):
         for event in events:
             if b'"usage":{' in event or b'"usage": {' in event:
                 usage = json.loads(event.removeprefix(b"data: ")).get("usage") or {}
@@ -210,4 +218,4 @@ async def _read_events(response: aiohttp.ClientResponse, trace: Trace, begin_s: 
                 if b'"error"' in event[:20]:
                     trace.error = event.decode(errors="replace")[:300]
                 else:  # an event without text counts: its token may be half a character
-                    trace.event_times_s.append(now_s)
+                    trace.event_times_s.append(at_s - begin_s)

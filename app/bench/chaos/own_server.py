@@ -1,0 +1,233 @@
+"""A server of the benchmark's own: `legato serve` in a corner of its own, and its processes.
+
+Where the system lets a user make namespaces (`unshare`), the server gets a small shared memory and
+a small disk for its telemetry: both can be filled without harm to anybody else, and whatever stays
+behind in shared memory is the server's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+from app.bench.load.client import first_model
+from app.bench.report import MeasurementError
+from app.paths import locate
+
+_ROOT = Path(__file__).resolve().parents[3]
+_READY_WITHIN_S = 240.0
+_STOP_WITHIN_S = 90.0
+_GONE_WITHIN_S = 15.0
+SHARED_MEMORY_MIB, DISK_MIB = 1024, 16
+
+# Part of a process's command line -> its kind.
+_KINDS = (
+    ("ray::ServeReplica", "replica"),
+    ("ray::SchedulerActor", "scheduler"),
+    ("ray::StageActor", "stage"),
+    ("ray::ServeController", "controller"),
+    ("app.text.grammar_worker", "grammar worker"),
+    ("app.text.template_worker", "template worker"),
+    ("app.cli.main", "command"),
+)
+SERVING = ("replica", "scheduler", "stage", "controller")
+_IN_A_CORNER = (
+    f"mount -t tmpfs -o size={SHARED_MEMORY_MIB}m tmpfs /dev/shm && "
+    f'mount -t tmpfs -o size={DISK_MIB}m tmpfs "$1" && shift && exec "$@"'
+)
+
+
+@dataclass(slots=True)
+class OwnServer:
+    """telemetry: the folder the server logs into, as it calls it.
+
+    shared_memory: an open folder: the server's /dev/shm, also once it has ended; None where it
+    shares that of the machine."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    folder: Path
+    telemetry: Path
+    log: Path
+    model: str = ""
+    shared_memory: int | None = None
+    known: dict[int, psutil.Process] = field(default_factory=dict)  # every process ever seen
+    left_over: list[str] = field(default_factory=list)  # once it has ended: what had not
+
+    @property
+    def root(self) -> Path:
+        """The file system as the server sees it."""
+        return Path(f"/proc/{self.process.pid}/root")
+
+    def processes(self) -> dict[str, list[psutil.Process]]:
+        """What runs now, by kind; "ray" for the rest."""
+        found: dict[str, list[psutil.Process]] = {}
+        with suppress(psutil.Error):
+            own = psutil.Process(self.process.pid)
+            for process in [own, *own.children(recursive=True)]:
+                with suppress(psutil.Error):
+                    title = " ".join(process.cmdline())
+                    if process.status() == psutil.STATUS_ZOMBIE or not title:
+                        continue
+                    kind = next((kind for mark, kind in _KINDS if mark in title), "ray")
+                    found.setdefault(kind, []).append(process)
+                    self.known[process.pid] = process
+        return found
+
+    def pids(self, kind: str) -> list[int]:
+        return [process.pid for process in self.processes().get(kind, [])]
+
+    def status(self) -> dict[str, Any]:
+        """The console's; raises httpx.HTTPError or ValueError while nobody answers."""
+        answer = httpx.get(f"{self.url}/console/status", timeout=15.0)
+        answer.raise_for_status()
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def alive(self) -> list[psutil.Process]:
+        """Of the processes ever seen."""
+        found = []
+        for process in self.known.values():
+            with suppress(psutil.Error):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def shared_files(self) -> list[str]:
+        """In shared memory, where that is the server's own."""
+        return [] if self.shared_memory is None else sorted(os.listdir(self.shared_memory))
+
+
+def has_corners() -> bool:
+    """Whether this system lets a user make the namespaces."""
+    try:
+        made = subprocess.run(
+            [*_unshare(), "sh", "-c", "mount -t tmpfs tmpfs /dev/shm"], capture_output=True
+        )
+    except OSError:
+        return False
+    return made.returncode == 0
+
+
+def _unshare() -> list[str]:
+    return ["unshare", "--user", "--map-root-user", "--mount", "--propagation", "private"]
+
+
+def free_port() -> int:
+    """A loopback port that nothing listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def own_server(
+    config: Path, args: Mapping[str, Mapping[str, Any]], log: Path, *, records: bool = False
+) -> Iterator[OwnServer]:
+    """`legato serve` of this config until the block ends, then Ctrl-C.
+
+    args: sections of settings that replace the config's, key by key. records: it also writes logs
+    of all that telemetry has, and has a small disk for them where the system allows.
+    Raises MeasurementError where it does not start.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="legato-chaos-"))
+    telemetry = folder / "telemetry"
+    telemetry.mkdir()
+    sections = {
+        **args,
+        **({"telemetry": {"directory": str(telemetry), "events": True}} if records else {}),
+    }
+    port = free_port()
+    path = folder / "serve.yaml"
+    path.write_text(yaml.safe_dump(_configured(config, sections)))
+    command = [sys.executable, "-m", "app.cli.main", "serve", str(path), "--port", str(port)]
+    corner = has_corners()
+    if corner:
+        command = [*_unshare(), "sh", "-c", _IN_A_CORNER, "sh", str(telemetry), *command]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            command, cwd=_ROOT, stdout=sink, stderr=subprocess.STDOUT, env=_environment(),
+            start_new_session=True,
+        )  # fmt: skip
+        server = OwnServer(f"http://127.0.0.1:{port}", process, folder, telemetry, log)
+        try:
+            _wait_ready(server)
+            if corner:
+                server.shared_memory = os.open(server.root / "dev/shm", os.O_RDONLY)
+            yield server
+        finally:
+            stop(server)
+            _bury(server)
+            if server.shared_memory is not None:
+                os.close(server.shared_memory)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _environment() -> dict[str, str]:
+    """As a user's shell has it: without what a cluster of this process's own has set."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "OMP_"))}
+    return {**kept, "PYTHONPATH": str(_ROOT), "RAY_TMPDIR": "/tmp"}
+
+
+def _configured(config: Path, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    try:
+        read: dict[str, Any] = yaml.safe_load(locate(config).read_text())
+        args = read["applications"][0]["args"]
+    except (OSError, yaml.YAMLError, KeyError, IndexError, TypeError) as error:
+        raise MeasurementError(f"{config}: no Serve config: {error!r}") from None
+    for name, section in sections.items():
+        args[name] = {**(args.get(name) or {}), **section}
+    return read
+
+
+def _wait_ready(server: OwnServer) -> None:
+    deadline_s = time.monotonic() + _READY_WITHIN_S
+    while time.monotonic() < deadline_s:
+        if server.process.poll() is not None:
+            raise MeasurementError(f"the server ended: {server.log.read_text()[-2000:]}")
+        if b"ready in" in server.log.read_bytes():
+            server.model = first_model(server.url)
+            server.processes()
+            return
+        time.sleep(0.2)
+    raise MeasurementError(f"no server within {_READY_WITHIN_S:g} s; its output is in {server.log}")
+
+
+def stop(server: OwnServer) -> None:
+    """Ctrl-C; what does not follow is killed."""
+    server.processes()
+    with suppress(ProcessLookupError):
+        os.kill(server.process.pid, signal.SIGINT)
+    try:
+        server.process.wait(_STOP_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        server.process.kill()
+        server.process.wait()
+
+
+def _bury(server: OwnServer) -> None:
+    """Note what outlived the server, and end it."""
+    deadline_s = time.monotonic() + _GONE_WITHIN_S
+    while server.alive() and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    for process in server.alive():
+        with suppress(psutil.Error):
+            server.left_over.append(f"process {' '.join(process.cmdline())[:60]}")
+            process.kill()
+    server.left_over += [f"shared memory {name}" for name in server.shared_files()]

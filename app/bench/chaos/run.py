@@ -1,0 +1,183 @@
+"""A chaotic run: streams that never end, faults at random times, and what is known of both."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from app.bench.chaos import faults
+from app.bench.chaos.own_server import OwnServer
+from app.bench.chaos.requests import SILENT_S, Answer, ChaosRequest, ask, judge
+from app.bench.report import MeasurementError
+from app.bench.terminal import console
+
+if TYPE_CHECKING:
+    import aiohttp
+
+RECOVERS_WITHIN_S = 90.0
+_REST_S = (0.2, 1.5)  # between a recovery and the next fault
+_TOGETHER = 0.25  # share of faults that come with another before it is over
+_CANARY_EVERY_S = 0.1
+
+
+@dataclass(slots=True)
+class Struck:
+    """One fault; times on `time.perf_counter`."""
+
+    kind: str
+    at_s: float
+    held_s: float = 0.0
+    recovered_s: float | None = None  # when a new request was answered again, exactly
+    skipped: str | None = None
+
+
+@dataclass(slots=True)
+class Seen:
+    """Everything that the figures are made of."""
+
+    faults: list[Struck] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+
+
+class ChaosRun:
+    """pool: the requests, with their unfailed answers; the first is the canary."""
+
+    def __init__(
+        self,
+        server: OwnServer,
+        session: aiohttp.ClientSession,
+        pool: Sequence[ChaosRequest],
+        wanted: Sequence[Answer],
+        *,
+        seed: int,
+        num_streams: int,
+        kinds: Sequence[str],
+    ) -> None:
+        self._server = server
+        self._session = session
+        self._pool = pool
+        self._wanted = wanted
+        self._load_chance = random.Random(seed + 1)
+        self._fault_chance = random.Random(seed + 2)
+        self._num_streams = num_streams
+        self._kinds = list(kinds)
+        self._over = asyncio.Event()
+        self.seen = Seen()
+
+    async def run(self, seconds: float) -> Seen:
+        """Faults for so long; then every open stream to its end."""
+        workers = [asyncio.create_task(self._stream()) for _ in range(self._num_streams)]
+        try:
+            await asyncio.sleep(1.0)
+            if self._kinds:
+                await self._strike_until(time.perf_counter() + seconds)
+            else:
+                await asyncio.sleep(seconds)
+        finally:
+            self._over.set()
+            await asyncio.gather(*workers)
+        return self.seen
+
+    async def warm_up(self) -> None:
+        """The whole pool once more, as the load will send it: memory is what it will be."""
+        answers = await asyncio.gather(
+            *[ask(self._session, self._server.url, request) for request in self._pool]
+        )
+        for answer in answers:
+            verdict = judge(answer, self._wanted[answer.request.number])
+            if not verdict.is_exact:
+                raise MeasurementError(f"without any fault: {answer.request.kind}: {verdict}")
+
+    # ---- load ---------------------------------------------------------------------------------
+
+    async def _stream(self) -> None:
+        while not self._over.is_set():
+            request = self._load_chance.choice(self._pool)
+            answer = await ask(self._session, self._server.url, request)
+            self.seen.answers.append(answer)
+            verdict = judge(answer, self._wanted[request.number])
+            if answer.is_refused:
+                await self._rest(answer.retry_after_s or 1.0)
+            elif not verdict.is_exact:
+                console.print(f"  [red]{request.kind}[/]: {verdict}", soft_wrap=True)
+                await self._rest(1.0)
+
+    async def _rest(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
+
+    # ---- faults ---------------------------------------------------------------------------------
+
+    async def _strike_until(self, end_s: float) -> None:
+        chance = self._fault_chance
+        cards: list[str] = []
+        while time.perf_counter() < end_s:
+            cards = cards or faults.deck(self._kinds, chance)
+            kinds = [cards.pop()]
+            if cards and chance.random() < _TOGETHER:
+                kinds.append(cards.pop())
+            struck = await asyncio.gather(
+                *[self._strike(kind, 0.7 * n) for n, kind in enumerate(kinds)]
+            )
+            await self._recovered(struck)
+            self._say(struck)
+            await asyncio.sleep(chance.uniform(*_REST_S))
+
+    async def _strike(self, kind: str, after_s: float) -> Struck:
+        await asyncio.sleep(after_s)
+        struck = Struck(kind, time.perf_counter())
+        self.seen.faults.append(struck)
+        try:
+            struck.held_s, lift = await asyncio.to_thread(
+                faults.strike, kind, self._server, self._fault_chance
+            )
+        except faults.Skipped as why:
+            struck.skipped = str(why)
+            return struck
+        try:
+            await asyncio.sleep(struck.held_s)
+        finally:
+            lift()
+        return struck
+
+    async def _recovered(self, struck: Sequence[Struck]) -> None:
+        """Until a new request is answered as ever. Raises MeasurementError if none is."""
+        deadline_s = time.perf_counter() + RECOVERS_WITHIN_S
+        answer = None
+        while time.perf_counter() < deadline_s:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RECOVERS_WITHIN_S):
+                    answer = await ask(self._session, self._server.url, self._pool[0])
+                    if judge(answer, self._wanted[0]).is_exact:
+                        for fault in struck:
+                            fault.recovered_s = time.perf_counter()
+                        return
+            await asyncio.sleep(_CANARY_EVERY_S)
+        names = ", ".join(fault.kind for fault in struck)
+        why = None if answer is None else answer.error
+        raise MeasurementError(f"no recovery within {RECOVERS_WITHIN_S:g} s of: {names} ({why})")
+
+    def _say(self, struck: Sequence[Struck]) -> None:
+        for fault in struck:
+            took = "skipped: " + fault.skipped if fault.skipped else _took(fault)
+            console.print(f"  {len(self.seen.faults):3d}  {fault.kind}: {took}", soft_wrap=True)
+
+
+def _took(fault: Struck) -> str:
+    assert fault.recovered_s is not None
+    return f"held {fault.held_s:.1f} s, serving again after {fault.recovered_s - fault.at_s:.1f} s"
+
+
+def new_session() -> Any:
+    """Connections without limit; a stream that says nothing for `SILENT_S` is given up."""
+    import aiohttp  # here, because `legato --help` imports no such thing
+
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        timeout=aiohttp.ClientTimeout(total=None, sock_read=SILENT_S, connect=30.0),
+    )

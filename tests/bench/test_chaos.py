@@ -1,0 +1,132 @@
+"""What a chaotic run is judged by; the run itself is in tests/serve."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import typer
+
+from app.api.schema.openapi import document
+from app.bench.chaos import census
+from app.bench.chaos.bad_bytes import bad_bytes
+from app.bench.chaos.bad_requests import bad_requests
+from app.bench.chaos.command import kinds_of
+from app.bench.chaos.faults import FAULTS, deck
+from app.bench.chaos.figures import chaos_figures, pauses_s
+from app.bench.chaos.requests import Answer, ChaosRequest, Verdict, draw_pool, judge
+from app.bench.chaos.run import Seen, Struck
+from app.bench.chaos.soak import growth
+
+REQUEST = ChaosRequest(0, "greedy", "/v1/completions", {})
+
+
+def answer(text: str = "one two", *, ended: bool = True, **fields: Any) -> Answer:
+    made = Answer(REQUEST, 0.0, status=200, **fields)
+    made.texts = {0: text}
+    made.event_times_s = made.event_times_s or [float(n) for n in range(len(text))]
+    if ended:
+        made.finished, made.num_tokens = {0: "length"}, len(text)
+    return made
+
+
+def test_an_equal_answer_is_exact() -> None:
+    assert judge(answer(), answer()).is_exact
+
+
+def test_tokens_that_did_not_come_are_lost() -> None:
+    cut = answer("one", ended=False, error="the stream ended without its last event")
+    assert judge(cut, answer()).num_lost == 4
+    assert judge(answer("one"), answer()).num_lost == 4  # says that it is whole
+
+
+def test_a_token_too_many_is_doubled_and_another_is_changed() -> None:
+    assert judge(answer("one two two"), answer()).is_changed
+    doubled = answer()
+    doubled.num_tokens = 9
+    assert judge(doubled, answer()).num_doubled == 2
+    found = judge(answer("one tow"), answer())
+    assert found == Verdict(is_changed=True, why="other text from character 5 on")
+
+
+def test_who_leaves_must_have_seen_the_beginning() -> None:
+    assert judge(answer("one", ended=False, left=True), answer()).is_exact
+    assert judge(answer("two", ended=False, left=True), answer()).is_changed
+
+
+def test_one_pool_for_one_seed() -> None:
+    pool = draw_pool(5, "demo", 20)
+    assert pool == draw_pool(5, "demo", 20) != draw_pool(6, "demo", 20)
+    kinds = {"canary", "greedy", "seeded", "json", "long", "chat", "leaving", "slow", "several"}
+    assert {request.kind for request in pool} == kinds
+
+
+def test_a_deck_holds_every_fault_by_its_weight() -> None:
+    cards = deck(list(FAULTS), random.Random(1))
+    assert {kind: cards.count(kind) for kind in FAULTS} == {k: f.weight for k, f in FAULTS.items()}
+
+
+def test_faults_are_chosen_by_name() -> None:
+    assert kinds_of("all") == list(FAULTS)
+    assert kinds_of("none") == []
+    assert kinds_of("stage killed,scheduler frozen") == ["stage killed", "scheduler frozen"]
+    with pytest.raises(typer.BadParameter, match="sun spots"):
+        kinds_of("stage killed,sun spots")
+
+
+def test_a_pause_is_the_longest_gap_around_a_fault() -> None:
+    seen = answer("abcdef", event_times_s=[0.0, 1.0, 2.0, 6.0, 7.0, 12.0])
+    assert pauses_s(Struck("stage killed", at_s=2.5, recovered_s=6.5), [seen]) == [4.0]
+    assert pauses_s(Struck("stage killed", at_s=13.0, recovered_s=14.0), [seen]) == []
+
+
+def test_figures_are_clean_only_without_loss_and_leak() -> None:
+    survived = Struck("stage killed", at_s=1.5, recovered_s=3.0)
+    clean = chaos_figures(Seen([survived], [answer()]), [answer()], [], [])
+    assert clean["is_clean"]
+    assert (clean["num_survived"], clean["pauses_ms"]["longest"]) == (1, 1000.0)
+    for seen, leaks in (
+        (Seen([survived], [answer("one")]), []),
+        (Seen([replace(survived, recovered_s=None)], [answer()]), []),
+        (Seen([survived], [answer()]), ["2 KV blocks are not free"]),
+    ):
+        assert not chaos_figures(seen, [answer()], leaks, [])["is_clean"]
+
+
+def test_leaks_are_named() -> None:
+    before = census.Census(100, 100, {"stage": 1}, {"replica": 50}, {"replica": 400 << 20}, 16, {})
+    assert census.leaks(before, before) == []
+    after = replace(
+        before,
+        num_free_blocks=98,
+        processes={"stage": 2},
+        files={"replica": 90},
+        memory_bytes={"replica": 500 << 20},
+        shared_files=32,
+    )
+    found = "; ".join(census.leaks(before, after))
+    for word in ("2 KV blocks", "2 processes of kind stage", "90 files", "100 MiB", "16 more"):
+        assert word in found
+
+
+def test_growth_is_after_the_warm_up() -> None:
+    samples = [
+        {"replica": size, "stage": 1000} for size in (10, 500, 1000, 1000, 1000, 1050, 1100, 1100)
+    ]
+    rows = growth(samples)
+    assert rows["replica"]["percent"] == pytest.approx(10.0)
+    assert rows["all"]["percent"] == pytest.approx(5.0)
+
+
+def test_bad_requests_are_the_same_for_the_same_seed() -> None:
+    schema = document("1", "demo", with_keys=False)
+    drawn = list(itertools.islice(bad_requests(schema, 3, "demo"), 2000))
+    assert drawn == list(itertools.islice(bad_requests(schema, 3, "demo"), 2000))
+    assert len({bad.kind for bad in drawn}) == 12
+    assert len({bad.path for bad in drawn}) >= 7
+    raw = list(itertools.islice(bad_bytes(3), 500))
+    assert raw == list(itertools.islice(bad_bytes(3), 500))
+    assert len({bad.kind for bad in raw}) == 10

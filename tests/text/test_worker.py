@@ -1,0 +1,76 @@
+"""A job says nothing of itself where its process was killed, stopped or starved from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from app.text.worker import KillableWorker, WorkerStalled, WorkerTimeout
+
+MODULE = "app.text.template_worker"
+BUSY = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture
+def worker() -> Iterator[KillableWorker]:
+    worker = KillableWorker(MODULE)
+    worker.start()
+    yield worker
+    worker.close()
+
+
+def render(worker: KillableWorker, source: str = "ok", limit_s: float = 1.0) -> object:
+    return worker.call({"template": source, "limit_s": 5.0, "variables": {}}, limit_s)
+
+
+def children() -> list[psutil.Process]:
+    own = psutil.Process().children()
+    return [process for process in own if MODULE in process.cmdline()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_job_is_done_though_its_process_was_not_there_for_it(
+    worker: KillableWorker, number: signal.Signals
+) -> None:
+    (child,) = children()
+    os.kill(child.pid, number)
+    assert render(worker) == {"text": "ok"}
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_job_is_done_though_its_process_was_killed_at_it(worker: KillableWorker) -> None:
+    def strike() -> None:
+        (child,) = children()
+        wait_for(lambda: child.cpu_times().user > begin_s + 0.1)
+        child.kill()
+
+    (child,) = children()
+    begin_s = child.cpu_times().user
+    striker = threading.Thread(target=strike)
+    striker.start()
+    slow = "{% for i in range(9999) %}{% for j in range(900) %}{% endfor %}{% endfor %}ok"
+    assert render(worker, slow, limit_s=30.0) == {"text": "ok"}
+    striker.join()
+
+
+def test_one_that_overruns_by_itself_is_not_tried_again(worker: KillableWorker) -> None:
+    (child,) = children()
+    with pytest.raises(WorkerTimeout) as raised:
+        render(worker, BUSY, limit_s=0.5)
+    if isinstance(raised.value, WorkerStalled):
+        pytest.skip("this machine gave it no processor")
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert children() == []  # no second one was started for it
+
+
+def wait_for(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    deadline_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
