@@ -32,6 +32,16 @@ ROOMS: dict[str, tuple[str, str]] = {
         "actors/scheduling/{core,outcomes,faults,build,event_log,validation}.py",
         "vocabulary queue memory cost budgets admission step policies",
     ),
+    # the fleet's decisions
+    "fleet.picture": (
+        "actors/fleet/{snapshot,prefixes,fleet,publish}.py",
+        "vocabulary cost admission core",
+    ),
+    "fleet.routers": ("actors/fleet/routers/*.py", "vocabulary fleet.picture"),
+    "fleet": (
+        "actors/fleet/{moves,scaling/*}.py",
+        "vocabulary fleet.picture fleet.routers",
+    ),
     # the running engine
     "transport": ("actors/transport/*.py", "vocabulary"),
     "stage.spec": ("actors/stage/spec.py", ""),
@@ -101,6 +111,7 @@ HEAVY = {"ray", "torch", "transformers", "triton", "flash_attn"}
 INPUT_OUTPUT = {"io", "logging", "os", "pathlib", "random", "socket", "subprocess", "sys", "time"}
 FORBIDDEN = {
     "actors/scheduling": HEAVY | INPUT_OUTPUT | {"numpy", "pyarrow", "pydantic", "msgpack"},
+    "actors/fleet": HEAVY | INPUT_OUTPUT | {"numpy", "pyarrow", "pydantic", "msgpack"},
     "app/simulate": HEAVY,
     "app/api": HEAVY,
     "kernels": {"ray", "transformers"},
