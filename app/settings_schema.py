@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
+from actors.fleet.routers import ROUTERS
 from actors.scheduling.config import KINDS, SETTINGS, SchedulerConfig
 from app.api.http.options import ApiOptions
 
@@ -138,6 +139,42 @@ class TelemetrySettings(_Section):
     )
 
 
+class FleetSettings(_Section):
+    """Several engines behind fronts."""
+
+    routing: str = Field(
+        "slack",
+        description="Which engine takes a request: slack (cost and promise), round_robin, "
+        "least_loaded, power_of_two, prefix.",
+    )
+    routing_options: dict[str, Any] = Field({}, description="Options of that router.")
+    start_within_s: float = Field(
+        20.0, gt=0, description="A request that finds no engine for so long gets 503."
+    )
+    resume_within_s: float = Field(
+        120.0,
+        gt=0,
+        description="A stream that has lost its engine and finds no other ends then.",
+    )
+    allow_inexact: bool = Field(
+        False,
+        description="A stream may go on at an engine that rounds otherwise (another processor, "
+        "backend or dtype), where there is no other.",
+    )
+    tcp: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Engines listen for fronts of other nodes; auto: where the cluster has several "
+        "nodes as the engine starts.",
+    )
+
+    @field_validator("routing")
+    @classmethod
+    def _router_exists(cls, value: str) -> str:
+        if value not in ROUTERS:
+            raise ValueError(f"no router {value!r}; there are {', '.join(sorted(ROUTERS))}")
+        return value
+
+
 class Settings(_Section):
     """The whole of a deployment's `args`."""
 
@@ -149,11 +186,16 @@ class Settings(_Section):
     engine: EngineSettings = EngineSettings()
     api: ApiOptions = Field(ApiOptions(), description="Guard rails: app/api/README.md.")
     telemetry: TelemetrySettings = TelemetrySettings()
+    fleet: FleetSettings | None = Field(
+        None,
+        description="Several engines behind fronts: the deployments `Front` and `Engine` in place "
+        "of `LLMServer`. Absent: every replica is a front and an engine in one.",
+    )
     listen: str | None = Field(
         None,
         pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\[\]]+):\d{1,5}$",
         description="host:port where the replica itself answers HTTP, without any proxy: for one "
-        "replica, beside `proxy_location: Disabled`.",
+        "replica or the fronts of a fleet, beside `proxy_location: Disabled`.",
     )
 
     @field_validator("listen")

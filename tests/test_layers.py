@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "vocabulary fleet.picture fleet.routers",
     ),
     # the running engine
-    "transport": ("actors/transport/*.py", "vocabulary"),
+    "transport": ("actors/transport/*.py", "vocabulary fleet.picture"),
     "stage.spec": ("actors/stage/spec.py", ""),
     "stage.model": (
         "actors/stage/{models,weights}/*.py",
@@ -59,12 +59,19 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "actors": (
         "actors/{*,calibration/*}.py",
-        "vocabulary cost core transport stage stage.spec calibration",
+        "vocabulary cost core fleet.picture transport stage stage.spec calibration",
     ),
     # what people touch
     "installation": ("app/{paths,ray_environment,terminal}.py", ""),
     "client": ("app/engine/client.py", "vocabulary"),
-    "engine": ("app/engine/*.py", "vocabulary actors transport stage.spec client"),
+    "engine": (
+        "app/engine/*.py",
+        "vocabulary fleet.picture actors transport stage.spec client",
+    ),
+    "app.fleet": (
+        "app/fleet/*.py",
+        "vocabulary fleet.picture fleet.routers fleet actors transport client engine",
+    ),
     "text": ("app/text/*.py", "vocabulary stage client"),
     "http": ("app/api/http/*.py", "client"),
     "schema": ("app/api/schema/*.py", ""),
@@ -80,7 +87,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "console": ("app/console/*.py", "policies client"),
     "settings": (
         "app/{settings,settings_schema}.py",
-        "vocabulary core actors stage.spec http installation",
+        "vocabulary core fleet.routers actors stage.spec http installation",
     ),
     "simulate.inputs": (
         "app/simulate/{hardware,workload}/*.py",
@@ -97,8 +104,9 @@ ROOMS: dict[str, tuple[str, str]] = {
         " stage.model engine client telemetry settings installation simulate.inputs simulate.run",
     ),
     "composition": (
-        "app/{main,server,handle_params}.py",
-        "vocabulary actors engine text api endpoints http telemetry console settings client",
+        "app/{main,server,fleet_server,replica,handle_params}.py",
+        "vocabulary fleet.routers actors transport engine app.fleet text api endpoints http"
+        " telemetry console settings client",
     ),
     "cli": (
         "app/cli/*.py",
