@@ -14,47 +14,22 @@ from functools import partial
 
 from actors.fleet.fleet import Fleet
 from actors.fleet.moves import Stream, move_streams, stays
-from actors.fleet.publish import Publisher
 from actors.fleet.routers import build_router
 from actors.fleet.scaling import ScalingState, build_scaling, load_of
 from actors.fleet.snapshot import (
     Arrival,
-    BitClass,
     EngineSnapshot,
     EngineState,
     PrefixNews,
-    short_digests,
 )
 from actors.scheduling.build import build_core
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.events import Refuse, Submit
-from actors.scheduling.prefix import prefix_digests
 from actors.scheduling.request import Request
-from actors.scheduling.state import Fate, Status
 from app.simulate.run.deployment import Autoscale, Deployment
+from app.simulate.run.engine import Engine, arrival_of
 from app.simulate.run.record import RunRecord
 from app.simulate.run.replica import INFINITY, Replica, TokenOf
-
-BITS = BitClass("simulated", "", "", "")  # all engines of a run are alike
-
-
-class Engine:
-    """A simulated engine, and what its front counts of it."""
-
-    __slots__ = ("changed", "name", "num_received", "publisher", "replica", "started_s", "state")
-
-    def __init__(self, replica: Replica, started_s: float) -> None:
-        self.replica = replica
-        self.name = f"engine-{replica.index}"
-        self.publisher = Publisher(self.name, BITS, replica.core)
-        self.state = EngineState.SERVING
-        self.started_s = started_s
-        self.num_received = 0
-        self.changed = True  # since the last snapshot
-
-    def snapshot(self, now_s: float) -> EngineSnapshot:
-        self.changed = False
-        return self.publisher.snapshot(now_s, self.state, self.num_received)
 
 
 class SimulatedFleet:
@@ -189,7 +164,7 @@ class SimulatedFleet:
         engine = self.engines.get(name)
         if engine is None:
             return
-        streams = self._streams(engine)
+        streams = engine.streams()
         self._retire(engine, now_s)
         self._move(streams, now_s)
 
@@ -199,7 +174,7 @@ class SimulatedFleet:
         self._picture.published(engine.snapshot(now_s), now_s)
         leaving = [
             stream
-            for stream in self._streams(engine)
+            for stream in engine.streams()
             if not stays(stream[0], self._picture, scale.drain_s)
         ]
         engine.replica.withdraw([stream.stream_id for stream, _ in leaving], now_s)
@@ -225,7 +200,7 @@ class SimulatedFleet:
             self._alone.num_live += 1
             self._alone.submit(Submit(request), now_s)
             return
-        self._route(request, self._arrival(request), now_s)
+        self._route(request, arrival_of(request, self._deployment.config), now_s)
 
     def _route(self, request: Request, arrival: Arrival, now_s: float) -> bool:
         """Send it to an engine, or to the next if one refuses; False: it waits at the front."""
@@ -268,29 +243,7 @@ class SimulatedFleet:
             if not self._route(request, arrival, now_s):
                 return
 
-    def _arrival(self, request: Request) -> Arrival:
-        config = self._deployment.config
-        prefix: tuple[bytes, ...] = ()
-        tokens = (*request.prompt, *request.output) if request.output else request.prompt
-        if config.prefix_cache:
-            prefix = short_digests(prefix_digests(tokens, config.block_size, request.cache_salt))
-        left = request.sampling.max_tokens - len(request.output)
-        return Arrival(len(tokens), left, request.objective, prefix, tenant=request.tenant)
-
     # ---- streams move -----------------------------------------------------------------
-
-    def _streams(self, engine: Engine) -> list[tuple[Stream, Request]]:
-        """Its open streams as they would arrive elsewhere now."""
-        found = []
-        for request_id, state in engine.replica.core.requests.by_id.items():
-            if state.status is Status.FINISHING and state.fate is Fate.END:
-                continue
-            request = replace(state.request, output=tuple(state.output_token_ids))
-            stream = Stream(
-                request_id, engine.name, self._arrival(request), BITS, bool(request.output)
-            )
-            found.append((stream, request))
-        return found
 
     def _move(self, streams: Iterable[tuple[Stream, Request]], now_s: float) -> None:
         requests = {stream.stream_id: (stream, request) for stream, request in streams}
