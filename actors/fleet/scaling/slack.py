@@ -165,14 +165,16 @@ class SlackScaling(Scaling):
     def _calm(
         self, needed: int, have: int, now_s: float, state: ScalingState, kept: dict[str, float]
     ) -> int:
-        """How many of those there are stay: the most needed at any time while it was calm."""
+        """How many of those there are stay: the most needed at any time while it was calm.
+
+        It is said again until they are gone: a decision outlives whoever must carry it out.
+        """
         since_s = state.get("calm_since_s", now_s)
-        most = max(needed, state.get("calm_most", 0.0))
-        if now_s - since_s < self._calm_s or most >= have:
-            if most < have:
-                kept["calm_since_s"], kept["calm_most"] = since_s, most
-            return have
-        return int(most)
+        most = max(needed, int(state.get("calm_most", 0.0)))
+        if most >= have:  # not calm: from here on it may be
+            since_s, most = now_s, needed
+        kept["calm_since_s"], kept["calm_most"] = since_s, most
+        return most if now_s - since_s >= self._calm_s else self.bounds.clamp(have)
 
 
 def _breaks(load: Load) -> bool:

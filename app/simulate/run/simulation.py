@@ -103,6 +103,7 @@ def requests_of(workload: Workload, objective: Objective | None = None) -> Calla
     arrivals = workload.arrival_s.tolist()
     prompts, outputs = workload.prompt_tokens.tolist(), workload.output_tokens.tolist()
     sessions = workload.sessions.tolist()
+    shared = workload.shared_tokens.tolist() if workload.branching else prompts
     plain = objective or Objective()
 
     def build(index: int) -> Request:
@@ -110,8 +111,9 @@ def requests_of(workload: Workload, objective: Objective | None = None) -> Calla
         if session < 0:
             prompt = _blank_prompt(length)
         else:
-            base = session * SESSION_TOKENS
-            prompt = tuple(range(base, base + length))
+            base, own = session * SESSION_TOKENS, _own_tokens(index)
+            common = min(shared[index], length)
+            prompt = (*range(base, base + common), *range(own, own + length - common))
         sampling = SamplingParams(max_tokens=outputs[index], min_tokens=outputs[index])
         return Request(index, prompt, sampling, arrivals[index], objective=plain)
 
@@ -179,12 +181,19 @@ def simulate(
     )
 
 
+def _own_tokens(request_id: int) -> int:
+    """Where the range of tokens begins that no session and no other request has."""
+    return (1 << 60) + request_id * SESSION_TOKENS
+
+
 def _session_tokens(workload: Workload) -> Callable[[int, int], int]:
     """What a conversation samples is what its next turn repeats."""
-    sessions = workload.sessions.tolist()
+    sessions, branching = workload.sessions.tolist(), workload.branching
 
     def token_of(request_id: int, position: int) -> int:
         session = sessions[request_id]
+        if branching:
+            return _own_tokens(request_id) + position
         return session * SESSION_TOKENS + position if session >= 0 else 0
 
     return token_of
