@@ -92,7 +92,8 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "simulate": (
         "app/simulate/{*,paper/*,studies/*}.py",
-        "vocabulary cost core policies calibration installation simulate.inputs simulate.run",
+        "vocabulary cost core policies calibration installation fleet.picture fleet.routers fleet"
+        " simulate.inputs simulate.run",
     ),
     "bench": (
         "app/bench/**.py",

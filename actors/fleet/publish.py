@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from actors.fleet.snapshot import (
-    SHORT_DIGEST_BYTES,
     BitClass,
     EngineSnapshot,
     EngineState,
     Outlook,
     OutlookPoint,
     PrefixNews,
+    short_digests,
 )
 from actors.scheduling.admission.predictive import Forecast, PredictiveAdmission
 from actors.scheduling.cost.mix import Mix
@@ -77,16 +77,16 @@ class Publisher:
         )
 
     def prefix_news(self) -> PrefixNews | None:
-        """What changed in the prefix cache since the last call; None: nothing."""
+        """What changed in the prefix cache since the last call, for all fronts; None: nothing."""
         whole, added, removed = self._core.requests.running.block_manager.take_changes()
         if not (whole or added or removed):
             return None
-        return PrefixNews(
-            self.engine_id,
-            tuple([digest[:SHORT_DIGEST_BYTES] for digest in added]),
-            tuple([digest[:SHORT_DIGEST_BYTES] for digest in removed]),
-            whole,
-        )
+        return PrefixNews(self.engine_id, short_digests(added), short_digests(removed), whole)
+
+    def prefixes(self) -> PrefixNews:
+        """All that the prefix cache holds, for a front that has just connected."""
+        held = self._core.requests.running.block_manager.findable()
+        return PrefixNews(self.engine_id, short_digests(held), whole=True)
 
     def _outlook(self, now_s: float) -> tuple[Outlook, float]:
         """The curve, and the least slack with one stream more."""

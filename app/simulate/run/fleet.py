@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
 from actors.fleet.fleet import Fleet
 from actors.fleet.moves import Stream, move_streams, stays
 from actors.fleet.routers import build_router
-from actors.fleet.scaling import ScalingState, build_scaling, load_of
+from actors.fleet.scaling import Load, ScalingState, build_scaling, load_of
 from actors.fleet.snapshot import (
     Arrival,
     EngineSnapshot,
@@ -53,6 +53,7 @@ class SimulatedFleet:
         self.engines: dict[str, Engine] = {}  # alive, by name
         self.replica_seconds = 0.0
         self.scaling: list[tuple[float, int]] = []
+        self.loads: list[Mapping[str, Load]] = []  # as scaling was shown them
         self.moves: list[tuple[float, int]] = []  # (time, request)
         self.queued: deque[tuple[Request, Arrival]] = deque()  # no engine can take them now
         self._num_starting = 0
@@ -186,6 +187,7 @@ class SimulatedFleet:
 
     def _retire(self, engine: Engine, now_s: float) -> None:
         del self.engines[engine.name]
+        engine.replica.next_s = INFINITY  # what it had in flight is lost
         self._picture.lost(engine.name)
         self.replica_seconds += max(0.0, now_s - engine.started_s)
 
@@ -274,6 +276,7 @@ class SimulatedFleet:
             loads, self._num_starting, len(self.queued), now_s, self._scaling_state
         )
         self.scaling.append((now_s, wanted))
+        self.loads.append(loads)
         serving = [e for e in self.engines.values() if e.state is EngineState.SERVING]
         for _ in range(wanted - len(serving) - self._num_starting):
             self._num_starting += 1
