@@ -41,17 +41,22 @@ class Publisher:
         self._bystander_of: object = None  # the settings it was built from
 
     def snapshot(
-        self, now_s: float, state: EngineState = EngineState.SERVING, num_received: int = 0
+        self,
+        now_s: float,
+        state: EngineState = EngineState.SERVING,
+        num_received: int = 0,
+        predict: bool = True,
     ) -> EngineSnapshot:
         """The engine at this time. num_received is the asking front's: see `EngineSnapshot`
-        (`dataclasses.replace` makes the others' from one)."""
+        (`dataclasses.replace` makes the others' from one). predict False: without an outlook,
+        which is most of the work and which not every router reads."""
         self._sequence += 1
         config, engine = self._core.config, self._core.view
         decoding, prefilling = engine.decoding, engine.prefilling
         unfinished = sum([v.num_tokens - v.num_computed_tokens for v in prefilling])
         left = sum([v.max_length - v.num_tokens for v in decoding])
         left += sum([v.max_length - v.num_tokens for v in prefilling])
-        outlook, least_slack_s = self._outlook(now_s)
+        outlook, least_slack_s = self._outlook(now_s) if predict else (Outlook(), math.inf)
         return EngineSnapshot(
             engine_id=self.engine_id,
             bits=self.bits,

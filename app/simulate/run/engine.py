@@ -30,9 +30,9 @@ class Engine:
         self.num_received = 0
         self.changed = True  # since the last snapshot
 
-    def snapshot(self, now_s: float) -> EngineSnapshot:
+    def snapshot(self, now_s: float, predict: bool) -> EngineSnapshot:
         self.changed = False
-        return self.publisher.snapshot(now_s, self.state, self.num_received)
+        return self.publisher.snapshot(now_s, self.state, self.num_received, predict)
 
     def streams(self) -> list[tuple[Stream, Request]]:
         """Its open streams, as they would arrive elsewhere now."""

@@ -137,7 +137,7 @@ class SimulatedFleet:
         if d.is_lone:
             return
         replica.on_refuse = self._refused
-        self._picture.published(engine.snapshot(now_s), now_s)
+        self._picture.published(engine.snapshot(now_s, self._router.reads_outlook), now_s)
         # Engines do not publish in step.
         first_s = now_s + d.publish_s * (1.0 + (index * 0.618) % 1.0)
         self._at(first_s, partial(self._publish, engine))
@@ -147,7 +147,7 @@ class SimulatedFleet:
             return
         d = self._deployment
         if engine.changed:
-            snapshot = engine.snapshot(now_s)
+            snapshot = engine.snapshot(now_s, self._router.reads_outlook)
             news = engine.publisher.prefix_news() if d.config.prefix_cache else None
             self._at(now_s + d.delay_s, partial(self._heard, snapshot, news))
         self._at(now_s + d.publish_s, partial(self._publish, engine))
@@ -172,7 +172,7 @@ class SimulatedFleet:
     def _drain(self, engine: Engine, scale: Autoscale, now_s: float) -> None:
         """Nothing new; what would take too long goes on elsewhere, the rest finishes here."""
         engine.state = EngineState.DRAINING
-        self._picture.published(engine.snapshot(now_s), now_s)
+        self._picture.published(engine.snapshot(now_s, self._router.reads_outlook), now_s)
         leaving = [
             stream
             for stream in engine.streams()
