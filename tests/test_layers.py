@@ -93,10 +93,14 @@ ROOMS: dict[str, tuple[str, str]] = {
         "app/simulate/{hardware,workload}/*.py",
         "vocabulary cost core calibration installation",
     ),
-    "simulate.run": ("app/simulate/run/*.py", "vocabulary cost core calibration simulate.inputs"),
+    "simulate.run": (
+        "app/simulate/run/*.py",
+        "vocabulary cost core calibration fleet.picture fleet.routers fleet simulate.inputs",
+    ),
     "simulate": (
         "app/simulate/{*,paper/*,studies/*}.py",
-        "vocabulary cost core policies calibration installation simulate.inputs simulate.run",
+        "vocabulary cost core policies calibration installation fleet.picture fleet.routers fleet"
+        " simulate.inputs simulate.run",
     ),
     "bench": (
         "app/bench/**.py",

@@ -37,6 +37,12 @@ class Sight:
         return self.snapshot.engine_id
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that it holds."""
+        snapshot = self.snapshot
+        return min(snapshot.max_model_len, snapshot.num_blocks * snapshot.block_size)
+
+    @property
     def num_live(self) -> int:
         """Requests that run or wait there, those on their way included."""
         return self.snapshot.num_running + self.snapshot.num_waiting + len(self.sent)
@@ -129,17 +135,20 @@ class Fleet:
         return tuple(e for e, sight in self.engines.items() if now_s - sight.heard_s > after_s)
 
     def candidates(self, arrival: Arrival) -> list[Sight]:
-        """Engines that may be asked: serving, of the class it needs, large enough for it."""
-        longest = arrival.num_tokens + 1
-        return [
+        """Engines that may be asked: serving, and of the class it needs.
+
+        Those too small for it are left out while others are not: alone, one of them has to say
+        what is wrong with the request.
+        """
+        asked = [
             sight
             for sight in self.engines.values()
             if (snapshot := sight.snapshot).accepts
-            and longest <= snapshot.max_model_len
-            and longest <= snapshot.num_blocks * snapshot.block_size
             and (arrival.bits is None or arrival.bits == snapshot.bits)
             and snapshot.engine_id not in arrival.refused_by
         ]
+        longest = arrival.num_tokens + 1
+        return [sight for sight in asked if longest <= sight.longest] or asked
 
     def num_cached_tokens(self, arrival: Arrival) -> dict[str, int]:
         """Engine -> tokens of the arrival that it holds; the last token is always computed."""

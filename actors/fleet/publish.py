@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from actors.fleet.snapshot import (
-    SHORT_DIGEST_BYTES,
     BitClass,
     EngineSnapshot,
     EngineState,
     Outlook,
     OutlookPoint,
     PrefixNews,
+    short_digests,
 )
 from actors.scheduling.admission.predictive import Forecast, PredictiveAdmission
 from actors.scheduling.cost.mix import Mix
@@ -41,17 +41,22 @@ class Publisher:
         self._bystander_of: object = None  # the settings it was built from
 
     def snapshot(
-        self, now_s: float, state: EngineState = EngineState.SERVING, num_received: int = 0
+        self,
+        now_s: float,
+        state: EngineState = EngineState.SERVING,
+        num_received: int = 0,
+        predict: bool = True,
     ) -> EngineSnapshot:
         """The engine at this time. num_received is the asking front's: see `EngineSnapshot`
-        (`dataclasses.replace` makes the others' from one)."""
+        (`dataclasses.replace` makes the others' from one). predict False: without an outlook,
+        which is most of the work and which not every router reads."""
         self._sequence += 1
         config, engine = self._core.config, self._core.view
         decoding, prefilling = engine.decoding, engine.prefilling
         unfinished = sum([v.num_tokens - v.num_computed_tokens for v in prefilling])
         left = sum([v.max_length - v.num_tokens for v in decoding])
         left += sum([v.max_length - v.num_tokens for v in prefilling])
-        outlook, least_slack_s = self._outlook(now_s)
+        outlook, least_slack_s = self._outlook(now_s) if predict else (Outlook(), math.inf)
         return EngineSnapshot(
             engine_id=self.engine_id,
             bits=self.bits,
@@ -77,16 +82,16 @@ class Publisher:
         )
 
     def prefix_news(self) -> PrefixNews | None:
-        """What changed in the prefix cache since the last call; None: nothing."""
+        """What changed in the prefix cache since the last call, for all fronts; None: nothing."""
         whole, added, removed = self._core.requests.running.block_manager.take_changes()
         if not (whole or added or removed):
             return None
-        return PrefixNews(
-            self.engine_id,
-            tuple([digest[:SHORT_DIGEST_BYTES] for digest in added]),
-            tuple([digest[:SHORT_DIGEST_BYTES] for digest in removed]),
-            whole,
-        )
+        return PrefixNews(self.engine_id, short_digests(added), short_digests(removed), whole)
+
+    def prefixes(self) -> PrefixNews:
+        """All that the prefix cache holds, for a front that has just connected."""
+        held = self._core.requests.running.block_manager.findable()
+        return PrefixNews(self.engine_id, short_digests(held), whole=True)
 
     def _outlook(self, now_s: float) -> tuple[Outlook, float]:
         """The curve, and the least slack with one stream more."""

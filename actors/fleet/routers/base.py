@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from actors.fleet.fleet import Fleet, Prospect, Sight
 from actors.fleet.snapshot import Arrival
 
 
 class Router(ABC):
-    """Decides from the picture and the arrival alone; the owner then tells the fleet `sent`."""
+    """Decides from the picture and the arrival alone; the owner then tells the fleet `sent`.
+
+    reads_outlook: snapshots without an outlook would change what it does.
+    """
+
+    reads_outlook: ClassVar[bool] = False
 
     def choose(self, arrival: Arrival, fleet: Fleet, now_s: float) -> Prospect | None:
         """Where it goes, and what is expected there; None: no engine can take it now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 from actors.fleet.fleet import Fleet, Prospect, Sight
 from actors.fleet.routers.base import Router
@@ -17,6 +18,8 @@ class Slack(Router):
     queue included) x (requests there, with this one), as in LMetric (arXiv 2603.15202). It has no
     weight to tune: where loads are alike the hit decides, where hits are alike the load.
     """
+
+    reads_outlook: ClassVar[bool] = True
 
     def pick(
         self, sights: Sequence[Sight], arrival: Arrival, fleet: Fleet, now_s: float

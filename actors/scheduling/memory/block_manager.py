@@ -118,6 +118,10 @@ class BlockManager:
             if self._changed is not None:
                 self._changed[digest] = True
 
+    def findable(self) -> list[bytes]:
+        """Digests of all that can be hit."""
+        return list(self._by_digest)
+
     def take_changes(self) -> tuple[bool, list[bytes], list[bytes]]:
         """(whole, digests that can be hit since the last call, those that cannot any more).
 
@@ -126,7 +130,7 @@ class BlockManager:
         """
         changed, self._changed = self._changed, {}
         if changed is None:
-            return True, list(self._by_digest), []
+            return True, self.findable(), []
         added = [digest for digest, here in changed.items() if here]
         return False, added, [digest for digest, here in changed.items() if not here]
 
