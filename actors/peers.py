@@ -181,14 +181,18 @@ class Peers:
                 self._send(peer, news)
 
     def publish(self, snapshot: EngineSnapshot, to: int | None = None) -> None:
-        """To all fronts, or to one."""
+        """To all, the owner included, or to one front."""
+        if to is None:
+            self._send(self._owner, snapshot)
         for peer in list(self._fronts.values()):
             if peer.socket is not None and peer.socket.num_unsent_bytes > _MOST_UNSENT_BYTES:
                 self._close(peer, "it does not read")
             elif to in (None, peer.number):
                 self._send(peer, replace(snapshot, num_received=peer.num_received))
 
-    def send(self, number: int, message: RequestsStarted | RefuseRequests | Answer) -> None:
+    def send(
+        self, number: int, message: RequestsStarted | RefuseRequests | Answer | PrefixNews
+    ) -> None:
         peer = self._owner if number == OWNER else self._fronts.get(number)
         if peer is not None:
             self._send(peer, message)

@@ -19,7 +19,7 @@ IDLE_PERIOD_S = 1.0
 
 
 class Publication:
-    """Of one engine, from `start` on; nothing happens while no front is connected."""
+    """Of one engine, from `start` on. Its owner hears it too, for scaling."""
 
     def __init__(self, core: Core, publisher: Publisher, peers: Peers) -> None:
         self._core = core
@@ -35,8 +35,6 @@ class Publication:
 
     def _tick(self) -> None:
         self.start()
-        if not self._peers.has_fronts:
-            return
         activity = (self._core.num_steps, self._core.requests.num_waiting)
         if activity != self._seen or time.monotonic() - self._last_s >= IDLE_PERIOD_S:
             self._seen = activity
@@ -45,10 +43,11 @@ class Publication:
     def publish(self, to: int | None = None) -> None:
         """Now, to all fronts or to one."""
         self._last_s = time.monotonic()
-        news = None if to is not None else self._publisher.prefix_news()
-        if news is not None:
-            self._peers.tell_all(news)
         self._peers.publish(self._publisher.snapshot(self._last_s, self._state), to)
+        if to is not None:
+            self._peers.send(to, self._publisher.prefixes())
+        elif (news := self._publisher.prefix_news()) is not None:
+            self._peers.tell_all(news)
 
     def computes(self, is_ready: bool) -> None:
         """Whether steps are executed; while they are not, the engine takes nothing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from actors.fleet.routers import build_router
+from actors.fleet.scaling import load_of
 from actors.gc_utils import freeze_gc_heap
 from app.engine.link import EngineFailed
 from app.engine.live import LiveEngine
@@ -109,6 +111,11 @@ class Engine:
         """`user_config` changes policy, budget, objectives live; keys of `scheduling`, `slo`."""
         if user_config:
             await self.engine.reconfigure(user_config)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What `app.fleet.autoscaling` reads."""
+        snapshot = self.engine.snapshot
+        return {} if snapshot is None else load_of(snapshot, time.time()).to_stats()
 
     async def status(self) -> Mapping[str, Any]:
         """A snapshot of this engine."""

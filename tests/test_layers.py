@@ -109,7 +109,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "composition": (
         "app/{main,server,fleet_server,replica,handle_params}.py",
-        "vocabulary fleet.routers actors transport engine app.fleet text api endpoints http"
+        "vocabulary fleet.routers fleet actors transport engine app.fleet text api endpoints http"
         " telemetry console settings client",
     ),
     "cli": (

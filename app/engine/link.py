@@ -16,6 +16,7 @@ from typing import Any
 import ray
 
 from actors.engine_config import EngineConfig
+from actors.fleet.snapshot import EngineSnapshot
 from actors.peers import Door
 from actors.placement import current_group, scheduler_options
 from actors.scheduler import SchedulerActor
@@ -46,7 +47,7 @@ class SchedulerLink(SchedulerChannel):
         on_rows: Callable[[Sequence[Any]], None],
         on_records: Callable[[Sequence[Any]], None],
         on_refused: Callable[[Refuse], None],
-        on_news: Callable[[Readiness | RequestsStarted | Suspects], None],
+        on_news: Callable[[Readiness | RequestsStarted | Suspects | EngineSnapshot], None],
         on_lost: Callable[[], None],
         door: Door | None = None,
     ) -> None:

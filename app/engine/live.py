@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from actors.engine_config import EngineConfig
+from actors.fleet.snapshot import EngineSnapshot
 from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import Quote
 from actors.scheduling.request import Objective
@@ -75,6 +76,7 @@ class LiveEngine:
         self._heartbeat: asyncio.Task[None] | None = None
         self._rebuilding: asyncio.Task[None] | None = None
         self.iterations = IterationFeed()
+        self.snapshot: EngineSnapshot | None = None  # the latest, in a fleet
 
     # ---- life ------------------------------------------------------------------------------
 
@@ -278,11 +280,13 @@ class LiveEngine:
             None if self._membership is None else self._membership.new_door(),
         )
 
-    def _told(self, news: Readiness | RequestsStarted | Suspects) -> None:
+    def _told(self, news: Readiness | RequestsStarted | Suspects | EngineSnapshot) -> None:
         if isinstance(news, RequestsStarted):
             self._open.started(news.request_ids)
         elif isinstance(news, Suspects):
             self._open.suspected(news.losses, news.on_trial)
+        elif isinstance(news, EngineSnapshot):
+            self.snapshot = news
         elif news.is_ready:
             self._ready.set()
         else:
