@@ -7,12 +7,12 @@ one type, one default and one description.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
-from actors.fleet.routers import ROUTERS
+from actors.fleet.routers import build_router
 from actors.scheduling.config import KINDS, SETTINGS, SchedulerConfig
 from app.api.http.options import ApiOptions
 
@@ -140,14 +140,16 @@ class TelemetrySettings(_Section):
 
 
 class FleetSettings(_Section):
-    """Several engines behind fronts."""
+    """Several engines behind fronts: the deployments `Front` and `Engine`."""
 
     routing: str = Field(
         "slack",
         description="Which engine takes a request: slack (cost and promise), round_robin, "
         "least_loaded, power_of_two, prefix.",
     )
-    routing_options: dict[str, Any] = Field({}, description="Options of that router.")
+    routing_options: Mapping[str, Any] = Field(
+        default_factory=dict, description="Options of that router."
+    )
     start_within_s: float = Field(
         20.0, gt=0, description="A request that finds no engine for so long gets 503."
     )
@@ -167,12 +169,10 @@ class FleetSettings(_Section):
         "nodes as the engine starts.",
     )
 
-    @field_validator("routing")
-    @classmethod
-    def _router_exists(cls, value: str) -> str:
-        if value not in ROUTERS:
-            raise ValueError(f"no router {value!r}; there are {', '.join(sorted(ROUTERS))}")
-        return value
+    @model_validator(mode="after")
+    def _router_exists(self) -> FleetSettings:
+        build_router(self.routing, self.routing_options)
+        return self
 
 
 class Settings(_Section):
@@ -187,9 +187,7 @@ class Settings(_Section):
     api: ApiOptions = Field(ApiOptions(), description="Guard rails: app/api/README.md.")
     telemetry: TelemetrySettings = TelemetrySettings()
     fleet: FleetSettings | None = Field(
-        None,
-        description="Several engines behind fronts: the deployments `Front` and `Engine` in place "
-        "of `LLMServer`. Absent: every replica is a front and an engine in one.",
+        None, description="Absent: every replica is a front and an engine in one."
     )
     listen: str | None = Field(
         None,
