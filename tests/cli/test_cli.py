@@ -24,7 +24,8 @@ def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 COMMANDS = (
-    "serve", "generate", "chat", "profile", "simulate", "capacity", "plot", "trace", "replay",
+    "serve", "status", "generate", "chat", "profile", "simulate", "capacity", "plot", "trace",
+    "replay",
     "explain", "bench serve", "bench stall", "bench engine", "bench overhead", "bench policies",
     "bench budgets",
     "config check", "config show", "config reference", "models", "check",

@@ -13,6 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
+
+from app.cli.main import app
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(280)]
 
@@ -150,6 +153,18 @@ def wait_for_engines(server: Any, count: int) -> None:
         time.sleep(0.2)  # polling, bounded
 
 
+def test_status_shows_every_engine(fleet: Any) -> None:
+    wait_for_engines(fleet, 2)
+    result = CliRunner().invoke(app, ["status", "--url", fleet.url, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert len({engine["id"] for engine in found["engines"]}) == 2
+    assert found["num_blocks"] == sum(engine["num_blocks"] for engine in found["engines"])
+    shown = CliRunner().invoke(app, ["status", "--url", f"{fleet.url}/v1"])
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.count("serving") == 2
+
+
 def test_a_killed_engine_costs_no_byte(fleet: Any) -> None:
     wait_for_engines(fleet, 2)
     unfailed = asyncio.run(Streams(fleet.url, fleet.model).run())
@@ -166,3 +181,14 @@ def test_a_killed_engine_costs_no_byte(fleet: Any) -> None:
     moves = httpx.get(f"{fleet.url}/console/status").json()["fleet"]
     assert moves["num_moves"] > 0
     wait_for_engines(fleet, 2)  # Serve has replaced it, and the front has found it
+
+
+def test_ctrl_c_lets_streams_end(
+    serve: Callable[..., Any], tiny_model: Callable[..., Path]
+) -> None:
+    args = {"model": {"path": str(tiny_model("llama"))}, "kv": {"memory_gib": 0.01}}
+    with serve(args, num_replicas=1) as server:
+        streams = Streams(server.url, server.model)
+        answers = asyncio.run(streams.run(lambda: server.process.send_signal(signal.SIGINT)))
+        assert all(answer["reasons"] for answer in answers)
+        assert server.process.wait(60) == 0
