@@ -96,8 +96,8 @@ class SchedulerChannel:
         when answering raised."""
         ticket = next(self._tickets)
         answer = self._asked[ticket] = asyncio.get_running_loop().create_future()
-        self._send(Ask(ticket, question, arguments))
         try:
+            self._send(Ask(ticket, question, arguments))
             if self._socket is None:
                 raise TimeoutError
             return await asyncio.wait_for(answer, _ANSWER_WITHIN_S)

@@ -22,6 +22,7 @@ from actors.fleet.snapshot import EngineSnapshot, PrefixNews
 from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import Quote
 from actors.scheduling.request import Objective
+from app.engine.channel import QuestionFailed
 from app.engine.client import (
     EngineUnavailable,
     GenerationRequest,
@@ -103,7 +104,8 @@ class FleetClient:
                 now_s = time.monotonic()
                 for engine_id in self._fleet.silent(now_s, _SILENT_AFTER_S):
                     logger.error("engine %s is silent: taken for dead", engine_id)
-                    self._connections[engine_id].cut()
+                    if (connection := self._connections.get(engine_id)) is not None:
+                        connection.cut()
                 self._whereabouts.settle()
                 self._whereabouts.end_waits(now_s)
             except Exception:  # the watch must outlive whatever one stream raises
@@ -199,7 +201,11 @@ class FleetClient:
         if not connections:
             raise EngineUnavailable("no engine is there", retry_after_s=RETRY_AFTER_S)
         asked = [connection.ask("reconfigure", dict(changes)) for connection in connections]
-        for problem in await asyncio.gather(*asked):
+        try:
+            problems = await asyncio.gather(*asked)
+        except (QuestionFailed, TypeError, ValueError, OverflowError) as error:
+            raise RequestRefused(f"these settings cannot be: {error}") from error
+        for problem in problems:
             if problem is not None:
                 raise RequestRefused(problem, param=problem.split(":")[0])
         self._changes |= changes
@@ -224,7 +230,7 @@ class FleetClient:
             task.add_done_callback(self._tasks.discard)
 
     async def _catch_up(self, connection: Connection) -> None:
-        with suppress(EngineUnavailable):
+        with suppress(EngineUnavailable, QuestionFailed):
             problem = await connection.ask("reconfigure", dict(self._changes))
             if problem is not None:
                 logger.error("engine %s: %s", connection.engine_id, problem)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from actors.fleet.snapshot import BitClass, EngineSnapshot, PrefixNews
+from actors.fleet.snapshot import BitClass, EngineSnapshot, EngineState, PrefixNews
 from actors.peers import SAME_CLOCK_S
 from actors.scheduling.events import Refuse
 from actors.transport.ids import first_id
@@ -95,6 +95,11 @@ class Connection(SchedulerChannel):
         self.offset_s = 0.0  # what the engine's clock is ahead of this front's
         self._ids = itertools.count(1)
         self._welcomed: asyncio.Future[None] | None = None
+
+    @property
+    def was_leaving(self) -> bool:
+        """It said that it would end."""
+        return self.snapshot is not None and self.snapshot.state is EngineState.DRAINING
 
     async def connect(self) -> None:
         """Raises OSError or TimeoutError where the engine cannot be reached."""

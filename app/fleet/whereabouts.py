@@ -63,8 +63,9 @@ class Whereabouts:
         connection.open.engine_lost()
         travellers = [t for t in connection.open.values() if isinstance(t, Traveller)]
         connection.open.clear()
-        logger.error("engine %s is lost with %d streams", connection.engine_id, len(travellers))
-        self.moves.num_losses += 1
+        if not connection.was_leaving or travellers:
+            logger.error("engine %s is lost with %d streams", connection.engine_id, len(travellers))
+            self.moves.num_losses += 1
         for traveller in travellers:
             self._uproot(traveller)
         self.settle()
