@@ -30,7 +30,7 @@ from app.simulate.workload.requests import generate
 from app.simulate.workload.specs import parse_lengths
 
 MODEL, DATASET = "yi-34b-a100-tp2", "sharegpt4"
-TBT_S, TTFT_S = 0.2, 2.0
+TBT_S, TTFT_S = 0.2, 5.0
 LOADS_QPS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)
 STEP_S, START_S, DAY_S = 10.0, 60.0, 86_400.0
 RUSHES_H = (3.0, 9.5, 13.0, 18.5)  # when half as much again comes for twenty minutes
