@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from actors.fleet.prefixes import PrefixIndex
 from actors.fleet.snapshot import Arrival, EngineSnapshot, PrefixNews
 
+PATIENCE_S = 10.0  # to a first token where no objective is stated, as admission has it
 MOST_SESSIONS = 100_000  # conversations remembered, the least recent forgotten first
 
 
@@ -76,7 +77,8 @@ class Prospect:
     num_cached_tokens: of the arrival's tokens, how many need not be computed there.
     num_new_tokens: the others.
     ttft_s, promised_s, tbt_s: as in `OutlookPoint` and `Outlook`.
-    keeps: it would promise the arrival's objectives, and be believed; None: nobody can tell.
+    slack: what is left of the arrival's objectives, as a share of the one with least left; below 0
+        the engine would not promise it.
     """
 
     engine_id: str
@@ -85,7 +87,12 @@ class Prospect:
     ttft_s: float = math.nan
     promised_s: float = math.nan
     tbt_s: float = math.nan
-    keeps: bool | None = None
+    slack: float = math.nan
+
+    @property
+    def keeps(self) -> bool | None:
+        """It would promise the arrival's objectives; None: nobody can tell."""
+        return None if math.isnan(self.slack) else self.slack >= 0.0
 
 
 class Fleet:
@@ -179,11 +186,10 @@ def prospect(sight: Sight, arrival: Arrival, num_cached_tokens: int = 0) -> Pros
         return Prospect(snapshot.engine_id, num_cached_tokens, num_new, ttft_s)
     context = sight.sent_tokens + arrival.num_tokens
     tbt_s = snapshot.outlook.tbt_with_s(context, len(sight.sent))
-    wanted_ttft_s = arrival.objective.ttft_s or snapshot.ttft_s
-    wanted_tbt_s = arrival.objective.tbt_s or snapshot.tbt_s
-    keeps = (wanted_ttft_s is None or promised_s <= wanted_ttft_s) and (
-        wanted_tbt_s is None or tbt_s <= wanted_tbt_s
-    )
+    wanted_s = arrival.objective.ttft_s or snapshot.ttft_s or PATIENCE_S
+    slack = 1.0 - promised_s / wanted_s
+    if wanted_tbt_s := arrival.objective.tbt_s or snapshot.tbt_s:
+        slack = min(slack, 1.0 - tbt_s / wanted_tbt_s)
     return Prospect(
-        snapshot.engine_id, num_cached_tokens, num_new, ttft_s, promised_s, tbt_s, keeps
+        snapshot.engine_id, num_cached_tokens, num_new, ttft_s, promised_s, tbt_s, slack
     )

@@ -13,7 +13,16 @@ from actors.fleet.routers import ROUTERS, build_router
 from actors.fleet.snapshot import Arrival, EngineState, OutlookPoint, PrefixNews
 from actors.scheduling.config import ConfigError
 from actors.scheduling.request import Objective
-from tests.fleet.pictures import BITS, DIGESTS, OTHER_BITS, arrivals, fleet_of, fleets, snapshot
+from tests.fleet.pictures import (
+    BITS,
+    DIGESTS,
+    OTHER_BITS,
+    arrivals,
+    fleet_of,
+    fleets,
+    outlook,
+    snapshot,
+)
 
 
 @pytest.mark.parametrize("name", ROUTERS)
@@ -70,14 +79,13 @@ def test_requests_on_their_way_count_until_a_snapshot_has_them(name: str) -> Non
 
 def test_a_prefix_is_followed_while_it_pays() -> None:
     arrival = Arrival(200, 10, prefix=tuple(DIGESTS))  # 192 of 200 tokens in full blocks
-    for busy, expected in ((0, "holds"), (5, "holds"), (64, "other")):
-        fleet = fleet_of(
-            snapshot("other"), snapshot("holds", num_running=busy, num_prefill_tokens=5 * busy)
-        )
+    for begin_s, expected in ((0.1, "holds"), (0.3, "holds"), (0.46, "other")):
+        # It promises a first token within twice begin_s and its own time, of the 1.0 s allowed.
+        fleet = fleet_of(snapshot("other"), snapshot("holds", outlook=outlook(begin_s=begin_s)))
         fleet.told(PrefixNews("holds", tuple(DIGESTS), whole=True))
         there = build_router("slack").choose(arrival, fleet, 0.0)
         assert there is not None
-        assert there.engine_id == expected, busy
+        assert there.engine_id == expected, begin_s
         assert there.num_cached_tokens == (192 if expected == "holds" else 0)
         held = build_router("prefix").choose(arrival, fleet, 0.0)
         assert held is not None

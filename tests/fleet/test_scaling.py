@@ -123,7 +123,7 @@ def test_growing_traffic_finds_engines_already_there() -> None:
         assert traffic.have > rate / 1000.0  # never as busy as they can be
     for _ in range(20):
         now_s = traffic.run(now_s, now_s + 60.0, 1000.0)
-    assert traffic.have == 2
+    assert traffic.have <= 3
 
 
 def test_broken_promises_ask_for_more_than_the_mean_says() -> None:

@@ -10,13 +10,23 @@ from actors.fleet.fleet import Fleet, Prospect, Sight
 from actors.fleet.routers.base import Router
 from actors.fleet.snapshot import Arrival
 
+LEAST_TOKENS = 64  # a request is never cheaper: its own step, its decodes
+WASTE = 3.0  # where all are late: what a token computed twice costs those who come after
+
 
 class Slack(Router):
-    """The least work among the engines that can promise the request; else the least late one.
+    """The least work for the slack it leaves, among the engines that can promise the request.
 
-    Work is what the request adds and meets: (tokens to compute after prefix hits, those of the
-    queue included) x (requests there, with this one), as in LMetric (arXiv 2603.15202). It has no
-    weight to tune: where loads are alike the hit decides, where hits are alike the load.
+    Its work is the tokens to compute after prefix hits; the slack left is the share of its
+    objectives that remains beside what the engine predicts. While much is left, the engine that
+    holds the prefix is worth waiting at, since computing it elsewhere would take time from
+    everybody; as the promise nears its limit the price rises without bound, and the prefix is
+    computed anew where there is time. A router that minimises its own request's delay, or tokens
+    times load (LMetric, arXiv 2603.15202), leaves the prefix whenever a queue is shorter elsewhere,
+    and once the fleet is busy it drowns in prefixes computed again.
+
+    Where nobody can promise it, the least sum of its delay and (`WASTE` times) its work. Engines
+    that predict nothing are compared by tokens times load.
     """
 
     reads_outlook: ClassVar[bool] = True
@@ -29,8 +39,10 @@ class Slack(Router):
         return best[0]
 
 
-def _rank(there: Prospect, sight: Sight) -> tuple[bool, float]:
-    work = (sight.num_prefill_tokens + there.num_new_tokens) * (sight.num_live + 1)
-    if there.keeps is not False:
-        return (False, float(work))
-    return (True, there.ttft_s if not math.isnan(there.ttft_s) else float(work))
+def _rank(there: Prospect, sight: Sight) -> tuple[int, float]:
+    work = there.num_new_tokens + LEAST_TOKENS
+    if math.isnan(there.slack):
+        return (1, float((sight.num_prefill_tokens + work) * (sight.num_live + 1)))
+    if there.slack > 0.0:
+        return (0, work / there.slack)
+    return (2, there.ttft_s + WASTE * work / max(sight.snapshot.outlook.prefill_rate, 1.0))

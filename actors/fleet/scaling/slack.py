@@ -10,6 +10,11 @@ from actors.scheduling.registry import within
 
 SHORTEST_S = 0.5  # between two looks at an engine: what comes in less says little of its rate
 
+MARGIN = 1.1  # on work, before an engine is given up: traffic that wavers shall not move engines
+MEMORY_S = 4 * 3600.0  # time constant of forgetting that promises broke
+CAUTION = 0.9  # of the work per engine at which they did
+LEAST_SHARE = 0.25  # of the target: one mishap does not multiply the fleet
+
 
 class SlackScaling(Scaling):
     """Work in units of engines: what prompts need of the prefill rate, and streams of the steps.
@@ -21,19 +26,20 @@ class SlackScaling(Scaling):
 
     beside two guards: where promises are already broken (a prompt would not be promised its first
     token, or a stream its pace), by the share of engines where they are; and where places (slots,
-    KV memory) run out, by how far.
+    KV memory) run out, by how far. Work per engine at which promises broke is remembered, and for
+    some hours engines are not filled as far again: no model of an engine is exact.
 
-    target: share of an engine's time to be used.
+    target: share of an engine's time to be used, at most.
     ahead_s: how long an engine takes to start: the trend is followed so far.
     smoothing_s: time constant of the mean that work is judged by.
-    calm_s: engines are given up once so long fewer would have done.
+    calm_s: engines are given up once so long fewer would have done, with `MARGIN` to spare.
     idle_s: with bounds that allow none, the last engine ends after so long without any request.
     """
 
     def __init__(
         self,
         bounds: Bounds,
-        target: float = 0.75,
+        target: float = 0.5,
         ahead_s: float = 60.0,
         smoothing_s: float = 30.0,
         calm_s: float = 120.0,
@@ -62,17 +68,19 @@ class SlackScaling(Scaling):
         kept: dict[str, float] = {}
         arrived = self._arrived(loads, state, kept)
         demand = self._demand(arrived, loads, now_s, state, kept)
+        broken = self._broken(here, have)
+        target = self._filled(bool(broken), len(here), now_s, state, kept)
         needed = max(
-            math.ceil(demand / self._target - 1e-9),
-            self._broken(here, have),
+            math.ceil(demand / target - 1e-9),
+            broken,
             math.ceil(sum([load.used_places for load in here]) - 1e-9),
             1 if num_queued or any(_is_busy(load) for load in loads.values()) else 0,
         )
         needed = self._unless_idle(needed, now_s, loads, num_queued, state, kept)
-        needed = self.bounds.clamp(needed)
-        if needed >= have:
-            return needed, kept
-        return self._calm(needed, have, now_s, state, kept), kept
+        if self.bounds.clamp(needed) >= have:
+            return self.bounds.clamp(needed), kept
+        spared = max(needed, min(have, math.ceil(MARGIN * demand / target - 1e-9)))
+        return self._calm(self.bounds.clamp(spared), have, now_s, state, kept), kept
 
     # ---- work -------------------------------------------------------------------------
 
@@ -131,6 +139,27 @@ class SlackScaling(Scaling):
         kept["at_s"], kept["level"], kept["trend"] = now_s, level, trend
         ahead = max(0.0, trend) * self._ahead_s
         return max(0.0, level) + ahead + backlog_s / max(self._ahead_s, self._smoothing_s)
+
+    def _filled(
+        self,
+        broken: bool,
+        num_engines: int,
+        now_s: float,
+        state: ScalingState,
+        kept: dict[str, float],
+    ) -> float:
+        """How far engines may be filled: `target`, or less where promises have broken at less.
+
+        Learnt in the moment they break: later a backlog breaks them whatever comes in.
+        """
+        most = state.get("most", self._target)
+        most *= math.exp(max(0.0, now_s - state.get("at_s", now_s)) / MEMORY_S)
+        kept["broken"] = float(broken)
+        if broken and not state.get("broken") and num_engines:
+            most = min(most, CAUTION * kept["level"] / num_engines)
+        most = min(self._target, max(most, LEAST_SHARE * self._target))
+        kept["most"] = most
+        return most
 
     # ---- guards -----------------------------------------------------------------------
 

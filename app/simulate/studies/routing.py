@@ -25,7 +25,7 @@ from app.simulate.workload.requests import Workload, about_documents, multi_turn
 from app.simulate.workload.specs import parse_lengths
 
 MODEL = "yi-34b-a100-tp2"
-TBT_S, TTFT_S = 0.2, 2.0
+TBT_S = 0.2
 SKIPPED_SHARE = 0.4  # of the requests, while caches fill
 
 
@@ -52,10 +52,18 @@ def documents(num_engines: int, rate: float, seconds: float, seed: int) -> Workl
     )
 
 
-# Name -> (workload, the loads per engine that are tried).
-TRACES: dict[str, tuple[Callable[[int, float, float, int], Workload], tuple[float, ...]]] = {
-    "conversations": (conversations, (1.0, 1.5, 2.0)),
-    "documents": (documents, (0.6, 0.8, 1.0)),
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """draw: (engines, rate, seconds, seed) -> workload. rates: loads per engine that are tried."""
+
+    draw: Callable[[int, float, float, int], Workload]
+    rates: tuple[float, ...]
+    ttft_s: float
+
+
+TRACES = {
+    "conversations": Trace(conversations, (2.0, 2.5), 2.0),
+    "documents": Trace(documents, (0.8, 1.0), 5.0),
 }
 
 
@@ -82,10 +90,11 @@ def run_one(
     trace: str, rate: float, routing: str, num_engines: int, seconds: float, seed: int
 ) -> Row:
     """Simulate one router under one load."""
-    workload = TRACES[trace][0](num_engines, rate, seconds, seed)
+    workload = TRACES[trace].draw(num_engines, rate, seconds, seed)
+    limit_s = TRACES[trace].ttft_s
     model = load_model(MODEL)
     config = scheduler_config(
-        model, budget="adaptive", tbt_s=TBT_S, ttft_s=TTFT_S, prefix_cache=True
+        model, budget="adaptive", tbt_s=TBT_S, ttft_s=limit_s, prefix_cache=True
     )
     gc.disable()  # millions of live records and no cycles worth finding
     record = simulate(
@@ -94,7 +103,7 @@ def run_one(
     gc.enable()
     skip = int(SKIPPED_SHARE * len(workload))
     ttft_s = (np.array(record.first_token_s) - np.array(record.arrival_s))[skip:]
-    late = ~(ttft_s <= TTFT_S)
+    late = ~(ttft_s <= limit_s)
     slow = np.array(record.max_gap_s)[skip:] > TBT_S * (1 + 1e-9)
     return Row(
         trace,
@@ -116,8 +125,8 @@ def study(
     """Every router under every load of every trace, as each is done."""
     jobs = [
         (trace, rate, routing, num_engines, seconds, seed)
-        for trace, (_, rates) in TRACES.items()
-        for rate in rates
+        for trace, traffic in TRACES.items()
+        for rate in traffic.rates
         for routing in ROUTERS
     ]
     if workers == 1:

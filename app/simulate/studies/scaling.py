@@ -30,13 +30,13 @@ from app.simulate.workload.requests import generate
 from app.simulate.workload.specs import parse_lengths
 
 MODEL, DATASET = "yi-34b-a100-tp2", "sharegpt4"
-TBT_S, TTFT_S = 0.2, 2.0
+TBT_S, TTFT_S = 0.2, 5.0
 LOADS_QPS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)
 STEP_S, START_S, DAY_S = 10.0, 60.0, 86_400.0
 RUSHES_H = (3.0, 9.5, 13.0, 18.5)  # when half as much again comes for twenty minutes
 TARGETS = {
-    "slack": (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9),
-    "queue_length": (4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0),
+    "slack": (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7),
+    "queue_length": (8.0, 12.0, 16.0, 20.0, 24.0, 28.0, 32.0, 40.0),
 }
 
 
