@@ -100,18 +100,8 @@ def _prefix(traveller: Traveller, fleet: Fleet) -> tuple[bytes, ...]:
 
 
 def refusal_of(traveller: Traveller, serving: Sequence[Sight]) -> RequestRefused | None:
-    """What a client is told whose request no engine of these will have; None: some would."""
-    longest = traveller.num_tokens + 1
-    willing = [s for s in serving if s.engine_id not in traveller.refused_by]
-    if any(
-        longest <= min(s.snapshot.max_model_len, s.snapshot.num_blocks * s.snapshot.block_size)
-        for s in willing
-    ):
-        return None
+    """What the last engine said, if all of these have refused it; None: one may have it yet."""
     said = traveller.refusal
-    if said is not None:
-        return RequestRefused(said.message, param=said.param, retry_after_s=said.retry_after_s)
-    return RequestRefused(
-        f"the prompt of {traveller.num_tokens} tokens does not fit the KV memory of any engine",
-        param="prompt",
-    )
+    if said is None or any(sight.engine_id not in traveller.refused_by for sight in serving):
+        return None
+    return RequestRefused(said.message, param=said.param, retry_after_s=said.retry_after_s)

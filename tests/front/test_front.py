@@ -126,9 +126,9 @@ async def test_what_one_engine_refuses_another_takes(make_fleet: Any) -> None:
 
 async def test_a_prompt_that_no_engine_can_hold_is_refused_at_once(make_fleet: Any) -> None:
     fleet = await make_fleet(1, kv={"block_size": 4, "memory_gib": 0.0001})
-    welcome = (await fleet.front.status())["num_blocks"] * 4
-    assert welcome < 250
-    prompt = tuple(range(welcome))
+    num_held = (await fleet.front.status())["num_blocks"] * 4
+    assert num_held < 250
+    prompt = tuple(range(num_held + 1))
     with pytest.raises(RequestRefused) as caught:
         await through(fleet.front, [GenerationRequest("r", prompt, SamplingParams(1))])
     assert caught.value.param == "prompt"
