@@ -129,8 +129,8 @@ class Whereabouts:
             party[0].stream.fail(RequestRefused(f"a value cannot be sent to the engine: {error}"))
 
     def _refuse_if_nobody_will(self, party: Sequence[Traveller]) -> None:
-        """Every engine that serves has refused it. A stream that was only too much at the time waits
-        instead, and asks again."""
+        """Every engine that serves has refused it. A stream that was only too much at the time
+        waits instead, and asks again."""
         serving = [s for s in self._fleet.engines.values() if s.snapshot.accepts]
         refusal = refusal_of(party[0], serving) if serving else None
         if refusal is None:
