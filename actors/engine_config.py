@@ -35,6 +35,7 @@ class EngineConfig:
         sized for the largest activation up front.
     step_deadline_s: a step that takes longer than this and than `deadline_factor` times its
         prediction is taken for dead: the stages are killed and rebuilt, and requests replayed.
+    request_deadline_s: a request not done by then ends with an error, whatever it waits for.
     """
 
     stage: StageSpec
@@ -47,6 +48,7 @@ class EngineConfig:
     gpus_per_rank: float = 0.0
     step_deadline_s: float = 20.0
     deadline_factor: float = 20.0
+    request_deadline_s: float = 3600.0
     load_timeout_s: float = 1800.0
     grammars: bool = False  # load what compiles them at start: else the first one stalls the steps
     calibrate: bool = False  # measure a cost model at start, where the scheduler has none

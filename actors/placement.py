@@ -4,8 +4,11 @@ one bundle per stage, so that a tensor-parallel group never leaves its node.
 
 from __future__ import annotations
 
+import math
 import os
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -55,7 +58,24 @@ def threads_per_rank(config: EngineConfig) -> int:
     if config.stage.num_threads:
         return config.stage.num_threads
     cores = len(psutil.Process().cpu_affinity() or []) or os.cpu_count() or 1
+    cores = max(1, int(min(cores, cpu_quota() + 0.5)))
     return max(1, cores // (config.stage.num_stages * config.stage.tensor_ranks))
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Cores that this process's control groups allow it (a container's CPU limit); infinite without
+    a limit, which most have not. Threads beyond it would only wait for each other."""
+    try:
+        own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip().lstrip("/")
+    except OSError:
+        return math.inf
+    folder, allowed = root / own, math.inf
+    for group in (folder, *folder.parents):
+        if group.is_relative_to(root):
+            with suppress(OSError, ValueError):  # no such file, or "max"
+                quota, period = (group / "cpu.max").read_text().split()
+                allowed = min(allowed, int(quota) / int(period))
+    return allowed
 
 
 def create_stages(config: EngineConfig, group: PlacementGroup | None) -> list[list[Any]]:

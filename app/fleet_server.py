@@ -59,6 +59,7 @@ class Front(HttpReplica):
             start_within_s=fleet.start_within_s,
             resume_within_s=fleet.resume_within_s,
             allow_inexact=fleet.allow_inexact,
+            request_deadline_s=config.request_deadline_s,
         )
         self.text = await asyncio.to_thread(load_text, folder)
         await self.engine.start()

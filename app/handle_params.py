@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -45,6 +45,7 @@ def sampling_from(params: Mapping[str, Any], num_prompt_tokens: int, card: Model
     priority = int(values.pop("priority", 0))
     tenant = str(values.pop("tenant", ""))
     output = tuple(int(t) for t in values.pop("output", ()))
+    check_ids(output, card, "output")
     stop_ids = tuple(values.pop("stop_token_ids", ()))
     if not values.pop("ignore_eos", False):
         stop_ids = (*stop_ids, *card.eos_token_ids)
@@ -68,6 +69,13 @@ def sampling_from(params: Mapping[str, Any], num_prompt_tokens: int, card: Model
         _seconds(slo.get("ttft_ms")),
         output,
     )
+
+
+def check_ids(tokens: Sequence[int], card: ModelCard, param: str) -> None:
+    """Raises ValueError for a token id outside the vocabulary, at which a device may break."""
+    for token in (min(tokens, default=0), max(tokens, default=0)):
+        if not 0 <= token < card.vocab_size:
+            raise ValueError(f"{param}: token id {token} is outside the vocabulary")
 
 
 def _seconds(milliseconds: float | None) -> float | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 
+DRAIN_S = 600.0  # what a leaving replica has to finish its streams, unless its config says other
+
 ENVIRONMENT = {
     # Replicas answer HTTP themselves, on their own event loop, behind HAProxy.
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -42,6 +44,9 @@ ENVIRONMENT = {
     "RAY_kill_idle_workers_interval_ms": "5000",
     "RAY_memory_monitor_refresh_ms": "2000",
     "RAY_metrics_report_interval_ms": "60000",
+    # Logs are rotated: no server fills its disk with them.
+    "RAY_ROTATION_MAX_BYTES": "33554432",
+    "RAY_ROTATION_BACKUP_COUNT": "2",
     # Telemetry of Ray's own that no part of Legato reads.
     "RAY_event_stats": "0",
     "RAY_task_events_report_interval_ms": "0",

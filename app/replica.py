@@ -19,12 +19,13 @@ from actors.engine_config import EngineConfig
 from actors.scheduling.request import Objective
 from actors.transport.messages import IterationRecord
 from app.api.application import build_api
+from app.api.http.options import at_address
 from app.api.http.server import HttpServer
 from app.console.routes import console_routes
 from app.engine.client import EngineClient, EngineUnavailable, GenerationRequest, ModelCard
 from app.engine.link import EngineFailed
 from app.engine.streams import IterationFeed
-from app.handle_params import sampling_from
+from app.handle_params import check_ids, sampling_from
 from app.settings import Settings
 from app.telemetry.live import Telemetry
 from app.telemetry.prometheus import CONTENT_TYPE
@@ -85,15 +86,20 @@ class HttpReplica:
         return telemetry
 
     def _build_api(self) -> ASGIApp:
-        routes = [Route("/metrics", self._metrics), *console_routes(self.engine, self.telemetry)]
+        options = self.settings.api
+        if self.settings.listen is not None:
+            options = at_address(options, self.settings.listen_address[0])
+        console = console_routes(self.engine, self.telemetry, options)
+        routes = [Route("/metrics", self._metrics), *console]
         return build_api(
-            self.engine, self.text, self.settings.api, events=self.telemetry, extra_routes=routes
+            self.engine, self.text, options, events=self.telemetry, extra_routes=routes
         )
 
     async def _open_http(self) -> HttpServer | None:
         if self.settings.listen is None:
             return None
-        http = HttpServer(self.api, *self.settings.listen_address)
+        limit = self.settings.api.max_connections
+        http = HttpServer(self.api, *self.settings.listen_address, max_connections=limit)
         try:
             await http.open()
         except OSError as error:
@@ -129,6 +135,7 @@ class HttpReplica:
         """
         card: ModelCard = self.engine.card
         tokens = await self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        check_ids(tokens, card, "prompt")
         call = sampling_from(params, len(tokens), card)
         request = GenerationRequest(
             request_id=f"handle-{uuid.uuid4().hex}",

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from actors.gc_utils import freeze_gc_heap
 from app.engine.link import EngineFailed
 from app.engine.live import LiveEngine
+from app.ray_environment import DRAIN_S
 from app.replica import HttpReplica, load_text
 from app.settings import parse, resolve
 
@@ -27,7 +28,7 @@ from app.settings import parse, resolve
 FOR_STREAMS: Mapping[str, Any] = {
     "max_ongoing_requests": 100_000,
     "graceful_shutdown_wait_loop_s": 0.5,
-    "graceful_shutdown_timeout_s": 600.0,
+    "graceful_shutdown_timeout_s": DRAIN_S,
     "health_check_period_s": 5.0,
     "health_check_timeout_s": 30.0,
 }

@@ -139,6 +139,7 @@ def resolve(settings: Settings) -> EngineConfig:
         gpus_per_rank=gpus,
         calibrate=settings.engine.calibrate and _wants_cost_model(scheduler),
         step_deadline_s=settings.engine.step_deadline_s,
+        request_deadline_s=settings.engine.request_deadline_s,
         load_timeout_s=settings.engine.load_timeout_s,
         event_log=settings.telemetry.directory if settings.telemetry.events else None,
         max_rebuilds=settings.engine.max_rebuilds,

@@ -123,6 +123,9 @@ class EngineSettings(_Section):
     step_deadline_s: float = Field(
         20.0, gt=0, description="A step that takes longer is taken for dead: stages are rebuilt."
     )
+    request_deadline_s: float = Field(
+        3600.0, gt=0, description="A request that is not done by then ends with an error."
+    )
     load_timeout_s: float = Field(1800.0, gt=0, description="For loading the weights.")
     max_rebuilds: int = Field(
         3, ge=0, description="In a row, without a step between them; then the replica fails."

@@ -33,7 +33,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["LEGATO_CACHE"], ignore_errors=True)
 
 # Servers that last for the whole run: the tests that call one are kept on one worker.
-SHARED = {"demo", "own_serve"}
+SHARED = {"demo", "own_serve", "faulted_server"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

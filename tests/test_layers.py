@@ -84,7 +84,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "vocabulary client text http schema api",
     ),
     "telemetry": ("app/telemetry/*.py", "vocabulary transport api"),
-    "console": ("app/console/*.py", "policies client"),
+    "console": ("app/console/*.py", "policies client http"),
     "settings": (
         "app/{settings,settings_schema}.py",
         "vocabulary core fleet.routers actors stage.spec http installation",
@@ -110,11 +110,12 @@ ROOMS: dict[str, tuple[str, str]] = {
     "composition": (
         "app/{main,server,fleet_server,replica,handle_params}.py",
         "vocabulary fleet.routers fleet actors transport engine app.fleet text api endpoints http"
-        " telemetry console settings client",
+        " telemetry console settings client installation",
     ),
     "cli": (
         "app/cli/*.py",
-        "vocabulary core actors stage settings installation telemetry bench simulate simulate.run",
+        "vocabulary core actors stage settings installation telemetry bench simulate simulate.run"
+        " http",
     ),
 }
 

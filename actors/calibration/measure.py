@@ -9,10 +9,12 @@ is up; the model extends the last slope.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
 from actors.calibration.fit import Measurement, fit, predict
+from actors.calibration.probe import StepNotFinite
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult, StepShape
 from actors.scheduling.request import SamplingParams
@@ -105,7 +107,10 @@ async def calibrate(
         spent_s = clock() - begin_s + 3 * expected_s
         if spent_s > MOST_S or (len(measured) >= ENOUGH and limit_s and spent_s > limit_s):
             break
-        measured.append(Measurement(shape, await runner.time(shape)))
+        try:
+            measured.append(Measurement(shape, await runner.time(shape)))
+        except StepNotFinite:
+            continue
         if limit_s is None:
             limit_s = min(MOST_S, max(LEAST_S, STEPS_OF_TIME * measured[0].seconds))
     await runner.leave()
@@ -125,11 +130,13 @@ async def check(
     """Hold a known cost model against a few steps; None where it does not fit this machine."""
     begin_s, runner = clock(), _Runner(execute, limits)
     few = [shape for shape in shapes(limits) if fits(shape, limits)]
-    ratios = sorted(
-        [await runner.time(shape) / predict(known, shape) for shape in few[: 4 * CHECKED : CHECKED]]
-    )
+    ratios: list[float] = []
+    for shape in few[: 4 * CHECKED : CHECKED]:
+        with suppress(StepNotFinite):
+            ratios.append(await runner.time(shape) / predict(known, shape))
     await runner.leave()
-    if not 1 / TRUSTED < ratios[len(ratios) // 2] < TRUSTED:
+    ratios.sort()
+    if ratios and not 1 / TRUSTED < ratios[len(ratios) // 2] < TRUSTED:
         return None
     return Calibration(known, clock() - begin_s, len(ratios))
 
@@ -153,8 +160,8 @@ class _Runner:
             Slice(start.request_id, begin, num_tokens, True)
             for start, (begin, num_tokens) in zip(started, parts, strict=True)
         )
-        await self._run(slices, self._known, started)
-        self._known = tuple(start.request_id for start in started)
+        before, self._known = self._known, tuple(start.request_id for start in started)
+        await self._run(slices, before, started)
         return min([await self._run(slices), await self._run(slices)])
 
     async def leave(self) -> None:

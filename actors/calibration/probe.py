@@ -15,6 +15,10 @@ class ProbeFailed(Exception):
     """A stage raised, died or does not answer; the message says which."""
 
 
+class StepNotFinite(ProbeFailed):
+    """The tokens that steps are measured with overflow this model: others may not."""
+
+
 class PipelineProbe:
     """`run` waits for the answer that the pipeline's owner passes to `answered`."""
 
@@ -35,7 +39,8 @@ class PipelineProbe:
         if self._answer is None or self._answer.done():
             return
         if isinstance(answer, StepError):
-            self._answer.set_exception(ProbeFailed(answer.message))
+            kind = StepNotFinite if answer.message.startswith("NotFinite") else ProbeFailed
+            self._answer.set_exception(kind(answer.message))
         else:
             self._answer.set_result(answer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
@@ -40,6 +41,8 @@ class Setting:
             return None
         if self.choices and value not in self.choices:
             return f"unknown {value!r}; known: {', '.join(sorted(self.choices))}"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"must be finite, not {value!r}"
         shown = f"{1000 * value:g}" if self.milliseconds else repr(value)
         if self.at_least is not None and not value >= self.at_least:
             return f"must be at least {self.at_least}, not {shown}"

@@ -187,9 +187,12 @@ class StepGraphs:
         output.logits_SV = self._decoder.logits(normed_SH)
         if self._draw is not None and output.logits_SV is not None:
             packed_S3 = self._inputs.draws_S3[:num_slices]
-            output.tokens_S = self._draw.draw(output.logits_SV, packed_S3)
+            drawn_S = self._draw.draw(output.logits_SV, packed_S3)
             rows_S = self._inputs.batch_rows_S[:num_slices]
-            self._drawn_R.index_copy_(0, rows_S.long(), output.tokens_S)
+            self._drawn_R.index_copy_(0, rows_S.long(), drawn_S)
+            at_S1 = drawn_S.long().clamp(0, output.logits_SV.shape[1] - 1)[:, None]
+            is_finite_S = torch.isfinite(output.logits_SV.gather(1, at_S1))[:, 0]
+            output.tokens_S = drawn_S.masked_fill(~is_finite_S, -1)  # which fails the step
 
 
 class TokenLanding:

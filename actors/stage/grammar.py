@@ -23,7 +23,7 @@ from actors.stage.grammar_kinds import compile_grammar
 
 _log = logging.getLogger(__name__)
 
-_MAX_COMPILED = 64
+_MAX_COMPILED = 256
 _MAX_COMPILER_BYTES = 256 << 20
 
 
@@ -47,20 +47,33 @@ class GrammarMasks:
         self._folder = folder
         self._vocab_size = vocab_size
         self._eos = tuple(token for token in eos_token_ids if token < vocab_size)
-        self._lock = threading.Lock()  # guards the compiler and the cache, not the matchers
+        self._lock = threading.Lock()  # guards the cache, for moments
+        # Held while one is compiled, which takes up to seconds. The cache is read without it: a
+        # step looks its grammar up in the middle of somebody else's compilation.
+        self._compiling = threading.Lock()
         self._compiler: Any = None
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
         self.matchers: dict[int, _Matcher] = {}
 
     def compile(self, grammar: Grammar) -> Any:
         """Compile, or find in the cache. Raises ValueError for what is not a grammar."""
+        compiled = self._find(grammar)
+        if compiled is None:
+            with self._compiling:
+                compiled = self._find(grammar)  # by who held the lock before
+                if compiled is None:
+                    compiled = self._compile(grammar)
+                    with self._lock:
+                        self._compiled[grammar] = compiled
+                        if len(self._compiled) > _MAX_COMPILED:
+                            self._compiled.popitem(last=False)
+        return compiled
+
+    def _find(self, grammar: Grammar) -> Any:
         with self._lock:
             compiled = self._compiled.get(grammar)
-            if compiled is None:
-                compiled = self._compiled[grammar] = self._compile(grammar)
-                if len(self._compiled) > _MAX_COMPILED:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(grammar)
+            if compiled is not None:
+                self._compiled.move_to_end(grammar)
             return compiled
 
     def mask(

@@ -6,6 +6,7 @@ asked for: one per sampling slice, and prompt rows where prompt_logprobs are wan
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,14 @@ class _Partial:
     sum_at_start_H: torch.Tensor
     end: int
     sum_at_end_H: torch.Tensor
+
+
+class NotFinite(RuntimeError):
+    """The step computed no numbers. It fails, so that whoever overflows is found and ended by
+    itself, and nobody gets tokens drawn from nothing."""
+
+    def __init__(self) -> None:
+        super().__init__("the model's output is not finite: weights or activations overflow")
 
 
 class Head:
@@ -100,6 +109,8 @@ class Head:
         """The result of a step that yields tokens alone, drawn on the device."""
         sampling = np.flatnonzero(host.samples_S)
         drawn_S = tokens_S.numpy()[sampling].astype(np.int64)
+        if drawn_S.size and drawn_S.min() < 0:
+            raise NotFinite
         positions_S = host.ends_S[sampling].astype(np.int64)
         self._input_batch.put_tokens(host.rows_S[sampling], positions_S, drawn_S)
         ids = [plan.slices[i].request_id for i in sampling.tolist()]
@@ -129,6 +140,9 @@ class Head:
                 wanted = np.flatnonzero(self._input_batch.columns.logprobs_R[rows_S] >= 0)
                 kept = raw_SV[torch.from_numpy(wanted)] if wanted.size else None
                 drawn_S = self._sampler.tokens(rows_S, positions_S, raw_SV, ready_S)
+                if not _are_finite(raw_SV, drawn_S):
+                    drawn_S.fill(-1)
+                    raise NotFinite
                 if kept is not None:
                     counts = self._input_batch.columns.logprobs_R[rows_S[wanted]].tolist()
                     entries = self._sampler.logprobs(kept, drawn_S[wanted], counts)
@@ -171,6 +185,8 @@ class Head:
                     targets = self._input_batch.tokens_RP[row, first : first + len(at)]
                     counts = [count] * len(at)
                     entries += self._sampler.logprobs(logits_RV, targets.astype(np.int64), counts)
+            if any(math.isnan(entry.logprob) for entry in entries):
+                raise NotFinite
             if num_rows > 0:
                 found.append((part.request_id, part.start + 1, tuple(entries)))
         return tuple(found)
@@ -188,6 +204,8 @@ class Head:
             else:
                 vector_H = self._mean(part, self._normed(output, range(first, end)))
             if part.start + part.num_tokens >= self._input_batch.columns.num_prompt_R[row]:
+                if not torch.isfinite(vector_H).all():
+                    raise NotFinite
                 done.append((part.request_id, tuple(vector_H.tolist())))
         return tuple(done)
 
@@ -211,6 +229,15 @@ class Head:
         total_H = before_H + sum_H
         self._partials[part.request_id] = _Partial(part.start, before_H, end, total_H)
         return total_H / end
+
+
+def _are_finite(raw_SV: torch.Tensor, drawn_S: NDArray[np.int64]) -> bool:
+    """Whether the rows of these logits are numbers, told by those of the drawn tokens: an overflow
+    before the head makes every logit of its row infinite or none."""
+    if drawn_S.min() < 0:  # a device that drew them has found out itself
+        return False
+    drawn = torch.from_numpy(drawn_S).to(raw_SV.device)
+    return bool(torch.isfinite(raw_SV.gather(1, drawn[:, None])).all())
 
 
 def _rows(values: torch.Tensor, rows: NDArray[np.intp]) -> torch.Tensor:

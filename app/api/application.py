@@ -25,12 +25,14 @@ from app.api.endpoints.quote import Quotes
 from app.api.endpoints.responses import Responses
 from app.api.endpoints.tokens import Tokens
 from app.api.events import ApiEvents
-from app.api.http.call import Call, Endpoint, SlowReaders
+from app.api.http.audit import Audit
+from app.api.http.call import Call, Endpoint
 from app.api.http.errors import ApiError, from_engine
 from app.api.http.guard import Guard
 from app.api.http.keys import KeyRing
 from app.api.http.options import ApiOptions
 from app.api.http.server import Ingress
+from app.api.http.stalled import StalledClients
 from app.api.schema.openapi import document
 from app.engine.client import EngineClient
 from app.text.processor import TextProcessor
@@ -50,9 +52,7 @@ def build_api(
 
     extra_routes: further routes (metrics, console); they stand behind the same guard.
     """
-    context = Context(
-        engine, text, options, events or ApiEvents(), SlowReaders(options.send_timeout_s)
-    )
+    context = Context(engine, text, options, events or ApiEvents())
     probes = Probes(context)
     tokens = Tokens(context)
 
@@ -75,13 +75,14 @@ def build_api(
         *extra_routes,
     ]
     keys = KeyRing(options.api_keys) if options.api_keys else None
+    audit = Audit()
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, options=options, keys=keys)],
+        middleware=[Middleware(Guard, options=options, keys=keys, audit=audit)],
         exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _crash},
     )
     app.router.redirect_slashes = False
-    return Ingress(app)
+    return Ingress(app, StalledClients(options.send_timeout_s))
 
 
 def _document(engine: EngineClient, options: ApiOptions) -> Callable[[Call], Awaitable[None]]:

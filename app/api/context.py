@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from actors.scheduling.request import Objective
 from app.api.events import ApiEvents
-from app.api.http.call import SlowReaders
 from app.api.http.errors import ApiError, invalid
 from app.api.http.options import ApiOptions
 from app.api.schema.common import ScheduleFields
@@ -27,7 +26,6 @@ class Context:
     text: TextProcessor
     options: ApiOptions
     events: ApiEvents
-    slow_readers: SlowReaders
     num_running: int = 0
 
     def check_model(self, name: str | None) -> None:
@@ -70,6 +68,17 @@ class Context:
                 f"Token id {highest} is outside the vocabulary of {vocab_size}.",
                 param,
                 "invalid_value",
+            )
+
+    def check_entries(self, num_entries: int, param: str) -> None:
+        """Raises 400 for an answer that may hold too many log-probabilities."""
+        limit = self.options.max_logprob_entries
+        if num_entries > limit:
+            raise invalid(
+                f"The answer may hold {num_entries} log-probabilities (tokens, and alternatives "
+                f"of each); at most {limit} are allowed: ask for fewer, or stream them.",
+                param,
+                "too_many_logprobs",
             )
 
     def begin(self) -> None:

@@ -13,7 +13,6 @@ from contextlib import aclosing
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 
-from app.api.context import Context
 from app.api.generation import Generation, timing_of
 from app.api.http.call import Call, ClientGone
 from app.api.http.errors import ApiError, from_engine
@@ -67,6 +66,10 @@ class StreamWriter(ABC):
     def __init__(self, num_continuations: int) -> None:
         self.templates: list[tuple[str, str] | None] = [None] * num_continuations
 
+    async def prepare(self, delta: TextDelta) -> None:
+        """Work that `write` of this delta needs and that is too long to be done in one go."""
+        return
+
     @abstractmethod
     def write(self, delta: TextDelta) -> bytes:
         """The events of one delta."""
@@ -116,49 +119,34 @@ class EventSink:
         return True
 
 
-async def stream_reply(
-    call: Call, context: Context, generation: Generation, writer: StreamWriter
-) -> None:
+async def stream_reply(call: Call, generation: Generation, writer: StreamWriter) -> None:
     """Send every delta as it comes.
 
     The head goes out with the first one, so what is refused before it has an HTTP status. A
     failure after it becomes an error event: a stream never just ends.
     """
-    reader = context.slow_readers.add()
-    clock = asyncio.get_running_loop().time
     send = call.send
     body = call.body_writer
     sink = None if body is None else EventSink(body, writer, generation)
-    try:
-        async with call.watch_client() as watch:
-            try:
-                async with aclosing(generation.deltas(sink)) as deltas:
-                    async for delta in deltas:
-                        data = writer.write(delta)
-                        if not call.started:
-                            await call.start(200, HEADERS)
-                        if data:
-                            reader.sending_since_s = clock()
-                            await send(data)
-                            reader.sending_since_s = 0.0
-                last = writer.closing()
-            except ClientGone:
-                raise
-            except Exception as error:  # whatever it is, the stream must say that it ended
-                if not call.started:
-                    raise
-                failure = error if isinstance(error, ApiError) else from_engine(error)
-                if not isinstance(error, ApiError | EngineError):
-                    _log.exception("request %s failed", call.request_id)
-                last = writer.failing(failure)
-            watch.stop()
-            reader.sending_since_s = clock()
-            await send(last + DONE, more=False)
-    except asyncio.CancelledError:
-        if not reader.dropped:
+    async with call.watch_client() as watch:
+        try:
+            async with aclosing(generation.deltas(sink)) as deltas:
+                async for delta in deltas:
+                    await writer.prepare(delta)
+                    data = writer.write(delta)
+                    if not call.started:
+                        await call.start(200, HEADERS)
+                    if data:
+                        await send(data)
+            last = writer.closing()
+        except ClientGone:
             raise
-        reader.task.uncancel()
-        call.abort()
-        raise ClientGone from None
-    finally:
-        context.slow_readers.remove(reader)
+        except Exception as error:  # whatever it is, the stream must say that it ended
+            if not call.started:
+                raise
+            failure = error if isinstance(error, ApiError) else from_engine(error)
+            if not isinstance(error, ApiError | EngineError):
+                _log.exception("request %s failed", call.request_id)
+            last = writer.failing(failure)
+        watch.stop()
+        await send(last + DONE, more=False)

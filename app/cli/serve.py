@@ -6,22 +6,28 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import httpx
+import psutil
 import typer
 from rich.console import Console
 from rich.status import Status
 
 from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
+from actors.left_behind import remove_semaphores
 from app.cli.serve_config import DEFAULT_CONFIG, load_config, place
-from app.ray_environment import set_environment
+from app.ray_environment import DRAIN_S, set_environment
 from app.settings import SettingsError, parse, resolve
 from app.terminal import WRONG_USAGE, console, fail, print_error
+
+_AFTER_DRAIN_S = 30.0  # for processes to end once their streams have
 
 
 def register(app: typer.Typer) -> None:
@@ -84,6 +90,7 @@ def _run(config: dict[str, Any]) -> int:
         fail(f"not a Serve config: {error}", code=WRONG_USAGE)
     address = _url(config["http_options"])
     begin_s = time.monotonic()
+    client = None
     with console.status("starting Ray") as status:
         # Ray's CPUs are bookkeeping: enough for the replicas asked for, whatever the machine has.
         ray.init(
@@ -103,18 +110,49 @@ def _run(config: dict[str, Any]) -> int:
             problem = _wait(ray_serve, address, status, done)
         except KeyboardInterrupt:
             problem = "interrupted"
+    guard = _guard()
     if problem is None and not done.is_set():
         _banner(config, address, time.monotonic() - begin_s)
         done.wait()
     if problem is not None:
         print_error(problem)
     with console.status("draining and stopping (Ctrl-C again to stop at once)"):
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+        signal.signal(signal.SIGINT, lambda *_: _stop_at_once())
         # Serve kills its controller in the middle of a call, and Ray tells the user so.
         ray._private.worker._worker_logs_enabled = False
-        ray_serve.shutdown()
+        if client is not None:  # `serve.shutdown` would wait 30 s, whatever was promised
+            promised_s = _drain_s(config) if problem is None else 0.0
+            client.shutdown(timeout_s=promised_s + _AFTER_DRAIN_S)
         ray.shutdown()
+        guard.kill()
+        guard.wait()
+        remove_semaphores()
     return 0 if problem is None else 1
+
+
+def _guard() -> subprocess.Popen[bytes]:
+    """A shell that ends this server's processes should the command be killed: most of Ray's notice
+    that by themselves, its agents do not. It waits in a read that ends with the command."""
+    pids = [str(process.pid) for process in psutil.Process().children(recursive=True)]
+    return subprocess.Popen(
+        ["/bin/sh", "-c", 'read none; sleep 5; kill -9 "$@" 2>/dev/null', "guard", *pids],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C in a terminal is the command's alone
+    )
+
+
+def _stop_at_once() -> NoReturn:
+    """End every process of this server, whatever it is doing."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            process.kill()
+    os._exit(130)
+
+
+def _drain_s(config: dict[str, Any]) -> float:
+    """The longest that a replica of this config may take to finish its streams."""
+    deployments = [d for a in config["applications"] for d in a.get("deployments") or []]
+    return max([DRAIN_S, *(d.get("graceful_shutdown_timeout_s") or 0.0 for d in deployments)])
 
 
 def _url(http: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from app.api.http.options import at_address
 from app.paths import CONFIGS, locate
 from app.settings import SettingsError, parse
 
@@ -73,6 +74,12 @@ def place(config: dict[str, Any], host: str | None, port: int | None) -> tuple[s
     else:
         http["host"] = host or http.get("host", "127.0.0.1")
         http["port"] = port or http.get("port", 8000)
+    for application in config["applications"]:
+        args = application["args"] = dict(application.get("args") or {})
+        options = at_address(parse(args).api, http["host"])
+        if options.allowed_hosts:
+            api = {**(args.get("api") or {}), "allowed_hosts": list(options.allowed_hosts)}
+            args["api"] = api
     return http["host"], http["port"]
 
 

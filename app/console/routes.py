@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import RootModel
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from actors.scheduling.policies import POLICIES
+from app.api.http.audit import note_change
+from app.api.http.call import Call, Endpoint
+from app.api.http.errors import ApiError, invalid
+from app.api.http.options import ApiOptions
 from app.engine.client import EngineClient, EngineUnavailable, RequestRefused
 
+_log = logging.getLogger("legato.console")
 _PAGE = Path(__file__).parent / "page"
 _TYPES = {
     ".html": "text/html",
@@ -33,6 +40,7 @@ _HEADERS = {
     "cache-control": "no-cache",
     "x-content-type-options": "nosniff",
 }
+_MAX_WATCHERS = 64
 _FEED_PERIOD_S = 0.1  # iterations come every few milliseconds; eyes need ten frames a second
 
 
@@ -46,7 +54,13 @@ class Observer(Protocol):
         """Times between tokens in seconds as the replica sees them, to be taken out."""
 
 
-def console_routes(engine: EngineClient, observer: Observer) -> Sequence[BaseRoute]:
+class _Changes(RootModel[dict[str, Any]]):
+    """Settings by name."""
+
+
+def console_routes(
+    engine: EngineClient, observer: Observer, options: ApiOptions
+) -> Sequence[BaseRoute]:
     """`/` (the page), `/console/...` (its files, feed, status, settings)."""
     files = {f"/console/{file.name}": file for file in sorted(_PAGE.iterdir()) if file.is_file()}
 
@@ -66,30 +80,37 @@ def console_routes(engine: EngineClient, observer: Observer) -> Sequence[BaseRou
         snapshot |= {"max_model_len": card.max_model_len, "objectives": observer.objectives()}
         return JSONResponse(snapshot)
 
+    watchers = asyncio.Semaphore(_MAX_WATCHERS)
+
     async def feed(request: Request) -> Response:
+        if watchers.locked():
+            raise ApiError(
+                429, "Too many consoles are watching.", code="overloaded", retry_after_s=10.0
+            )
         return StreamingResponse(
-            _events(engine, observer), media_type="text/event-stream", headers=_HEADERS
+            _events(engine, observer, watchers), media_type="text/event-stream", headers=_HEADERS
         )
 
-    async def reconfigure(request: Request) -> Response:
+    async def reconfigure(call: Call) -> None:
+        changes: dict[str, Any] = {}
         try:
-            changes = await request.json()
-        except ValueError:
-            changes = None
-        if not isinstance(changes, dict) or not changes:
-            return _error(400, "The body must be a JSON object of settings.", None)
-        try:
+            call.check_admin()
+            changes = (await call.read_json(_Changes)).root
+            if not changes:
+                raise invalid("The body must be a JSON object of settings.")
             await engine.reconfigure(changes)
-        except RequestRefused as error:
-            return _error(400, str(error), error.param)
-        return JSONResponse({"changed": sorted(changes)})
+        except (ApiError, RequestRefused) as error:
+            note_change(call.scope, changes, str(error))
+            raise
+        note_change(call.scope, changes, None)
+        await call.reply_json({"changed": sorted(changes)})
 
     return [
         Route("/", page),
         *[Route(path, asset) for path in files],
         Route("/console/status", status),
         Route("/console/feed", feed),
-        Route("/console/settings", reconfigure, methods=["POST"]),
+        Route("/console/settings", Endpoint(reconfigure, options, _log), methods=["POST"]),
     ]
 
 
@@ -97,16 +118,14 @@ def _file(path: Path) -> Response:
     return FileResponse(path, media_type=_TYPES[path.suffix], headers=_HEADERS)
 
 
-def _error(status: int, message: str, param: str | None) -> Response:
-    body: dict[str, Any] = {"message": message, "type": "invalid_request_error", "param": param}
-    return JSONResponse({"error": {**body, "code": None}}, status)
-
-
-async def _events(engine: EngineClient, observer: Observer) -> AsyncGenerator[bytes, None]:
-    with observer.watch_gaps() as gaps_s:
-        async with aclosing(engine.subscribe_iterations()) as batches:
-            async for batch in batches:
-                content = {"iterations": batch, "gaps_s": list(gaps_s)}
-                gaps_s.clear()
-                yield b"data: " + json.dumps(content).encode() + b"\n\n"
-                await asyncio.sleep(_FEED_PERIOD_S)
+async def _events(
+    engine: EngineClient, observer: Observer, watchers: asyncio.Semaphore
+) -> AsyncGenerator[bytes, None]:
+    async with watchers:
+        with observer.watch_gaps() as gaps_s:
+            async with aclosing(engine.subscribe_iterations()) as batches:
+                async for batch in batches:
+                    content = {"iterations": batch, "gaps_s": list(gaps_s)}
+                    gaps_s.clear()
+                    yield b"data: " + json.dumps(content).encode() + b"\n\n"
+                    await asyncio.sleep(_FEED_PERIOD_S)

@@ -57,6 +57,7 @@ class GenerationRequest:
     objective: Objective = field(default_factory=Objective)
     pooling: str | None = None
     output: tuple[int, ...] = ()  # already delivered (failover); only with n == 1
+    cache_salt: str | None = None  # whose cached prefixes it may find; None: its tenant's
 
 
 @dataclass(slots=True)

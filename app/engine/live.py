@@ -205,11 +205,17 @@ class LiveEngine:
                 raise EngineUnavailable("the engine is being rebuilt", retry_after_s=5.0) from None
         stream = Stream(sink)
         ids = self._ids[request.request_id] = self._submit(request, stream)
+        limit_s = self._config.request_deadline_s
+        late = EngineUnavailable(
+            f"not done within {limit_s:g} s (setting engine.request_deadline_s)"
+        )
+        deadline = asyncio.get_running_loop().call_later(limit_s, stream.fail, late)
         try:
             while stream.num_open > 0:
                 for chunk in await stream.take():
                     yield chunk
         finally:
+            deadline.cancel()
             self._ids.pop(request.request_id, None)
             self._abandon(ids)
 
@@ -256,7 +262,10 @@ class LiveEngine:
         return [list(ranks) for ranks in pids]
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
-        problem = await self._link.ask("reconfigure", dict(changes))
+        try:
+            problem = await self._link.ask("reconfigure", dict(changes))
+        except (QuestionFailed, TypeError, ValueError, OverflowError) as error:
+            raise RequestRefused(f"these settings cannot be: {error}") from error
         if problem is not None:
             raise RequestRefused(problem, param=problem.split(":")[0])
         # The next scheduler starts from here.

@@ -61,10 +61,12 @@ class FleetClient:
         start_within_s: float = 20.0,
         resume_within_s: float = 120.0,
         allow_inexact: bool = False,
+        request_deadline_s: float = 3600.0,
     ) -> None:
         self._finder = finder
         self._name = name
         self._model_path = model_path
+        self._deadline_s = request_deadline_s
         self._fleet = Fleet()
         self._placement = Placement(self._fleet, router, allow_inexact)
         self._connections: dict[str, Connection] = {}
@@ -151,6 +153,10 @@ class FleetClient:
             for index, core_request in enumerate(core_requests(request, itertools.count(), now_s))
         ]
         stream.num_open = request.n
+        late = EngineUnavailable(
+            f"not done within {self._deadline_s:g} s (setting engine.request_deadline_s)"
+        )
+        deadline = asyncio.get_running_loop().call_later(self._deadline_s, stream.fail, late)
         self._of[request.request_id] = travellers
         try:
             self._whereabouts.begin(travellers)
@@ -158,6 +164,7 @@ class FleetClient:
                 for chunk in await stream.take():
                     yield chunk
         finally:
+            deadline.cancel()
             self._of.pop(request.request_id, None)
             self._whereabouts.abandon(travellers)
 

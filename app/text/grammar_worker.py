@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import sys
 from typing import Any
 
+import psutil
+
 from actors.stage.grammar_kinds import compile_grammar
 from app.text.template_worker import serve_jobs
+
+_MEMORY_BYTES = 1 << 30
 
 
 def main(model_path: str) -> None:
@@ -29,10 +34,15 @@ def main(model_path: str) -> None:
         vocab_size = len(tokenizer)
     info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    # Only what a grammar may need beside the libraries, which map gigabytes that they never touch.
+    limit = psutil.Process().memory_info().vms + _MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
     def answer(job: dict[str, Any]) -> dict[str, Any]:
         try:
             compile_grammar(compiler, job["kind"], job["text"])
+        except MemoryError:
+            return {"error": "it needs too much memory to compile"}
         except Exception as error:  # the library raises its own and the runtime's kinds
             return {"error": _readable(str(error))}
         return {"ok": True}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
+import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Final, NamedTuple
 
 from actors.scheduling.request import Grammar
 from app.text.worker import KillableWorker, WorkerDied, WorkerTimeout
@@ -14,6 +16,7 @@ from app.text.worker import KillableWorker, WorkerDied, WorkerTimeout
 GRAMMAR_LIMIT_S: Final = 1.5
 _CACHE_ENTRIES: Final = 4096
 _MAX_WAITING: Final = 32
+_DOUBTFUL_S: Final = 30.0  # how long a time-out is held against a grammar
 
 
 class GrammarInvalid(Exception):
@@ -22,6 +25,13 @@ class GrammarInvalid(Exception):
 
 class GrammarBusy(Exception):
     """Too many grammars wait to be compiled; try again."""
+
+
+class _Verdict(NamedTuple):
+    """complaint: None for a good grammar. until_s: when it is to be tried again."""
+
+    complaint: str | None
+    until_s: float = math.inf
 
 
 class GrammarChecker:
@@ -34,7 +44,7 @@ class GrammarChecker:
         self._limit_s = limit_s
         self._worker = KillableWorker("app.text.grammar_worker", model_path)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
-        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()  # digest -> complaint
+        self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()  # by digest
         self._num_waiting = 0
 
     def warm(self) -> None:
@@ -44,7 +54,8 @@ class GrammarChecker:
     async def check(self, grammar: Grammar) -> None:
         """Raises GrammarInvalid or GrammarBusy unless the grammar compiles in time."""
         digest = hashlib.sha256(f"{grammar.kind}\0{grammar.text}".encode()).digest()
-        if digest in self._verdicts:
+        verdict = self._verdicts.get(digest)
+        if verdict is not None and time.monotonic() < verdict.until_s:
             self._verdicts.move_to_end(digest)
         else:
             if self._num_waiting >= _MAX_WAITING:
@@ -57,27 +68,30 @@ class GrammarChecker:
             finally:
                 self._num_waiting -= 1
             self._remember(digest, verdict)
-        complaint = self._verdicts[digest]
-        if complaint is not None:
-            raise GrammarInvalid(complaint)
+        if verdict.complaint is not None:
+            raise GrammarInvalid(verdict.complaint)
 
     def close(self) -> None:
         """End the thread and the child process."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._worker.close()
 
-    def _compile(self, grammar: Grammar) -> str | None:
+    def _compile(self, grammar: Grammar) -> _Verdict:
         job = {"kind": grammar.kind, "text": grammar.text, "limit_s": self._limit_s}
         try:
             answer = self._worker.call(job, self._limit_s)
         except WorkerTimeout:
-            return f"does not compile within {self._limit_s:g} s"
+            return _Verdict(f"does not compile within {self._limit_s:g} s", self._soon())
         except WorkerDied:
-            return "needs too much memory to compile"
+            return _Verdict("needs too much memory to compile", self._soon())
         error = answer.get("error")
-        return None if error is None else str(error)
+        return _Verdict(None if error is None else str(error))
 
-    def _remember(self, digest: bytes, verdict: str | None) -> None:
+    def _soon(self) -> float:
+        """Until when a verdict holds that a busy machine may have spoken."""
+        return time.monotonic() + _DOUBTFUL_S
+
+    def _remember(self, digest: bytes, verdict: _Verdict) -> None:
         self._verdicts[digest] = verdict
         while len(self._verdicts) > _CACHE_ENTRIES:
             self._verdicts.popitem(last=False)

@@ -16,6 +16,7 @@ from app.text.vocabulary import token_bytes_table
 # Tokenising runs at some 1-3 MB/s: up to this length it is quicker than a thread's round trip.
 _INLINE_CHARS: Final = 512
 _LONG_CHARS: Final = 1 << 16
+_INLINE_TOKENS: Final = 2048
 
 
 class TextProcessor:
@@ -130,6 +131,17 @@ class TextProcessor:
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole token sequence."""
         return self._decoder(skip_special_tokens)(tokens)
+
+    async def decode_aside(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The same, of a long sequence in a thread."""
+        backend = self._backend
+        if len(tokens) <= _INLINE_TOKENS or backend is None:
+            return self.decode(tokens, skip_special_tokens=skip_special_tokens)
+        found: list[str] = await asyncio.get_running_loop().run_in_executor(
+            self._threads,  # of the backend's two forms only the batch lets other threads run
+            lambda: backend.decode_batch([tokens], skip_special_tokens=skip_special_tokens),
+        )
+        return found[0]
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes one token stands for, special tokens by name; may be part of a character."""

@@ -11,6 +11,7 @@ import ctypes
 import enum
 import functools
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,12 @@ def load() -> ctypes.CDLL | None:
     """The library, or None (with a logged reason) where it was not built or the CPU is too old.
 
     `LEGATO_CPU_ISA=avx2|avx512|avx512_bf16` lowers the instruction set, `LEGATO_CPU_THREADS` sets
-    the number of compute threads; both are read once, here.
+    the number of compute threads; both are read once, here. Raises ValueError for another name.
     """
+    asked = os.environ.get("LEGATO_CPU_ISA") or "avx2"
+    if asked.upper() not in Isa.__members__:
+        known = ", ".join(Isa.__members__).lower()
+        raise ValueError(f"LEGATO_CPU_ISA={asked}: there is no such set; known: {known}")
     if not _PATH.exists():
         _logger.warning("CPU library not built (%s): torch computes instead", _PATH.name)
         return None

@@ -8,7 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.api.conftest import MODEL, Server
+from app.api.http.options import ApiOptions
+from tests.api.conftest import MODEL, Server, StartServer
 
 HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
 ADD: Any = {
@@ -122,6 +123,21 @@ async def test_stop_string_of_one_of_two_ends_only_that_one(server: Server) -> N
     assert [index for _, index in server.engine.ended_early] == [0]
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 3 + 6
+
+
+async def test_without_max_tokens_an_answer_ends_where_its_logprobs_would_be_too_many(
+    start_server: StartServer,
+) -> None:
+    server = await start_server(ApiOptions(max_logprob_entries=60))
+    answer = await server.openai.chat.completions.create(
+        model=MODEL, messages=HELLO, logprobs=True, top_logprobs=2, n=2
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 2 * 10
+    for choice in answer.choices:
+        assert choice.finish_reason == "length"
+        assert choice.logprobs is not None
+        assert [len(e.top_logprobs) for e in choice.logprobs.content or []] == [2] * 10
 
 
 async def test_logprobs(server: Server) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
 
 from app.api.http.errors import ApiError
 from app.api.http.keys import KeyRing, TokenBucket
-from app.api.http.options import ApiOptions, KeyLimits
+from app.api.http.options import ApiOptions, KeyLimits, at_address
 from app.settings import SettingsError, parse
 from tests.api.conftest import MODEL, Server, StartServer
 
@@ -156,6 +157,71 @@ async def test_allowed_hosts(start_server: StartServer) -> None:
     for host in ("evil.example", "["):
         rebound = await server.http.get("/live", headers={"host": host})
         assert rebound.status_code == 403
+
+
+async def test_a_loopback_server_serves_no_foreign_name(start_server: StartServer) -> None:
+    """A page whose own name was given this machine's address is kept out; nobody else is."""
+    server = await start_server(at_address(ApiOptions(), "127.0.0.1"))
+    port = server.port
+    for host in (f"127.0.0.1:{port}", f"localhost:{port}", "LOCALHOST", f"[::1]:{port}"):
+        assert (await server.http.get("/live", headers={"host": host})).status_code == 200
+    for host in (f"evil.example:{port}", "127.0.0.1.evil.example", ""):
+        answer = await server.http.get("/live", headers={"host": host})
+        assert answer.status_code == 403
+        assert "allowed_hosts" in answer.json()["error"]["message"]
+    assert at_address(ApiOptions(), "0.0.0.0").allowed_hosts == ()
+    named = ApiOptions(allowed_hosts=("api.example",))
+    assert at_address(named, "127.0.0.1") is named
+
+
+async def test_keys_from_the_environment_and_from_files(
+    start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEGATO_TEST_KEY", "sesame")
+    (tmp_path / "key").write_text("simsim\n")
+    written = {"env:LEGATO_TEST_KEY": KeyLimits(), f"file:{tmp_path}/key": KeyLimits()}
+    server = await start_server(ApiOptions(api_keys=written))
+    for key, status in (("sesame", 200), ("simsim", 200), ("env:LEGATO_TEST_KEY", 401)):
+        headers = {"authorization": f"Bearer {key}"}
+        assert (await server.http.get("/v1/models", headers=headers)).status_code == status
+    (tmp_path / "empty").write_text("\n")
+    for missing in ("env:LEGATO_NO_SUCH_KEY", "file:/no/such/file", f"file:{tmp_path}/empty"):
+        with pytest.raises(ValueError, match=missing):
+            KeyRing({missing: KeyLimits()})
+
+
+async def test_limits_and_shares_go_by_the_key_whatever_user_is_named(
+    start_server: StartServer,
+) -> None:
+    """Cached prefixes are kept apart all the same."""
+    server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits()}))
+    for user in ("alice", "bob"):
+        body = {**BODY, "user": user}
+        assert (await server.http.post("/v1/completions", json=body, headers=KEY)).is_success
+    first, second = server.engine.seen
+    assert first.tenant == second.tenant
+    assert first.cache_salt != second.cache_salt
+
+
+async def test_a_key_asks_for_no_more_than_its_priority(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits(max_priority=0)}))
+    for priority, status in ((-5, 200), (0, 200), (1, 403)):
+        body = {**BODY, "priority": priority}
+        answer = await server.http.post("/v1/completions", json=body, headers=KEY)
+        assert answer.status_code == status
+    assert answer.json()["error"]["param"] == "priority"
+
+
+async def test_refusals_are_told_of_without_keys_and_once_a_second(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits()}))
+    for _ in range(50):
+        await server.http.get("/v1/mo%0Adels", headers={"authorization": "Bearer open"})
+    lines = [r.getMessage() for r in caplog.records if r.name == "legato.audit"]
+    assert 1 <= len(lines) < 10
+    assert lines[0].startswith("refused 401 GET /v1/mo?dels from 127.0.0.1")
+    assert not any("open" in line for line in lines)
 
 
 async def test_request_ids_come_back(server: Server) -> None:

@@ -68,8 +68,29 @@ async def test_heads_without_end_and_without_haste_are_cut(monkeypatch: Any) -> 
     try:
         async with asyncio.timeout(30):
             assert await answer_to(b"") == b""
-            assert await answer_to(b"GET / HTTP/1.1\r\nHost: x") == b""
+            assert b" 408 " in await answer_to(b"GET / HTTP/1.1\r\nHost: x")
             endless = b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * (MAX_HEAD_BYTES // 6 + 9)
-            assert b"400 Bad Request" in await answer_to(endless)
+            assert b" 431 " in await answer_to(endless)
     finally:
+        await server.close()
+
+
+async def test_connections_beyond_the_limit_are_told_to_come_again() -> None:
+    port, app = free_port(), Slow(b"")
+    app.go_on.set()
+    server = HttpServer(app, HOST, port, max_connections=2)
+    await server.open()
+    held = [await asyncio.open_connection(HOST, port) for _ in range(2)]
+    url = f"http://{HOST}:{port}/"
+    try:
+        async with asyncio.timeout(30), httpx.AsyncClient() as client:
+            refused = await client.get(url)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert refused.json()["error"]["code"] == "overloaded"
+            held.pop()[1].close()
+            while (await client.get(url)).status_code == 503:  # until the server has noticed
+                pass
+    finally:
+        for _, writer in held:
+            writer.close()
         await server.close()

@@ -167,18 +167,23 @@ def test_large_scores_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("block_size", [16, 5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.int8)],
+    ids=str,
+)
 def test_what_a_former_owner_left_in_a_block_is_never_read(
-    dtype: torch.dtype, block_size: int
+    dtype: torch.dtype, kv_dtype: torch.dtype | None, block_size: int
 ) -> None:
-    clean = make([40, 3], (4, 2, 32), dtype, block_size)
-    dirty = make([40, 3], (4, 2, 32), dtype, block_size)
+    clean = make([40, 3], (4, 2, 32), dtype, block_size, kv_dtype)
+    dirty = make([40, 3], (4, 2, 32), dtype, block_size, kv_dtype)
     for block in range(dirty.layer.data.shape[0]):  # type: ignore[attr-defined]
         poison = BACKEND.read_block(dirty.layer, block)
         poison.fill_(0xFF)  # NaN in every floating dtype
         BACKEND.write_block(dirty.layer, block, poison)
     work = [(1, 0, 3), (0, 0, 21)]
     for a, b in zip(clean.run(work), dirty.run(work), strict=True):
+        assert torch.isfinite(a).all()
         assert torch.equal(a, b)
     for a, b in zip(clean.run([(0, 21, 1)]), dirty.run([(0, 21, 1)]), strict=True):
         assert torch.equal(a, b)

@@ -35,7 +35,7 @@ def test_due_times_keep_both_bounds(gaps: list[float], smoothness: float) -> Non
 
 
 def test_one_miss_in_a_hundred_and_thirty_leaves_the_share_where_it_is() -> None:
-    kept = KeptShare(value=0.9)
+    kept = KeptShare(allowed=0.0075, value=0.9)
     for step in range(1330):
         kept.note(step % 133 != 0)
     assert kept.value == pytest.approx(0.9, rel=0.01)

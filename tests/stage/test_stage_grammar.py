@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,10 +137,32 @@ def test_cache_is_bounded(tiny_model: Callable[..., Path]) -> None:
     masks = GrammarMasks(tiny_model("llama"), VOCAB_SIZE, STOPS)
     first = Grammar("choice", '["first"]')
     kept = masks.compile(first)
-    for i in range(200):
+    for i in range(300):
         masks.compile(Grammar("choice", json.dumps([f"c{i}"])))
         assert masks.compile(first) is kept  # used all the time, so never dropped
-    assert len(masks._compiled) == 64
+    assert len(masks._compiled) == 256
+
+
+def test_a_step_looks_its_grammar_up_while_another_compiles(
+    tiny_model: Callable[..., Path],
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Slow(GrammarMasks):
+        def _compile(self, grammar: Grammar) -> Any:
+            if grammar.kind == "regex":
+                begun.set()
+                assert may_end.wait(60)
+            return super()._compile(grammar)
+
+    masks, known = Slow(tiny_model("llama"), VOCAB_SIZE, STOPS), Grammar("choice", '["a"]')
+    compiled = masks.compile(known)
+    other = threading.Thread(target=masks.compile, args=(Grammar("regex", "a+"),))
+    other.start()
+    assert begun.wait(60)
+    assert masks.compile(known) is compiled
+    may_end.set()
+    other.join()
 
 
 def test_model_without_end_or_tokenizer(tiny_model: Callable[..., Path], tmp_path: Path) -> None:

@@ -21,12 +21,15 @@ __all__ = ["BUDGETS", "build_budget"]
 
 # A live step costs its delivery too, which no cost model of stages knows: longer ones pay.
 AUTO_EFFICIENCY = 0.95
+# A prompt of thousands of tokens takes a hundred steps, and its neighbours see the worst of them.
+AUTO_ALLOWED_MISSES = 0.002
 
 
 def _auto(config: SchedulerConfig, cost: StepTimePredictor | None, **options: Any) -> TokenBudget:
     """Adaptive with a cost model; fixed without one, and where its tokens are given."""
     if isinstance(cost, OnlineCostModel) and config.token_budget is None:
-        return AdaptiveBudget.build(config, cost, **{"efficiency": AUTO_EFFICIENCY, **options})
+        defaults = {"efficiency": AUTO_EFFICIENCY, "allowed_misses": AUTO_ALLOWED_MISSES}
+        return AdaptiveBudget.build(config, cost, **{**defaults, **options})
     return FixedBudget.build(config, None, **options)
 
 

@@ -34,6 +34,7 @@ LEAST_PACED_TOKENS = 256.0  # below this a step wastes more than bunching does
 OUTSIDE_SHARE = 0.1  # of the objective: more time outside the stages cannot be made up by chunks
 PATIENCE = 20  # objectives that prompts may stand still
 LEAST_RELIEF = 16  # tokens
+DENIALS = 20  # steps without prefill after which the bound that keeps it out is learnt anew
 FULL = 0.98  # share of the places (slots or KV blocks) in use from which no request can start
 
 
@@ -50,6 +51,7 @@ class AdaptiveBudget:
     growth: context tokens by which running requests may still grow; new prompts are held back
         while decodes alone would miss the objective after that growth.
     efficiency: share of the best token rate that ends the wish for longer steps.
+    allowed_misses: share of the steps that may miss it (see `KeptShare`).
     pace: how fast the pace of prefill adjusts, as a share per step; 0: no pacing.
     """
 
@@ -63,6 +65,7 @@ class AdaptiveBudget:
     headroom: float = 0.04
     growth: int = 128
     efficiency: float = 0.9
+    allowed_misses: float = 0.0075  # of the hundredth that a P99 objective forgives
     pace: float = 0.01
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
     _clock: PipelineClock = field(init=False)
@@ -71,10 +74,12 @@ class AdaptiveBudget:
     _pace_tokens: float = INFINITY  # see `_paced`
     _outside: RecentQuantile = field(init=False)  # seconds, see `_watch`
     _answered: list[tuple[StepShape, float]] = field(default_factory=list)  # and not yet watched
-    _kept: KeptShare = field(default_factory=KeptShare)
+    _kept: KeptShare = field(init=False)
     _asked_at_s: float = 0.0
     _prefilled_at_s: float = 0.0  # when prompts last progressed, or none was held back
     _tightest_s: float = INFINITY  # tightest objective of the decodes when last asked
+    _bounded: Mix | None = None  # the kind of step whose error bound limited the last one
+    _num_denied: int = 0  # steps in a row that prompts waited for and that took none
 
     @classmethod
     def build(
@@ -91,6 +96,7 @@ class AdaptiveBudget:
 
     def __post_init__(self) -> None:
         self._clock = PipelineClock(self.cost)
+        self._kept = KeptShare(self.allowed_misses)
         self._sizes = StepSizes(self.cost.profile, self.max_step_tokens, self.efficiency)
         self._outside = RecentQuantile(self.cost.quantile, max(self.cost.memory, 1), (0.0,))
 
@@ -110,10 +116,21 @@ class AdaptiveBudget:
         tokens = min(tokens, shape.num_tokens + self._paced(engine))
         if tokens > shape.num_tokens:
             self._prefilled_at_s = engine.now_s
+            self._num_denied = 0
         elif self._is_starving(engine):
             self._prefilled_at_s = engine.now_s
             tokens += self._relief(shape)
+        elif engine.prefilling or (engine.num_waiting and self._may_grow(engine)):
+            self._doubt()
         return tokens
+
+    def _doubt(self) -> None:
+        """Forget a bound that keeps prefill out, after a while: steps that are never taken
+        teach nothing, so what a bad moment taught of them would stand for ever."""
+        self._num_denied += 1
+        if self._bounded and self._num_denied >= DENIALS:
+            self._num_denied = 0
+            self.cost.forget(self._bounded)
 
     def _is_starving(self, engine: EngineView) -> bool:
         """Whether prompts have stood still for many objectives of the decodes.
@@ -290,9 +307,8 @@ class AdaptiveBudget:
     def _bound_factor(self, mix: Mix, limit_s: float) -> float:
         """The learned error quantile of steps about as large as this one will be."""
         guess = self.cost.profile.largest_chunk(mix, 0, self.max_step_tokens, limit_s)
-        return self.cost.bound_factor(
-            Mix(mix.num_decodes, mix.decode_kv_tokens, 1, guess) if guess else mix
-        )
+        self._bounded = Mix(mix.num_decodes, mix.decode_kv_tokens, 1, guess) if guess else None
+        return self.cost.bound_factor(self._bounded or mix)
 
     def _may_grow(self, engine: EngineView) -> bool:
         """Whether decodes alone would keep the objective with one request more, all grown."""

@@ -32,7 +32,7 @@ class KeptShare:
     It begins below one: trust is earned, seven hundred steps for the first tenth.
     """
 
-    allowed: float = 0.0075  # of the hundredth that a P99 objective forgives
+    allowed: float
     rate: float = 0.02
     least: float = 0.7
     value: float = 0.9

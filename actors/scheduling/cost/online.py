@@ -157,6 +157,10 @@ class OnlineCostModel:
         )
         return replace(self.profile, learnt=known)
 
+    def forget(self, mix: Mix) -> None:
+        """Unlearn this kind of step: it is predicted as one never met."""
+        self._regimes.pop(_key(mix), None)
+
     # ---- for budgets and admission ----------------------------------------------------
 
     def ratio(self, mix: Mix) -> float:

@@ -20,6 +20,8 @@ from actors.scheduling.queue.order import Order
 from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, Status
 
+_MAX_NAMES = 4096  # from which on the counters are looked through
+
 
 class VirtualTokenCounter(Order):
     """Tenants share the engine in proportion to `weights` (1 where a tenant is not named)."""
@@ -53,14 +55,25 @@ class VirtualTokenCounter(Order):
         if tenant not in self._queues:
             least = self._least_counter()
             floor = self._last_counter if least is None else least
+            if len(self.counters) >= _MAX_NAMES:
+                self._forget(floor)
             self.counters[tenant] = max(self.counters.get(tenant, 0.0), floor)
         self._enter(tenant).append(state)
+
+    def _forget(self, floor: float) -> None:
+        """Drop the counters of tenants that would come back to the floor anyway: names are the
+        clients' own where there are no keys."""
+        self.counters = {
+            tenant: counter
+            for tenant, counter in self.counters.items()
+            if counter > floor or tenant in self._queues or tenant in self._listed
+        }
 
     def adopt(self, state: RequestState) -> None:
         state.rank = (state.request.arrival_s, state.sequence_number)
 
     def restore(self, state: RequestState, now_s: float) -> None:
-        self.counters.setdefault(state.request.tenant, 0.0)
+        self.counters.setdefault(state.request.tenant, self._last_counter)
         self._enter(state.request.tenant).appendleft(state)
 
     def _enter(self, tenant: str) -> deque[RequestState]:

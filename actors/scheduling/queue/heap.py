@@ -13,6 +13,8 @@ from actors.scheduling.queue.order import Order
 from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, Status
 
+_MAX_NAMES = 4096  # tenants whose mean is remembered
+
 
 class HeapOrder(Order):
     """Subclasses give `value`; ties go by order of submission."""
@@ -116,5 +118,7 @@ class ShortestOutput(HeapOrder):
 
     def finish(self, state: RequestState) -> None:
         tenant, length = state.request.tenant, float(state.num_output_tokens)
-        mean = self.means.get(tenant, length)
+        mean = self.means.pop(tenant, length)
+        if len(self.means) >= _MAX_NAMES:  # of clients who name themselves: the longest not seen
+            del self.means[next(iter(self.means))]
         self.means[tenant] = self.memory * mean + (1 - self.memory) * length

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
-from actors.scheduling.plan import TokenLogprobs
 from app.api.context import Context, new_id, objective_of
 from app.api.endpoints.conversation import prompt_tokens, template_messages
-from app.api.endpoints.logprobs import chat_logprobs
+from app.api.endpoints.large import listed_wholes, whole
+from app.api.endpoints.logprobs import ChatColumn, chat_logprobs
 from app.api.endpoints.tool_choice import ToolPlan, plan_tools
 from app.api.generation import Generation, usage_of
 from app.api.http.call import Call
@@ -67,11 +67,10 @@ class Chat:
         context.check_prompt(prompt, "messages")
         grammar = await checked_grammar(grammar, context, grammar_param)
         room = context.engine.card.max_model_len - len(prompt)
-        wanted = body.max_completion_tokens or body.max_tokens or room
         sampling = sampling_params(
             body,
             context,
-            max_tokens=min(wanted, room),
+            max_tokens=_max_tokens(body, context, n, room),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             grammar=grammar,
         )
@@ -82,7 +81,8 @@ class Chat:
             sampling=sampling,
             n=n,
             tenant=call.tenant(body.user),
-            priority=body.priority or 0,
+            cache_salt=call.cache_salt(body.user),
+            priority=call.check_priority(body.priority),
             objective=objective_of(body),
         )
         rules = TextRules(
@@ -95,9 +95,20 @@ class Chat:
         generation = Generation(context, call, [request], rules, stream=bool(body.stream))
         answer = ChatWriter(context, body, completion_id, generation, tools)
         if body.stream:
-            await stream_reply(call, context, generation, answer)
+            await stream_reply(call, generation, answer)
         else:
             await answer.reply(call)
+
+
+def _max_tokens(body: ChatRequest, context: Context, n: int, room: int) -> int:
+    """What may be generated: as asked for, else all that context and answer have room for."""
+    given = body.max_completion_tokens or body.max_tokens
+    if body.logprobs and not body.stream:
+        per_position = n * (1 + (body.top_logprobs or 0))
+        if given:
+            context.check_entries(per_position * min(given, room), "logprobs")
+        room = min(room, max(1, context.options.max_logprob_entries // per_position))
+    return min(given or room, room)
 
 
 class ChatWriter(StreamWriter):
@@ -191,32 +202,30 @@ class ChatWriter(StreamWriter):
 
     async def reply(self, call: Call) -> None:
         """Gather everything and send it."""
-        count = len(self._generation.streams)
-        texts: list[list[str]] = [[] for _ in range(count)]
-        entries: list[list[tuple[TokenLogprobs, int]]] = [[] for _ in range(count)]
-        reasons = [""] * count
+        generation = self._generation
+        texts: list[list[str]] = [[] for _ in generation.streams]
+        columns = [
+            ChatColumn(self._context.text, self._body.top_logprobs or 0) for _ in generation.streams
+        ]
+        reasons = [""] * len(texts)
         async with call.watch_client() as watch:
-            async with aclosing(self._generation.deltas()) as deltas:
+            async with aclosing(generation.deltas()) as deltas:
                 async for delta in deltas:
                     texts[delta.index].append(delta.text)
-                    entries[delta.index].extend(delta.entries)
+                    columns[delta.index].add(delta.entries)
                     reasons[delta.index] = delta.finish_reason or ""
             watch.stop()
             choices = [
-                self._choice(index, "".join(texts[index]), entries[index], reasons[index])
-                for index in range(count)
+                whole(
+                    self._choice(index, "".join(texts[index]), reasons[index]),
+                    logprobs=columns[index].written() if self._body.logprobs else (b"null",),
+                )
+                for index in range(len(texts))
             ]
-            await call.reply_json(
-                {**self._head, "choices": choices, "usage": usage_of(self._generation)}
-            )
+            answer = {**self._head, "usage": usage_of(generation)}
+            await call.reply(200, list(whole(answer, choices=listed_wholes(choices))))
 
-    def _choice(
-        self,
-        index: int,
-        text: str,
-        entries: Sequence[tuple[TokenLogprobs, int]],
-        reason: str,
-    ) -> dict[str, Any]:
+    def _choice(self, index: int, text: str, reason: str) -> dict[str, Any]:
         message: dict[str, Any] = {
             "role": "assistant",
             "content": text,
@@ -234,10 +243,7 @@ class ChatWriter(StreamWriter):
             elif message["content"] is None:
                 message["content"] = ""
             reason = _reason(reason, parser)
-        logprobs = None
-        if self._body.logprobs:
-            logprobs = chat_logprobs(self._context.text, entries, self._body.top_logprobs or 0)
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+        return {"index": index, "message": message, "finish_reason": reason}
 
 
 def _reason(reason: str, parser: ToolCallParser) -> str:

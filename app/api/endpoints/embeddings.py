@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 from actors.scheduling.request import SamplingParams
 from app.api.context import Context, as_list, new_id, objective_of, tokenized
+from app.api.endpoints.large import listed, whole
 from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.schema.other import EmbeddingRequest
@@ -40,7 +41,8 @@ class Embeddings:
                 prompt=tuple(prompt),
                 sampling=SamplingParams(max_tokens=1),
                 tenant=call.tenant(body.user),
-                priority=body.priority or 0,
+                cache_salt=call.cache_salt(body.user),
+                priority=call.check_priority(body.priority),
                 objective=objective_of(body),
                 pooling=body.pooling or "mean",
             )
@@ -49,24 +51,18 @@ class Embeddings:
         async with call.watch_client() as watch:
             vectors = await self._vectors(requests)
             watch.stop()
-            if body.normalize is not False:
-                vectors = [_normalized(vector) for vector in vectors]
-            as_base64 = body.encoding_format == "base64"
-            await call.reply_json(
-                {
-                    "object": "list",
-                    "data": [
-                        {
-                            "object": "embedding",
-                            "index": index,
-                            "embedding": _base64(vector) if as_base64 else list(vector),
-                        }
-                        for index, vector in enumerate(vectors)
-                    ],
-                    "model": context.engine.card.name,
-                    "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-                }
-            )
+            as_base64, normalize = body.encoding_format == "base64", body.normalize is not False
+
+            def shown(numbered: tuple[int, tuple[float, ...]]) -> dict[str, object]:
+                index, vector = numbered
+                vector = _normalized(vector) if normalize else vector
+                embedding = _base64(vector) if as_base64 else list(vector)
+                return {"object": "embedding", "index": index, "embedding": embedding}
+
+            data = await listed(list(enumerate(vectors)), shown, per_slice=4)
+            usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+            answer = {"object": "list", "model": context.engine.card.name, "usage": usage}
+            await call.reply(200, list(whole(answer, data=data)))
 
     async def _vectors(self, requests: Sequence[GenerationRequest]) -> list[tuple[float, ...]]:
         """Every prompt's vector; one failure ends them all."""

@@ -1,14 +1,27 @@
-"""Log-probabilities in the two shapes OpenAI gives them."""
+"""Log-probabilities in the two shapes OpenAI gives them.
+
+An answer may hold hundreds of thousands of entries. Of a whole answer they are written as they
+come (`ChatColumn`, `Columns`), so that neither their objects pile up nor one long piece of work
+stops the streams of the process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from actors.scheduling.plan import TokenLogprobs
+from app.api.endpoints.large import listed_wholes
 from app.text.processor import TextProcessor
 
+Entries = Sequence[tuple[TokenLogprobs, int]]
+PromptEntries = Sequence[tuple[int, TokenLogprobs | None]]
+
 _FLOOR = -9999.0  # stands for a probability of zero: JSON has no infinity
+_SLICE: Final = 2000  # entries written before others have their turn: a few milliseconds
+_NAMES: Final = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 def token_name(text: TextProcessor, token: int) -> str:
@@ -24,41 +37,72 @@ def _finite(logprob: float) -> float:
     return max(float(logprob), _FLOOR)
 
 
-def completion_logprobs(
-    text: TextProcessor,
-    entries: Sequence[tuple[TokenLogprobs, int]],
-    prompt: Sequence[tuple[int, TokenLogprobs | None]] | None,
-    num_top: int,
-    offset: int,
-) -> dict[str, Any]:
-    """The four parallel lists of /v1/completions.
+# ---- /v1/completions ----------------------------------------------------------------------
 
-    prompt: (token, its log-probabilities) when the prompt is echoed; the first has none.
-    offset: characters before the continuation's own text.
-    """
-    tokens: list[str] = []
-    logprobs: list[float | None] = []
-    tops: list[dict[str, float] | None] = []
-    offsets: list[int] = []
-    if prompt is not None:
+
+class Columns:
+    """The four parallel lists of /v1/completions, already written. num_top: as asked for."""
+
+    def __init__(self, text: TextProcessor, num_top: int) -> None:
+        self._text = text
+        self._num_top = num_top
+        self._parts: tuple[list[bytes], ...] = ([], [], [], [])  # in the order of _NAMES
+
+    def add(self, entries: Entries, offset: int) -> None:
+        """offset: characters before the continuation's own text."""
+        if entries:
+            self._write(completion_logprobs(self._text, entries, self._num_top, offset))
+
+    async def add_prompt(self, prompt: PromptEntries) -> None:
+        """(token, its log-probabilities) of an echoed prompt; the first token has none."""
+        text, num_top = self._text, self._num_top
         detokenizer = text.detokenizer(skip_special_tokens=True)
-        num_chars = 0
-        for token, found in prompt:
-            tokens.append(token_name(text, token))
-            logprobs.append(None if found is None else _finite(found.logprob))
-            tops.append(None if found is None else _top(text, found, num_top))
-            offsets.append(num_chars)
-            num_chars += len(detokenizer.push([token]))
-    for found, start in entries:
-        tokens.append(token_name(text, found.token))
-        logprobs.append(_finite(found.logprob))
-        tops.append(_top(text, found, num_top))
-        offsets.append(offset + start)
+        num_chars, per_slice = 0, max(1, _SLICE // (1 + num_top))
+        for start in range(0, len(prompt), per_slice):
+            part = prompt[start : start + per_slice]
+            offsets = []
+            for token, _ in part:
+                offsets.append(num_chars)
+                num_chars += len(detokenizer.push([token]))
+            self._write(
+                {
+                    "tokens": [token_name(text, token) for token, _ in part],
+                    "token_logprobs": [None if f is None else _finite(f.logprob) for _, f in part],
+                    "top_logprobs": [None if f is None else _top(text, f, num_top) for _, f in part]
+                    if num_top
+                    else None,
+                    "text_offset": offsets,
+                }
+            )
+            await asyncio.sleep(0)
+
+    def _write(self, lists: dict[str, Any]) -> None:
+        for parts, name in zip(self._parts, _NAMES, strict=True):
+            if lists[name] is not None:
+                parts.append(json.dumps(lists[name])[1:-1].encode())
+
+    def followed_by(self, others: Columns) -> Iterator[bytes]:
+        """JSON of these lists and then the others'."""
+        for number, name in enumerate(_NAMES):
+            yield f'{", " if number else "{"}"{name}": '.encode()
+            if name == "top_logprobs" and not self._num_top:
+                yield b"null"
+            else:
+                yield from listed_wholes(
+                    [p] for p in [*self._parts[number], *others._parts[number]]
+                )
+        yield b"}"
+
+
+def completion_logprobs(
+    text: TextProcessor, entries: Entries, num_top: int, offset: int
+) -> dict[str, Any]:
+    """The lists of a continuation's tokens. offset: characters before the continuation's text."""
     return {
-        "tokens": tokens,
-        "token_logprobs": logprobs,
-        "top_logprobs": tops if num_top else None,
-        "text_offset": offsets,
+        "tokens": [token_name(text, found.token) for found, _ in entries],
+        "token_logprobs": [_finite(found.logprob) for found, _ in entries],
+        "top_logprobs": [_top(text, found, num_top) for found, _ in entries] if num_top else None,
+        "text_offset": [offset + start for _, start in entries],
     }
 
 
@@ -69,9 +113,29 @@ def _top(text: TextProcessor, found: TokenLogprobs, num_top: int) -> dict[str, f
     return top
 
 
-def chat_logprobs(
-    text: TextProcessor, entries: Sequence[tuple[TokenLogprobs, int]], num_top: int
-) -> dict[str, Any]:
+# ---- /v1/chat/completions -----------------------------------------------------------------
+
+
+class ChatColumn:
+    """The `logprobs` object of /v1/chat/completions, already written."""
+
+    def __init__(self, text: TextProcessor, num_top: int) -> None:
+        self._text = text
+        self._num_top = num_top
+        self._parts: list[bytes] = []
+
+    def add(self, entries: Entries) -> None:
+        if entries:
+            content = chat_logprobs(self._text, entries, self._num_top)["content"]
+            self._parts.append(json.dumps(content)[1:-1].encode())
+
+    def written(self) -> Iterator[bytes]:
+        yield b'{"content": '
+        yield from listed_wholes([part] for part in self._parts)
+        yield b', "refusal": null}'
+
+
+def chat_logprobs(text: TextProcessor, entries: Entries, num_top: int) -> dict[str, Any]:
     """The `content` list of /v1/chat/completions."""
     return {
         "content": [

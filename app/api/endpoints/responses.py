@@ -77,7 +77,8 @@ class Responses:
             prompt=tuple(prompt),
             sampling=sampling,
             tenant=call.tenant(body.user),
-            priority=body.priority or 0,
+            cache_salt=call.cache_salt(body.user),
+            priority=call.check_priority(body.priority),
             objective=objective_of(body),
         )
         rules = TextRules(
@@ -89,7 +90,7 @@ class Responses:
         generation = Generation(context, call, [request], rules, stream=bool(body.stream))
         writer = ResponseWriter(context, body, response_id, generation, tools)
         if body.stream:
-            await stream_reply(call, context, generation, writer)
+            await stream_reply(call, generation, writer)
             return
         async with call.watch_client() as watch:
             async with aclosing(generation.deltas()) as deltas:

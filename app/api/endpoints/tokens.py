@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.api.context import Context
 from app.api.endpoints.conversation import prompt_tokens, template_messages
+from app.api.endpoints.large import listed, whole
 from app.api.endpoints.logprobs import token_name
 from app.api.http.call import Call
 from app.api.http.errors import invalid
@@ -34,15 +35,12 @@ class Tokens:
                 tools=[tool.model_dump(exclude_none=True) for tool in body.tools or []],
                 add_generation_prompt=body.add_generation_prompt,
             )
-        names = [token_name(context.text, t) for t in tokens] if body.return_token_strs else None
-        await call.reply_json(
-            {
-                "tokens": tokens,
-                "count": len(tokens),
-                "max_model_len": context.engine.card.max_model_len,
-                "token_strs": names,
-            }
-        )
+        names = [b"null"]
+        if body.return_token_strs:
+            names = await listed(tokens, lambda token: token_name(context.text, token))
+        content = {"count": len(tokens), "max_model_len": context.engine.card.max_model_len}
+        written = whole(content, tokens=await listed(tokens), token_strs=names)
+        await call.reply(200, list(written))
 
     async def detokenize(self, call: Call) -> None:
         """The text of token ids."""
@@ -50,5 +48,7 @@ class Tokens:
         body = await call.read_json(DetokenizeRequest)
         context.check_model(body.model)
         context.check_ids(body.tokens, "tokens")
-        text = context.text.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
+        text = await context.text.decode_aside(
+            body.tokens, skip_special_tokens=body.skip_special_tokens
+        )
         await call.reply_json({"prompt": text})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
@@ -13,11 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from app.api.http.errors import ApiError, from_engine
 from app.api.http.options import ApiOptions
-from app.api.http.server import BODY_WRITER, TRANSPORT, BodyWriter
+from app.api.http.server import BODY_WRITER, BodyWriter
 from app.api.http.validation import parse_body
 from app.engine.client import EngineError
 
-_LOOK_EVERY_S: Final = 1.0
+_PART_BYTES: Final = 1 << 18  # of a response that are sent at a time
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -48,8 +48,33 @@ class Call:
         return str(self.scope["state"].get("key_name", ""))
 
     def tenant(self, user: str | None) -> str:
-        """What shares fairly: the key's holder, and each `user` below it."""
+        """Who has limits and a fair share: the key's holder, whatever `user` it names; without keys
+        nobody else tells clients apart."""
+        return self.key_name or user or ""
+
+    def cache_salt(self, user: str | None) -> str:
+        """Whose prompts may be found in the prefix cache: nobody else's."""
         return "/".join(part for part in (self.key_name, user) if part)
+
+    def check_admin(self) -> None:
+        """Raises 403 unless who calls may change settings: a key that is told so, or without any
+        keys whoever can reach a server of this machine alone."""
+        allowance = self.scope["state"].get("allowance")
+        if not (self.options.is_local if allowance is None else allowance.is_admin):
+            raise ApiError(
+                403,
+                "Settings are changed with a key that has `admin: true` (api.api_keys), or without "
+                "keys on a loopback address.",
+                code="admin_only",
+            )
+
+    def check_priority(self, priority: int | None) -> int:
+        """What the key may ask for; raises 403 naming the limit."""
+        allowance = self.scope["state"].get("allowance")
+        limit = None if allowance is None else allowance.max_priority
+        if limit is not None and (priority or 0) > limit:
+            raise ApiError(403, f"This key may ask for at most priority {limit}.", "priority")
+        return priority or 0
 
     def admit_tokens(self, num_prompt_tokens: int) -> None:
         """Take the prompt from the key's token allowance; raises 429 when it is used up."""
@@ -113,12 +138,6 @@ class Call:
         """For parts of a streamed body that must not wait; None where the server has none."""
         return self.scope.get(BODY_WRITER)
 
-    def abort(self) -> None:
-        """Drop the connection at once, unsent bytes included."""
-        transport = self.scope.get(TRANSPORT)
-        if transport is not None:
-            transport.abort()
-
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         """Send the response's head."""
         self.started = True
@@ -137,22 +156,48 @@ class Call:
     async def reply(
         self,
         status: int,
-        body: bytes,
+        body: bytes | Sequence[bytes],
         headers: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> None:
-        """Send a whole response."""
-        head = {"content-type": content_type, "content-length": str(len(body)), **(headers or {})}
+        """Send a whole response; a large one in parts, as the client takes them.
+
+        body: in any parts, which are sent one behind the other.
+        """
+        parts = [body] if isinstance(body, bytes) else body
+        num_bytes = sum(map(len, parts))
+        head = {"content-type": content_type, "content-length": str(num_bytes), **(headers or {})}
         await self.start(status, head)
-        await self.send(body, more=False)
+        last = b""
+        for part in _of_a_size(parts):
+            if last:
+                await self.send(last)
+            last = part
+        await self.send(last, more=False)
 
     async def reply_json(self, content: Any) -> None:
-        """Send 200 with this content."""
+        """Send 200 with this content, which must be small: it is written in one go."""
         await self.reply(200, json.dumps(content, allow_nan=False).encode())
 
     async def reply_error(self, error: ApiError) -> None:
         """Send the error object with its status."""
         await self.reply(error.status, error.body(), error.all_headers())
+
+
+def _of_a_size(parts: Sequence[bytes]) -> Iterator[bytes]:
+    """The same bytes, in parts of _PART_BYTES and a last one."""
+    gathered: list[bytes] = []
+    num_bytes = 0
+    for part in parts:
+        for start in range(0, len(part), _PART_BYTES):
+            piece = part[start : start + _PART_BYTES]
+            gathered.append(piece)
+            num_bytes += len(piece)
+            if num_bytes >= _PART_BYTES:
+                yield b"".join(gathered)
+                gathered.clear()
+                num_bytes = 0
+    yield b"".join(gathered)
 
 
 def _too_large(limit: int) -> ApiError:
@@ -201,57 +246,6 @@ class ClientWatch:
         self._gone = True
         if self._task is not None:
             self._task.cancel()
-
-
-class SlowReader:
-    """One stream's entry. sending_since_s: start of the pending send, 0 when none."""
-
-    __slots__ = ("dropped", "sending_since_s", "task")
-
-    def __init__(self, task: asyncio.Task[Any]) -> None:
-        self.task = task
-        self.sending_since_s = 0.0
-        self.dropped = False
-
-
-class SlowReaders:
-    """Drops clients that stop reading, at no cost per token: a timer per send would cost more than
-    the send, so each stream notes when its pending send began, and one timer looks at all.
-
-    All streams now open; cancels the task of one whose send takes longer than timeout_s."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._open: set[SlowReader] = set()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self) -> SlowReader:
-        """Watch the current task's stream."""
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("a stream needs a running task")
-        entry = SlowReader(task)
-        self._open.add(entry)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(
-                min(_LOOK_EVERY_S, self._timeout_s), self._look
-            )
-        return entry
-
-    def remove(self, entry: SlowReader) -> None:
-        """The stream is over."""
-        self._open.discard(entry)
-
-    def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        oldest_s = loop.time() - self._timeout_s
-        for entry in self._open:
-            if 0.0 < entry.sending_since_s < oldest_s and not entry.dropped:
-                entry.dropped = True
-                entry.task.cancel()
-        self._timer = (
-            loop.call_later(min(_LOOK_EVERY_S, self._timeout_s), self._look) if self._open else None
-        )
 
 
 class Log(Protocol):

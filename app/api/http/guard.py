@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.http.audit import Audit
 from app.api.http.errors import ApiError
 from app.api.http.keys import KeyRing
 from app.api.http.options import ApiOptions
@@ -24,13 +25,16 @@ _EXPOSED: Final = (b"access-control-expose-headers", b"retry-after, x-request-id
 class Guard:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, options: ApiOptions, keys: KeyRing | None) -> None:
+    def __init__(
+        self, app: ASGIApp, options: ApiOptions, keys: KeyRing | None, audit: Audit
+    ) -> None:
         """keys: None where the server asks for none."""
         self._app = app
         self._options = options
         self._keys = keys
         self._origins = frozenset(options.allowed_origins)
         self._hosts = frozenset(host.lower() for host in options.allowed_hosts)
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -72,6 +76,7 @@ class Guard:
                 state["allowance"] = allowance
                 state["key_name"] = allowance.name
         except ApiError as error:
+            self._audit.refused(scope, error.status, error.message)
             await send_error(error, send_marked)
             return
         await self._app(inner, receive, send_marked)
@@ -86,13 +91,15 @@ class Guard:
             raise ApiError(431, f"Headers larger than {self._options.max_header_bytes} bytes.")
 
     def _check_host(self, host: str) -> None:
-        if self._hosts:
+        if self._hosts and "*" not in self._hosts:
             try:
                 name = urlsplit("//" + host).hostname
             except ValueError:  # "[" without "]"
                 name = None
             if (name or "").lower() not in self._hosts:
-                raise ApiError(403, "This host name is not served here.")
+                raise ApiError(
+                    403, "This host name is not served here (setting api.allowed_hosts)."
+                )
 
     def _check_origin(self, origin: str, host: str) -> None:
         """A page of another site must not be able to use a visitor's access to this server."""

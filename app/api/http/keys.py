@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from app.api.http.errors import ApiError
 from app.api.http.options import KeyLimits
@@ -46,6 +48,8 @@ class Allowance:
 
     def __init__(self, name: str, limits: KeyLimits, clock: Callable[[], float]) -> None:
         self.name = name
+        self.is_admin = limits.admin
+        self.max_priority = limits.max_priority
         requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
         self._requests = None if requests is None else TokenBucket(requests, clock)
         self._tokens = None if tokens is None else TokenBucket(tokens, clock)
@@ -77,6 +81,24 @@ class Allowance:
         bucket.charge(amount)
 
 
+def read_key(written: str) -> str:
+    """The key itself, which may lie in a variable or a file; raises ValueError naming which."""
+    kind, _, name = written.partition(":")
+    if kind == "env":
+        key = os.environ.get(name, "")
+    elif kind == "file":
+        try:
+            key = Path(name).read_text().strip()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ValueError(f"api.api_keys: {written}: {reason}") from error
+    else:
+        return written
+    if not key:
+        raise ValueError(f"api.api_keys: {written}: there is no key in it")
+    return key
+
+
 class KeyRing:
     """All keys of this server."""
 
@@ -84,8 +106,8 @@ class KeyRing:
         self, keys: Mapping[str, KeyLimits], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._allowances: list[tuple[bytes, Allowance]] = []
-        for key, limits in keys.items():
-            digest = hashlib.sha256(key.encode()).digest()
+        for written, limits in keys.items():
+            digest = hashlib.sha256(read_key(written).encode()).digest()
             self._allowances.append((digest, Allowance("key-" + digest.hex()[:8], limits, clock)))
 
     def admit(self, authorization: bytes | None) -> Allowance:

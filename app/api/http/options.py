@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
+LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 # As a browser sends it; a page of a file has the origin "null", which every site can take on.
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+")
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What one API key may use, per minute; None means no limit of that kind."""
+    """What one API key may do; None means no limit of that kind.
+
+    admin: may change settings (`POST /console/settings`). max_priority: that it may ask for.
+    """
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None  # prompt and completion together
+    admin: bool = False
+    max_priority: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("requests_per_minute", "tokens_per_minute"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name}: must be positive and finite")
 
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
     """Settings of the HTTP API. Every limit has a status: 400, 408, 413, 429 or 431.
 
-    api_keys: key -> its limits; empty means that no key is asked for.
+    api_keys: key -> its limits; empty means that no key is asked for. A key written `env:NAME` or
+    `file:PATH` is what that variable or file holds where the replica runs.
     public_paths: reachable without a key (exact paths).
     allowed_origins: browser origins ("https://host:port") beside the server's own whose pages may
     send requests and read the answers; "*" for all. The keys remain the guard of other clients.
-    allowed_hosts: accepted Host headers (without port); empty accepts all.
+    allowed_hosts: accepted Host headers (without port), "*" for all; empty accepts all, but where
+    the server listens on a loopback address only that machine's own names.
     """
 
     # Read as a part of the YAML's settings, where an unknown key is an error.
@@ -44,6 +61,7 @@ class ApiOptions:
     max_header_count: int = 100
     body_timeout_s: float = 20.0  # for the whole body to arrive
     send_timeout_s: float = 20.0  # a reader that takes nothing for so long is dropped
+    max_connections: int = 8192  # of a replica that answers HTTP itself
     max_concurrent_requests: int = 1024  # generations at a time in this replica
     unavailable_retry_s: float = 2.0
 
@@ -56,6 +74,7 @@ class ApiOptions:
     max_stop_chars: int = 256
     max_stop_token_ids: int = 64
     max_logprobs: int = 20
+    max_logprob_entries: int = 200_000  # of one answer: tokens x (1 + alternatives)
     max_logit_bias: int = 1024
     max_grammar_chars: int = 64 << 10
     max_embedding_inputs: int = 256
@@ -67,3 +86,26 @@ class ApiOptions:
                     f"allowed_origins: {origin!r} is no origin: write http://host or "
                     "https://host:port, in lower case and with nothing behind it, or *"
                 )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine's own names are served."""
+        return bool(self.allowed_hosts) and all(_is_loopback(host) for host in self.allowed_hosts)
+
+
+def at_address(options: ApiOptions, host: str) -> ApiOptions:
+    """The options of a server that listens on this host: on loopback nobody's else name is its own.
+
+    Else any page could give its own name this machine's address (DNS rebinding), and read answers
+    and change settings as if it came from here.
+    """
+    if options.allowed_hosts or not _is_loopback(host):
+        return options
+    return replace(options, allowed_hosts=tuple(dict.fromkeys((*LOOPBACK_HOSTS, host))))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name
+        return False

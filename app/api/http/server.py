@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 from email.utils import formatdate
+from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 import uvicorn
@@ -21,13 +23,17 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from app.api.http.errors import ApiError
+from app.api.http.stalled import StalledClients
+
 logger = logging.getLogger("legato.http")
 
 KEEP_ALIVE_S: Final = 30  # an idle connection's life between two requests
 HEAD_LIMIT_S: Final = 30.0
 MAX_HEAD_BYTES: Final = 1 << 16
-
-
+LINGER_S: Final = 5.0  # for a client to send the rest of a body that nobody reads any more
+_MOST_FILES: Final = 1 << 16
+_SPARE_FILES: Final = 512  # for everything that is no connection
 # With these a client could switch off the notice of its own disconnect, or set Serve's deadline.
 INTERNAL_HEADERS: Final = frozenset(
     {b"x-request-disconnect-disabled", b"x-request-timeout-seconds"}
@@ -60,13 +66,23 @@ def entered(scope: Scope, send: Send) -> Scope:
 
 
 class Ingress:
-    """ASGI middleware, outermost."""
+    """ASGI middleware, outermost. stalled: what drops clients that stop reading, if it is here."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, stalled: StalledClients | None = None) -> None:
         self._app = app
+        self._stalled = stalled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(entered(scope, send), receive, send)
+        scope = entered(scope, send)
+        transport = scope.get(TRANSPORT)
+        if transport is None or self._stalled is None:
+            await self._app(scope, receive, send)
+            return
+        self._stalled.enter(transport)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._stalled.leave(transport)
 
 
 def transport_of(send: Send) -> Any:
@@ -93,6 +109,20 @@ def middlewares() -> list[Middleware]:
     return [Middleware(Ingress)]
 
 
+class _Config(uvicorn.Config):
+    max_connections: int | None = None
+
+
+def _num_files() -> int:
+    """How many files this process may hold open, raised as far as it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
+
+
 class HttpServer:
     """An HTTP server on the running event loop.
 
@@ -100,9 +130,9 @@ class HttpServer:
     predecessor, which accepts nothing any more, still finishes its streams.
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, *, max_connections: int = 8192) -> None:
         self._address = (host, port)
-        config = uvicorn.Config(
+        config = _Config(
             app,
             http=RequestProtocol,
             ws="none",
@@ -112,6 +142,7 @@ class HttpServer:
             access_log=False,
             timeout_keep_alive=KEEP_ALIVE_S,
         )
+        config.max_connections = min(max_connections, _num_files() - _SPARE_FILES)
         config.load()
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
@@ -156,11 +187,20 @@ class RequestProtocol(HttpToolsProtocol):
     """uvicorn's, with limits to the size and the age of a request's head, which it lacks."""
 
     _in_head = True
+    _is_body_read = True
     _num_head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        limit = getattr(self.config, "max_connections", None)
+        if limit is not None and len(self.connections) > limit:
+            self._refuse(
+                ApiError(
+                    503, "Too many connections are open.", code="overloaded", retry_after_s=1.0
+                )
+            )
+            return
         self._expect_head()
 
     def on_message_begin(self) -> None:
@@ -169,7 +209,7 @@ class RequestProtocol(HttpToolsProtocol):
         self._expect_head()
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head, self._is_body_read = False, False
         self._expect_head(False)
         now = formatdate(usegmt=True).encode()
         self.server_state.default_headers = [(b"date", now)]
@@ -177,12 +217,25 @@ class RequestProtocol(HttpToolsProtocol):
         cycle = self.cycle
         cycle.scope[BODY_WRITER] = _ConnectionWriter(cycle)  # type: ignore[typeddict-unknown-key]
 
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._is_body_read = True
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._is_body_read:
+            self.loop.call_later(LINGER_S, self._end_unread, self.cycle)
+
+    def _end_unread(self, cycle: RequestResponseCycle) -> None:
+        if self.cycle is cycle and not self._is_body_read:
+            self.transport.close()
+
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._in_head:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self.send_400_response("The head of the request is too large.")
+                self._refuse(ApiError(431, f"The head is larger than {MAX_HEAD_BYTES} bytes."))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_head(False)
@@ -194,4 +247,23 @@ class RequestProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
         if expected:
-            self._head_timer = self.loop.call_later(HEAD_LIMIT_S, self.transport.close)
+            self._head_timer = self.loop.call_later(HEAD_LIMIT_S, self._end_head)
+
+    def _end_head(self) -> None:
+        if self._num_head_bytes:
+            self._refuse(ApiError(408, f"The head did not arrive within {HEAD_LIMIT_S:g} s."))
+        else:
+            self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer ahead of any application, and let the connection go."""
+        body = error.body()
+        lines = [
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            "connection: close",
+            *(f"{name}: {value}" for name, value in error.all_headers().items()),
+        ]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+        self.transport.close()

@@ -98,7 +98,8 @@ class Tiles {
     if (in_place_) {
       find(partition, begin, stop, keys, values);
       for (int t = begin; is_int8() && t < stop; ++t) {
-        load_scales(t, partition * kPartition + t * kTile);
+        const int position = partition * kPartition + t * kTile;
+        load_scales(t, position, length - position);
       }
       return;
     }
@@ -153,13 +154,17 @@ class Tiles {
  private:
   static constexpr int kTilesAhead = 3;  // being fetched while one is converted
 
-  // Of a whole tile.
-  void load_scales(int t, int position) {
+  // Of a whole tile. What an earlier owner of the block left behind the last token counts nothing:
+  // it would be multiplied with weight zero, but zero times infinity is not zero.
+  void load_scales(int t, int position, int num_tokens) {
     const int offset = position % layout_.block_size;
     const uint8_t* head = layout_.head(cache_, table_[position / layout_.block_size], kv_head_);
     const uint8_t* scales = head + layout_.scale_offset;
     std::memcpy(key_scales + t * kTile, scales + 4 * offset, 4 * kTile);
     std::memcpy(value_scales + t * kTile, scales + 4 * (layout_.block_size + offset), 4 * kTile);
+    for (int i = num_tokens < 0 ? 0 : num_tokens; i < kTile; ++i) {
+      key_scales[t * kTile + i] = value_scales[t * kTile + i] = 0.0f;
+    }
   }
 
   void gather(int t, int position, int num_tokens) {
@@ -177,7 +182,7 @@ class Tiles {
       const uint8_t* head = layout_.head(cache_, table_[position / layout_.block_size], kv_head_);
       key_source = head + layout_.key_offset(offset);
       value_source = head + layout_.value_row_offset(offset);
-      if (is_int8()) load_scales(t, position);
+      if (is_int8()) load_scales(t, position, num_tokens);
     } else {
       uint8_t* raw = converts_ ? reinterpret_cast<uint8_t*>(scratch_.raw) : key_target;
       uint8_t* raw_values = converts_ ? raw + kTile * dim * 4 : value_target;

@@ -23,6 +23,9 @@ namespace {
 // idle engine leaves the cores to other processes.
 constexpr auto kSpinTime = std::chrono::microseconds(40);
 constexpr int kPausesPerClockRead = 32;
+// Tasks take a fraction of this: a worker that is away for longer has lost its core to another
+// process, and a caller that goes on spinning keeps it from moving to this one.
+constexpr auto kPatience = std::chrono::milliseconds(1);
 constexpr int kMaxThreads = 256;
 
 thread_local int t_thread = -1;  // this thread's index while it runs a task, else -1
@@ -110,6 +113,7 @@ void Pool::work(int thread, uint32_t generation) {
       sleep_until_work(generation);
       continue;
     }
+    leave_callers_core();
     while (generation_.load(std::memory_order_acquire) == generation && claim_and_run(thread)) {
     }
   }
@@ -126,7 +130,12 @@ bool Pool::claim_and_run(int thread) {
   t_thread = thread;
   call_(context_, task, thread);
   t_thread = -1;
-  done_.fetch_add(1, std::memory_order_release);
+  // Read first: once this task is counted, the field may be the next job's.
+  const uint32_t num_tasks = static_cast<uint32_t>(num_tasks_);
+  // Either the caller sees this count before it sleeps, or its intent to sleep is seen here.
+  if (done_.fetch_add(1) + 1 == num_tasks && caller_sleeps_.load()) {
+    syscall(SYS_futex, &done_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+  }
   return true;
 }
 
@@ -160,6 +169,7 @@ void Pool::dispatch(int64_t num_tasks, Call call, void* context) {
     return;
   }
   if (!started_) start_workers();
+  caller_cpu_.store(sched_getcpu(), std::memory_order_relaxed);
   call_ = call;
   context_ = context;
   num_tasks_ = num_tasks;
@@ -169,8 +179,40 @@ void Pool::dispatch(int64_t num_tasks, Call call, void* context) {
   if (sleepers_.load() > 0) wake_workers();
   while (claim_and_run(0)) {
   }
+  await_done(static_cast<uint32_t>(num_tasks));
+}
+
+void Pool::await_done(uint32_t num_tasks) {
   const auto finished = [&] { return done_.load(std::memory_order_acquire) == num_tasks; };
-  while (!spin(finished)) sched_yield();
+  const auto begin = std::chrono::steady_clock::now();
+  while (!spin(finished)) {
+    if (std::chrono::steady_clock::now() - begin < kPatience) {
+      sched_yield();
+      continue;
+    }
+    caller_sleeps_.store(true);
+    const uint32_t done = done_.load();
+    if (done != num_tasks) {
+      syscall(SYS_futex, &done_, FUTEX_WAIT_PRIVATE, done, nullptr, nullptr, 0);
+    }
+    caller_sleeps_.store(false);
+  }
+}
+
+// A burst of wake-ups elsewhere can leave a worker on its caller's core, where Linux lets the two
+// take turns for hundreds of milliseconds, because neither sleeps for long enough to be moved:
+// steps then take twice as long.
+void Pool::leave_callers_core() {
+  const int cpu = sched_getcpu();
+  if (cpu != caller_cpu_.load(std::memory_order_relaxed)) return;
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+  cpu_set_t others = allowed;
+  CPU_CLR(cpu, &others);
+  if (CPU_COUNT(&others) == 0) return;
+  // The first call moves this thread at once, the second leaves it free to be moved again.
+  sched_setaffinity(0, sizeof(others), &others);
+  sched_setaffinity(0, sizeof(allowed), &allowed);
 }
 
 }  // namespace legato

@@ -3,6 +3,8 @@
 // One pool per process. The calling thread works too, tasks are claimed one by one from an atomic
 // counter (so a core lost to another process costs one task, not a whole share), and a thread
 // without work spins for some tens of microseconds and then sleeps: an idle pool costs no CPU.
+// A caller that waits long sleeps too, and a worker leaves its caller's core, so that a thread which
+// lost its core to another process finds the free one.
 #pragma once
 
 #include <atomic>
@@ -48,17 +50,21 @@ class Pool {
   void start_workers();
   void sleep_until_work(uint32_t generation);
   void wake_workers();
+  void await_done(uint32_t num_tasks);
+  void leave_callers_core();
   static void after_fork_in_child();
 
   // Epoch of the job in the high half, unclaimed tasks in the low half. A claim is a
   // compare-and-swap, so it can only succeed on the job it was read from, and that job's fields
   // below stay as they are until its last claimed task is counted in done_.
   alignas(64) std::atomic<uint64_t> claims_{0};
-  alignas(64) std::atomic<int64_t> done_{0};
+  alignas(64) std::atomic<uint32_t> done_{0};  // futex word of a caller that sleeps
+  std::atomic<bool> caller_sleeps_{false};
   alignas(64) std::atomic<uint32_t> wakes_{0};  // futex word, changes at each wake-up
   std::atomic<int> sleepers_{0};
 
-  alignas(64) Call call_ = nullptr;
+  alignas(64) std::atomic<int> caller_cpu_{-1};  // where the job was dispatched
+  Call call_ = nullptr;
   void* context_ = nullptr;
   int64_t num_tasks_ = 0;
 

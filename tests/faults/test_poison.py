@@ -14,7 +14,7 @@ import pytest
 from actors.transport.messages import Readiness
 from app.engine.client import EngineUnavailable, GenerationFailed
 from app.engine.live import LiveEngine
-from tests.live.faulty_stage import BREAK, KILL, RAISE, FaultyScheduler
+from tests.faults.faulty_stage import BREAK, KILL, RAISE, FaultyScheduler
 from tests.live.reference import ask, expected, make_prompts, settled
 
 pytestmark = pytest.mark.ray
@@ -22,7 +22,7 @@ LENGTHS = (3, 17, 40, 60, 5, 81)
 MAX_TOKENS = 60
 
 
-async def test_nothing_is_lost_but_the_culprits(
+async def test_rows_2_and_10_nothing_is_lost_but_the_culprits(
     make_engine: Callable[..., LiveEngine],
     tiny_model: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,

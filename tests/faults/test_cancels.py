@@ -32,7 +32,7 @@ async def read(engine: LiveEngine, prompt: tuple[int, ...], leave_after: int | N
     return tokens
 
 
-async def test_random_cancels(
+async def test_row_14_random_cancels(
     make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path]
 ) -> None:
     engine = make_engine(
@@ -62,7 +62,7 @@ async def test_random_cancels(
         await engine.close()
 
 
-async def test_cancel_by_task_while_an_iteration_is_in_flight(
+async def test_row_8_cancel_by_task_while_an_iteration_is_in_flight(
     make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path]
 ) -> None:
     """A hundred callers cancelled mid-await: the graph stays usable."""

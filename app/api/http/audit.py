@@ -1,0 +1,75 @@
+"""Who was refused, and who changed what: lines of the logger `legato.audit`.
+
+Keys are named by a digest, never written. Refusals are counted, and told of once a second at most,
+so that a flood of them fills no disk.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from starlette.types import Scope
+
+_log = logging.getLogger("legato.audit")
+_TOLD: Final = frozenset({401, 403})
+_EVERY_S: Final = 1.0
+_MAX_CHARS: Final = 1000
+
+
+class Audit:
+    """Of one replica."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told_s = -_EVERY_S
+        self._num_untold = 0
+
+    def refused(self, scope: Scope, status: int, message: str) -> None:
+        """A request was turned away; told of for want of a key, a role, a known origin or host."""
+        if status not in _TOLD:
+            return
+        now_s = self._clock()
+        if now_s - self._told_s < _EVERY_S:
+            self._num_untold += 1
+            return
+        more = f" (and {self._num_untold} others)" if self._num_untold else ""
+        self._told_s, self._num_untold = now_s, 0
+        _log.warning(
+            "refused %d %s %s from %s key %s: %s%s",
+            status,
+            scope["method"],
+            _printable(scope["path"]),
+            _client(scope),
+            _key_name(scope),
+            _printable(message),
+            more,
+        )
+
+
+def note_change(scope: Scope, changes: Mapping[str, Any], problem: str | None) -> None:
+    """Settings were changed, or were not for this reason."""
+    _log.warning(
+        "settings %s by key %s from %s: %s",
+        "changed" if problem is None else f"refused ({_printable(problem)})",
+        _key_name(scope),
+        _client(scope),
+        _printable(json.dumps(changes, default=str)),
+    )
+
+
+def _client(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else "?"
+
+
+def _key_name(scope: Scope) -> str:
+    return str((scope.get("state") or {}).get("key_name") or "none")
+
+
+def _printable(text: str) -> str:
+    """No line breaks or control characters: a client's text must not look like a line of ours."""
+    return "".join(c if c.isprintable() else "?" for c in text[:_MAX_CHARS])

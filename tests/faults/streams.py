@@ -1,0 +1,82 @@
+"""Streams over HTTP whose tokens are timed, and what happens meanwhile."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from tests.faults.surroundings import completion
+from tests.serve.server_process import Server
+
+
+@dataclass
+class Streamed:
+    text: str = ""
+    ends: list[str] = field(default_factory=list)  # the last lines
+    longest_gap_s: float = 0.0
+
+
+def stream_all(
+    server: Server,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    strike: Callable[[], Any] = lambda: None,
+    **more: Any,
+) -> list[Streamed]:
+    """All at once; `strike` falls when every one of them has had a token."""
+    barrier = threading.Barrier(len(prompts), action=strike)
+
+    def read(prompt: Sequence[int]) -> Streamed:
+        found, last_s = Streamed(), 0.0
+        body = completion(server, prompt, max_tokens, stream=True, **more)
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+            assert answer.status_code == 200, answer.read()
+            for line in answer.iter_lines():
+                if not line.startswith("data: "):
+                    continue
+                now_s = time.monotonic()
+                found.longest_gap_s = max(found.longest_gap_s, now_s - last_s if last_s else 0.0)
+                last_s = now_s
+                found.ends = [*found.ends[-1:], line]
+                if line != "data: [DONE]":
+                    event = json.loads(line[6:])
+                    assert "error" not in event, line
+                    is_first = not found.text
+                    found.text += event["choices"][0]["text"]
+                    if is_first and found.text:
+                        barrier.wait(30)
+        return found
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(read, prompts))
+
+
+@contextmanager
+def probing(server: Server) -> Iterator[list[float]]:
+    """Ask /live all the while; how long each answer took, in seconds."""
+    waits_s: list[float] = []
+    over = threading.Event()
+
+    def probe() -> None:
+        with httpx.Client() as client:
+            while not over.is_set():
+                begin_s = time.monotonic()
+                assert client.get(f"{server.url}/live", timeout=60).status_code == 200
+                waits_s.append(time.monotonic() - begin_s)
+                over.wait(0.005)
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(probe)
+        try:
+            yield waits_s
+        finally:
+            over.set()
+            running.result(60)

@@ -1,0 +1,72 @@
+"""Processes of a server that serves are killed and frozen: its streams go on, token for token."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import httpx
+import pytest
+
+from tests.faults.streams import Streamed, stream_all
+from tests.faults.surroundings import MAX_TOKENS, Canary, pids_of, until
+from tests.faults.within import SCHEDULER_KILLED_S, STAGE_FROZEN_S, STAGE_KILLED_S
+from tests.serve.server_process import Server
+
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(120)]
+
+
+def exact(streams: list[Streamed], canary: Canary, within_s: float) -> None:
+    assert [s.text for s in streams] == canary.texts()
+    assert all(s.ends[-1] == "data: [DONE]" for s in streams)
+    assert max(s.longest_gap_s for s in streams) <= within_s
+
+
+def test_row_1_a_stage_is_killed_in_the_middle_of_its_decodes(
+    server: Server, canary: Canary
+) -> None:
+    stages = pids_of(server, "ray::StageActor")
+    streams = stream_all(
+        server, canary.prompts, MAX_TOKENS, lambda: os.kill(stages[-1], signal.SIGKILL)
+    )
+    exact(streams, canary, STAGE_KILLED_S)
+    status = httpx.get(f"{server.url}/console/status").json()
+    assert status["recoveries"] >= 1
+
+
+def test_row_3_a_stage_stops(server: Server, canary: Canary) -> None:
+    stages = pids_of(server, "ray::StageActor")
+    streams = stream_all(
+        server, canary.prompts, MAX_TOKENS, lambda: os.kill(stages[0], signal.SIGSTOP)
+    )
+    exact(streams, canary, STAGE_FROZEN_S)
+
+
+def test_row_4_the_scheduler_is_killed_and_what_was_set_stays(
+    server: Server, canary: Canary
+) -> None:
+    (scheduler,) = pids_of(server, "ray::SchedulerActor")
+    settings = f"{server.url}/console/settings"
+    assert httpx.post(settings, json={"slo.tbt_ms": 250}).status_code == 200
+    try:
+        streams = stream_all(
+            server, canary.prompts, MAX_TOKENS, lambda: os.kill(scheduler, signal.SIGKILL)
+        )
+        exact(streams, canary, SCHEDULER_KILLED_S)
+        status = httpx.get(f"{server.url}/console/status").json()
+        assert (status["tbt_s"], status["pid"] != scheduler) == (0.25, True)
+    finally:
+        assert httpx.post(settings, json={"slo.tbt_ms": None}).status_code == 200
+
+
+def test_readiness_says_that_the_engine_is_being_rebuilt(server: Server) -> None:
+    """Gap 5: green again only once requests are taken."""
+    (scheduler,) = pids_of(server, "ray::SchedulerActor")
+    os.kill(scheduler, signal.SIGKILL)
+    begin_s = time.monotonic()
+    health = f"{server.url}/health"
+    refused = until(lambda: httpx.get(health).status_code == 503, "not ready")
+    until(lambda: httpx.get(health).status_code == 200, "ready", 2 * SCHEDULER_KILLED_S)
+    assert refused
+    assert time.monotonic() - begin_s <= 2 * SCHEDULER_KILLED_S

@@ -1,0 +1,104 @@
+"""How a server ends: in its own time with Ctrl-C, at once with SIGKILL, and with nothing left."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.faults import within
+from tests.faults.surroundings import (
+    Canary,
+    Surroundings,
+    completion,
+    look,
+    semaphores_of,
+    until,
+)
+from tests.serve.server_process import Server, running
+
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
+NUM_STREAMS = 64
+SERVE_GIVES_UP_S = 30.0  # what `serve.shutdown` waits, whatever was promised
+
+
+def all_gone(server: Server, before: Surroundings) -> None:
+    """No process, no port, no semaphore of this server is left."""
+    host, port = "127.0.0.1", int(server.url.rpartition(":")[2])
+    until(lambda: not any(map(psutil.pid_exists, before.pids)), "processes", 30.0)
+    with socket.socket() as own:
+        own.bind((host, port))
+
+
+def read_slowly(server: Server, ends: list[bytes], started: threading.Barrier) -> None:
+    """One stream of two megabytes, read so that it lasts longer than Serve's own patience."""
+    body = completion(server, [5] * 20, 200, n=NUM_STREAMS, stream=True)
+    content = json.dumps(body).encode()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(60)
+        client.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
+            b"\r\ncontent-length: %d\r\n\r\n" % len(content) + content
+        )
+        last = client.recv(1000)
+        started.wait(60)
+        until_s = time.monotonic() + SERVE_GIVES_UP_S + 3.0
+        while part := client.recv(2000):
+            last = last[-1000:] + part
+            if time.monotonic() < until_s:
+                time.sleep(0.3)  # a slow reader, not a wait for anything
+        ends.append(last)
+
+
+def test_gap_6_ctrl_c_waits_for_streams_as_long_as_promised(
+    settings: dict[str, Any], canary: Canary, tmp_path: Path
+) -> None:
+    """Sixty-four continuations whose reader takes longer than thirty seconds all end; nothing of
+    the server is left behind then."""
+    ends: list[bytes] = []
+    started = threading.Barrier(2)
+    with running(tmp_path, settings) as server:
+        canary.check(server)
+        before = look(server)
+        reader = threading.Thread(target=read_slowly, args=(server, ends, started))
+        reader.start()
+        started.wait(60)
+        begin_s = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(120) == 0
+        assert time.monotonic() - begin_s > SERVE_GIVES_UP_S
+        reader.join(10)
+    assert b"data: [DONE]" in ends[0]
+    all_gone(server, before)
+    assert semaphores_of(before.pids) == []
+
+
+def test_the_command_is_killed_and_the_next_finds_nothing_of_it(
+    settings: dict[str, Any], canary: Canary, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    with running(first, settings) as server:
+        before = look(server)
+        server.process.kill()
+        server.process.wait()
+        until(
+            lambda: not any(map(psutil.pid_exists, before.pids)),
+            "all processes end with the command",
+            within.COMMAND_KILLED_S,
+        )
+    with running(second, settings) as server:
+        canary.check(server)
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert semaphores_of(before.pids) == []

@@ -1,0 +1,314 @@
+"""What clients may do to a server: others go on, and nothing of it stays."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.faults import within
+from tests.faults.streams import probing, stream_all
+from tests.faults.surroundings import (
+    MAX_TOKENS,
+    Canary,
+    completion,
+    num_connections,
+    pids_of,
+    until,
+)
+from tests.serve.server_process import Server
+
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(120)]
+
+
+def address(server: Server) -> tuple[str, int]:
+    return "127.0.0.1", int(server.url.rpartition(":")[2])
+
+
+def head(path: str, *lines: str, method: str = "POST") -> bytes:
+    shown = ["host: 127.0.0.1", "content-type: application/json", *lines]
+    return "\r\n".join([f"{method} {path} HTTP/1.1", *shown, "", ""]).encode()
+
+
+def whole(path: str, body: Any) -> bytes:
+    content = json.dumps(body).encode()
+    return head(path, f"content-length: {len(content)}") + content
+
+
+@contextmanager
+def connected(server: Server, sent: bytes, num_clients: int = 1) -> Iterator[list[socket.socket]]:
+    """Clients that send this and read nothing by themselves."""
+    clients = []
+    try:
+        for _ in range(num_clients):
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.settimeout(30)
+            client.connect(address(server))
+            client.sendall(sent)
+            clients.append(client)
+        yield clients
+    finally:
+        for client in clients:
+            client.close()
+
+
+def is_closed(client: socket.socket) -> bool:
+    """Closed or reset by the server, as far as the kernel knows (the state is not ESTABLISHED)."""
+    return client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != 1
+
+
+def status_of(client: socket.socket) -> int:
+    """The status of the answer that comes, 0 where the connection just ends."""
+    with suppress(ConnectionError):
+        answer = client.recv(1 << 16)
+        return int(answer.split(b" ")[1]) if answer else 0
+    return 0
+
+
+def test_row_13_a_hundred_clients_leave_at_random_tokens(server: Server) -> None:
+    chance = random.Random(5)
+
+    def leave(after: int) -> None:
+        body = completion(server, [7] * 20, 200, stream=True)
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+            for _ in zip(range(after), answer.iter_lines(), strict=False):
+                pass
+
+    with ThreadPoolExecutor(50) as pool:
+        list(pool.map(leave, [chance.randrange(1, 40) for _ in range(100)]))
+
+    def at_rest() -> bool:
+        status = httpx.get(f"{server.url}/console/status").json()
+        return bool(status["num_free_blocks"] == status["num_blocks"])
+
+    until(at_rest, "blocks are freed", within.CLIENTS_GONE_S)
+
+
+@pytest.mark.parametrize("kind", ["streams", "whole", "feed"])
+def test_row_15_clients_that_stop_reading_are_dropped(
+    server: Server, canary: Canary, kind: str
+) -> None:
+    """Gap 13: on every route; streams beside them go on, and none of it is kept."""
+    body = completion(server, [5] * 20, 200, n=64)
+    sent = {
+        "streams": whole("/v1/completions", {**body, "stream": True}),
+        "whole": whole("/v1/completions", {**body, "logprobs": 10}),
+        "feed": head("/console/feed", method="GET"),
+    }[kind]
+    with connected(server, sent, 4) as clients:
+        until(lambda: num_connections(server) >= 4, "connected")
+        # The feed writes as long as there are iterations, the others until they are done.
+        deadline_s = time.monotonic() + 60
+        while not all(map(is_closed, clients)) and time.monotonic() < deadline_s:
+            streams = stream_all(server, canary.prompts, MAX_TOKENS)
+            assert [s.text for s in streams] == canary.texts()
+            if kind == "feed":
+                break
+        if kind != "feed":
+            until(lambda: all(map(is_closed, clients)), "dropped", within.READERS_DROPPED_S)
+
+
+def test_gap_13_what_is_left_of_a_body_is_not_waited_for(server: Server) -> None:
+    """Answered before its body has come: the connection does not stay open for the rest."""
+    sent = head("/live", "content-length: 1000000", method="GET")
+    with connected(server, sent) as (client,):
+        assert status_of(client) == 200
+        until(lambda: client.recv(1 << 16) == b"", "closed", 10.0)
+
+
+def test_row_18_the_longest_prompts_arrive_amid_decodes(server: Server, canary: Canary) -> None:
+    """Health is green, and answers stay exact; their pace is the simulator's and the bench's."""
+
+    def arrive() -> None:
+        for _ in range(8):
+            body = completion(server, [9] * 250, 2)
+            assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).is_success
+            assert httpx.get(f"{server.url}/health").status_code == 200
+
+    streams = stream_all(server, canary.prompts, MAX_TOKENS, arrive)
+    assert [s.text for s in streams] == canary.texts()
+
+
+def test_row_20_settings_change_under_load(server: Server, canary: Canary) -> None:
+    took_s = []
+
+    def change() -> None:
+        for policy in ("orca", "vllm", "sarathi"):
+            begin_s = time.monotonic()
+            changes = {"policy": policy}
+            answer = httpx.post(f"{server.url}/console/settings", json=changes, timeout=30)
+            assert answer.status_code == 200, answer.text
+            took_s.append(time.monotonic() - begin_s)
+
+    streams = stream_all(server, canary.prompts, MAX_TOKENS, change)
+    assert [s.text for s in streams] == canary.texts()
+    assert max(took_s) <= within.SETTINGS_S
+
+
+CHUNK = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("route", "lines", "rest", "statuses"),
+    [
+        ("/v1/completions", ["content-length: 1000000000"], b"[" * 100_000, {413}),
+        ("/console/settings", ["content-length: 1000000000"], b"[" * 100_000, {413}),
+        ("/v1/completions", ["transfer-encoding: chunked"], CHUNK * 3, {413}),
+        ("/console/settings", ["transfer-encoding: chunked"], CHUNK * 3, {413}),
+        ("/v1/completions", ["x-large: " + "x" * (1 << 20)], b"", {431, 0}),
+        ("/v1/completions", ["content-length: 100"], b"{", {408}),
+        ("/console/settings", ["content-length: 100"], b"{", {408}),
+    ],
+)
+def test_row_21_bodies_and_heads_without_end(
+    server: Server, route: str, lines: list[str], rest: bytes, statuses: set[int]
+) -> None:
+    begin_s = time.monotonic()
+    client = socket.create_connection(address(server), 30)
+    with client, suppress(ConnectionError):
+        client.sendall(head(route, *lines) + rest)
+    with socket.create_connection(address(server), 30) as client:
+        with suppress(ConnectionError):
+            client.sendall(head(route, *lines) + rest)
+        assert status_of(client) in statuses
+    assert time.monotonic() - begin_s <= within.BODY_REFUSED_S
+
+
+DEEP = b"[" * 100_000
+BAD: list[bytes] = [
+    b'{"model": "m", "messages": ' + DEEP,
+    b'{"model": "m", "prompt": NaN}',
+    b'{"model": "m", "prompt": "\xff\xfe"}',
+    b'{"model": "m", "prompt": "x", "max_tokens": -1}',
+    b'{"model": "m", "prompt": "x", "n": 1000000000}',
+    b'{"model": "m", "prompt": "x", "seed": 1180591620717411303424}',
+    b'{"tbt_ms": 1180591620717411303424}',
+    b'{"slo.tbt_ms": Infinity}',
+    b'{"max_running_per_tenant": 0}',
+    b'{"queue_timeout_s": -1}',
+    b'{"policy_options": {"x": ' + b"9" * 4000 + b"}}",
+    b"[]",
+]
+
+
+@pytest.mark.parametrize(
+    "route", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/console/settings"]
+)
+def test_row_22_bad_bodies_are_refused_and_nobody_waits(server: Server, route: str) -> None:
+    with probing(server) as waits_s:
+        for body in BAD:
+            begin_s = time.monotonic()
+            answer = httpx.post(
+                f"{server.url}{route}",
+                content=body.replace(b'"m"', json.dumps(server.model).encode()),
+                headers={"content-type": "application/json"},
+                timeout=30,
+            )
+            assert answer.status_code == 400, (body[:60], answer.text)
+            assert answer.json()["error"]["message"]
+            assert time.monotonic() - begin_s <= within.BAD_REQUEST_S
+    assert max(waits_s) <= within.LOOP_LAG_S
+
+
+def test_row_23_grammars_that_explode(server: Server) -> None:
+    """Refused in time; a good grammar beside them is served."""
+    pattern = {"type": "string", "pattern": "(a|b){1,50}"}
+    hostile = [
+        {
+            "guided_json": {
+                "type": "object",
+                "properties": {f"p{k}{i}": pattern for k in range(1500)},
+            }
+        }
+        for i in range(2)
+    ]
+    good = completion(server, [5] * 9, 8, guided_regex="[ab]{4,8}")
+
+    def ask(more: dict[str, Any]) -> tuple[int, float]:
+        begin_s = time.monotonic()
+        body = {**completion(server, [5] * 9, 8), **more}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        return answer.status_code, time.monotonic() - begin_s
+
+    with probing(server) as waits_s, ThreadPoolExecutor(4) as pool:
+        bad = pool.map(ask, hostile)
+        assert ask(good)[0] in (200, 503)  # the checker may be busy, and says so
+        for status, took_s in bad:
+            assert status in (400, 503)
+            assert took_s <= 10 * within.GRAMMAR_REFUSED_S
+    assert max(waits_s) <= within.LOOP_LAG_S
+    until(lambda: ask(good)[0] == 200, "the checker serves again", 30.0)
+
+
+LARGE: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
+    "logprobs": (
+        "/v1/completions",
+        lambda m: {"model": m, "prompt": [5] * 20, "n": 64, "max_tokens": 140, "logprobs": 20},
+    ),
+    "chat logprobs": (
+        "/v1/chat/completions",
+        lambda m: {
+            "model": m, "messages": [{"role": "user", "content": "hi"}], "n": 64,
+            "max_tokens": 140, "logprobs": True, "top_logprobs": 20,
+        },
+    ),
+    "echo": (
+        "/v1/completions",
+        lambda m: {
+            "model": m, "prompt": [[5 + i] * 200 for i in range(40)], "max_tokens": 1,
+            "echo": True, "logprobs": 20,
+        },
+    ),
+    "detokenize": ("/detokenize", lambda m: {"model": m, "tokens": [97] * 250_000}),
+    "tokenize": (
+        "/tokenize",
+        lambda m: {"model": m, "prompt": "ab " * 300_000, "return_token_strs": True},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_gap_10_large_answers_stop_nobody(server: Server, name: str) -> None:
+    route, body_of = LARGE[name]
+    body = {**body_of(server.model), **({"ignore_eos": True} if "v1" in route else {})}
+    with probing(server) as waits_s:
+        answer = httpx.post(f"{server.url}{route}", json=body, timeout=100)
+        assert answer.status_code == 200, answer.text[:300]
+        assert len(answer.content) > 200_000
+        json.loads(answer.content)
+    assert max(waits_s) <= within.LOOP_LAG_S
+
+
+def test_gap_10_larger_answers_are_refused(server: Server) -> None:
+    body = completion(server, [5] * 20, 200, n=64, logprobs=20)
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "logprobs"
+
+
+def test_gap_14_a_foreign_page_changes_nothing(server: Server) -> None:
+    foreign = {"host": "evil.example:8000", "origin": "http://evil.example:8000"}
+    for headers in (foreign, {"host": "evil.example"}, {"origin": "http://evil.example"}):
+        for route in ("/console/settings", "/v1/completions"):
+            answer = httpx.post(f"{server.url}{route}", json={"policy": "orca"}, headers=headers)
+            assert answer.status_code == 403
+    plain = {"content-type": "text/plain"}  # what a page may send without being asked
+    answer = httpx.post(f"{server.url}/console/settings", content=b'{"policy":"x"}', headers=plain)
+    assert answer.status_code == 415
+    assert httpx.get(f"{server.url}/console/status").json()["policy"] == "sarathi"
+
+
+def test_row_8_and_14_callers_cancel_in_every_state(server: Server) -> None:
+    """In the queue, in their prefill and their decode: a hundred, more than run at once."""
+    with connected(server, whole("/v1/completions", completion(server, [5] * 250, 5)), 100):
+        pass  # all leave at once
+    assert len(pids_of(server, "ray::StageActor")) == 2
