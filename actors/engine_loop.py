@@ -1,8 +1,8 @@
 """The loop around the pure core: events in, instructions carried out.
 
-It feeds events (submissions and aborts from the replica's socket, answers from the pipeline,
+It feeds events (submissions and aborts from the replica or from fronts, answers from the pipeline,
 deaths and missed deadlines) to `Core.handle`, and carries out the instructions: plans go to the
-pipeline, outputs go to the replica, one message per iteration. Planning the next step overlaps
+pipeline, outputs to whoever asked, one message per iteration. Planning the next step overlaps
 executing this one because the core keeps up to `depth` steps outstanding.
 
 A step finds the caches full of the model's weights, so what counts here is not how much is
@@ -13,20 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from actors.calibration.outlook import outlook, within_reach
+from actors.bits import bits_of
+from actors.calibration.outlook import within_reach
 from actors.calibration.probe import PipelineProbe, ProbeFailed
 from actors.calibration.start import calibrate_at_start, keep_learnt
 from actors.engine_config import EngineConfig
 from actors.event_recorder import EventFile
+from actors.fleet.publish import Publisher
 from actors.gc_utils import freeze_gc_heap
 from actors.left_behind import remove_semaphores
+from actors.peers import OWNER, Door, Message, Peers
+from actors.publication import Publication
+from actors.questions import Questions
 from actors.recovery import BackgroundTasks, Recovery, suspects_of
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
@@ -39,7 +43,6 @@ from actors.scheduling.events import (
     Execute,
     Instruction,
     PipelineLost,
-    Reconfigure,
     Refuse,
     StepDone,
     StepFailed,
@@ -52,25 +55,18 @@ from actors.scheduling.request import Grammar, Request
 from actors.stage.spec import StageInfo
 from actors.stage_set import StageSet, StagesFailed
 from actors.steps_in_flight import IterationRecords, StepDeadline
+from actors.transport.ids import connection_of
 from actors.transport.messages import (
     AbortRequests,
-    Answer,
-    Ask,
-    IterationOutputs,
     Readiness,
     RefuseRequests,
-    RequestsStarted,
     StepError,
     SubmitRequests,
+    Welcome,
     output_rows,
-    pack_kind,
-    unpack_kind,
 )
-from actors.transport.wire import FrameProtocol, connect
 
 logger = logging.getLogger("legato.scheduler")
-
-_SHOWN_SETTINGS = ("policy", "token_budget", "max_step_tokens", "tbt_s", "ttft_s")
 
 
 def _not_started(event: Event, now_s: float) -> list[Instruction]:
@@ -86,7 +82,9 @@ class EngineLoop:
         self._core: Core | None = None
         self._call: Callable[[Event, float], list[Instruction]] = _not_started
         self._events: EventFile | None = None
-        self._replica: FrameProtocol | None = None
+        self._peers = Peers(self._received, self._gone)
+        self._publication: Publication | None = None  # in a fleet
+        self._questions: Questions  # once started
         self._finished = asyncio.Event()
         self._outstanding = StepDeadline(
             config.step_deadline_s, config.deadline_factor, self._overdue
@@ -103,8 +101,10 @@ class EngineLoop:
 
     # ---- life --------------------------------------------------------------------------------
 
-    async def start(self, socket_path: str) -> tuple[StageInfo, int]:
-        """As of `SchedulerActor.start`: what a rank reports, and the number of KV blocks."""
+    async def start(
+        self, socket_path: str, door: Door | None = None
+    ) -> tuple[StageInfo, int, str | None]:
+        """As of `SchedulerActor.start`."""
         remove_semaphores()  # of engines that ended before
         info, num_blocks, num_host_blocks = await self.stages.build()
         scheduler = replace(
@@ -116,14 +116,35 @@ class EngineLoop:
         if self._config.calibrate and scheduler.cost_model is None:
             scheduler = await self._calibrate(scheduler, info)
         core = self._core = build_core(scheduler)
-        self._call, self.quote = core.handle, core.quote
+        self._call = core.handle
         self._records = IterationRecords(core)
         if self._config.event_log is not None:
             self._record_events(Path(self._config.event_log), core)
-        self._replica = await connect(socket_path, self._received, self._replica_gone)
+        info = replace(info, max_model_len=scheduler.max_model_len)
+        if door is not None:
+            publisher = Publisher(door.engine_id, bits_of(self._config.stage, info), core)
+            self._publication = Publication(core, publisher, self._peers)
+        self._questions = Questions(
+            core, self._handle, self.stages, self._recovery, self._outstanding, self._publication
+        )
+        await self._peers.connect_owner(socket_path)
+        address = None if door is None else await self._open_door(door, info, num_blocks)
         freeze_gc_heap()
         logger.info("ready: %s backend, %d KV blocks", info.backend, num_blocks)
-        return replace(info, max_model_len=scheduler.max_model_len), num_blocks
+        return info, num_blocks, address
+
+    async def _open_door(self, door: Door, info: StageInfo, num_blocks: int) -> str | None:
+        """Serve fronts as well; returns where they connect by TCP."""
+        publication = self._publication
+        assert publication is not None
+        about = (info.max_model_len, info.vocab_size, info.eos_token_ids, num_blocks)
+
+        def welcome(number: int) -> Welcome:
+            asyncio.get_running_loop().call_soon(publication.publish, number)
+            return Welcome(number, time.monotonic(), *about)
+
+        publication.start()
+        return await self._peers.open_door(door, welcome)
 
     def _record_events(self, folder: Path, core: Core) -> None:
         try:
@@ -152,9 +173,18 @@ class EngineLoop:
         """Wait until the replica is gone, and with it the stages."""
         await self._finished.wait()
 
-    def _replica_gone(self) -> None:
-        # The replica owns this engine: when its socket closes, there is nothing left to serve.
+    def _gone(self, number: int) -> None:
+        if number == OWNER:
+            self._owner_gone()
+        elif self._core is not None:
+            for request_id in list(self._core.requests.by_id):
+                if connection_of(request_id) == number:
+                    self._handle(Abort(request_id))
+
+    def _owner_gone(self) -> None:
+        # The replica owns this engine: when its socket closes, nobody is left to keep it.
         # The log comes first: without its end it cannot be read, and ending stages may fail.
+        self._peers.close_door()
         try:
             if self._events is not None:
                 self._events.close()
@@ -164,38 +194,9 @@ class EngineLoop:
         finally:
             self._finished.set()
 
-    # ---- what the replica may ask --------------------------------------------------------------
+    # ---- from the replica and fronts -----------------------------------------------------------
 
-    def reconfigure(self, changes: Mapping[str, Any]) -> str | None:
-        """Change scheduling settings live; returns what is wrong with them, if anything."""
-        try:
-            self._handle(Reconfigure(changes))
-        except ValueError as error:
-            return str(error)
-        return None
-
-    def stage_pids(self) -> list[list[int]]:
-        """Process ids of the stage ranks, [stage][rank]."""
-        return self.stages.pids
-
-    def status(self) -> dict[str, Any]:
-        """A snapshot for the console: plain data."""
-        core = self._core
-        assert core is not None
-        return {
-            **core.statistics(),
-            **{name: getattr(core.config, name) for name in _SHOWN_SETTINGS},
-            "outlook": outlook(core.cost_model, core.config),
-            "recoveries": self._recovery.num_recoveries,
-            "rebuilding": self._recovery.is_rebuilding,
-            "outstanding_steps": len(self._outstanding),
-            "pid": os.getpid(),
-        }
-
-    # ---- from the replica ----------------------------------------------------------------------
-
-    def _received(self, frame: bytes) -> None:
-        message: SubmitRequests | AbortRequests | Ask = unpack_kind(frame)
+    def _received(self, number: int, message: Message) -> None:
         if isinstance(message, SubmitRequests):
             for request in message.requests:
                 if request.sampling.grammar is None:
@@ -206,15 +207,7 @@ class EngineLoop:
             for request_id in message.request_ids:
                 self._handle(Abort(request_id))
         else:
-            self._send(self._answer_to(message))
-
-    def _answer_to(self, ask: Ask) -> Answer:
-        """A question that cannot be answered must not cost the replica its engine."""
-        try:
-            return Answer(ask.ticket, getattr(self, ask.question)(*ask.arguments))
-        except Exception as error:  # anything that a setting of the wrong type may raise
-            logger.exception("no answer to %s%r", ask.question, ask.arguments)
-            return Answer(ask.ticket, None, f"{type(error).__name__}: {error}")
+            self._peers.send(number, self._questions.answer(message))
 
     async def _submit_with_grammar(self, request: Request, grammar: Grammar) -> None:
         """The last stage compiles the grammar off its step loop before the request may start."""
@@ -223,9 +216,11 @@ class EngineLoop:
         except StagesFailed:
             problem = None  # the rebuilt stage compiles it when the request enters
         if problem is None:
-            self._handle(Submit(request))
+            if self._peers.knows(request.request_id):
+                self._handle(Submit(request))
         else:
-            self._send(RefuseRequests((Refuse(request.request_id, problem, "response_format"),)))
+            refusal = Refuse(request.request_id, problem, "response_format")
+            self._peers.refuse(RefuseRequests((refusal,)))
 
     # ---- from the pipeline -----------------------------------------------------------------------
 
@@ -251,7 +246,7 @@ class EngineLoop:
         if self._records is not None:
             self._records.note(step, planned, now_s, answer, self._recovery.num_recoveries)
             if not core.in_flight:  # no answer will come to take them along
-                self._send(IterationOutputs((), tuple(self._records.take_due(now_s))))
+                self._peers.outputs((), self._records.take_due(now_s))
 
     def _overdue(self, limit_s: float) -> None:
         self._lost(f"no answer within {limit_s:.1f} s")
@@ -266,11 +261,16 @@ class EngineLoop:
 
     def _stages_lost(self) -> None:
         self._outstanding.clear()
-        self._send(Readiness(is_ready=False))
+        self._tell_ready(False)
 
     def _stages_rebuilt(self) -> None:
-        self._send(Readiness(is_ready=True))
+        self._tell_ready(True)
         self._handle(PipelineLost())
+
+    def _tell_ready(self, is_ready: bool) -> None:
+        self._peers.tell_all(Readiness(is_ready))
+        if self._publication is not None:
+            self._publication.computes(is_ready)
 
     # ---- the core ------------------------------------------------------------------------------
 
@@ -283,23 +283,23 @@ class EngineLoop:
             elif isinstance(instruction, Emit):
                 rows += output_rows(instruction.outputs)
             elif isinstance(instruction, Refuse):
-                self._send(RefuseRequests((instruction,)))
+                self._peers.refuse(RefuseRequests((instruction,)))
             elif isinstance(instruction, WakeAt):
                 self._wake_at(instruction.time_s - now_s)
         records = [] if self._records is None else self._records.take_due(now_s)
         if rows or records:
-            self._send(IterationOutputs(tuple(rows), tuple(records)))
+            self._peers.outputs(rows, records)
         if self._core is not None and (self._core.requests.trials or self._told_suspects):
             suspects = suspects_of(self._core)
             self._told_suspects = bool(suspects.losses)
-            self._send(suspects)
+            self._peers.tell_all(suspects)
 
     def _execute(self, instruction: Execute, now_s: float) -> None:
         if self._recovery.is_rebuilding:
             return  # PipelineLost follows the rebuild and plans this work again
         self._outstanding.submitted(instruction.plan, now_s, instruction.predicted_s)
         if instruction.plan.started:
-            self._send(RequestsStarted(tuple([s.request_id for s in instruction.plan.started])))
+            self._peers.started([s.request_id for s in instruction.plan.started])
         if self.stages.pipeline is not None:
             self.stages.pipeline.submit(instruction.plan)
 
@@ -307,7 +307,3 @@ class EngineLoop:
         if self._wake is not None:
             self._wake.cancel()
         self._wake = asyncio.get_running_loop().call_later(max(0.0, delay_s), self._handle, Tick())
-
-    def _send(self, message: Any) -> None:
-        if self._replica is not None:
-            self._replica.send(pack_kind(message))

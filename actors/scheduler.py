@@ -15,6 +15,7 @@ import uvloop
 
 from actors.engine_config import EngineConfig
 from actors.engine_loop import EngineLoop
+from actors.peers import Door
 from actors.stage.spec import StageInfo
 
 
@@ -25,11 +26,13 @@ class SchedulerActor:
         self._loop = uvloop.new_event_loop()
         self._engine = EngineLoop(config)
 
-    def start(self, socket_path: str) -> tuple[StageInfo, int]:
-        """Load the stages, size the KV cache, connect to the replica's socket.
+    def start(
+        self, socket_path: str, door: Door | None = None
+    ) -> tuple[StageInfo, int, str | None]:
+        """Load the stages, size the KV cache, connect to the replica's socket, let fronts in.
 
-        Returns what a rank reports and the number of KV blocks."""
-        return self._loop.run_until_complete(self._engine.start(socket_path))
+        Returns what a rank reports, the number of KV blocks, and where the door is by TCP."""
+        return self._loop.run_until_complete(self._engine.start(socket_path, door))
 
     def serve(self) -> None:
         """To be called once started: returns when the replica has closed its socket and the

@@ -7,7 +7,8 @@ from typing import Any, cast
 import ray
 from ray import serve
 
-from actors.placement import bundles
+from actors.placement import REPLICA_CPUS, bundles
+from app.fleet_server import Engine, Front
 from app.server import LLMServer
 from app.settings import parse, resolve
 
@@ -15,19 +16,24 @@ from app.settings import parse, resolve
 def build_app(args: dict[str, Any]) -> serve.Application:
     """A Serve application from the YAML's `args`; raises SettingsError before anything starts."""
     args = _with_device(args)
-    config = resolve(parse(args))
+    settings = parse(args)
+    config = resolve(settings)
     groups = bundles(
         config.stage.num_stages,
         config.stage.tensor_ranks,
         config.cpus_per_rank,
         config.gpus_per_rank,
     )
-    deployment = cast(serve.Deployment, LLMServer).options(
-        placement_group_bundles=groups,
-        placement_group_strategy="PACK",
-        ray_actor_options={"num_cpus": groups[0]["CPU"]},
-    )
-    return deployment.bind(args)
+    place = {
+        "placement_group_bundles": groups,
+        "placement_group_strategy": "PACK",
+        "ray_actor_options": {"num_cpus": groups[0]["CPU"]},
+    }
+    if settings.fleet is None:
+        return cast(serve.Deployment, LLMServer).options(**place).bind(args)
+    engines = cast(serve.Deployment, Engine).options(**place).bind(args)
+    front = cast(serve.Deployment, Front).options(ray_actor_options={"num_cpus": REPLICA_CPUS})
+    return front.bind(args, engines)
 
 
 def _with_device(args: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ ENVIRONMENT = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_DEDUP_LOGS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # What a fleet is scaled by is a few seconds old at most.
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
     # Ray's own processes talk, and listen, on the loopback address alone.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # Ray runs its workers 15 nice levels down: a token would wait for any other process.

@@ -19,9 +19,17 @@ from actors.scheduling.build import check_config
 from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig, in_seconds
 from actors.stage.spec import StageSpec
 from app.paths import locate
-from app.settings_schema import ParallelSettings, Settings
+from app.settings_schema import FleetSettings, ParallelSettings, Settings
 
-__all__ = ["Settings", "SettingsError", "model_config", "parse", "read_cost_model", "resolve"]
+__all__ = [
+    "FleetSettings",
+    "Settings",
+    "SettingsError",
+    "model_config",
+    "parse",
+    "read_cost_model",
+    "resolve",
+]
 
 
 class SettingsError(ValueError):

@@ -7,11 +7,12 @@ one type, one default and one description.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
+from actors.fleet.routers import build_router
 from actors.scheduling.config import KINDS, SETTINGS, SchedulerConfig
 from app.api.http.options import ApiOptions
 
@@ -151,6 +152,42 @@ class TelemetrySettings(_Section):
     )
 
 
+class FleetSettings(_Section):
+    """Several engines behind fronts: the deployments `Front` and `Engine`."""
+
+    routing: str = Field(
+        "slack",
+        description="Which engine takes a request: slack (cost and promise), round_robin, "
+        "least_loaded, power_of_two, prefix.",
+    )
+    routing_options: Mapping[str, Any] = Field(
+        default_factory=dict, description="Options of that router."
+    )
+    start_within_s: float = Field(
+        20.0, gt=0, description="A request that finds no engine for so long gets 503."
+    )
+    resume_within_s: float = Field(
+        120.0,
+        gt=0,
+        description="A stream that has lost its engine and finds no other ends then.",
+    )
+    allow_inexact: bool = Field(
+        False,
+        description="A stream may go on at an engine that rounds otherwise (another processor, "
+        "backend or dtype), where there is no other.",
+    )
+    tcp: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Engines listen for fronts of other nodes; auto: where the cluster has several "
+        "nodes as the engine starts.",
+    )
+
+    @model_validator(mode="after")
+    def _router_exists(self) -> FleetSettings:
+        build_router(self.routing, self.routing_options)
+        return self
+
+
 class Settings(_Section):
     """The whole of a deployment's `args`."""
 
@@ -162,11 +199,14 @@ class Settings(_Section):
     engine: EngineSettings = EngineSettings()
     api: ApiOptions = Field(ApiOptions(), description="Guard rails: app/api/README.md.")
     telemetry: TelemetrySettings = TelemetrySettings()
+    fleet: FleetSettings | None = Field(
+        None, description="Absent: every replica is a front and an engine in one."
+    )
     listen: str | None = Field(
         None,
         pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\[\]]+):\d{1,5}$",
         description="host:port where the replica itself answers HTTP, without any proxy: for one "
-        "replica, beside `proxy_location: Disabled`.",
+        "replica or the fronts of a fleet, beside `proxy_location: Disabled`.",
     )
 
     @field_validator("listen")

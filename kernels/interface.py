@@ -156,6 +156,10 @@ class Backend(Protocol):
         not known yet); None where it can."""
         ...
 
+    def instruction_set(self, device: torch.device) -> str:
+        """What it computes with there: another one may round otherwise."""
+        ...
+
     def set_num_threads(self, num_threads: int) -> None:
         """Compute with this many threads of the CPU, the calling one included."""
         ...

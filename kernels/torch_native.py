@@ -67,6 +67,11 @@ class TorchBackend:
     def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
         return None
 
+    def instruction_set(self, device: torch.device) -> str:
+        if device.type == "cuda":
+            return torch.cuda.get_device_name(device)
+        return str(torch.backends.cpu.get_cpu_capability())
+
     def set_num_threads(self, num_threads: int) -> None:
         torch.set_num_threads(num_threads)
 

@@ -32,8 +32,18 @@ ROOMS: dict[str, tuple[str, str]] = {
         "actors/scheduling/{core,outcomes,faults,build,event_log,validation}.py",
         "vocabulary queue memory cost budgets admission step policies",
     ),
+    # the fleet's decisions
+    "fleet.picture": (
+        "actors/fleet/{snapshot,prefixes,fleet,publish}.py",
+        "vocabulary cost admission core",
+    ),
+    "fleet.routers": ("actors/fleet/routers/*.py", "vocabulary fleet.picture"),
+    "fleet": (
+        "actors/fleet/{moves,scaling/*}.py",
+        "vocabulary fleet.picture fleet.routers",
+    ),
     # the running engine
-    "transport": ("actors/transport/*.py", "vocabulary"),
+    "transport": ("actors/transport/*.py", "vocabulary fleet.picture"),
     "stage.spec": ("actors/stage/spec.py", ""),
     "stage.model": (
         "actors/stage/{models,weights}/*.py",
@@ -49,12 +59,19 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "actors": (
         "actors/{*,calibration/*}.py",
-        "vocabulary cost core transport stage stage.spec calibration",
+        "vocabulary cost core fleet.picture transport stage stage.spec calibration",
     ),
     # what people touch
     "installation": ("app/{paths,ray_environment,terminal}.py", ""),
     "client": ("app/engine/client.py", "vocabulary"),
-    "engine": ("app/engine/*.py", "vocabulary actors transport stage.spec client"),
+    "engine": (
+        "app/engine/*.py",
+        "vocabulary fleet.picture actors transport stage.spec client",
+    ),
+    "app.fleet": (
+        "app/fleet/*.py",
+        "vocabulary fleet.picture fleet.routers fleet actors transport client engine",
+    ),
     "output": ("app/text/output/*.py", ""),
     "text": ("app/text/*.py", "vocabulary stage client output"),
     "http": ("app/api/http/*.py", "client"),
@@ -71,16 +88,20 @@ ROOMS: dict[str, tuple[str, str]] = {
     "console": ("app/console/*.py", "policies client http"),
     "settings": (
         "app/{settings,settings_schema}.py",
-        "vocabulary core actors stage.spec http installation",
+        "vocabulary core fleet.routers actors stage.spec http installation",
     ),
     "simulate.inputs": (
         "app/simulate/{hardware,workload}/*.py",
         "vocabulary cost core calibration installation",
     ),
-    "simulate.run": ("app/simulate/run/*.py", "vocabulary cost core calibration simulate.inputs"),
+    "simulate.run": (
+        "app/simulate/run/*.py",
+        "vocabulary cost core calibration fleet.picture fleet.routers fleet simulate.inputs",
+    ),
     "simulate": (
         "app/simulate/{*,paper/*,studies/*}.py",
-        "vocabulary cost core policies calibration installation simulate.inputs simulate.run",
+        "vocabulary cost core policies calibration installation fleet.picture fleet.routers fleet"
+        " simulate.inputs simulate.run",
     ),
     "bench": (
         "app/bench/**.py",
@@ -88,9 +109,9 @@ ROOMS: dict[str, tuple[str, str]] = {
         " stage.model engine client telemetry settings installation simulate.inputs simulate.run",
     ),
     "composition": (
-        "app/{main,server,handle_params}.py",
-        "vocabulary actors engine text api endpoints http telemetry console settings client"
-        " installation",
+        "app/{main,server,fleet_server,replica,handle_params}.py",
+        "vocabulary fleet.routers fleet actors transport engine app.fleet text api endpoints http"
+        " telemetry console settings client installation",
     ),
     "cli": (
         "app/cli/*.py",
@@ -104,6 +125,7 @@ HEAVY = {"ray", "torch", "transformers", "triton", "flash_attn"}
 INPUT_OUTPUT = {"io", "logging", "os", "pathlib", "random", "socket", "subprocess", "sys", "time"}
 FORBIDDEN = {
     "actors/scheduling": HEAVY | INPUT_OUTPUT | {"numpy", "pyarrow", "pydantic", "msgpack"},
+    "actors/fleet": HEAVY | INPUT_OUTPUT | {"numpy", "pyarrow", "pydantic", "msgpack"},
     "app/simulate": HEAVY,
     "app/api": HEAVY,
     "kernels": {"ray", "transformers"},

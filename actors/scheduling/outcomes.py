@@ -17,6 +17,7 @@ class Outcomes:
     def __init__(self, requests: LiveRequests) -> None:
         self.requests = requests
         self.running = requests.running
+        self.num_prefilled_tokens = 0  # computed in answered steps
 
     def take(self, step: InFlight, result: StepResult) -> list[Output]:
         """Apply the answer to a step; returns at most one output a request.
@@ -28,6 +29,7 @@ class Outcomes:
                 f"step {step.plan.step_id}: {len(result.tokens)} tokens for "
                 f"{len(step.sampled)} sampling slices"
             )
+        self.num_prefilled_tokens += step.num_tokens - step.shape.num_decodes
         now_s = self.requests.now_s
         outputs: list[Output] = []
         add = outputs.append

@@ -32,7 +32,8 @@ def prefix_digests(tokens: Sequence[int], block_size: int, salt: str = "") -> li
     """
     digests: list[bytes] = []
     digest = chain_root(salt)
-    for end in range(block_size, len(tokens) + 1, block_size):
-        digest = chain_next(digest, tokens[end - block_size : end])
+    data, step = array("q", tokens).tobytes(), 8 * block_size
+    for end in range(step, len(data) + 1, step):
+        digest = blake2b(digest + data[end - step : end], digest_size=DIGEST_BYTES).digest()
         digests.append(digest)
     return digests

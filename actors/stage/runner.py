@@ -95,6 +95,7 @@ class StageRunner:
             available_bytes=max(0, available_bytes(self._device) - self._activation_bytes(dtype)),
             eos_token_ids=config.eos_token_ids,
             num_parameters=loader.num_parameters,
+            instruction_set=self._backend.instruction_set(self._device),
         )
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:

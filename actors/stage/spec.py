@@ -64,6 +64,7 @@ class StageInfo:
 
     kv_block_bytes: memory of one block over this rank's layers.
     available_bytes: memory that is free for KV now.
+    instruction_set: what the backend computes with; another one rounds in another order.
     """
 
     hidden_size: int
@@ -75,3 +76,4 @@ class StageInfo:
     available_bytes: int
     eos_token_ids: tuple[int, ...]
     num_parameters: int
+    instruction_set: str = ""

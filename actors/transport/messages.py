@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 
 import msgpack
 
+from actors.fleet.snapshot import EngineSnapshot, PrefixNews
 from actors.scheduling.events import Output, Refuse
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Request
@@ -26,7 +27,14 @@ _Kind = TypeVar("_Kind")
 
 # ---- replica -> scheduler ------------------------------------------------------------------
 
-Question = Literal["status", "stage_pids", "reconfigure", "quote"]
+Question = Literal["status", "stage_pids", "reconfigure", "quote", "leave"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A front's first message. now_s: its clock."""
+
+    now_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,22 @@ class Ask:
 
 
 # ---- scheduler -> replica ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The answer to `Hello`, with what a front may tell of the model.
+
+    number: of the connection, whose requests have the ids from `ids.first_id(number)` on.
+    now_s: the engine's clock.
+    """
+
+    number: int
+    now_s: float
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +213,10 @@ _KINDS: tuple[type, ...] = (
     Readiness,
     RequestsStarted,
     Suspects,
+    Hello,
+    Welcome,
+    EngineSnapshot,
+    PrefixNews,
 )
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 

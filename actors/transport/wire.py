@@ -2,8 +2,9 @@
 
 A frame is a little-endian uint32 length and that many bytes. Payloads are msgpack or empty, never
 pickle. On one node sockets are Unix ones in a private 0700 directory, unlinked as soon as they are
-connected. Between nodes they are TCP, "host:port" in the place of a path: there a connection must
-begin with the replica's secret, or it is closed unread.
+connected. Where several may connect and connect again, the address is "@name", an abstract socket
+of this node that leaves no file behind. Between nodes sockets are TCP, "host:port". To both of
+these a connection must begin with the engine's secret, or it is closed unread.
 
 Why sockets beside Ray's channels: a process that waits in a compiled graph's channel spins, and a
 core that spins is stolen from the stages. A read on a socket sleeps (measured: 0.01 s of CPU in an
@@ -46,8 +47,17 @@ def new_secret() -> bytes:
     return secrets.token_bytes(SECRET_BYTES)
 
 
+def new_local_address() -> str:
+    """An abstract Unix socket's address that nobody else has."""
+    return f"@legato-{secrets.token_hex(8)}"
+
+
 def is_path(address: str) -> bool:
     return "/" in address
+
+
+def _is_local(address: str) -> bool:
+    return address.startswith("@")
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
@@ -178,10 +188,14 @@ class FrameProtocol(asyncio.Protocol):
         self._secret = secret
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
+        self._silence: asyncio.TimerHandle | None = None  # ends a connection without the secret
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not inherit from asyncio's.
         self._transport = cast("asyncio.Transport", transport)
+        if self._secret:
+            loop = asyncio.get_running_loop()
+            self._silence = loop.call_later(_SECRET_WAIT_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
         buffer, rest = self._buffer, len(data) - _LENGTH.size
@@ -199,6 +213,8 @@ class FrameProtocol(asyncio.Protocol):
                 self.close()
                 return
             self._secret = b""
+            if self._silence is not None:
+                self._silence.cancel()
         while len(buffer) - offset >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(buffer, offset)
             if length > MAX_FRAME_BYTES:
@@ -214,6 +230,8 @@ class FrameProtocol(asyncio.Protocol):
         del buffer[:offset]
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
         if not self._secret:
             self._on_lost()
 
@@ -222,6 +240,11 @@ class FrameProtocol(asyncio.Protocol):
         (`on_lost` has told the owner, which repairs)."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(_LENGTH.pack(len(payload)) + payload)
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        """Queued here because the peer does not read them."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def close(self) -> None:
         if self._transport is not None:
@@ -234,12 +257,22 @@ async def connect(
     on_lost: Callable[[], None],
     secret: bytes = b"",
 ) -> FrameProtocol:
-    """Connect from an event loop to a Mailbox or to `listen`."""
+    """Connect from an event loop to a Mailbox or to `listen`. Raises OSError."""
     loop = asyncio.get_running_loop()
     if is_path(address):
         _, protocol = await loop.create_unix_connection(
             lambda: FrameProtocol(on_frame, on_lost), address
         )
+    elif _is_local(address):
+        with contextlib.ExitStack() as unless_connected:
+            sock = unless_connected.enter_context(socket.socket(socket.AF_UNIX))
+            sock.setblocking(False)
+            sock.connect(f"\0{address[1:]}")  # at once, or refused
+            transport, protocol = await loop.create_unix_connection(
+                lambda: FrameProtocol(on_frame, on_lost), sock=sock
+            )
+            unless_connected.pop_all()
+        transport.write(secret)
     else:
         transport, protocol = await loop.create_connection(
             lambda: FrameProtocol(on_frame, on_lost), *_host_and_port(address)
@@ -252,10 +285,14 @@ async def listen(
     address: str, make_protocol: Callable[[], FrameProtocol]
 ) -> tuple[asyncio.Server, str]:
     """Accept connections from an event loop; address as for Mailbox. Returns the server and
-    where it listens. By TCP, protocols must be made with a secret."""
+    where it listens. But for a path, protocols must be made with a secret."""
     loop = asyncio.get_running_loop()
     if is_path(address):
         return await loop.create_unix_server(make_protocol, address), address
+    if _is_local(address):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind(f"\0{address[1:]}")
+        return await loop.create_unix_server(make_protocol, sock=sock), address
     host, port = _host_and_port(address)
     server = await loop.create_server(make_protocol, host, port)
     return server, f"{host}:{server.sockets[0].getsockname()[1]}"

@@ -76,7 +76,7 @@ _HEAD = ("| key | type | default | meaning |", "|---|---|---|---|")
 def _lines(section: Any, prefix: str) -> Iterator[str]:
     """The rows of a section's own keys, then its sections, each under a heading."""
     fields: dict[str, FieldInfo] = section.model_fields
-    sections = {n: f.annotation for n, f in fields.items() if hasattr(f.annotation, "model_fields")}
+    sections = {n: s for n, f in fields.items() if (s := _section(f)) is not None}
     yield from _HEAD
     for name, field in fields.items():
         if name not in sections:
@@ -92,6 +92,12 @@ def _lines(section: Any, prefix: str) -> Iterator[str]:
     for name, nested in sections.items():
         yield from ("", f"### `{name}`", "")
         yield from _lines(nested, f"{prefix}{name}.")
+
+
+def _section(field: FieldInfo) -> Any:
+    """The nested section that a field holds, always or where it is given."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    return next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
 
 
 def _default(field: FieldInfo) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from app.bench import command as bench
-from app.cli import batch, config, models, records, serve, talk
+from app.cli import batch, config, models, records, serve, status, talk
 from app.simulate import command as simulate
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 serve.register(app)
 talk.register(app)
+status.register(app)
 batch.register(app)
 config.register(app)
 models.register(app)
@@ -25,7 +26,16 @@ bench.register(app)
 records.register(app)
 
 PANELS = {
-    "Serve and talk": ("serve", "chat", "generate", "batch", "config", "models", "check"),
+    "Serve and talk": (
+        "serve",
+        "status",
+        "chat",
+        "generate",
+        "batch",
+        "config",
+        "models",
+        "check",
+    ),
     "Simulate and measure": ("simulate", "capacity", "profile", "bench", "chaos"),
     "Logs of a run": ("explain", "plot", "trace", "replay"),
 }

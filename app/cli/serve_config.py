@@ -84,14 +84,15 @@ def place(config: dict[str, Any], host: str | None, port: int | None) -> tuple[s
 
 
 def _check_alone(config: dict[str, Any]) -> None:
-    """`listen` is for one replica of one application."""
+    """`listen` is for one application: one replica of it, or the fronts of a fleet."""
     deployments = [d for a in config["applications"] for d in a.get("deployments") or []]
     several = any(
         d.get("num_replicas") not in (None, 1) or d.get("autoscaling_config") for d in deployments
     )
-    if len(config["applications"]) > 1 or several:
+    is_fleet = all((a.get("args") or {}).get("fleet") is not None for a in config["applications"])
+    if len(config["applications"]) > 1 or (several and not is_fleet):
         raise SettingsError(
-            "listen: only for one replica; for several, drop it and set proxy_location: HeadOnly"
+            "listen: only for one replica; for several engines behind it, set args.fleet"
         )
     if config.get("proxy_location") != "Disabled":
         raise SettingsError("listen: needs proxy_location: Disabled, or a proxy takes the port")

@@ -1,14 +1,12 @@
 """The replica's end of its scheduler: the actor, and the socket between them.
 
 The scheduler takes no actor calls while it serves (`actors.scheduler` says why), so questions go
-the way of submissions, and answers come between the outputs. Messages are packed and read here;
-rows of outputs are read where they are delivered (`streams`).
+the way of submissions, and answers come between the outputs (`channel`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import shutil
 from collections.abc import Callable, Sequence
@@ -18,31 +16,18 @@ from typing import Any
 import ray
 
 from actors.engine_config import EngineConfig
+from actors.fleet.snapshot import EngineSnapshot
+from actors.peers import Door
 from actors.placement import current_group, scheduler_options
 from actors.scheduler import SchedulerActor
 from actors.scheduling.events import Refuse
-from actors.scheduling.request import Request
 from actors.stage.spec import StageInfo
-from actors.transport.messages import (
-    AbortRequests,
-    Answer,
-    Ask,
-    IterationOutputs,
-    Question,
-    Readiness,
-    RefuseRequests,
-    RequestsStarted,
-    SubmitRequests,
-    Suspects,
-    pack_kind,
-    unpack_kind,
-)
+from actors.transport.messages import Readiness, RequestsStarted, Suspects
 from actors.transport.wire import FrameProtocol, listen, private_directory
-from app.engine.client import EngineUnavailable
+from app.engine.channel import SchedulerChannel
 
 logger = logging.getLogger("legato.engine")
 
-_ANSWER_WITHIN_S = 10.0
 _LEAVE_WITHIN_S = 10.0
 
 
@@ -50,14 +35,10 @@ class EngineFailed(RuntimeError):
     """The engine could not be started; the message carries the loader's own words."""
 
 
-class QuestionFailed(RuntimeError):
-    """The scheduler raised instead of answering; the message says what."""
-
-
-class SchedulerLink:
+class SchedulerLink(SchedulerChannel):
     """One life of a scheduler. `on_lost` is called once if it ends before `close`.
 
-    on_rows, on_records: rows of outputs and of iterations, as `IterationOutputs` holds them.
+    door: where it lets fronts in; None outside a fleet. `tcp_address` is then where by TCP.
     """
 
     def __init__(
@@ -66,20 +47,16 @@ class SchedulerLink:
         on_rows: Callable[[Sequence[Any]], None],
         on_records: Callable[[Sequence[Any]], None],
         on_refused: Callable[[Refuse], None],
-        on_news: Callable[[Readiness | RequestsStarted | Suspects], None],
+        on_news: Callable[[Readiness | RequestsStarted | Suspects | EngineSnapshot], None],
         on_lost: Callable[[], None],
+        door: Door | None = None,
     ) -> None:
+        super().__init__(on_rows, on_records, on_refused, on_news, on_lost)
         self._config = config
-        self._on_rows = on_rows
-        self._on_records = on_records
-        self._on_refused = on_refused
-        self._on_news = on_news
-        self._on_lost = on_lost
+        self.door = door
+        self.tcp_address: str | None = None
         self._actor: Any = None
         self._serving: asyncio.Task[None] | None = None  # as long as the scheduler does
-        self._socket: FrameProtocol | None = None
-        self._tickets = itertools.count()
-        self._asked: dict[int, asyncio.Future[Any]] = {}
 
     async def open(self) -> tuple[StageInfo, int]:
         """Start the actor, which loads the stages; what a rank reports, and the number of blocks.
@@ -102,7 +79,8 @@ class SchedulerLink:
             **scheduler_options(current_group()), runtime_env={"env_vars": environment}
         ).remote(self._config)
         try:
-            info, num_blocks = await self._actor.start.remote(path)
+            started = await self._actor.start.remote(path, self.door)
+            info, num_blocks, self.tcp_address = started
             self._socket = await connected
         except ray.exceptions.RayTaskError as error:
             raise EngineFailed(str(error.cause)) from error
@@ -117,69 +95,7 @@ class SchedulerLink:
     async def _serve(self) -> None:
         with suppress(ray.exceptions.RayError):
             await self._actor.serve.remote()
-        self._lost()
-
-    @property
-    def is_open(self) -> bool:
-        return self._socket is not None
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        self._send(SubmitRequests(tuple(requests)))
-
-    def abort(self, request_ids: Sequence[int]) -> None:
-        self._send(AbortRequests(tuple(request_ids)))
-
-    def _send(self, message: SubmitRequests | AbortRequests | Ask) -> None:
-        """Dropped when the scheduler is gone: `on_lost` tells of that."""
-        if self._socket is not None:
-            self._socket.send(pack_kind(message))
-
-    def _received(self, frame: bytes) -> None:
-        message = unpack_kind(frame)
-        if isinstance(message, IterationOutputs):
-            self._on_rows(message.rows)
-            if message.records:
-                self._on_records(message.records)
-        elif isinstance(message, RefuseRequests):
-            for refusal in message.refusals:
-                self._on_refused(refusal)
-        elif isinstance(message, Answer):
-            self._answered(message)
-        else:
-            self._on_news(message)
-
-    async def ask(self, question: Question, *arguments: Any) -> Any:
-        """The scheduler's answer; raises EngineUnavailable when none comes and QuestionFailed
-        when answering raised."""
-        ticket = next(self._tickets)
-        answer = self._asked[ticket] = asyncio.get_running_loop().create_future()
-        try:
-            self._send(Ask(ticket, question, arguments))
-            if self._socket is None:
-                raise TimeoutError
-            return await asyncio.wait_for(answer, _ANSWER_WITHIN_S)
-        except TimeoutError as error:
-            raise EngineUnavailable("the scheduler does not answer") from error
-        finally:
-            del self._asked[ticket]
-
-    def _answered(self, message: Answer) -> None:
-        answer = self._asked.get(message.ticket)
-        if answer is None or answer.done():
-            return
-        if message.failure is None:
-            answer.set_result(message.value)
-        else:
-            answer.set_exception(QuestionFailed(message.failure))
-
-    def _lost(self) -> None:
-        if self._socket is None:
-            return  # known already, or not yet open: then `open` fails or `_serve` ends at once
-        self._socket = None
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(EngineUnavailable("the scheduler has ended"))
-        self._on_lost()
+        self._lost()  # known already, if the socket has told
 
     async def close(self) -> None:
         """Let the scheduler end its stages, and end it."""

@@ -17,11 +17,13 @@ from dataclasses import replace
 from typing import Any
 
 from actors.engine_config import EngineConfig
+from actors.fleet.snapshot import EngineSnapshot
 from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import Quote
 from actors.scheduling.request import Objective
 from actors.stage.spec import StageInfo
 from actors.transport.messages import Readiness, RequestsStarted, Suspects
+from app.engine.channel import QuestionFailed
 from app.engine.client import (
     EngineUnavailable,
     GenerationRequest,
@@ -30,20 +32,34 @@ from app.engine.client import (
     TokenChunk,
     TokenSink,
 )
-from app.engine.link import QuestionFailed, SchedulerLink
+from app.engine.link import SchedulerLink
+from app.engine.membership import Membership
 from app.engine.streams import IterationFeed, OpenRequest, OpenRequests, Stream, core_requests
 
 logger = logging.getLogger("legato.engine")
 
 _HEARTBEAT_S = 5.0
+_LEAVING_PERIOD_S = 0.2
+_OPEN = ("num_waiting", "num_decoding", "num_prefilling", "num_finishing")  # of a status
 _READY_WITHIN_S = 20.0  # what a new request waits for an engine that is being rebuilt
 
 
 class LiveEngine:
-    """Implements `app.engine.client.EngineClient`; everything runs on the replica's event loop."""
+    """Implements `app.engine.client.EngineClient`; everything runs on the replica's event loop.
 
-    def __init__(self, config: EngineConfig, name: str, *, max_rebuilds: int = 3) -> None:
+    membership: None for a lone engine, which serves its own replica alone.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        name: str,
+        *,
+        max_rebuilds: int = 3,
+        membership: Membership | None = None,
+    ) -> None:
         self._config = config
+        self._membership = membership
         self._name = name
         self._max_rebuilds = max_rebuilds
         self._info: StageInfo | None = None
@@ -60,6 +76,7 @@ class LiveEngine:
         self._heartbeat: asyncio.Task[None] | None = None
         self._rebuilding: asyncio.Task[None] | None = None
         self.iterations = IterationFeed()
+        self.snapshot: EngineSnapshot | None = None  # the latest, in a fleet
 
     # ---- life ------------------------------------------------------------------------------
 
@@ -70,6 +87,8 @@ class LiveEngine:
 
     async def _build(self) -> None:
         self._info, self._num_blocks = await self._link.open()
+        if self._membership is not None and self._link.door is not None:
+            await self._membership.join(self._link.door, self._link.tcp_address)
         if again := [entry.resumed() for entry in self._open.values()]:
             self._link.submit(again)  # at once: who waits for readiness is not among them
         self._ready.set()
@@ -86,6 +105,18 @@ class LiveEngine:
             if task is not None:
                 task.cancel()
         await self._link.close()
+
+    async def leave(self) -> None:
+        """Take nothing more of the fronts, and return once all that was taken is through."""
+        if self._membership is not None:
+            await self._membership.part()
+        with suppress(EngineUnavailable, QuestionFailed):  # lost: nothing is left to wait for
+            await self._link.ask("leave")
+            while True:
+                status = await self._link.ask("status")
+                if not any(status[key] for key in _OPEN):
+                    break
+                await asyncio.sleep(_LEAVING_PERIOD_S)
 
     async def _beat(self) -> None:
         """A scheduler that is alive but stuck is as dead: ask it now and then, and act."""
@@ -255,13 +286,16 @@ class LiveEngine:
             self._refused,
             self._told,
             self._lost,
+            None if self._membership is None else self._membership.new_door(),
         )
 
-    def _told(self, news: Readiness | RequestsStarted | Suspects) -> None:
+    def _told(self, news: Readiness | RequestsStarted | Suspects | EngineSnapshot) -> None:
         if isinstance(news, RequestsStarted):
             self._open.started(news.request_ids)
         elif isinstance(news, Suspects):
             self._open.suspected(news.losses, news.on_trial)
+        elif isinstance(news, EngineSnapshot):
+            self.snapshot = news
         elif news.is_ready:
             self._ready.set()
         else:

@@ -108,13 +108,18 @@ class OpenRequest:
                 first=known,
                 tokens=tokens,
                 finish_reason=output.finish_reason,
-                num_cached_tokens=output.num_cached_tokens,
+                # Of a replay these are not news.
+                num_cached_tokens=0 if known > self.base else output.num_cached_tokens,
                 logprobs=list(output.logprobs[skip:]),
-                prompt_logprobs=list(output.prompt_logprobs),
+                prompt_logprobs=[] if known > self.base else list(output.prompt_logprobs),
                 pooled=output.pooled,
-                queued_s=output.queued_s,
+                queued_s=0.0 if known > self.base else output.queued_s,
             )
         )
+
+    def rename(self, request_id: int) -> None:
+        """The scheduler that it goes to knows it by this id."""
+        self.request = replace(self.request, request_id=request_id)
 
     def resumed(self) -> Request:
         """The request as a rebuilt scheduler must see it: nothing delivered is drawn again."""
@@ -182,11 +187,12 @@ class OpenRequests(dict[int, OpenRequest]):
     def engine_lost(self) -> None:
         """The scheduler has died: what it computed is suspect, and what was alone may be ended."""
         tried = [i for i in self._on_trial if i in self]
+        is_alone = len(self._on_trial) == 1  # other fronts' are tried beside one's own
         self._on_trial = ()
         for request_id in tried or [i for i, entry in self.items() if entry.has_started]:
             entry = self[request_id]
             entry.num_losses += 1
-            if len(tried) == 1 and entry.num_losses >= MAX_LOSSES:
+            if is_alone and entry.num_losses >= MAX_LOSSES:
                 error = GenerationFailed("the engine is lost whenever this request runs")
                 self.fail(request_id, error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from actors.fleet.routers import ROUTERS
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from app.paths import locate
@@ -25,6 +27,8 @@ from app.simulate.run.capacity import search_capacity
 from app.simulate.run.config_search import candidates, search_configs
 from app.simulate.run.record import write_requests
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.studies import routing as routing_study
+from app.simulate.studies import scaling as scaling_study
 from app.simulate.workload.lengths import Lengths
 from app.simulate.workload.requests import Workload, generate
 from app.simulate.workload.specs import load_workload, parse_arrivals, parse_lengths
@@ -32,6 +36,12 @@ from app.simulate.workload.traces import read_trace
 
 # A short run flatters every policy: the queue never has time to build up.
 QUICK_REQUESTS, FULL_REQUESTS = 384, 768
+
+# Name -> what yields its rows, and how they are shown.
+STUDIES: dict[str, tuple[Callable[..., Iterator[Any]], Callable[[list[Any]], str]]] = {
+    "routing": (routing_study.study, routing_study.as_markdown),
+    "scaling": (scaling_study.study, scaling_study.as_markdown),
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -66,10 +76,11 @@ def command(
     max_requests: Annotated[int, typer.Option(help="Sequences that run together.", min=1)] = 128,
     admission: Annotated[str, typer.Option(help="all, predicted_peak or predictive.")] = "all",
     order: Annotated[str, typer.Option(help="Order of the queue.")] = "auto",
-    replicas: Annotated[int, typer.Option(help="Replicas.", min=1)] = 1,
-    routing: Annotated[
-        str, typer.Option(help="round_robin, least_loaded, power_of_two or slack.")
-    ] = "power_of_two",
+    replicas: Annotated[
+        int | None,
+        typer.Option(help="Engines: 1, or a study's own number.", min=1),
+    ] = None,
+    routing: Annotated[str, typer.Option(help=f"{', '.join(ROUTERS)}.")] = "slack",
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
     find_capacity: Annotated[
         bool, typer.Option("--capacity", help="Search the highest load that meets the objective.")
@@ -84,6 +95,9 @@ def command(
     figure_7: Annotated[
         bool, typer.Option("--figure7", help="The paper's figure 7 under every policy.")
     ] = False,
+    fleet_study: Annotated[
+        str, typer.Option("--study", help="routing or scaling: a fleet under each of them.")
+    ] = "",
     quick: Annotated[bool, typer.Option(help="With --paper: a part of it, in a minute.")] = False,
     workers: Annotated[int, typer.Option(help="Processes for searches.", min=1)] = 1,
     cache: Annotated[
@@ -98,6 +112,8 @@ def command(
             result = _figure7(console, out)
         elif reproduce:
             result = _paper(console, quick, workers, cache, out)
+        elif fleet_study:
+            result = _study(console, fleet_study, replicas, seed, workers, out)
         elif find_config:
             result = _search(console, find_config, workload, tbt_ms, qps, workers, requests)
         else:
@@ -112,7 +128,7 @@ def command(
                 admission=admission,
                 order=order,
             )
-            deployment = Deployment(config, truth, num_replicas=replicas, routing=routing)
+            deployment = Deployment(config, truth, num_replicas=replicas or 1, routing=routing)
             if find_capacity:
                 result = _capacity(
                     console, deployment, parse_lengths(workload), tbt_ms / 1e3, qps, requests, seed
@@ -262,6 +278,29 @@ def _figure7(console: Console, out: Path | None) -> dict[str, Any]:
         figure7.write(out)
         console.print(f"written to {out}")
     return {"schedules": texts}
+
+
+def _study(
+    console: Console, name: str, engines: int | None, seed: int, workers: int, out: Path | None
+) -> dict[str, Any]:
+    if name not in STUDIES:
+        raise ValueError(f"unknown study {name!r}; known: {', '.join(sorted(STUDIES))}")
+    study, as_markdown = STUDIES[name]
+    options = {} if engines is None else {"num_engines": engines}
+    rows: list[Any] = []
+    found: Iterator[Any] = study(**options, seed=seed, workers=workers)
+    with console.status(f"{name} study") as status:
+        for row in found:
+            rows.append(row)
+            status.update(f"{name} study: {len(rows)} runs done")
+    console.print(as_markdown(rows), highlight=False, soft_wrap=True)
+    data = {"rows": [row.to_dict() for row in rows]}
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        (out / f"{name}.md").write_text(as_markdown(rows), encoding="utf-8")
+        console.print(f"written to {out}")
+    return data
 
 
 def _progress(console: Console) -> Progress:

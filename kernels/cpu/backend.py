@@ -58,6 +58,9 @@ class CpuBackend(TorchBackend):
     def __init__(self) -> None:
         library.require()
 
+    def instruction_set(self, device: torch.device) -> str:
+        return library.isa().name.lower()
+
     def set_num_threads(self, num_threads: int) -> None:
         super().set_num_threads(num_threads)
         library.set_num_threads(num_threads)

@@ -24,9 +24,9 @@ def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 COMMANDS = (
-    "serve", "generate", "chat", "batch", "profile", "simulate", "capacity", "plot", "trace",
-    "replay", "explain", "bench serve", "bench stall", "bench engine", "bench overhead",
-    "bench policies", "bench budgets",
+    "serve", "status", "generate", "chat", "batch", "profile", "simulate", "capacity", "plot",
+    "trace", "replay", "explain", "bench serve", "bench stall", "bench engine", "bench overhead",
+    "bench policies", "bench budgets", "chaos",
     "config check", "config show", "config reference", "models", "check",
 )  # fmt: skip
 

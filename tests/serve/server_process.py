@@ -41,14 +41,15 @@ def running(
     """`legato serve CONFIG` until the block ends, then Ctrl-C as a user would.
 
     python_path: folders that Python searches before the checkout. A lone replica answers HTTP
-    itself; with `deployment` (num_replicas=2, ...) HAProxy is in front.
+    itself; with `deployment` (num_replicas=2, ...) there are such engines behind a front.
     """
     name = "two_replicas" if deployment else "demo"
     config: dict[str, Any] = yaml.safe_load((ROOT / f"configs/serve/{name}.yaml").read_text())
     application = config["applications"][0]
-    application["args"] = args if deployment else {"listen": "127.0.0.1:8000", **args}
+    application["args"] = {"listen": "127.0.0.1:8000", **args}
     if deployment:
-        application["deployments"] = [{"name": "LLMServer", **deployment}]
+        application["args"].setdefault("fleet", {})
+        application["deployments"] = [{"name": "Engine", **deployment}]
     path = folder / "serve.yaml"
     path.write_text(yaml.safe_dump(config))
     port = free_port()

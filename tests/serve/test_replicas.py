@@ -15,11 +15,12 @@ import pytest
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
 
 
-def replicas_of(server: Any) -> list[psutil.Process]:
+def replicas_of(server: Any, deployment: str = "") -> list[psutil.Process]:
     found = []
     for process in psutil.Process(server.process.pid).children(recursive=True):
         with suppress(psutil.Error):
-            if "ray::ServeReplica" in " ".join(process.cmdline()):
+            name = " ".join(process.cmdline())
+            if "ray::ServeReplica" in name and deployment in name:
                 found.append(process)
     return found
 
@@ -64,6 +65,7 @@ def test_two_replicas_answer_behind_one_address(
 ) -> None:
     args = {"model": {"path": str(tiny_model("llama"))}, "kv": {"memory_gib": 0.01}}
     with serve(args, num_replicas=2) as server:
-        assert len(replicas_of(server)) == 2
+        assert len(replicas_of(server, "Engine")) == 2
+        assert len(replicas_of(server, "Front")) == 1
         answers = [complete(server).json()["choices"] for _ in range(8)]
         assert answers == answers[:1] * 8

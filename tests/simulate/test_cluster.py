@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from actors.fleet.routers import ROUTERS
+from actors.fleet.scaling import Bounds
+from actors.scheduling.config import ConfigError
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.validation import validate
-from app.simulate.run.autoscale import AutoscalePolicy
 from app.simulate.run.capacity import search_capacity
-from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.run.simulation import Autoscale, Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import fixed_lengths, uniform_lengths
 from app.simulate.workload.requests import concatenate, generate, multi_turn
@@ -21,7 +25,7 @@ MODEL = CostModel(
 CONFIG = scheduler_config(MODEL, token_budget=256, tbt_s=0.1)
 
 
-@pytest.mark.parametrize("routing", ["round_robin", "least_loaded", "power_of_two", "slack"])
+@pytest.mark.parametrize("routing", ROUTERS)
 def test_every_request_is_served_once_whatever_the_routing(routing: str) -> None:
     workload = generate(poisson(20.0), uniform_lengths(50, 1500, 8.0), 300)
     result = simulate(workload, Deployment(CONFIG, MODEL, num_replicas=4, routing=routing))
@@ -57,12 +61,17 @@ def test_replicas_multiply_capacity() -> None:
     assert found[1] == pytest.approx(2 * found[0], rel=0.15)
 
 
-def test_autoscaling_follows_the_load_up_and_down() -> None:
+@pytest.mark.parametrize(
+    ("scaling", "options"),
+    [
+        ("queue_length", {"target": 12, "upscale_delay_s": 5, "downscale_delay_s": 20}),
+        ("slack", {"ahead_s": 10, "smoothing_s": 10, "calm_s": 20}),
+    ],
+)
+def test_autoscaling_follows_the_load_up_and_down(scaling: str, options: dict[str, Any]) -> None:
     lengths = fixed_lengths(400, 40)
     quiet, busy = (generate(poisson(q), lengths, n) for q, n in ((1.0, 60), (25.0, 1500)))
-    policy = AutoscalePolicy(
-        max_replicas=8, target=12, interval_s=5, start_s=10, downscale_delay_s=20
-    )
+    policy = Autoscale(scaling, options, Bounds(1, 8), interval_s=5, start_s=10)
     result = simulate(
         concatenate([quiet, busy, quiet]), Deployment(CONFIG, MODEL, autoscale=policy)
     )
@@ -106,11 +115,10 @@ def test_capacity_is_bracketed_and_says_what_broke() -> None:
 
 
 def test_wrong_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="known: least_loaded"):
-        simulate(
-            generate(poisson(1.0), fixed_lengths(5, 5), 2), Deployment(CONFIG, MODEL, routing="x")
-        )
-    with pytest.raises(ValueError, match="backlog"):
-        AutoscalePolicy(signal="weather")
-    with pytest.raises(ValueError, match="min_replicas"):
-        AutoscalePolicy(min_replicas=3, max_replicas=2)
+    workload = generate(poisson(1.0), fixed_lengths(5, 5), 2)
+    with pytest.raises(ConfigError, match="known: least_loaded"):
+        simulate(workload, Deployment(CONFIG, MODEL, routing="x"))
+    with pytest.raises(ConfigError, match="known: queue_length"):
+        simulate(workload, Deployment(CONFIG, MODEL, autoscale=Autoscale("weather")))
+    with pytest.raises(TypeError, match="least <= most"):
+        Bounds(3, 2)

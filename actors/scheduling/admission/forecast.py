@@ -122,6 +122,28 @@ class Predictor:
         chunk, step_s = self._full_step(self._decodes(engine), self.tightest_s(engine))
         return self._granted_share(engine) * chunk / step_s
 
+    def light_rate(self, engine: EngineView) -> float:
+        """Prompt tokens per second beside a single decode: what prefill alone may take."""
+        chunk, step_s = self._full_step(self._single(engine), self.tightest_s(engine))
+        return chunk / step_s
+
+    def decode_share(self, engine: EngineView) -> float:
+        """Of the time that requests have, beyond what a lone decode takes anyway, the share that
+        the running decodes take: 1.0 leaves none for prefill. It grows in step with them."""
+        if not engine.decoding:
+            return 0.0
+        profile, single, decodes = self.cost.profile, self._single(engine), self._decodes(engine)
+        tbt_s = self.tightest_s(engine)
+        _, step_s = self._full_step(single, tbt_s)
+        lone_s = profile.stage_s(single) * self.cost.ratio(single)
+        taken_s = profile.stage_s(decodes) * self.cost.ratio(decodes) - lone_s
+        return min(1.0, max(0.0, taken_s / max(step_s - lone_s, 1e-6)))
+
+    def _single(self, engine: EngineView) -> Mix:
+        """One decode, of the mean context of those that run."""
+        decodes = self._decodes(engine)
+        return Mix(1, decodes.decode_kv_tokens // max(decodes.num_decodes, 1))
+
     def _beside(self, decodes: Mix, chunk: int) -> Mix:
         mix = Mix(decodes.num_decodes, decodes.decode_kv_tokens)
         mix.add(0, chunk, self.cost.profile.attention_window)

@@ -18,8 +18,8 @@ class BlockManager:
     before it changes.
     """
 
-    __slots__ = ("_by_digest", "_cached", "_digest_of", "_empty", "_references", "num_blocks",
-                 "num_evictions", "version")  # fmt: skip
+    __slots__ = ("_by_digest", "_cached", "_changed", "_digest_of", "_empty", "_references",
+                 "num_blocks", "num_evictions", "version")  # fmt: skip
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -34,6 +34,7 @@ class BlockManager:
         self._digest_of: dict[int, bytes] = {}  # held and cached blocks whose content is named
         self._by_digest: dict[bytes, int] = {}  # the inverse
         self._cached: OrderedDict[int, None] = OrderedDict()  # free but named, oldest first
+        self._changed: dict[bytes, bool] | None = None  # see `take_changes`
         self.version += 1
 
     @property
@@ -61,8 +62,11 @@ class BlockManager:
                 block = self._empty.pop()
             else:
                 block, _ = self._cached.popitem(last=False)
-                del self._by_digest[self._digest_of.pop(block)]
+                digest = self._digest_of.pop(block)
+                del self._by_digest[digest]
                 self.num_evictions += 1
+                if self._changed is not None:
+                    self._changed[digest] = False
             self._references[block] = 1
             taken.append(block)
         return taken
@@ -111,6 +115,24 @@ class BlockManager:
         if digest not in self._by_digest and block not in self._digest_of:
             self._by_digest[digest] = block
             self._digest_of[block] = digest
+            if self._changed is not None:
+                self._changed[digest] = True
+
+    def findable(self) -> list[bytes]:
+        """Digests of all that can be hit."""
+        return list(self._by_digest)
+
+    def take_changes(self) -> tuple[bool, list[bytes], list[bytes]]:
+        """(whole, digests that can be hit since the last call, those that cannot any more).
+
+        whole: the first list is all that can be hit, as nobody asked before or all was forgotten.
+        Changes are kept from the first call on, so whoever calls once goes on calling.
+        """
+        changed, self._changed = self._changed, {}
+        if changed is None:
+            return True, self.findable(), []
+        added = [digest for digest, here in changed.items() if here]
+        return False, added, [digest for digest, here in changed.items() if not here]
 
     def validate(self, expected: Mapping[int, int]) -> None:
         """Raise AssertionError unless the references are exactly `expected` (block -> count)."""

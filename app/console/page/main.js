@@ -1,6 +1,7 @@
 // The console: wires the page's controls to the server's own public API and feed.
 import { Chat } from "./chat.js";
 import { bars, histogram, lines } from "./charts.js";
+import { showFleet } from "./fleet.js";
 import { Streams } from "./streams.js";
 
 const $ = (id) => document.getElementById(id);
@@ -69,6 +70,7 @@ async function poll() {
     if (!status.ready) return;
     $("model").textContent = status.model;
     showTiles();
+    showFleet($("fleet"), status);
     showCauses();
     $("budget").max = status.max_step_tokens;
     if (!$("policy").options.length)
@@ -101,6 +103,7 @@ function feed() {
     tbt.splice(0, Math.max(0, tbt.length - 8000));
     streams.served(fresh, gaps);
     iterations.splice(0, Math.max(0, iterations.length - WINDOW));
+    if (status.engines) return; // one engine's counts are not the fleet's
     const last = iterations.at(-1);
     Object.assign(status, {
       num_decoding: last.num_decoding, num_prefilling: last.num_prefilling,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.events import (
+    Abort,
     Emit,
     Event,
     Execute,
@@ -23,7 +24,6 @@ from actors.scheduling.events import (
     Tick,
     WakeAt,
 )
-from actors.scheduling.interfaces import pending_tokens
 from actors.scheduling.plan import StepPlan, StepResult
 from app.simulate.hardware.step_ratios import StepRatios
 from app.simulate.run.record import RunRecord
@@ -41,7 +41,7 @@ class Replica:
 
     __slots__ = (
         "_core", "_in_flight", "_index", "_jitter", "_model", "_ratios", "_record", "_rng",
-        "_stages", "_token_of", "_window", "host_s", "next_s", "num_live", "wake_s",
+        "_stages", "_token_of", "_window", "host_s", "next_s", "num_live", "on_refuse", "wake_s",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +79,7 @@ class Replica:
         self.wake_s = INFINITY
         self.next_s = INFINITY
         self.num_live = 0  # submitted and not finished
+        self.on_refuse: Callable[[Refuse, float], None] = record.refused
 
     @property
     def core(self) -> Core:
@@ -88,14 +89,16 @@ class Replica:
     def index(self) -> int:
         return self._index
 
-    def prefill_backlog_tokens(self) -> int:
-        """Prefill work ahead of a new request: of all that wait, and unfinished prompts."""
-        view = self._core.view
-        return pending_tokens(view)
-
     def submit(self, event: Event, now_s: float) -> None:
         """Hand the core an event from outside (Submit, Abort, Reconfigure)."""
         self._apply(self._core.handle(event, now_s), now_s)
+
+    def withdraw(self, request_ids: Sequence[int], now_s: float) -> None:
+        """These go on elsewhere: they end here without a trace in the record."""
+        for request_id in request_ids:
+            instructions = self._core.handle(Abort(request_id), now_s)
+            self.num_live -= 1
+            self._apply([i for i in instructions if type(i) is not Emit], now_s)
 
     def advance(self) -> float:
         """Deliver what is due at `next_s`, a finished step or a tick; returns that time."""
@@ -118,7 +121,7 @@ class Replica:
             elif kind is Emit:
                 self.num_live -= self._record.emitted(instruction.outputs, now_s)  # type: ignore[union-attr]
             elif kind is Refuse:
-                self._record.refused(instruction, now_s)  # type: ignore[arg-type]
+                self.on_refuse(instruction, now_s)  # type: ignore[arg-type]
                 self.num_live -= 1
             elif kind is WakeAt:
                 # The core names the next time it wants; an earlier wish is still a wish.

@@ -26,6 +26,8 @@ class Workload:
 
     sessions: conversation of each request (-1: none); requests of a session share a prefix.
     shared_tokens: leading prompt tokens that repeat the session so far.
+    branching: what follows them is each request's own (questions about one document), where a
+        conversation's next turn repeats it.
     """
 
     arrival_s: Floats
@@ -34,6 +36,7 @@ class Workload:
     sessions: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     shared_tokens: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     name: str = "workload"
+    branching: bool = False
 
     def __post_init__(self) -> None:
         n = len(self.arrival_s)
@@ -119,6 +122,39 @@ def multi_turn(
     prompts, outputs, sessions, shared = (np.array(c, np.int64) for c in columns[1:])
     arrivals = np.array(columns[0], np.float64)
     return Workload(arrivals, prompts, outputs, sessions, shared, name="multi_turn")
+
+
+def about_documents(
+    arrivals: Arrivals,
+    lengths: Lengths,
+    num_documents: int,
+    num_requests: int,
+    question_tokens: int = 64,
+    theta: float = 0.8,
+    seed: int = 0,
+) -> Workload:
+    """Questions about documents: a prompt is a document and a question of its own behind it.
+
+    lengths: of the documents and of the answers. theta: how uneven the documents' popularity is
+    (the n-th is asked for in proportion to n ** -theta).
+    """
+    arrival_rng, length_rng, choice_rng = (
+        np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(3)
+    )
+    documents, _ = lengths(num_documents, length_rng)
+    _, outputs = lengths(num_requests, length_rng)
+    weights = np.arange(1, num_documents + 1, dtype=np.float64) ** -theta
+    chosen = choice_rng.choice(num_documents, num_requests, p=weights / weights.sum())
+    questions = 1 + choice_rng.poisson(question_tokens, num_requests)
+    return Workload(
+        arrivals(num_requests, arrival_rng),
+        documents[chosen] + questions,
+        outputs,
+        chosen.astype(np.int64),
+        documents[chosen],
+        name="documents",
+        branching=True,
+    )
 
 
 def concatenate(parts: Iterable[Workload], name: str = "shifting") -> Workload:

@@ -16,7 +16,13 @@ from app.simulate.workload.lengths import (
     uniform_lengths,
     zipf_lengths,
 )
-from app.simulate.workload.requests import Workload, concatenate, generate, multi_turn
+from app.simulate.workload.requests import (
+    Workload,
+    about_documents,
+    concatenate,
+    generate,
+    multi_turn,
+)
 from app.simulate.workload.traces import read_trace
 
 _LENGTHS: dict[str, Callable[..., Lengths]] = {
@@ -83,8 +89,8 @@ def load_workload(path: str | Path, seed: int = 0) -> Workload:
 
 
 def build_workload(data: Mapping[str, Any], seed: int = 0) -> Workload:
-    """A workload from plain data: `phases` (a list of workloads), `trace`, `sessions`, or
-    `lengths` + `arrivals` + `qps` + `requests`."""
+    """A workload from plain data: `phases` (a list of workloads), `trace`, `sessions`,
+    `documents`, or `lengths` + `arrivals` + `qps` + `requests`."""
     values = dict(data)
     name = str(values.pop("name", "workload"))
     values.pop("description", None)
@@ -102,6 +108,16 @@ def build_workload(data: Mapping[str, Any], seed: int = 0) -> Workload:
                 int(values.pop("sessions")),
                 float(values.pop("think_s", 20.0)),
                 int(values.pop("max_total", 8192)),
+                seed,
+            )
+        elif "documents" in values:
+            built = about_documents(
+                parse_arrivals(values.pop("arrivals", "poisson"), float(values.pop("qps"))),
+                parse_lengths(values.pop("lengths")),
+                int(values.pop("documents")),
+                int(values.pop("requests")),
+                int(values.pop("question_tokens", 64)),
+                float(values.pop("theta", 0.8)),
                 seed,
             )
         else:

@@ -1,0 +1,46 @@
+"""Which engines give a stream the same bytes: its class, from what the stages report."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from actors.fleet.snapshot import BitClass
+from actors.stage.spec import StageInfo, StageSpec
+
+_NUM_SAMPLES = 64
+_SAMPLE_BYTES = 1 << 12
+
+
+def bits_of(spec: StageSpec, info: StageInfo) -> BitClass:
+    """The class of an engine with such stages."""
+    return BitClass(
+        model=_weights_of(spec),
+        dtype=info.dtype,
+        backend=info.backend,
+        instruction_set=info.instruction_set,
+        quantisation=spec.quantization,
+        kv_dtype=spec.kv_dtype,
+        tensor_ranks=spec.tensor_ranks,
+    )
+
+
+def _weights_of(spec: StageSpec) -> str:
+    """The folder's name and a digest of its weights.
+
+    Whole files would take as long as loading them. Samples all through each file, and its size,
+    tell one revision or fine-tune from another, wherever its folder lies.
+    """
+    folder = Path(spec.model_path)
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    if spec.load_format == "dummy":
+        digest.update(b"dummy %d" % spec.seed)
+    else:
+        for path in sorted(folder.glob("*.safetensors")):
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size}".encode())
+            with path.open("rb") as file:
+                for number in range(_NUM_SAMPLES):
+                    file.seek(size * number // _NUM_SAMPLES)
+                    digest.update(file.read(_SAMPLE_BYTES))
+    return f"{folder.name}-{digest.hexdigest()[:16]}"

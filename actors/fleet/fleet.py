@@ -1,0 +1,195 @@
+"""A front's picture of its engines: what they published, and what it has sent them since.
+
+Everything that is decided of a fleet is decided from this. It changes by the calls of one owner,
+which bring the time along: the same calls give the same picture, live and simulated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from actors.fleet.prefixes import PrefixIndex
+from actors.fleet.snapshot import Arrival, EngineSnapshot, PrefixNews
+
+PATIENCE_S = 10.0  # to a first token where no objective is stated, as admission has it
+MOST_SESSIONS = 100_000  # conversations remembered, the least recent forgotten first
+
+
+@dataclass(slots=True)
+class Sight:
+    """One engine in the picture.
+
+    sent: (number, tokens to compute, context tokens) of what was sent and is not in the snapshot.
+    num_sent: requests sent to it since the connection began, which `num_received` counts too.
+    """
+
+    snapshot: EngineSnapshot
+    heard_s: float
+    sent: deque[tuple[int, int, int]] = field(default_factory=deque)
+    num_sent: int = 0
+    sent_prefill_tokens: int = 0
+    sent_tokens: int = 0
+
+    @property
+    def engine_id(self) -> str:
+        return self.snapshot.engine_id
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that it holds."""
+        snapshot = self.snapshot
+        return min(snapshot.max_model_len, snapshot.num_blocks * snapshot.block_size)
+
+    @property
+    def num_live(self) -> int:
+        """Requests that run or wait there, those on their way included."""
+        return self.snapshot.num_running + self.snapshot.num_waiting + len(self.sent)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens it has still to compute, those on their way included."""
+        return self.snapshot.num_prefill_tokens + self.sent_prefill_tokens
+
+    def hear(self, snapshot: EngineSnapshot, now_s: float) -> None:
+        if snapshot.sequence <= self.snapshot.sequence:
+            return
+        self.snapshot, self.heard_s = snapshot, now_s
+        sent = self.sent
+        while sent and sent[0][0] <= snapshot.num_received:
+            _, num_new, num_tokens = sent.popleft()
+            self.sent_prefill_tokens -= num_new
+            self.sent_tokens -= num_tokens
+
+    def send(self, num_new: int, num_tokens: int) -> None:
+        self.num_sent += 1
+        self.sent.append((self.num_sent, num_new, num_tokens))
+        self.sent_prefill_tokens += num_new
+        self.sent_tokens += num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What an engine would make of an arrival. Seconds; nan: it publishes no prediction.
+
+    num_cached_tokens: of the arrival's tokens, how many need not be computed there.
+    num_new_tokens: the others.
+    ttft_s, promised_s, tbt_s: as in `OutlookPoint` and `Outlook`.
+    slack: what is left of the arrival's objectives, as a share of the one with least left; below 0
+        the engine would not promise it.
+    """
+
+    engine_id: str
+    num_cached_tokens: int
+    num_new_tokens: int
+    ttft_s: float = math.nan
+    promised_s: float = math.nan
+    tbt_s: float = math.nan
+    slack: float = math.nan
+
+    @property
+    def keeps(self) -> bool | None:
+        """It would promise the arrival's objectives; None: nobody can tell."""
+        return None if math.isnan(self.slack) else self.slack >= 0.0
+
+
+class Fleet:
+    """`published`, `told`, `sent` and `lost` change it; the rest only reads."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, Sight] = {}  # by engine_id, in order of appearance
+        self.prefixes = PrefixIndex()
+        self._sessions: OrderedDict[str, tuple[str, int]] = OrderedDict()  # engine, tokens there
+
+    # ---- what happens -----------------------------------------------------------------
+
+    def published(self, snapshot: EngineSnapshot, now_s: float) -> None:
+        """A snapshot came in: the first makes the engine known. Old ones are dropped."""
+        sight = self.engines.get(snapshot.engine_id)
+        if sight is None:
+            self.engines[snapshot.engine_id] = Sight(snapshot, now_s)
+        else:
+            sight.hear(snapshot, now_s)
+
+    def told(self, news: PrefixNews) -> None:
+        """News of an engine's prefix cache; of one that is not known they are dropped."""
+        if news.engine_id in self.engines:
+            self.prefixes.hear(news)
+
+    def sent(self, engine_id: str, arrival: Arrival) -> None:
+        """The arrival has been sent to this engine."""
+        sight = self.engines[engine_id]
+        cached = self.num_cached_tokens(arrival).get(engine_id, 0)
+        sight.send(arrival.num_tokens - cached, arrival.num_tokens)
+        self.prefixes.note(engine_id, arrival.prefix)
+        if arrival.session:
+            self._sessions[arrival.session] = (engine_id, arrival.num_tokens)
+            self._sessions.move_to_end(arrival.session)
+            if len(self._sessions) > MOST_SESSIONS:
+                self._sessions.popitem(last=False)
+
+    def lost(self, engine_id: str) -> None:
+        """The engine is dead or has left: nothing goes there any more."""
+        self.engines.pop(engine_id, None)
+        self.prefixes.forget(engine_id)
+
+    # ---- what is known ----------------------------------------------------------------
+
+    def silent(self, now_s: float, after_s: float) -> tuple[str, ...]:
+        """Engines that have published nothing for so long."""
+        return tuple(e for e, sight in self.engines.items() if now_s - sight.heard_s > after_s)
+
+    def candidates(self, arrival: Arrival) -> list[Sight]:
+        """Engines that may be asked: serving, and of the class it needs.
+
+        Those too small for it are left out while others are not: alone, one of them has to say
+        what is wrong with the request.
+        """
+        asked = [
+            sight
+            for sight in self.engines.values()
+            if (snapshot := sight.snapshot).accepts
+            and (arrival.bits is None or arrival.bits == snapshot.bits)
+            and snapshot.engine_id not in arrival.refused_by
+        ]
+        longest = arrival.num_tokens + 1
+        return [sight for sight in asked if longest <= sight.longest] or asked
+
+    def num_cached_tokens(self, arrival: Arrival) -> dict[str, int]:
+        """Engine -> tokens of the arrival that it holds; the last token is always computed."""
+        most = max(arrival.num_tokens - 1, 0)
+        if arrival.prefix:
+            return {
+                engine: min(blocks * sight.snapshot.block_size, most)
+                for engine, blocks in self.prefixes.hits(arrival.prefix).items()
+                if (sight := self.engines.get(engine)) is not None
+            }
+        engine, num_tokens = self._sessions.get(arrival.session, ("", 0))
+        return {engine: min(num_tokens, most)} if engine in self.engines else {}
+
+    def prospects(self, arrival: Arrival, sights: Iterable[Sight]) -> list[Prospect]:
+        """What each of these engines would make of the arrival."""
+        cached = self.num_cached_tokens(arrival)
+        return [prospect(sight, arrival, cached.get(sight.engine_id, 0)) for sight in sights]
+
+
+def prospect(sight: Sight, arrival: Arrival, num_cached_tokens: int = 0) -> Prospect:
+    """What an engine that holds so many of the arrival's tokens would make of it."""
+    snapshot = sight.snapshot
+    num_new = arrival.num_tokens - num_cached_tokens
+    ttft_s, promised_s = snapshot.outlook.at(sight.sent_prefill_tokens + num_new)
+    if math.isnan(ttft_s):
+        if snapshot.tokens_per_s > 0:
+            ttft_s = (sight.num_prefill_tokens + num_new) / snapshot.tokens_per_s
+        return Prospect(snapshot.engine_id, num_cached_tokens, num_new, ttft_s)
+    context = sight.sent_tokens + arrival.num_tokens
+    tbt_s = snapshot.outlook.tbt_with_s(context, len(sight.sent))
+    wanted_s = arrival.objective.ttft_s or snapshot.ttft_s or PATIENCE_S
+    slack = 1.0 - promised_s / wanted_s
+    if wanted_tbt_s := arrival.objective.tbt_s or snapshot.tbt_s:
+        slack = min(slack, 1.0 - tbt_s / wanted_tbt_s)
+    return Prospect(
+        snapshot.engine_id, num_cached_tokens, num_new, ttft_s, promised_s, tbt_s, slack
+    )

@@ -1,0 +1,101 @@
+"""Which engine holds the KV of which prefix, as far as a router can know.
+
+Two sources. What a router sends to an engine will be there by the time the next request is, so it
+is noted at once; and an engine's news say what it keeps, outputs included, and what it has evicted,
+which no router can guess, nor what other fronts have sent. A wrong entry costs a recomputation,
+never a wrong token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from actors.fleet.snapshot import PrefixNews
+
+
+class PrefixIndex:
+    """Digest -> the engines that hold it, as bits of an integer: one walk over a prompt's digests
+    answers for all engines."""
+
+    def __init__(self) -> None:
+        self._bit: dict[str, int] = {}  # engine -> its bit
+        self._free_bits: list[int] = []  # of engines that left
+        self._holders: dict[bytes, int] = {}  # never 0
+        self._held: dict[str, set[bytes]] = {}  # the inverse
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def note(self, engine_id: str, digests: Iterable[bytes]) -> None:
+        """The engine holds these, or will."""
+        bit, held, holders = self._of(engine_id), self._held[engine_id], self._holders
+        for digest in digests:
+            held.add(digest)
+            holders[digest] = holders.get(digest, 0) | bit
+
+    def drop(self, engine_id: str, digests: Iterable[bytes]) -> None:
+        """The engine does not hold these any more."""
+        bit, held, holders = self._of(engine_id), self._held[engine_id], self._holders
+        for digest in digests:
+            if digest not in held:
+                continue
+            held.discard(digest)
+            left = holders[digest] & ~bit
+            if left:
+                holders[digest] = left
+            else:
+                del holders[digest]
+
+    def hear(self, news: PrefixNews) -> None:
+        if news.whole:
+            self.drop(news.engine_id, tuple(self._held.get(news.engine_id, ())))
+        self.drop(news.engine_id, news.removed)
+        self.note(news.engine_id, news.added)
+
+    def forget(self, engine_id: str) -> None:
+        """The engine is gone with all it held."""
+        if engine_id in self._bit:
+            self.drop(engine_id, tuple(self._held[engine_id]))
+            del self._held[engine_id]
+            self._free_bits.append(self._bit.pop(engine_id))
+
+    def num_held(self, engine_id: str) -> int:
+        return len(self._held.get(engine_id, ()))
+
+    def hits(self, prefix: Sequence[bytes]) -> dict[str, int]:
+        """Engine -> how many leading blocks of `prefix` it holds; engines with none are left out.
+
+        >>> index = PrefixIndex()
+        >>> index.note("a", [b"1", b"2"]); index.note("b", [b"1", b"3"])
+        >>> sorted(index.hits([b"1", b"2", b"3"]).items())
+        [('a', 2), ('b', 1)]
+        """
+        found: dict[int, int] = {}  # bits whose walk ends behind this many blocks
+        holders, left = self._holders, -1
+        count = 0
+        for digest in prefix:
+            still = left & holders.get(digest, 0)
+            if still != left and count:
+                found[count] = left & ~still
+            left = still
+            if not left:
+                break
+            count += 1
+        if left and count:
+            found[count] = left
+        if not found:
+            return {}
+        return {
+            engine: count
+            for engine, bit in self._bit.items()
+            for count, bits in found.items()
+            if bits & bit
+        }
+
+    def _of(self, engine_id: str) -> int:
+        bit = self._bit.get(engine_id)
+        if bit is None:
+            bit = self._free_bits.pop() if self._free_bits else 1 << len(self._bit)
+            self._bit[engine_id] = bit
+            self._held[engine_id] = set()
+        return bit

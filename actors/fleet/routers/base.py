@@ -1,0 +1,35 @@
+"""What a router is: which engine takes an arrival."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from actors.fleet.fleet import Fleet, Prospect, Sight
+from actors.fleet.snapshot import Arrival
+
+
+class Router(ABC):
+    """Decides from the picture and the arrival alone; the owner then tells the fleet `sent`.
+
+    reads_outlook: snapshots without an outlook would change what it does.
+    """
+
+    reads_outlook: ClassVar[bool] = False
+
+    def choose(self, arrival: Arrival, fleet: Fleet, now_s: float) -> Prospect | None:
+        """Where it goes, and what is expected there; None: no engine can take it now."""
+        sights = fleet.candidates(arrival)
+        if not sights:
+            return None
+        chosen = self.pick(sights, arrival, fleet, now_s)
+        if isinstance(chosen, Prospect):
+            return chosen
+        return fleet.prospects(arrival, (chosen,))[0]
+
+    @abstractmethod
+    def pick(
+        self, sights: Sequence[Sight], arrival: Arrival, fleet: Fleet, now_s: float
+    ) -> Sight | Prospect:
+        """One of `sights`, of which there is at least one."""

@@ -1,0 +1,26 @@
+"""How many engines there should be.
+
+A scaling is a class that takes `(bounds, **options)`, and one row of `SCALINGS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from actors.fleet.scaling.base import Bounds, Load, Scaling, ScalingState, load_of
+from actors.fleet.scaling.queue import QueueLength
+from actors.fleet.scaling.slack import SlackScaling
+from actors.scheduling.registry import build_part
+
+__all__ = ["SCALINGS", "Bounds", "Load", "Scaling", "ScalingState", "build_scaling", "load_of"]
+
+SCALINGS: Mapping[str, Callable[..., Scaling]] = {
+    "slack": SlackScaling,
+    "queue_length": QueueLength,
+}
+
+
+def build_scaling(name: str, bounds: Bounds, options: Mapping[str, Any] | None = None) -> Scaling:
+    """The named scaling within `bounds`; raises ConfigError for a bad name or option."""
+    return build_part("scaling", name, SCALINGS, options or {}, bounds)

@@ -1,0 +1,122 @@
+"""What scaling is: how many engines there should be."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from actors.fleet.snapshot import EngineSnapshot
+
+# What a policy remembers from one decision to the next, as plain numbers: Serve's controller keeps
+# them between its calls. The first decision is given an empty one.
+ScalingState = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One engine as scaling sees it: plain numbers, as Serve's controller hands them on.
+
+    time_s: when the engine said so, on a clock that all engines share.
+    prefilled_tokens, prefill_tokens: computed since it began, and still to be computed.
+    prefill_rate, decode_share: as in `Outlook`; 0.0: it predicts nothing.
+    promised_s: the tightest TTFT objective it would promise a prompt of middling length.
+    slack_share: least slack with one stream more, as a share of the TBT objective (1.0: none).
+    ttft_s: the deployment's objective; 0.0: none.
+    used_places: share of the sequence slots or of the KV memory in use, whichever is more.
+    accepts: 1.0 unless it starts or drains.
+    """
+
+    time_s: float
+    num_running: float
+    num_waiting: float
+    prefilled_tokens: float
+    prefill_tokens: float
+    prefill_rate: float
+    decode_share: float
+    promised_s: float
+    slack_share: float
+    ttft_s: float
+    used_places: float
+    accepts: float
+
+    def to_stats(self) -> dict[str, float]:
+        """As Serve's `record_autoscaling_stats` wants it; `from_stats` is the inverse."""
+        return {f.name: float(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def from_stats(cls, stats: Mapping[str, float]) -> Load:
+        """Raises KeyError for a missing number; others are left alone."""
+        return cls(**{f.name: stats[f.name] for f in fields(cls)})
+
+
+MIDDLING_TOKENS = 1024  # of the prompt that `promised_s` is asked for
+
+
+def load_of(snapshot: EngineSnapshot, now_s: float) -> Load:
+    """What scaling needs of a snapshot taken at this time."""
+    outlook = snapshot.outlook
+    promised_s = outlook.at(MIDDLING_TOKENS)[1] if outlook.points else 0.0
+    slack_share = 1.0
+    if snapshot.tbt_s is not None and snapshot.least_slack_s < snapshot.tbt_s:
+        slack_share = snapshot.least_slack_s / snapshot.tbt_s
+    used_blocks = 1.0 - snapshot.num_free_blocks / snapshot.num_blocks
+    return Load(
+        time_s=now_s,
+        num_running=snapshot.num_running,
+        num_waiting=snapshot.num_waiting,
+        prefilled_tokens=snapshot.num_prefilled_tokens,
+        prefill_tokens=snapshot.num_prefill_tokens,
+        prefill_rate=outlook.prefill_rate,
+        decode_share=outlook.decode_share,
+        promised_s=promised_s,
+        slack_share=slack_share,
+        ttft_s=snapshot.ttft_s or 0.0,
+        used_places=max(snapshot.num_running / snapshot.max_requests, used_blocks),
+        accepts=float(snapshot.accepts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Fewest and most engines. least 0: an idle fleet may end its last engine."""
+
+    least: int = 1
+    most: int = 16
+
+    def __post_init__(self) -> None:
+        """Raises TypeError unless 0 <= least <= most and most >= 1."""
+        if not 0 <= self.least <= self.most or self.most < 1:
+            raise TypeError(f"need 0 <= least <= most and most >= 1, not {self.least}, {self.most}")
+
+    def clamp(self, wanted: int) -> int:
+        return max(self.least, min(self.most, wanted))
+
+
+class Scaling(ABC):
+    """Decides from what engines say and from what it remembers, passed in and out: it is asked
+    every few seconds, by whatever process is at hand."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+
+    @abstractmethod
+    def wanted(
+        self,
+        loads: Mapping[str, Load],
+        num_starting: int,
+        num_queued: int,
+        now_s: float,
+        state: ScalingState,
+    ) -> tuple[int, ScalingState]:
+        """(engines there should be, what to remember).
+
+        loads: by engine, those that drain included. num_starting: engines that were asked for and
+        do not serve yet. num_queued: requests that wait at the fronts since no engine can take
+        them.
+        """
+
+
+def serving(loads: Mapping[str, Load]) -> Sequence[Load]:
+    """Those that take new requests."""
+    return [load for load in loads.values() if load.accepts]

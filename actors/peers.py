@@ -1,0 +1,220 @@
+"""Everybody whom a scheduler serves: the replica that owns it, and the fronts of its fleet.
+
+The owner's socket is the engine's life: when it closes, the engine ends. Fronts come and go by the
+engine's door. The id of a request tells whose it is, so outputs find their way without a table, and
+a message with somebody else's id ends the connection that it came by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from actors.fleet.snapshot import EngineSnapshot, PrefixNews
+from actors.transport.ids import connection_of
+from actors.transport.messages import (
+    AbortRequests,
+    Answer,
+    Ask,
+    Hello,
+    IterationOutputs,
+    Readiness,
+    RefuseRequests,
+    RequestsStarted,
+    SubmitRequests,
+    Suspects,
+    Welcome,
+    pack_kind,
+    unpack_kind,
+)
+from actors.transport.wire import FrameProtocol, connect, listen
+
+logger = logging.getLogger("legato.scheduler")
+
+OWNER = 0
+_MOST_UNSENT_BYTES = 64 << 20  # a front that reads nothing is let go
+SAME_CLOCK_S = 0.5  # processes of one node read one clock
+
+Message = SubmitRequests | AbortRequests | Ask
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where fronts may connect: a local address, and a host for those on other nodes."""
+
+    engine_id: str
+    local: str
+    host: str | None
+    secret: bytes
+
+
+class _Peer:
+    """One connection. offset_s: what its clock is behind the engine's."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.num_received = 0
+        self.offset_s: float | None = 0.0 if number == OWNER else None  # not yet said hello
+        self.socket: FrameProtocol | None = None
+
+
+class Peers:
+    """on_gone: called with the number of a connection that has closed."""
+
+    def __init__(
+        self, on_message: Callable[[int, Message], None], on_gone: Callable[[int], None]
+    ) -> None:
+        self._on_message = on_message
+        self._on_gone = on_gone
+        self._owner = _Peer(OWNER)
+        self._fronts: dict[int, _Peer] = {}
+        self._num_connections = 0
+        self._servers: list[asyncio.Server] = []
+        self._welcome: Callable[[int], Welcome] | None = None
+
+    async def connect_owner(self, path: str) -> None:
+        owner = self._owner
+        owner.socket = await connect(
+            path, lambda frame: self._received(owner, frame), lambda: self._on_gone(OWNER)
+        )
+
+    async def open_door(self, door: Door, welcome: Callable[[int], Welcome]) -> str | None:
+        """Let fronts in; returns where they connect by TCP, if anywhere."""
+        self._welcome = welcome
+        server, _ = await listen(door.local, lambda: self._accept(door.secret))
+        self._servers.append(server)
+        if door.host is None:
+            return None
+        server, address = await listen(f"{door.host}:0", lambda: self._accept(door.secret))
+        self._servers.append(server)
+        return address
+
+    def close_door(self) -> None:
+        for server in self._servers:
+            server.close()
+
+    @property
+    def has_fronts(self) -> bool:
+        return bool(self._fronts)
+
+    def knows(self, request_id: int) -> bool:
+        """Whether whoever sent this request is still there."""
+        number = connection_of(request_id)
+        return number == OWNER or number in self._fronts
+
+    # ---- from them -------------------------------------------------------------------------
+
+    def _accept(self, secret: bytes) -> FrameProtocol:
+        self._num_connections += 1
+        peer = _Peer(self._num_connections)
+        peer.socket = FrameProtocol(
+            lambda frame: self._received(peer, frame), lambda: self._left(peer), secret
+        )
+        return peer.socket
+
+    def _left(self, peer: _Peer) -> None:
+        if self._fronts.pop(peer.number, None) is not None:
+            self._on_gone(peer.number)
+
+    def _received(self, peer: _Peer, frame: bytes) -> None:
+        message = unpack_kind(frame)
+        if isinstance(message, Hello):
+            self._greet(peer, message)
+        elif peer.offset_s is None or not _is_own(peer, message):
+            self._close(peer, "it spoke out of turn")
+        else:
+            if isinstance(message, SubmitRequests):
+                peer.num_received += len(message.requests)
+                message = _on_this_clock(message, peer.offset_s)
+            self._on_message(peer.number, message)
+
+    def _greet(self, peer: _Peer, hello: Hello) -> None:
+        if self._welcome is None or peer.offset_s is not None:
+            self._close(peer, "an unexpected hello")
+            return
+        offset_s = time.monotonic() - hello.now_s
+        peer.offset_s = offset_s if abs(offset_s) > SAME_CLOCK_S else 0.0
+        self._fronts[peer.number] = peer
+        self._send(peer, self._welcome(peer.number))
+
+    def _close(self, peer: _Peer, why: str) -> None:
+        logger.error("connection %d is closed: %s", peer.number, why)
+        if peer.socket is not None:
+            peer.socket.close()
+
+    # ---- to them ---------------------------------------------------------------------------
+
+    def outputs(self, rows: Sequence[tuple[Any, ...]], records: Sequence[Any]) -> None:
+        """One message for everybody who has tokens in this iteration; records go to all."""
+        if not self._fronts:
+            self._send(self._owner, IterationOutputs(tuple(rows), tuple(records)))
+            return
+        shares: dict[int, list[tuple[Any, ...]]] = {}
+        for row in rows:
+            shares.setdefault(connection_of(row[0]), []).append(row)
+        for peer in (self._owner, *self._fronts.values()):
+            share = shares.get(peer.number)
+            if share or records:
+                self._send(peer, IterationOutputs(tuple(share or ()), tuple(records)))
+
+    def started(self, request_ids: Sequence[int]) -> None:
+        if not self._fronts:
+            self._send(self._owner, RequestsStarted(tuple(request_ids)))
+            return
+        shares: dict[int, list[int]] = {}
+        for request_id in request_ids:
+            shares.setdefault(connection_of(request_id), []).append(request_id)
+        for number, share in shares.items():
+            self.send(number, RequestsStarted(tuple(share)))
+
+    def refuse(self, refusal: RefuseRequests) -> None:
+        """To whoever sent it; a refusal is of one request."""
+        self.send(connection_of(refusal.refusals[0].request_id), refusal)
+
+    def tell_all(self, news: Readiness | Suspects | PrefixNews) -> None:
+        for peer in (self._owner, *self._fronts.values()):
+            if peer.number != OWNER or not isinstance(news, PrefixNews):
+                self._send(peer, news)
+
+    def publish(self, snapshot: EngineSnapshot, to: int | None = None) -> None:
+        """To all, the owner included, or to one front."""
+        if to is None:
+            self._send(self._owner, snapshot)
+        for peer in list(self._fronts.values()):
+            if peer.socket is not None and peer.socket.num_unsent_bytes > _MOST_UNSENT_BYTES:
+                self._close(peer, "it does not read")
+            elif to in (None, peer.number):
+                self._send(peer, replace(snapshot, num_received=peer.num_received))
+
+    def send(
+        self, number: int, message: RequestsStarted | RefuseRequests | Answer | PrefixNews
+    ) -> None:
+        peer = self._owner if number == OWNER else self._fronts.get(number)
+        if peer is not None:
+            self._send(peer, message)
+
+    @staticmethod
+    def _send(peer: _Peer, message: Any) -> None:
+        if peer.socket is not None:
+            peer.socket.send(pack_kind(message))
+
+
+def _is_own(peer: _Peer, message: Any) -> bool:
+    """Whether the message is one that may be sent here, of this peer's requests alone."""
+    if isinstance(message, SubmitRequests):
+        return all(connection_of(r.request_id) == peer.number for r in message.requests)
+    if isinstance(message, AbortRequests):
+        return all(connection_of(i) == peer.number for i in message.request_ids)
+    return isinstance(message, Ask)
+
+
+def _on_this_clock(message: SubmitRequests, offset_s: float) -> SubmitRequests:
+    if not offset_s:
+        return message
+    return SubmitRequests(
+        tuple([replace(r, arrival_s=r.arrival_s + offset_s) for r in message.requests])
+    )

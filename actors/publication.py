@@ -1,0 +1,63 @@
+"""What an engine tells its fronts of itself, and when.
+
+Fronts route by it and take silence for death, so an idle engine speaks too. Asking the cost model
+for an outlook touches much memory, so it is not done for every step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from actors.fleet.publish import Publisher
+from actors.fleet.snapshot import EngineState
+from actors.peers import Peers
+from actors.scheduling.core import Core
+
+BUSY_PERIOD_S = 0.25
+IDLE_PERIOD_S = 1.0
+
+
+class Publication:
+    """Of one engine, from `start` on. Its owner hears it too, for scaling."""
+
+    def __init__(self, core: Core, publisher: Publisher, peers: Peers) -> None:
+        self._core = core
+        self._publisher = publisher
+        self._peers = peers
+        self._state = EngineState.SERVING
+        self._is_leaving = False
+        self._seen = (-1, -1)
+        self._last_s = 0.0
+
+    def start(self) -> None:
+        asyncio.get_running_loop().call_later(BUSY_PERIOD_S, self._tick)
+
+    def _tick(self) -> None:
+        self.start()
+        activity = (self._core.num_steps, self._core.requests.num_waiting)
+        if activity != self._seen or time.monotonic() - self._last_s >= IDLE_PERIOD_S:
+            self._seen = activity
+            self.publish()
+
+    def publish(self, to: int | None = None) -> None:
+        """Now, to all fronts or to one."""
+        self._last_s = time.monotonic()
+        self._peers.publish(self._publisher.snapshot(self._last_s, self._state), to)
+        if to is not None:
+            self._peers.send(to, self._publisher.prefixes())
+        elif (news := self._publisher.prefix_news()) is not None:
+            self._peers.tell_all(news)
+
+    def computes(self, is_ready: bool) -> None:
+        """Whether steps are executed; while they are not, the engine takes nothing."""
+        self._become(EngineState.SERVING if is_ready else EngineState.STARTING)
+
+    def leave(self) -> None:
+        """Take nothing more."""
+        self._is_leaving = True
+        self._become(EngineState.DRAINING)
+
+    def _become(self, state: EngineState) -> None:
+        self._state = EngineState.DRAINING if self._is_leaving else state
+        self.publish()

@@ -1,0 +1,82 @@
+"""`legato status`: what a running server is doing, its engines one by one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from app.bench.load.client import server_root
+from app.cli.talk import DEFAULT_URL, START_ONE, Key, Url
+from app.terminal import fail
+
+
+def register(app: typer.Typer) -> None:
+    app.command("status")(status)
+
+
+def status(
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Show what a running server is doing: requests, memory, and the engines of a fleet."""
+    found = _ask(server_root(url), key)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    out = Console(file=sys.stdout, highlight=False)
+    out.print(_engines(found))
+    if fleet := found.get("fleet"):
+        inexact = fleet["num_inexact_moves"]
+        out.print(
+            f"{fleet['num_engines_lost']} engines lost, {fleet['num_moves']} streams moved"
+            + (f", {inexact} of them inexactly" if inexact else "")
+        )
+
+
+def _ask(root: str, key: str | None) -> dict[str, Any]:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.get(f"{root}/console/status", headers=headers, timeout=15.0)
+        found = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        fail(f"no server answers at {root} ({error})", START_ONE)
+    except ValueError:
+        fail(f"{root} is not a Legato server")
+    if answer.status_code != 200 or not isinstance(found, dict):
+        reason = found.get("reason") or found.get("error") if isinstance(found, dict) else None
+        fail(f"{root}: {reason or answer.reason_phrase}")
+    return found
+
+
+def _engines(found: dict[str, Any]) -> Table:
+    table = Table("engine", "state", "running", "waiting", "KV in use", "least slack", "tokens/s")
+    for engine in found.get("engines") or [_alone(found)]:
+        slack_s = engine.get("least_slack_s")
+        used = 1.0 - engine["num_free_blocks"] / engine["num_blocks"]
+        table.add_row(
+            str(engine["id"]),
+            str(engine["state"]),
+            str(engine["num_running"]),
+            str(engine["num_waiting"]),
+            f"{used:.0%}",
+            "–" if slack_s is None else f"{1000 * slack_s:.0f} ms",
+            f"{engine['tokens_per_s']:.0f}",
+        )
+    return table
+
+
+def _alone(found: dict[str, Any]) -> dict[str, Any]:
+    """A lone engine as one of a fleet."""
+    return {
+        **found,
+        "id": found["model"],
+        "state": "serving" if found["ready"] else "starting",
+        "num_running": found["num_decoding"] + found["num_prefilling"],
+    }

@@ -1,0 +1,125 @@
+"""A replica's or a front's end of a scheduler's socket: requests go out, outputs and answers come.
+
+Messages are packed and read here; rows of outputs are read where they are delivered (`streams`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from actors.fleet.snapshot import EngineSnapshot, PrefixNews
+from actors.scheduling.events import Refuse
+from actors.scheduling.request import Request
+from actors.transport.messages import (
+    AbortRequests,
+    Answer,
+    Ask,
+    Hello,
+    IterationOutputs,
+    Question,
+    Readiness,
+    RefuseRequests,
+    RequestsStarted,
+    SubmitRequests,
+    Suspects,
+    Welcome,
+    pack_kind,
+    unpack_kind,
+)
+from actors.transport.wire import FrameProtocol
+from app.engine.client import EngineUnavailable
+
+_ANSWER_WITHIN_S = 10.0
+
+News = Readiness | RequestsStarted | Suspects | Welcome | EngineSnapshot | PrefixNews
+
+
+class QuestionFailed(RuntimeError):
+    """The scheduler raised instead of answering; the message says what."""
+
+
+class SchedulerChannel:
+    """on_rows, on_records: rows of outputs and of iterations, as `IterationOutputs` holds them.
+    on_lost is called once if the socket ends before `close`."""
+
+    def __init__(
+        self,
+        on_rows: Callable[[Sequence[Any]], None],
+        on_records: Callable[[Sequence[Any]], None],
+        on_refused: Callable[[Refuse], None],
+        on_news: Callable[[Any], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._on_rows = on_rows
+        self._on_records = on_records
+        self._on_refused = on_refused
+        self._on_news = on_news
+        self._on_lost = on_lost
+        self._socket: FrameProtocol | None = None
+        self._tickets = itertools.count()
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._send(SubmitRequests(tuple(requests)))
+
+    def abort(self, request_ids: Sequence[int]) -> None:
+        self._send(AbortRequests(tuple(request_ids)))
+
+    def _send(self, message: SubmitRequests | AbortRequests | Ask | Hello) -> None:
+        """Dropped when the scheduler is gone: `on_lost` tells of that."""
+        if self._socket is not None:
+            self._socket.send(pack_kind(message))
+
+    def _received(self, frame: bytes) -> None:
+        message = unpack_kind(frame)
+        if isinstance(message, IterationOutputs):
+            self._on_rows(message.rows)
+            if message.records:
+                self._on_records(message.records)
+        elif isinstance(message, RefuseRequests):
+            for refusal in message.refusals:
+                self._on_refused(refusal)
+        elif isinstance(message, Answer):
+            self._answered(message)
+        else:
+            self._on_news(message)
+
+    async def ask(self, question: Question, *arguments: Any) -> Any:
+        """The scheduler's answer; raises EngineUnavailable when none comes and QuestionFailed
+        when answering raised."""
+        ticket = next(self._tickets)
+        answer = self._asked[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(Ask(ticket, question, arguments))
+            if self._socket is None:
+                raise TimeoutError
+            return await asyncio.wait_for(answer, _ANSWER_WITHIN_S)
+        except TimeoutError as error:
+            raise EngineUnavailable("the scheduler does not answer") from error
+        finally:
+            del self._asked[ticket]
+
+    def _answered(self, message: Answer) -> None:
+        answer = self._asked.get(message.ticket)
+        if answer is None or answer.done():
+            return
+        if message.failure is None:
+            answer.set_result(message.value)
+        else:
+            answer.set_exception(QuestionFailed(message.failure))
+
+    def _lost(self) -> None:
+        if self._socket is None:
+            return  # known already, or not yet open
+        self._socket = None
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(EngineUnavailable("the scheduler has ended"))
+        self._on_lost()

@@ -1,0 +1,279 @@
+"""The engine client of a front: many engines behind `EngineClient`.
+
+A stream belongs to its front. The front knows what was asked, the seed, and every token delivered,
+so an engine is only where the stream is computed at present: when one dies, rebuilds its stages or
+leaves, its streams go on elsewhere behind their delivered tokens. Where they go, and where new
+ones begin, is decided by `actors.fleet`, from the snapshots that the engines publish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from actors.fleet.fleet import Fleet
+from actors.fleet.routers import Router
+from actors.fleet.snapshot import EngineSnapshot, PrefixNews
+from actors.scheduling.events import Refuse
+from actors.scheduling.interfaces import Quote
+from actors.scheduling.request import Objective
+from app.engine.channel import QuestionFailed
+from app.engine.client import (
+    EngineUnavailable,
+    GenerationRequest,
+    ModelCard,
+    RequestRefused,
+    TokenChunk,
+    TokenSink,
+)
+from app.engine.streams import IterationFeed, Stream, core_requests
+from app.fleet.connection import Connection, Traveller
+from app.fleet.finder import Finder
+from app.fleet.overview import overview
+from app.fleet.placement import Placement
+from app.fleet.whereabouts import RETRY_AFTER_S, Whereabouts
+
+logger = logging.getLogger("legato.fleet")
+
+_SILENT_AFTER_S = 5.0  # an engine speaks once a second when idle
+_WATCH_PERIOD_S = 0.5
+
+
+class FleetClient:
+    """Implements `app.engine.client.EngineClient`; everything runs on the front's event loop.
+
+    start_within_s: what a new request waits for an engine. resume_within_s: what a stream that
+    lost its engine waits for another.
+    """
+
+    def __init__(
+        self,
+        finder: Finder,
+        name: str,
+        model_path: str,
+        router: Router,
+        *,
+        start_within_s: float = 20.0,
+        resume_within_s: float = 120.0,
+        allow_inexact: bool = False,
+        request_deadline_s: float = 3600.0,
+    ) -> None:
+        self._finder = finder
+        self._name = name
+        self._model_path = model_path
+        self._deadline_s = request_deadline_s
+        self._fleet = Fleet()
+        self._placement = Placement(self._fleet, router, allow_inexact)
+        self._connections: dict[str, Connection] = {}
+        self._whereabouts = Whereabouts(
+            self._fleet, self._placement, self._connections, start_within_s, resume_within_s
+        )
+        self._of: dict[str, list[Traveller]] = {}  # request id -> its continuations
+        self._card: ModelCard | None = None
+        self._created_s = int(time.time())
+        self._changes: dict[str, Any] = {}  # made live, for engines that join later
+        self._watcher: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.objective = Objective()
+        self.iterations = IterationFeed()
+
+    # ---- life ------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to look for engines; requests wait for the first."""
+        self._finder.start(self)
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await self._finder.close()
+        for connection in self._connections.values():
+            connection.close()
+
+    async def _watch(self) -> None:
+        """What no message tells of: silence, and waits that are over."""
+        while True:
+            await asyncio.sleep(_WATCH_PERIOD_S)
+            try:
+                now_s = time.monotonic()
+                for engine_id in self._fleet.silent(now_s, _SILENT_AFTER_S):
+                    logger.error("engine %s is silent: taken for dead", engine_id)
+                    if (connection := self._connections.get(engine_id)) is not None:
+                        connection.cut()
+                self._whereabouts.settle()
+                self._whereabouts.end_waits(now_s)
+            except Exception:  # the watch must outlive whatever one stream raises
+                logger.exception("watching the fleet")
+
+    # ---- EngineClient ------------------------------------------------------------------------
+
+    @property
+    def card(self) -> ModelCard:
+        if self._card is None:
+            raise EngineUnavailable("no engine has joined yet", retry_after_s=RETRY_AFTER_S)
+        return self._card
+
+    def is_ready(self) -> bool:
+        return any(sight.snapshot.accepts for sight in self._fleet.engines.values())
+
+    @property
+    def failure(self) -> str | None:
+        """A front outlives its engines."""
+        return None
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of an engine: they are made alike."""
+        return next((c.welcome.num_blocks for c in self._connections.values() if c.welcome), 0)
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that have told of themselves."""
+        return len(self._fleet.engines)
+
+    @property
+    def num_open(self) -> int:
+        return self._whereabouts.num_open
+
+    async def generate(
+        self, request: GenerationRequest, sink: TokenSink | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
+        stream = Stream(sink)
+        now_s = time.monotonic()
+        travellers = [
+            Traveller(core_request, index, stream, waiting_since_s=now_s)
+            for index, core_request in enumerate(core_requests(request, itertools.count(), now_s))
+        ]
+        stream.num_open = request.n
+        late = EngineUnavailable(
+            f"not done within {self._deadline_s:g} s (setting engine.request_deadline_s)"
+        )
+        deadline = asyncio.get_running_loop().call_later(self._deadline_s, stream.fail, late)
+        self._of[request.request_id] = travellers
+        try:
+            self._whereabouts.begin(travellers)
+            while stream.num_open > 0:
+                for chunk in await stream.take():
+                    yield chunk
+        finally:
+            deadline.cancel()
+            self._of.pop(request.request_id, None)
+            self._whereabouts.abandon(travellers)
+
+    def finish_early(self, request_id: str, index: int) -> None:
+        for traveller in self._of.get(request_id, ())[index : index + 1]:
+            num_before = self.num_open
+            self._whereabouts.abandon([traveller])
+            if self.num_open < num_before:
+                traveller.stream.leave()
+
+    async def status(self) -> Mapping[str, Any]:
+        connections = self._known()
+        if not connections:
+            raise EngineUnavailable("no engine is there", retry_after_s=RETRY_AFTER_S)
+        asked = [connection.ask("status") for connection in connections]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        answers = {
+            connection: answer
+            for connection, answer in zip(connections, found, strict=True)
+            if isinstance(answer, dict)
+        }
+        if not answers:
+            raise EngineUnavailable("no engine answers", retry_after_s=RETRY_AFTER_S)
+        return overview(answers, self._whereabouts.moves)
+
+    async def quote(
+        self, num_prompt_tokens: int, max_tokens: int, objective: Objective, tenant: str
+    ) -> Quote:
+        now_s = time.monotonic()
+        best = self._placement.best(num_prompt_tokens, max_tokens, objective, tenant, now_s)
+        link = None if best is None else self._connections.get(best)
+        if link is None:
+            raise EngineUnavailable("no engine can serve now", retry_after_s=RETRY_AFTER_S)
+        promised = (objective.tbt_s, objective.ttft_s)
+        now_s += link.offset_s
+        row = await link.ask("quote", now_s, num_prompt_tokens, max_tokens, *promised, tenant)
+        return Quote(*row)
+
+    async def reconfigure(self, changes: Mapping[str, Any]) -> None:
+        connections = self._known()
+        if not connections:
+            raise EngineUnavailable("no engine is there", retry_after_s=RETRY_AFTER_S)
+        asked = [connection.ask("reconfigure", dict(changes)) for connection in connections]
+        try:
+            problems = await asyncio.gather(*asked)
+        except (QuestionFailed, TypeError, ValueError, OverflowError) as error:
+            raise RequestRefused(f"these settings cannot be: {error}") from error
+        for problem in problems:
+            if problem is not None:
+                raise RequestRefused(problem, param=problem.split(":")[0])
+        self._changes |= changes
+
+    def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
+        return self.iterations.subscribe()
+
+    def _known(self) -> list[Connection]:
+        return [c for c in self._connections.values() if c.is_open]
+
+    # ---- from the finder and the connections -----------------------------------------------------
+
+    def is_connected(self, engine_id: str) -> bool:
+        return engine_id in self._connections
+
+    def joined(self, connection: Connection) -> None:
+        """The engine has let this front in; its first snapshot makes it known to the routers."""
+        self._connections[connection.engine_id] = connection
+        if self._changes:
+            task = asyncio.create_task(self._catch_up(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _catch_up(self, connection: Connection) -> None:
+        with suppress(EngineUnavailable, QuestionFailed):
+            problem = await connection.ask("reconfigure", dict(self._changes))
+            if problem is not None:
+                logger.error("engine %s: %s", connection.engine_id, problem)
+
+    def heard(self, connection: Connection, snapshot: EngineSnapshot) -> None:
+        welcome = connection.welcome
+        if welcome is None or not connection.is_open:
+            return
+        self.objective = Objective(snapshot.tbt_s, snapshot.ttft_s)
+        self._card = ModelCard(
+            name=self._name,
+            path=self._model_path,
+            max_model_len=welcome.max_model_len,
+            vocab_size=welcome.vocab_size,
+            eos_token_ids=welcome.eos_token_ids,
+            created_s=self._created_s,
+        )
+        self._connections[connection.engine_id] = connection
+        self._fleet.published(snapshot, time.monotonic())
+        if not snapshot.accepts and connection.open:
+            self._whereabouts.evacuate(connection, snapshot.state)
+        self._whereabouts.settle()
+
+    def told(self, news: PrefixNews) -> None:
+        self._fleet.told(news)
+
+    def iterated(self, connection: Connection, records: Sequence[Any]) -> None:
+        # After the streams that were just woken: their tokens go out first.
+        asyncio.get_running_loop().call_soon(self.iterations.publish, connection.shifted(records))
+
+    def refused(self, connection: Connection, refusal: Refuse) -> None:
+        self._whereabouts.refused(connection, refusal)
+
+    def lost(self, connection: Connection) -> None:
+        """The engine has died, or is taken for dead."""
+        self._connections.pop(connection.engine_id, None)
+        self._fleet.lost(connection.engine_id)
+        self._whereabouts.lost(connection)
+        self._finder.look()

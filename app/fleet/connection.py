@@ -1,0 +1,190 @@
+"""A front's connection to one engine, and the streams that the engine computes for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from actors.fleet.snapshot import BitClass, EngineSnapshot, EngineState, PrefixNews
+from actors.peers import SAME_CLOCK_S
+from actors.scheduling.events import Refuse
+from actors.transport.ids import first_id
+from actors.transport.messages import Hello, IterationRecord, Suspects, Welcome
+from actors.transport.messages import RequestsStarted as Started
+from actors.transport.wire import connect
+from app.engine.channel import SchedulerChannel
+from app.engine.streams import OpenRequest, OpenRequests
+from app.fleet.registry import Entry
+
+_CONNECT_WITHIN_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class Traveller(OpenRequest):
+    """One continuation, wherever it is computed.
+
+    home: where it is now; None: nowhere. was_at: the engine where it is or was last.
+    bits: the class of engines that its tokens came from. refused_by: engines that would not have
+    it. waiting_since_s: it has been without a token and a home since then.
+    """
+
+    home: Connection | None = None
+    was_at: str = ""
+    bits: BitClass | None = None
+    refused_by: set[str] = field(default_factory=set)
+    refusal: Refuse | None = None
+    waiting_since_s: float = 0.0
+    num_moves: int = 0
+    num_delivered_before: int = 0  # when it came to its home
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: those of the prompt, and what was delivered."""
+        return len(self.request.prompt) + self.base + len(self.delivered)
+
+    def settle(self, home: Connection) -> None:
+        """It is computed there from now on."""
+        self.home, self.was_at, self.has_started = home, home.engine_id, False
+        self.num_delivered_before = len(self.delivered)
+        if home.snapshot is not None:
+            self.bits = home.snapshot.bits
+
+    def uproot(self, now_s: float) -> None:
+        """It is computed nowhere. One that was only sent in vain has waited on."""
+        self.home = None
+        if len(self.delivered) > self.num_delivered_before:
+            self.waiting_since_s = now_s
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self.delivered)
+
+
+class Owner(Protocol):
+    """What a connection tells; `app.fleet.client` listens."""
+
+    def heard(self, connection: Connection, snapshot: EngineSnapshot) -> None: ...
+    def told(self, news: PrefixNews) -> None: ...
+    def refused(self, connection: Connection, refusal: Refuse) -> None: ...
+    def iterated(self, connection: Connection, records: Sequence[Any]) -> None: ...
+    def lost(self, connection: Connection) -> None: ...
+
+
+class Connection(SchedulerChannel):
+    """One life of an engine, as one front sees it. `open` holds the streams that are there."""
+
+    def __init__(self, entry: Entry, node: str, owner: Owner) -> None:
+        self.open = OpenRequests()
+        super().__init__(
+            self.open.deliver,
+            lambda records: owner.iterated(self, records),
+            lambda refusal: owner.refused(self, refusal),
+            self._told,
+            lambda: owner.lost(self),
+        )
+        self.engine_id = entry.engine_id
+        self.welcome: Welcome | None = None
+        self.snapshot: EngineSnapshot | None = None
+        self.entry = entry
+        self._address = entry.local if entry.node == node else entry.tcp
+        self._owner = owner
+        self.offset_s = 0.0  # what the engine's clock is ahead of this front's
+        self._ids = itertools.count(1)
+        self._welcomed: asyncio.Future[None] | None = None
+
+    @property
+    def was_leaving(self) -> bool:
+        """It said that it would end."""
+        return self.snapshot is not None and self.snapshot.state is EngineState.DRAINING
+
+    async def connect(self) -> None:
+        """Raises OSError or TimeoutError where the engine cannot be reached."""
+        if self._address is None:
+            raise OSError(f"{self.engine_id} is on another node and listens on its own alone")
+        self._welcomed = asyncio.get_running_loop().create_future()
+        async with asyncio.timeout(_CONNECT_WITHIN_S):
+            self._socket = await connect(
+                self._address, self._received, self._lost, self.entry.secret
+            )
+            self._send(Hello(time.monotonic()))
+            await self._welcomed
+
+    def _lost(self) -> None:
+        if self._welcomed is not None and not self._welcomed.done():
+            self._socket = None
+            self._welcomed.set_exception(ConnectionError(f"{self.engine_id} let nobody in"))
+            return
+        super()._lost()
+
+    def _told(self, news: Any) -> None:
+        if isinstance(news, EngineSnapshot):
+            self.snapshot = news
+            self._owner.heard(self, news)
+        elif isinstance(news, Started):
+            self.open.started(news.request_ids)
+        elif isinstance(news, Suspects):
+            self.open.suspected(news.losses, news.on_trial)
+        elif isinstance(news, PrefixNews):
+            self._owner.told(news)
+        elif isinstance(news, Welcome) and self._welcomed is not None:
+            self.welcome = news
+            offset_s = news.now_s - time.monotonic()
+            self.offset_s = offset_s if abs(offset_s) > SAME_CLOCK_S else 0.0
+            self._ids = itertools.count(first_id(news.number) + 1)
+            if not self._welcomed.done():
+                self._welcomed.set_result(None)
+
+    def shifted(self, records: Sequence[Any]) -> Sequence[Any]:
+        """Rows of `IterationRecord` with this front's times."""
+        offset_s = self.offset_s
+        if not offset_s:
+            return records
+        shifted = []
+        for row in records:
+            record = IterationRecord(*row)
+            stages_s = tuple([(a - offset_s, b - offset_s) for a, b in record.stages_s])
+            begin_s, end_s = record.submitted_s - offset_s, record.done_s - offset_s
+            shifted.append(record._replace(stages_s=stages_s, submitted_s=begin_s, done_s=end_s))
+        return shifted
+
+    def take(self, travellers: Sequence[Traveller]) -> None:
+        """Submit them here. Raises TypeError, ValueError or OverflowError for what no message
+        can carry; then they are not here."""
+        requests = []
+        for traveller in travellers:
+            request_id = next(self._ids)
+            traveller.rename(request_id)
+            traveller.settle(self)
+            self.open[request_id] = traveller
+            requests.append(traveller.resumed())
+        try:
+            self.submit(requests)
+        except (TypeError, ValueError, OverflowError):
+            for traveller in travellers:
+                self.open.pop(traveller.request.request_id, None)
+                traveller.home = None
+            raise
+
+    def give_up(self, travellers: Sequence[OpenRequest]) -> None:
+        """They are not wanted here any more."""
+        ids = [t.request.request_id for t in travellers]
+        left = [i for i in ids if self.open.pop(i, None) is not None]
+        if left:
+            self.abort(left)
+
+    def cut(self) -> None:
+        """Take the engine for dead."""
+        socket = self._socket
+        if socket is not None:
+            self._lost()
+            socket.close()
+
+    def close(self) -> None:
+        """Leave without telling the owner."""
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.close()

@@ -1,0 +1,94 @@
+"""How a front finds the engines of its fleet, and connects to each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Protocol
+
+from app.fleet.connection import Connection, Owner
+from app.fleet.registry import Registry
+
+logger = logging.getLogger("legato.fleet")
+
+_PERIOD_S = 1.0
+_FORGET_AFTER_S = 30.0  # an entry whose engine cannot be reached; a living one says so again
+
+
+class Listener(Owner, Protocol):
+    def joined(self, connection: Connection) -> None: ...
+    def is_connected(self, engine_id: str) -> bool: ...
+
+
+class Finder:
+    """Looks at the registry once a second, and at once when told to."""
+
+    def __init__(self, registry: Registry, node: str) -> None:
+        self._registry = registry
+        self._node = node
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._connecting: dict[str, asyncio.Task[None]] = {}
+        self._failing_since_s: dict[str, float] = {}
+
+    def start(self, listener: Listener) -> None:
+        self._task = asyncio.create_task(self._run(listener))
+
+    def look(self) -> None:
+        """Something has changed."""
+        self._wake.set()
+
+    async def close(self) -> None:
+        for task in (self._task, *self._connecting.values()):
+            if task is not None:
+                task.cancel()
+
+    async def _run(self, listener: Listener) -> None:
+        while True:
+            try:
+                await self._look(listener)
+            except Exception as error:  # the cluster's store is away: who is connected stays so
+                logger.warning("looking for engines: %s: %s", type(error).__name__, error)
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), _PERIOD_S)
+            except TimeoutError:
+                continue
+
+    async def _look(self, listener: Listener) -> None:
+        engine_ids = await self._registry.ids()
+        for engine_id in set(self._failing_since_s) - set(engine_ids):
+            del self._failing_since_s[engine_id]
+        for engine_id in engine_ids:
+            if not listener.is_connected(engine_id) and engine_id not in self._connecting:
+                task = asyncio.create_task(self._connect(engine_id, listener))
+                self._connecting[engine_id] = task
+
+    async def _connect(self, engine_id: str, listener: Listener) -> None:
+        try:
+            entry = await self._registry.get(engine_id)
+            if entry is None:
+                return
+            connection = Connection(entry, self._node, listener)
+            try:
+                await connection.connect()
+            except (OSError, TimeoutError) as error:
+                connection.close()
+                await self._failed(engine_id, error)
+                return
+            self._failing_since_s.pop(engine_id, None)
+            logger.info("engine %s has joined", engine_id)
+            listener.joined(connection)
+        except Exception:
+            logger.exception("connecting to engine %s", engine_id)
+        finally:
+            self._connecting.pop(engine_id, None)
+
+    async def _failed(self, engine_id: str, error: Exception) -> None:
+        now_s = time.monotonic()
+        since_s = self._failing_since_s.setdefault(engine_id, now_s)
+        if since_s == now_s:
+            logger.warning("engine %s cannot be reached: %s", engine_id, error)
+        elif now_s - since_s > _FORGET_AFTER_S:
+            await self._registry.drop(engine_id)

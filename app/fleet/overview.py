@@ -1,0 +1,101 @@
+"""A fleet as the console and `status` show it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from app.fleet.connection import Connection, Traveller
+
+_MOST_MOVES = 64  # remembered
+_ADDED_UP = (
+    "num_waiting",
+    "num_waiting_tokens",
+    "num_decoding",
+    "num_prefilling",
+    "num_finishing",
+    "num_in_flight",
+    "num_steps",
+    "num_forced_steps",
+    "num_blocks",
+    "num_free_blocks",
+    "num_cached_blocks",
+    "num_evictions",
+    "num_preemptions",
+    "num_swaps",
+    "num_free_host_blocks",
+    "tokens_per_s",
+    "recoveries",
+    "outstanding_steps",
+)
+
+
+class Moves:
+    """What became of streams whose engine died or left."""
+
+    def __init__(self) -> None:
+        self.num_moves = 0
+        self.num_inexact = 0
+        self.num_losses = 0  # of engines
+        self._latest: deque[Mapping[str, Any]] = deque(maxlen=_MOST_MOVES)
+
+    def note(self, traveller: Traveller, to: str, exact: bool) -> None:
+        self.num_moves += 1
+        self.num_inexact += not exact
+        traveller.num_moves += 1
+        self._latest.append(
+            {
+                "time_s": time.time(),
+                "from": traveller.was_at,
+                "to": to,
+                "num_tokens": traveller.num_tokens,
+                "exact": exact,
+            }
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "num_moves": self.num_moves,
+            "num_inexact_moves": self.num_inexact,
+            "num_engines_lost": self.num_losses,
+            "latest_moves": list(self._latest),
+        }
+
+
+def overview(answers: Mapping[Connection, Mapping[str, Any]], moves: Moves) -> dict[str, Any]:
+    """The engines' own answers as one: counts added up, settings of the first, and each engine."""
+    found = list(answers.values())
+    total = dict(found[0])
+    for name in _ADDED_UP:
+        total[name] = sum(answer.get(name, 0) for answer in found)
+    total["rebuilding"] = any(answer.get("rebuilding") for answer in found)
+    engines = [_engine(connection, answer) for connection, answer in answers.items()]
+    return {**total, "engines": engines, "fleet": moves.to_dict()}
+
+
+def _engine(connection: Connection, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """pid: its scheduler's; replica_pid: its owner's. num_streams_here: of the front that tells."""
+    snapshot = connection.snapshot
+    shown: dict[str, Any] = {
+        "id": connection.engine_id,
+        "node": connection.entry.node,
+        "pid": answer.get("pid"),
+        "replica_pid": connection.entry.pid,
+        "num_streams_here": len(connection.open),
+    }
+    if snapshot is not None:
+        slack_s = snapshot.least_slack_s
+        shown |= {
+            "state": snapshot.state.value,
+            "num_running": snapshot.num_running,
+            "num_waiting": snapshot.num_waiting,
+            "num_blocks": snapshot.num_blocks,
+            "num_free_blocks": snapshot.num_free_blocks,
+            "tokens_per_s": snapshot.tokens_per_s,
+            "least_slack_s": None if math.isinf(slack_s) else slack_s,
+        }
+    return shown

@@ -1,0 +1,117 @@
+"""Where the engines of a fleet are: one entry each in the key-value store of the Ray cluster.
+
+The store is the GCS's. It outlives Serve's controller and every replica, and costs no process of
+its own. While it is away nobody new is found, and nobody who is connected notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from dataclasses import asdict, dataclass
+
+import msgpack
+import ray
+from ray.experimental import internal_kv
+
+from actors.peers import Door
+from actors.transport.wire import new_local_address, new_secret
+
+logger = logging.getLogger("legato.fleet")
+
+_NAMESPACE = "legato"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How to reach one engine. tcp: "host:port" for other nodes, where it listens there. pid: of
+    the replica that owns it, on its node."""
+
+    engine_id: str
+    node: str
+    local: str
+    tcp: str | None
+    secret: bytes
+    pid: int
+
+
+class Registry:
+    """The engines of one application. Every method asks the cluster, off the event loop."""
+
+    def __init__(self, application: str) -> None:
+        self._prefix = f"{application}/engines/"
+
+    async def put(self, entry: Entry) -> None:
+        packed = msgpack.packb(asdict(entry))
+        await asyncio.to_thread(
+            internal_kv._internal_kv_put, self._key(entry.engine_id), packed, namespace=_NAMESPACE
+        )
+
+    async def drop(self, engine_id: str) -> None:
+        await asyncio.to_thread(
+            internal_kv._internal_kv_del, self._key(engine_id), namespace=_NAMESPACE
+        )
+
+    async def ids(self) -> list[str]:
+        keys = await asyncio.to_thread(
+            internal_kv._internal_kv_list, self._prefix, namespace=_NAMESPACE
+        )
+        return [key.decode().removeprefix(self._prefix) for key in keys]
+
+    async def get(self, engine_id: str) -> Entry | None:
+        packed = await asyncio.to_thread(
+            internal_kv._internal_kv_get, self._key(engine_id), namespace=_NAMESPACE
+        )
+        return None if packed is None else Entry(**msgpack.unpackb(packed))
+
+    def _key(self, engine_id: str) -> str:
+        return f"{self._prefix}{engine_id}"
+
+
+def this_node() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+class Member:
+    """An engine's own entry: implements `app.engine.live.Membership`.
+
+    name: of the replica; each life of its scheduler is an engine of its own. tcp: None listens for
+    other nodes where there are any as the engine starts.
+    """
+
+    def __init__(self, registry: Registry, name: str, tcp: bool | None = None) -> None:
+        self._registry = registry
+        self._name = name
+        self._tcp = tcp
+        self._entry: Entry | None = None
+
+    def new_door(self) -> Door:
+        tcp = self._tcp
+        if tcp is None:
+            tcp = sum(bool(node["Alive"]) for node in ray.nodes()) > 1
+        return Door(
+            engine_id=f"{self._name}.{secrets.token_hex(3)}",
+            local=new_local_address(),
+            host=ray.util.get_node_ip_address() if tcp else None,
+            secret=new_secret(),
+        )
+
+    async def join(self, door: Door, tcp_address: str | None) -> None:
+        await self.part()
+        entry = Entry(
+            door.engine_id, this_node(), door.local, tcp_address, door.secret, os.getpid()
+        )
+        self._entry = entry
+        await self._registry.put(entry)
+
+    async def part(self) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            await self._registry.drop(entry.engine_id)
+
+    async def confirm(self) -> None:
+        """Say again that the engine is there: a front that could not reach it forgets it."""
+        if self._entry is not None:
+            await self._registry.put(self._entry)

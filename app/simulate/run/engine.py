@@ -1,0 +1,59 @@
+"""A simulated engine as a fleet sees it: its snapshots, and its streams as they would move."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from actors.fleet.moves import Stream
+from actors.fleet.publish import Publisher
+from actors.fleet.snapshot import Arrival, BitClass, EngineSnapshot, EngineState, short_digests
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.prefix import prefix_digests
+from actors.scheduling.request import Request
+from actors.scheduling.state import Fate, Status
+from app.simulate.run.replica import Replica
+
+BITS = BitClass("simulated", "", "", "")  # all engines of a run are alike
+
+
+class Engine:
+    """A simulated engine, and what its front counts of it."""
+
+    __slots__ = ("changed", "name", "num_received", "publisher", "replica", "started_s", "state")
+
+    def __init__(self, replica: Replica, started_s: float) -> None:
+        self.replica = replica
+        self.name = f"engine-{replica.index}"
+        self.publisher = Publisher(self.name, BITS, replica.core)
+        self.state = EngineState.SERVING
+        self.started_s = started_s
+        self.num_received = 0
+        self.changed = True  # since the last snapshot
+
+    def snapshot(self, now_s: float, predict: bool) -> EngineSnapshot:
+        self.changed = False
+        return self.publisher.snapshot(now_s, self.state, self.num_received, predict)
+
+    def streams(self) -> list[tuple[Stream, Request]]:
+        """Its open streams, as they would arrive elsewhere now."""
+        found = []
+        core = self.replica.core
+        for request_id, state in core.requests.by_id.items():
+            if state.status is Status.FINISHING and state.fate is Fate.END:
+                continue
+            request = replace(state.request, output=tuple(state.output_token_ids))
+            arrival = arrival_of(request, core.config)
+            found.append(
+                (Stream(request_id, self.name, arrival, BITS, bool(request.output)), request)
+            )
+        return found
+
+
+def arrival_of(request: Request, config: SchedulerConfig) -> Arrival:
+    """A request as routing sees it; what it has delivered counts to what is known."""
+    prefix: tuple[bytes, ...] = ()
+    tokens = (*request.prompt, *request.output) if request.output else request.prompt
+    if config.prefix_cache:
+        prefix = short_digests(prefix_digests(tokens, config.block_size, request.cache_salt))
+    left = request.sampling.max_tokens - len(request.output)
+    return Arrival(len(tokens), left, request.objective, prefix, tenant=request.tenant)

@@ -1,0 +1,292 @@
+"""The engines of one run, before them a front that knows them by their snapshots.
+
+Routing, scaling, failover and draining are those of `actors.fleet`, as the live fronts run them:
+what is decided here is only when things happen.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from actors.fleet.fleet import Fleet
+from actors.fleet.moves import Stream, move_streams, stays
+from actors.fleet.routers import build_router
+from actors.fleet.scaling import Load, ScalingState, build_scaling, load_of
+from actors.fleet.snapshot import (
+    Arrival,
+    EngineSnapshot,
+    EngineState,
+    PrefixNews,
+)
+from actors.scheduling.build import build_core
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.events import Refuse, Submit
+from actors.scheduling.request import Request
+from app.simulate.run.deployment import Autoscale, Deployment
+from app.simulate.run.engine import Engine, arrival_of
+from app.simulate.run.record import RunRecord
+from app.simulate.run.replica import INFINITY, Replica, TokenOf
+
+
+class SimulatedFleet:
+    """The engines of one run, the router before them and the scaling behind them."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        record: RunRecord,
+        seed: int,
+        token_of: TokenOf | None,
+    ) -> None:
+        self._deployment = deployment
+        self._record = record
+        self._seed = seed
+        self._token_of = token_of
+        self._heap: list[tuple[float, int, Replica]] = []
+        self._timers: list[tuple[float, int, Callable[[float], None]]] = []
+        self._order = 0
+        self.all: list[Replica] = []
+        self.engines: dict[str, Engine] = {}  # alive, by name
+        self.replica_seconds = 0.0
+        self.scaling: list[tuple[float, int]] = []
+        self.loads: list[Mapping[str, Load]] = []  # as scaling was shown them
+        self.moves: list[tuple[float, int]] = []  # (time, request)
+        self.queued: deque[tuple[Request, Arrival]] = deque()  # no engine can take them now
+        self._num_starting = 0
+        self._scaling_state: ScalingState = {}
+        self._sending = -1  # the request that is being handed to an engine
+        self._refusal: Refuse | None = None  # what came of it
+        self._picture = Fleet()
+        options = dict(deployment.routing_options)
+        if deployment.routing == "power_of_two":
+            options.setdefault("seed", seed)
+        self._router = build_router(deployment.routing, options)
+        scale = deployment.autoscale
+        self._scaling = build_scaling(scale.scaling, scale.bounds, scale.options) if scale else None
+        for _ in range(deployment.num_replicas):
+            self._start(0.0)
+        self._alone = self.all[0] if deployment.is_lone else None
+        if scale is not None:
+            self._at(scale.interval_s, self._scale)
+        for time_s, index in deployment.failures:
+            self._at(time_s, partial(self.fail, f"engine-{index}"))
+
+    # ---- time -------------------------------------------------------------------------
+
+    @property
+    def next_timer_s(self) -> float:
+        return self._timers[0][0] if self._timers else INFINITY
+
+    def run_timer(self) -> None:
+        time_s, _, act = heapq.heappop(self._timers)
+        act(time_s)
+
+    def _at(self, time_s: float, act: Callable[[float], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._timers, (time_s, self._order, act))
+
+    def earliest(self) -> Replica | None:
+        """The replica whose next event comes first."""
+        if self._alone is not None:
+            return self._alone
+        heap = self._heap
+        while heap:
+            time_s, _, replica = heap[0]
+            if replica.next_s == time_s:
+                return replica
+            heapq.heappop(heap)  # superseded by a later push
+        return None
+
+    def touched(self, replica: Replica) -> None:
+        """A replica advanced or was given work: note its new time, retire it if only draining."""
+        if self._alone is not None:
+            return
+        engine = self.engines.get(f"engine-{replica.index}")
+        if engine is None:  # dead
+            replica.next_s = INFINITY
+            return
+        engine.changed = True
+        if replica.next_s != INFINITY:
+            self._order += 1
+            heapq.heappush(self._heap, (replica.next_s, self._order, replica))
+        elif replica.num_live == 0 and engine.state is EngineState.DRAINING:
+            self._retire(engine, self._record.end_s)
+
+    # ---- engines come and go ----------------------------------------------------------
+
+    def _start(self, now_s: float) -> None:
+        d = self._deployment
+        index = len(self.all)
+        replica = Replica(
+            build_core(d.config, cost_model=OnlineCostModel(d.believed or d.model)),
+            d.model,
+            self._record,
+            index=index,
+            jitter=d.jitter,
+            ratios=d.ratios,
+            seed=self._seed,
+            host_s=d.host_s,
+            token_of=self._token_of,
+        )
+        self.all.append(replica)
+        engine = self.engines[f"engine-{index}"] = Engine(replica, now_s)
+        if d.is_lone:
+            return
+        replica.on_refuse = self._refused
+        self._picture.published(engine.snapshot(now_s, self._router.reads_outlook), now_s)
+        # Engines do not publish in step.
+        first_s = now_s + d.publish_s * (1.0 + (index * 0.618) % 1.0)
+        self._at(first_s, partial(self._publish, engine))
+
+    def _publish(self, engine: Engine, now_s: float) -> None:
+        if engine.name not in self.engines:
+            return
+        d = self._deployment
+        if engine.changed:
+            snapshot = engine.snapshot(now_s, self._router.reads_outlook)
+            news = engine.publisher.prefix_news() if d.config.prefix_cache else None
+            self._at(now_s + d.delay_s, partial(self._heard, snapshot, news))
+        self._at(now_s + d.publish_s, partial(self._publish, engine))
+
+    def _heard(self, snapshot: EngineSnapshot, news: PrefixNews | None, now_s: float) -> None:
+        if snapshot.engine_id not in self.engines:
+            return
+        self._picture.published(snapshot, now_s)
+        if news is not None:
+            self._picture.told(news)
+        self._send_queued(now_s)
+
+    def fail(self, name: str, now_s: float) -> None:
+        """The engine dies; what it had goes on elsewhere."""
+        engine = self.engines.get(name)
+        if engine is None:
+            return
+        streams = engine.streams()
+        self._retire(engine, now_s)
+        self._move(streams, now_s)
+
+    def _drain(self, engine: Engine, scale: Autoscale, now_s: float) -> None:
+        """Nothing new; what would take too long goes on elsewhere, the rest finishes here."""
+        engine.state = EngineState.DRAINING
+        self._picture.published(engine.snapshot(now_s, self._router.reads_outlook), now_s)
+        leaving = [
+            stream
+            for stream in engine.streams()
+            if not stays(stream[0], self._picture, scale.drain_s)
+        ]
+        engine.replica.withdraw([stream.stream_id for stream, _ in leaving], now_s)
+        self._move(leaving, now_s)
+        if engine.replica.num_live == 0:
+            self._retire(engine, now_s)
+        else:
+            self.touched(engine.replica)
+
+    def _retire(self, engine: Engine, now_s: float) -> None:
+        del self.engines[engine.name]
+        engine.replica.next_s = INFINITY  # what it had in flight is lost
+        self._picture.lost(engine.name)
+        self.replica_seconds += max(0.0, now_s - engine.started_s)
+
+    def close(self, now_s: float) -> None:
+        for engine in self.engines.values():
+            self.replica_seconds += max(0.0, now_s - engine.started_s)
+
+    # ---- requests ---------------------------------------------------------------------
+
+    def submit(self, request: Request, now_s: float) -> None:
+        if self._alone is not None:
+            self._alone.num_live += 1
+            self._alone.submit(Submit(request), now_s)
+            return
+        self._route(request, arrival_of(request, self._deployment.config), now_s)
+
+    def _route(self, request: Request, arrival: Arrival, now_s: float) -> bool:
+        """Send it to an engine, or to the next if one refuses; False: it waits at the front."""
+        for _ in range(1 + self._deployment.num_retries):
+            there = self._router.choose(arrival, self._picture, now_s)
+            if there is None:
+                break
+            self._picture.sent(there.engine_id, arrival)
+            if self._send(self.engines[there.engine_id], request, now_s):
+                return True
+            arrival = replace(arrival, refused_by=arrival.refused_by | {there.engine_id})
+        if arrival.refused_by and self._refusal is not None:
+            self._record.refused(self._refusal, now_s)
+            return True
+        self.queued.append((request, arrival))
+        return False
+
+    def _send(self, engine: Engine, request: Request, now_s: float) -> bool:
+        """Whether the engine took it."""
+        engine.num_received += 1
+        replica = engine.replica
+        self._record.replica[request.request_id] = replica.index
+        self._sending, self._refusal = request.request_id, None
+        replica.num_live += 1
+        replica.submit(Submit(request), now_s)
+        self._sending = -1
+        self.touched(replica)
+        return self._refusal is None
+
+    def _refused(self, refusal: Refuse, now_s: float) -> None:
+        """What is refused on arrival may go elsewhere; what waited too long is over."""
+        if refusal.request_id == self._sending:
+            self._refusal = refusal
+        else:
+            self._record.refused(refusal, now_s)
+
+    def _send_queued(self, now_s: float) -> None:
+        for _ in range(len(self.queued)):
+            request, arrival = self.queued.popleft()
+            if not self._route(request, arrival, now_s):
+                return
+
+    # ---- streams move -----------------------------------------------------------------
+
+    def _move(self, streams: Iterable[tuple[Stream, Request]], now_s: float) -> None:
+        requests = {stream.stream_id: (stream, request) for stream, request in streams}
+        chosen = move_streams(
+            [stream for stream, _ in requests.values()], self._picture, self._router, now_s
+        )
+        for move in chosen:
+            stream, request = requests[move.stream_id]
+            self.moves.append((now_s, move.stream_id))
+            if move.engine_id is None:
+                self.queued.append((request, stream.arrival))
+            elif not self._send(self.engines[move.engine_id], request, now_s):
+                self._route(request, stream.arrival, now_s)
+
+    # ---- scaling ----------------------------------------------------------------------
+
+    def _scale(self, now_s: float) -> None:
+        """Let the policy look; start (after the cold start) and drain engines."""
+        scale, scaling = self._deployment.autoscale, self._scaling
+        if scale is None or scaling is None:
+            return
+        self._at(now_s + scale.interval_s, self._scale)
+        loads = {
+            name: load_of(engine.publisher.snapshot(now_s, engine.state), now_s)
+            for name, engine in self.engines.items()
+        }
+        wanted, self._scaling_state = scaling.wanted(
+            loads, self._num_starting, len(self.queued), now_s, self._scaling_state
+        )
+        self.scaling.append((now_s, wanted))
+        self.loads.append(loads)
+        serving = [e for e in self.engines.values() if e.state is EngineState.SERVING]
+        for _ in range(wanted - len(serving) - self._num_starting):
+            self._num_starting += 1
+            self._at(now_s + scale.start_s, self._started)
+        if self._num_starting == 0 and len(serving) > wanted:
+            serving.sort(key=lambda engine: engine.replica.num_live)
+            for engine in serving[: len(serving) - wanted]:
+                self._drain(engine, scale, now_s)
+
+    def _started(self, now_s: float) -> None:
+        self._num_starting -= 1
+        self._start(now_s)
+        self._send_queued(now_s)

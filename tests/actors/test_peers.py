@@ -1,0 +1,141 @@
+"""Fronts of one scheduler: each has ids of its own, and nobody speaks for another."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from actors.peers import Door, Message, Peers
+from actors.scheduling.events import Refuse
+from actors.scheduling.request import Request, SamplingParams
+from actors.transport.ids import connection_of, first_id
+from actors.transport.messages import (
+    AbortRequests,
+    Hello,
+    IterationOutputs,
+    RefuseRequests,
+    RequestsStarted,
+    SubmitRequests,
+    Welcome,
+    pack_kind,
+    unpack_kind,
+)
+from actors.transport.wire import FrameProtocol, connect, new_local_address, new_secret
+
+
+class Front:
+    def __init__(self) -> None:
+        self.messages: asyncio.Queue[Any] = asyncio.Queue()
+        self.gone = asyncio.Event()
+        self.socket: FrameProtocol
+
+    async def connect(self, door: Door, now_s: float | None = None) -> Welcome:
+        self.socket = await connect(
+            door.local,
+            lambda frame: self.messages.put_nowait(unpack_kind(frame)),
+            self.gone.set,
+            door.secret,
+        )
+        self.send(Hello(time.monotonic() if now_s is None else now_s))
+        welcome = await self.next()
+        assert isinstance(welcome, Welcome)
+        return welcome
+
+    def send(self, message: Any) -> None:
+        self.socket.send(pack_kind(message))
+
+    async def next(self) -> Any:
+        return await asyncio.wait_for(self.messages.get(), 10)
+
+
+class Scheduler:
+    def __init__(self) -> None:
+        self.door = Door("e", new_local_address(), None, new_secret())
+        self.heard: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
+        self.gone: asyncio.Queue[int] = asyncio.Queue()
+        self.peers = Peers(lambda *heard: self.heard.put_nowait(heard), self.gone.put_nowait)
+
+    async def open(self) -> None:
+        await self.peers.open_door(
+            self.door, lambda number: Welcome(number, time.monotonic(), 64, 256, (0,), 8)
+        )
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[Scheduler]:
+    made = Scheduler()
+    await made.open()
+    yield made
+    made.peers.close_door()
+
+
+def request(request_id: int, arrival_s: float = 0.0) -> SubmitRequests:
+    return SubmitRequests((Request(request_id, (1, 2), SamplingParams(4), arrival_s),))
+
+
+async def test_everybody_gets_their_own_outputs(scheduler: Scheduler) -> None:
+    fronts = [Front(), Front()]
+    numbers = [(await front.connect(scheduler.door)).number for front in fronts]
+    ids = [first_id(number) + 1 for number in numbers]
+    assert [connection_of(i) for i in ids] == numbers
+    assert len(set(numbers)) == 2
+    for front, request_id in zip(fronts, ids, strict=True):
+        front.send(request(request_id))
+        number, message = await asyncio.wait_for(scheduler.heard.get(), 10)
+        assert (number, message.requests[0].request_id) == (connection_of(request_id), request_id)
+    scheduler.peers.outputs([(ids[0], 0, (7,)), (ids[1], 0, (8,)), (ids[0], 1, (9,))], [])
+    assert (await fronts[0].next()).rows == ((ids[0], 0, (7,)), (ids[0], 1, (9,)))
+    assert (await fronts[1].next()).rows == ((ids[1], 0, (8,)),)
+    scheduler.peers.outputs([(ids[1], 1, (3,))], [])
+    scheduler.peers.started([ids[1]])
+    scheduler.peers.refuse(RefuseRequests((Refuse(ids[0], "no"),)))
+    assert isinstance(await fronts[1].next(), IterationOutputs)
+    assert (await fronts[1].next()) == RequestsStarted((ids[1],))
+    assert (await fronts[0].next()).refusals[0].message == "no"
+    fronts[0].socket.close()
+    assert await asyncio.wait_for(scheduler.gone.get(), 10) == numbers[0]
+    assert not scheduler.peers.knows(ids[0])
+    assert scheduler.peers.knows(ids[1])
+    scheduler.peers.outputs([(ids[0], 2, (7,))], [])  # nobody's any more
+
+
+@pytest.mark.parametrize("kind", ["submit", "abort", "hello"])
+async def test_who_speaks_out_of_turn_is_cut_off(scheduler: Scheduler, kind: str) -> None:
+    honest, other = Front(), Front()
+    theirs = first_id((await honest.connect(scheduler.door)).number) + 1
+    await other.connect(scheduler.door)
+    messages = {"submit": request(theirs), "abort": AbortRequests((theirs,)), "hello": Hello(0.0)}
+    other.send(messages[kind])
+    await asyncio.wait_for(other.gone.wait(), 10)
+    assert scheduler.heard.empty()
+    honest.send(request(theirs))
+    assert (await asyncio.wait_for(scheduler.heard.get(), 10))[1].requests[0].request_id == theirs
+
+
+async def test_a_clock_of_another_node_is_translated(scheduler: Scheduler) -> None:
+    far, near = Front(), Front()
+    behind_s = 5000.0
+    number = (await far.connect(scheduler.door, time.monotonic() - behind_s)).number
+    now_s = time.monotonic()
+    far.send(request(first_id(number) + 1, now_s - behind_s))
+    _, message = await asyncio.wait_for(scheduler.heard.get(), 10)
+    assert isinstance(message, SubmitRequests)
+    assert message.requests[0].arrival_s == pytest.approx(now_s, abs=1.0)
+    number = (await near.connect(scheduler.door)).number
+    near.send(request(first_id(number) + 1, 123.0))
+    _, message = await asyncio.wait_for(scheduler.heard.get(), 10)
+    assert isinstance(message, SubmitRequests)
+    assert message.requests[0].arrival_s == 123.0
+
+
+async def test_who_does_not_know_the_secret_hears_nothing(scheduler: Scheduler) -> None:
+    stranger = Front()
+    door = Door("e", scheduler.door.local, None, new_secret())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(stranger.connect(door), 0.5)
+    await asyncio.wait_for(stranger.gone.wait(), 10)
+    assert not scheduler.peers.has_fronts

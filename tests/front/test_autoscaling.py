@@ -1,0 +1,95 @@
+"""Serve's autoscaling policy over what engines say of themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from actors.fleet.scaling import Load
+from actors.scheduling.config import ConfigError
+from app.fleet.autoscaling import Autoscaler, loads_of
+
+IDLE = Load(
+    time_s=0.0,
+    num_running=0,
+    num_waiting=0,
+    prefilled_tokens=0,
+    prefill_tokens=0,
+    prefill_rate=1000.0,
+    decode_share=0.0,
+    promised_s=0.1,
+    slack_share=1.0,
+    ttft_s=2.0,
+    used_places=0.0,
+    accepts=1.0,
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    value: float
+
+
+@dataclass
+class Context:
+    """As Serve's controller makes it."""
+
+    loads: dict[str, Load]
+    current_time: float
+    target_num_replicas: int
+    policy_state: dict[str, float] = field(default_factory=dict)
+    capacity_adjusted_min_replicas: int = 1
+    capacity_adjusted_max_replicas: int = 3
+
+    @property
+    def raw_metrics(self) -> dict[str, dict[str, list[Sample]]]:
+        found: dict[str, dict[str, list[Sample]]] = {}
+        for replica, load in self.loads.items():
+            for name, value in load.to_stats().items():
+                found.setdefault(name, {})[replica] = [Sample(-1.0), Sample(value)]
+        return found
+
+
+def run(seconds: int, loads: Any, **options: float) -> list[int]:
+    """Replicas wanted, second by second; those asked for are there at once."""
+    policy = Autoscaler("slack", **options)
+    target, state, wanted = 1, dict[str, float](), list[int]()
+    for now_s in range(seconds):
+        here = {f"e{n}": loads(n, now_s, target) for n in range(target)}
+        target, state = policy(Context(here, float(now_s), target, state))
+        wanted.append(target)
+    return wanted
+
+
+def test_loads_are_read_as_they_were_told() -> None:
+    assert loads_of(Context({"a": IDLE}, 0.0, 1).raw_metrics) == {"a": IDLE}
+    assert loads_of({"num_running": {"a": [Sample(1.0)]}}) == {}
+    assert loads_of({"num_running": {"a": []}}) == {}
+
+
+def test_full_places_bring_engines_and_rest_takes_them_away() -> None:
+    def load(number: int, now_s: int, have: int) -> Load:
+        used = 2.4 / have if now_s < 60 else 0.0
+        busy = float(now_s < 60)
+        return replace(IDLE, time_s=now_s, used_places=used, num_running=busy)
+
+    wanted = run(200, load, ahead_s=5, smoothing_s=5, calm_s=30)
+    assert wanted[59] == 3
+    assert wanted[-1] == 1
+    assert min(wanted[10:60]) == 3, "it never gives up what is in use"
+
+
+def test_bounds_are_the_deployments() -> None:
+    def load(number: int, now_s: int, have: int) -> Load:
+        return replace(IDLE, time_s=now_s, used_places=9.0, num_running=9.0)
+
+    assert max(run(30, load)) == 3
+
+
+def test_a_wrong_option_is_refused_where_it_is_given() -> None:
+    with pytest.raises(ConfigError):
+        Autoscaler("slack", targt=0.5)
+    with pytest.raises(ConfigError):
+        Autoscaler("slak")

@@ -1,0 +1,151 @@
+"""Engines that die, leave or refuse, simulated: every token is there once, wherever it was made."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from actors.fleet.publish import KNOTS, Publisher
+from actors.fleet.routers import ROUTERS
+from actors.fleet.scaling import Bounds
+from actors.fleet.snapshot import EngineState, short_digests
+from actors.scheduling.build import build_core
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.events import StepDone, Submit
+from actors.scheduling.plan import StepResult
+from actors.scheduling.prefix import prefix_digests
+from actors.scheduling.request import Request, SamplingParams
+from app.simulate.run.engine import BITS
+from app.simulate.run.simulation import Autoscale, Deployment, scheduler_config, simulate
+from app.simulate.studies import routing as routing_study
+from app.simulate.studies import scaling as scaling_study
+from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.lengths import fixed_lengths, uniform_lengths
+from app.simulate.workload.requests import about_documents, concatenate, generate
+
+MODEL = CostModel(
+    "m", ((1, 0.010), (32, 0.010), (2048, 0.200)), decode_kv_s=1e-8, kv_tokens=60_000,
+    max_model_len=4096,
+)  # fmt: skip
+CONFIG = scheduler_config(MODEL, token_budget=256, tbt_s=0.1)
+ADAPTIVE = scheduler_config(MODEL, budget="adaptive", tbt_s=0.1, ttft_s=1.0)
+
+
+@pytest.mark.parametrize("routing", ROUTERS)
+def test_streams_of_a_dead_engine_go_on_elsewhere(routing: str) -> None:
+    workload = generate(poisson(20.0), uniform_lengths(50, 1500, 4.0), 200)
+    failures = ((4.0, 1), (6.0, 0))
+    run = simulate(
+        workload, Deployment(CONFIG, MODEL, num_replicas=4, routing=routing, failures=failures)
+    )
+    assert run.summary().num_completed == 200
+    assert run.record.num_output_tokens == workload.output_tokens.tolist()
+    moved = {request for _, request in run.moves}
+    assert len(moved) > 4
+    where = np.array(run.record.replica)
+    assert set(where[list(moved)]) <= {2, 3, 0}
+    assert not set(where[workload.arrival_s > 6.0]) & {0, 1}
+
+
+def test_a_fleet_that_is_all_dead_serves_when_an_engine_has_started() -> None:
+    workload = generate(poisson(5.0), fixed_lengths(200, 20), 60)
+    scale = Autoscale("slack", bounds=Bounds(1, 2), interval_s=1.0, start_s=5.0)
+    run = simulate(
+        workload, Deployment(CONFIG, MODEL, autoscale=scale, failures=((2.0, 0), (3.0, 7)))
+    )
+    assert run.summary().num_completed == 60
+    first = np.array(run.record.first_token_s)
+    lost = (workload.arrival_s > 2.0) & (workload.arrival_s < 7.0)
+    assert lost.any()
+    assert (first[lost] >= 7.0).all()
+
+
+def test_a_leaving_engine_finishes_what_is_short_and_hands_over_the_rest() -> None:
+    lengths = fixed_lengths(100, 400)
+    busy, quiet = generate(poisson(8.0), lengths, 120), generate(poisson(0.5), lengths, 20)
+    workload = concatenate([busy, quiet])
+    for drain_s in (0.5, 1000.0):
+        scale = Autoscale(
+            "queue_length", {"target": 8.0, "upscale_delay_s": 0.0, "downscale_delay_s": 2.0},
+            Bounds(1, 6), interval_s=1.0, start_s=1.0, drain_s=drain_s,
+        )  # fmt: skip
+        run = simulate(workload, Deployment(CONFIG, MODEL, routing="slack", autoscale=scale))
+        assert max(wanted for _, wanted in run.scaling) >= 3
+        assert run.scaling[-1][1] == 1
+        assert run.record.num_output_tokens == workload.output_tokens.tolist()
+        assert bool(run.moves) == (drain_s < 1.0)
+
+
+def test_what_one_engine_refuses_another_is_asked_for() -> None:
+    workload = generate(poisson(30.0), uniform_lengths(50, 3000, 8.0), 400)
+    config = scheduler_config(
+        MODEL, budget="adaptive", admission="predictive", tbt_s=0.1, ttft_s=0.5
+    )
+    refused = {}
+    for retries in (0, 2):
+        run = simulate(
+            workload,
+            Deployment(config, MODEL, num_replicas=3, num_retries=retries),
+        )
+        summary = run.summary()
+        assert summary.num_completed + summary.num_refused == 400
+        refused[retries] = summary.num_refused
+    assert refused[2] < refused[0]
+
+
+def test_the_outlook_says_what_a_quote_says() -> None:
+    core = build_core(ADAPTIVE, cost_model=OnlineCostModel(MODEL))
+    for index in range(20):
+        request = Request(index, (0,) * 900, SamplingParams(50), 0.0)
+        core.handle(Submit(request), 0.001 * index)
+    said = Publisher("a", BITS, core).snapshot(0.02, EngineState.SERVING, num_received=20)
+    assert (said.num_running + said.num_waiting, said.num_received) == (20, 20)
+    assert 0 < said.num_prefill_tokens <= 20 * 900
+    for num_tokens in (1, *KNOTS[1:3], 600, 2000):
+        quote = core.quote(0.02, num_tokens, 50)
+        ttft_s, promised_s = said.outlook.at(num_tokens)
+        assert ttft_s == pytest.approx(quote.ttft_s, rel=0.05)
+        assert promised_s >= ttft_s
+        assert (promised_s <= 1.0) == (quote.ttft_bound_s is not None and quote.ttft_bound_s <= 0.9)
+    quote = core.quote(0.02, 500, 50)
+    assert said.outlook.tbt_with_s(500) == pytest.approx(quote.tbt_bound_s, rel=0.05)
+
+
+def test_news_of_the_prefix_cache_follow_it() -> None:
+    config = scheduler_config(MODEL, token_budget=256, tbt_s=0.1, prefix_cache=True)
+    documents = about_documents(poisson(5.0), fixed_lengths(640, 8), 30, 120, seed=1)
+    run = simulate(documents, Deployment(config, MODEL, num_replicas=2, routing="prefix"))
+    cached = np.array(run.record.num_cached_tokens)
+    again = np.array([s in documents.sessions[:i] for i, s in enumerate(documents.sessions)])
+    assert (cached[again] == 640).mean() > 0.9
+    assert (cached[~again] == 0).all()
+    core = run.replicas[0].core
+    publisher = Publisher("a", BITS, core)
+    publisher.prefix_news()  # what the run's own has not taken yet
+    assert publisher.prefix_news() is None
+    before = publisher.prefixes()
+    assert before.whole
+    assert len(before.added) > 40
+    tokens = tuple(range(5000, 5064))
+    (execute,) = core.handle(Submit(Request(10**6, tokens, SamplingParams(1), 1e6)), 1e6)
+    plan = execute.plan  # type: ignore[union-attr]
+    core.handle(StepDone(StepResult(plan.step_id, ((10**6, 1),))), 1e6)
+    news = publisher.prefix_news()
+    assert news is not None
+    assert set(news.added) == set(short_digests(prefix_digests(tokens, 16)))
+    assert set(publisher.prefixes().added) == {*before.added, *news.added} - {*news.removed}
+
+
+def test_studies_run_small() -> None:
+    rows = [
+        routing_study.run_one(trace, 1.0, "slack", 2, 60.0, 0) for trace in routing_study.TRACES
+    ]
+    assert all(0.0 <= row.missed <= 1.0 and row.num_requests > 10 for row in rows)
+    assert "slack" in routing_study.as_markdown(rows)
+    points = [scaling_study.point_at(qps, 40, 0) for qps in (0.2, 1.0)]
+    scaling = scaling_study.build_scaling("slack", Bounds(1, 10))
+    hours, kept, history = scaling_study.run_day(points, scaling, 10, 1.0, 0)
+    assert 24.0 < hours < 240.0
+    assert kept > 0.5
+    assert max(history) <= 10
