@@ -11,7 +11,7 @@ from actors.fleet.routers.base import Router
 from actors.fleet.snapshot import Arrival
 
 LEAST_TOKENS = 64  # a request is never cheaper: its own step, its decodes
-WASTE = 3.0  # where all are late: what a token computed twice costs those who come after
+WASTE = 8.0  # where all are late: what a token computed twice costs those who come after
 
 
 class Slack(Router):

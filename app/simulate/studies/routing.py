@@ -62,8 +62,8 @@ class Trace:
 
 
 TRACES = {
-    "conversations": Trace(conversations, (2.0, 2.5), 2.0),
-    "documents": Trace(documents, (0.8, 1.0), 5.0),
+    "conversations": Trace(conversations, (8.0,), 2.0),
+    "documents": Trace(documents, (0.8,), 5.0),
 }
 
 
@@ -120,7 +120,7 @@ def run_one(
 
 
 def study(
-    num_engines: int = 64, seconds: float = 180.0, seed: int = 0, workers: int = 1
+    num_engines: int = 64, seconds: float = 80.0, seed: int = 0, workers: int = 1
 ) -> Iterator[Row]:
     """Every router under every load of every trace, as each is done."""
     jobs = [

@@ -29,14 +29,18 @@ from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.requests import generate
 from app.simulate.workload.specs import parse_lengths
 
-MODEL, DATASET = "yi-34b-a100-tp2", "sharegpt4"
-TBT_S, TTFT_S = 0.2, 5.0
-LOADS_QPS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)
+MODEL = "yi-34b-a100-tp2"
+TBT_S = 0.2
+# Traffic: (loads of one engine, TTFT objective).
+TRAFFIC: dict[str, tuple[tuple[float, ...], float]] = {
+    "sharegpt4": ((0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4), 5.0),
+    "arxiv": ((0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45), 10.0),
+}
 STEP_S, START_S, DAY_S = 10.0, 60.0, 86_400.0
 RUSHES_H = (3.0, 9.5, 13.0, 18.5)  # when half as much again comes for twenty minutes
 TARGETS = {
-    "slack": (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7),
-    "queue_length": (8.0, 12.0, 16.0, 20.0, 24.0, 28.0, 32.0, 40.0),
+    "slack": (0.4, 0.45, 0.5, 0.55, 0.6),
+    "queue_length": (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 20.0, 24.0, 28.0, 32.0, 40.0),
 }
 
 
@@ -54,6 +58,7 @@ class Point:
 class Row:
     """A day under one policy. hours: of engines. kept: share of the day's requests."""
 
+    traffic: str
     scaling: str
     target: float
     hours: float
@@ -66,26 +71,27 @@ class Row:
         return asdict(self)
 
 
-def surface(num_requests: int = 600, seed: int = 0, workers: int = 1) -> list[Point]:
+def surface(traffic: str, num_requests: int = 400, seed: int = 0, workers: int = 1) -> list[Point]:
     """One engine in full at each load; the first fifth is not counted."""
-    jobs = [(qps, num_requests, seed) for qps in LOADS_QPS]
+    jobs = [(traffic, qps, num_requests, seed) for qps in TRAFFIC[traffic][0]]
     if workers == 1:
         return [point_at(*job) for job in jobs]
     with ProcessPoolExecutor(workers) as pool:
         return list(pool.map(point_at, *zip(*jobs, strict=True)))
 
 
-def point_at(qps: float, num_requests: int, seed: int) -> Point:
+def point_at(dataset: str, qps: float, num_requests: int, seed: int) -> Point:
     """One engine at one load."""
+    limit_s = TRAFFIC[dataset][1]
     model = load_model(MODEL)
-    config = scheduler_config(model, budget="adaptive", tbt_s=TBT_S, ttft_s=TTFT_S)
+    config = scheduler_config(model, budget="adaptive", tbt_s=TBT_S, ttft_s=limit_s)
     looks = Autoscale("slack", bounds=Bounds(1, 1), interval_s=STEP_S)
-    traffic = generate(poisson(qps), parse_lengths(DATASET), num_requests, seed)
+    traffic = generate(poisson(qps), parse_lengths(dataset), num_requests, seed)
     run = simulate(traffic, Deployment(config, model, autoscale=looks))
     record, skip = run.record, num_requests // 5
     ttft_s = (np.array(record.first_token_s) - np.array(record.arrival_s))[skip:]
     gap_s = np.array(record.max_gap_s)[skip:]
-    kept = (ttft_s <= TTFT_S) & (gap_s <= TBT_S * (1 + 1e-9))
+    kept = (ttft_s <= limit_s) & (gap_s <= TBT_S * (1 + 1e-9))
     last = int(traffic.arrival_s[-1] / STEP_S)
     seen = [next(iter(loads.values())) for loads in run.loads[last // 5 : last]]
     mean = {f.name: float(np.mean([getattr(load, f.name) for load in seen])) for f in fields(Load)}
@@ -128,18 +134,16 @@ def run_day(
     load_qps = traffic_qps(num_engines, 0.8 * saturated_qps)
     state: ScalingState = {}
     first = math.ceil(load_qps[0] / (0.6 * saturated_qps))
-    names, starting = list(range(first)), list[float]()
-    num_named, prefilled = first, dict.fromkeys(range(first), 0.0)
-    backlog = hours = kept = total = 0.0
+    names, starting = [f"engine-{index}" for index in range(first)], list[float]()
+    num_named = first
+    prefilled = backlog = hours = kept = total = 0.0
     history = []
     for step, qps in enumerate(load_qps.tolist()):
         now_s = step * STEP_S
         ready = sum(at_s <= now_s for at_s in starting)
         starting = starting[ready:]
-        for _ in range(ready):
-            names.append(num_named)
-            prefilled[num_named] = 0.0
-            num_named += 1
+        names += [f"engine-{num_named + index}" for index in range(ready)]
+        num_named += ready
         have = len(names)
         history.append(have)
         hours += (have + len(starting)) * STEP_S / 3600.0
@@ -148,48 +152,46 @@ def run_day(
         served = min(backlog + arrived, room)
         point = at_load(points, served / STEP_S / have)
         wait_s = backlog / (have * saturated_qps)
-        kept += arrived * (point.kept if wait_s < TTFT_S / 2 else 0.0)
+        kept += arrived * (point.kept if wait_s < point.load.ttft_s / 2 else 0.0)
         total += arrived
         backlog += arrived - served
-        loads = {}
-        for name in names:
-            prefilled[name] += served / have * point.prompt_tokens
-            loads[str(name)] = replace(
-                point.load,
-                time_s=now_s + STEP_S,
-                num_waiting=point.load.num_waiting + backlog / have,
-                prefilled_tokens=prefilled[name],
-                prefill_tokens=point.load.prefill_tokens + backlog / have * point.prompt_tokens,
-                promised_s=point.load.promised_s + backlog / (have * saturated_qps),
-            )
+        prefilled += served / have * point.prompt_tokens  # of an engine that is there all day
+        load = replace(
+            point.load,
+            time_s=now_s + STEP_S,
+            num_waiting=point.load.num_waiting + backlog / have,
+            prefilled_tokens=prefilled,
+            prefill_tokens=point.load.prefill_tokens + backlog / have * point.prompt_tokens,
+            promised_s=point.load.promised_s + backlog / (have * saturated_qps),
+        )
+        loads = dict.fromkeys(names, load)
         wanted, state = scaling.wanted(loads, len(starting), 0, now_s + STEP_S, state)
         starting += [now_s + STEP_S + START_S] * (wanted - have - len(starting))
         if wanted < have and not starting:
-            for name in names[wanted:]:
-                del prefilled[name]
             del names[wanted:]
     return hours, kept / total, history
 
 
 def study(num_engines: int = 100, seed: int = 0, workers: int = 1) -> Iterator[Row]:
-    """Each policy under each target. workers: processes for the surface."""
-    points = surface(seed=seed, workers=workers)
-    saturated_qps = max([point.qps for point in points if point.kept >= 0.9], default=1.0)
-    for name, targets in TARGETS.items():
-        for target in targets:
-            scaling = build_scaling(name, Bounds(1, num_engines), {"target": target})
-            hours, kept, history = run_day(points, scaling, num_engines, saturated_qps, seed)
-            changes = sum(a != b for a, b in pairwise(history))
-            yield Row(name, target, hours, kept, min(history), max(history), changes)
+    """Each policy under each target, by traffic. workers: processes for the surface."""
+    for traffic in TRAFFIC:
+        points = surface(traffic, seed=seed, workers=workers)
+        saturated_qps = max([point.qps for point in points if point.kept >= 0.9])
+        for name, targets in TARGETS.items():
+            for target in targets:
+                scaling = build_scaling(name, Bounds(1, num_engines), {"target": target})
+                hours, kept, history = run_day(points, scaling, num_engines, saturated_qps, seed)
+                changes = sum(a != b for a, b in pairwise(history))
+                yield Row(traffic, name, target, hours, kept, min(history), max(history), changes)
 
 
 def as_markdown(rows: list[Row]) -> str:
     lines = [
-        "| policy | target | engine hours | kept | engines | changes |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| traffic | policy | target | engine hours | kept | engines | changes |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     lines += [
-        f"| {row.scaling} | {row.target:g} | {row.hours:.0f} | {row.kept:.2%} "
+        f"| {row.traffic} | {row.scaling} | {row.target:g} | {row.hours:.0f} | {row.kept:.2%} "
         f"| {row.least} to {row.most} | {row.changes} |"
         for row in rows
     ]
