@@ -17,8 +17,9 @@ WASTE = 8.0  # where all are late: what a token computed twice costs those who c
 class Slack(Router):
     """The least work for the slack it leaves, among the engines that can promise the request.
 
-    Its work is the tokens to compute after prefix hits; the slack left is the share of its
-    objectives that remains beside what the engine predicts. While much is left, the engine that
+    Its work is the tokens to compute after prefix hits times the requests there, each of which
+    they delay; the slack left is the share of its objectives that remains beside what the engine
+    predicts. While much is left, the engine that
     holds the prefix is worth waiting at, since computing it elsewhere would take time from
     everybody; as the promise nears its limit the price rises without bound, and the prefix is
     computed anew where there is time. A router that minimises its own request's delay, or tokens
@@ -44,5 +45,5 @@ def _rank(there: Prospect, sight: Sight) -> tuple[int, float]:
     if math.isnan(there.slack):
         return (1, float((sight.num_prefill_tokens + work) * (sight.num_live + 1)))
     if there.slack > 0.0:
-        return (0, work / there.slack)
+        return (0, work * (sight.num_live + 1) / there.slack)
     return (2, there.ttft_s + WASTE * work / max(sight.snapshot.outlook.prefill_rate, 1.0))
