@@ -64,7 +64,7 @@ def test_values_reach_the_scheduler_in_its_own_units() -> None:
         ("max_running_per_tenant", 0, "max_running_per_tenant: must be at least 1, not 0"),
         ("queue_timeout_s", 0, "queue_timeout_s: must be above 0, not 0"),
         ("watermark", 1.0, "watermark: must be below 1, not 1.0"),
-        ("watermark", float("nan"), "watermark: must be at least 0, not nan"),
+        ("watermark", float("nan"), "watermark: must be finite, not nan"),
         ("tbt_s", -0.05, "tbt_ms: must be above 0, not -50"),
         ("swap", "sometimes", "swap: unknown 'sometimes'; known: always, auto, never"),
         ("lookahead", 1, "lookahead: must be true or false, not 1"),

@@ -17,8 +17,18 @@ MODULE = "app.text.template_worker"
 BUSY = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
+Children = Callable[[], list[psutil.Process]]
+
+
 @pytest.fixture
-def worker() -> Iterator[KillableWorker]:
+def children() -> Children:
+    """Worker processes beside those of other tests' servers, which live in this process too."""
+    before = _workers()
+    return lambda: [child for child in _workers() if child not in before]
+
+
+@pytest.fixture
+def worker(children: Children) -> Iterator[KillableWorker]:
     worker = KillableWorker(MODULE)
     worker.start()
     yield worker
@@ -29,14 +39,14 @@ def render(worker: KillableWorker, source: str = "ok", limit_s: float = 1.0) -> 
     return worker.call({"template": source, "limit_s": 5.0, "variables": {}}, limit_s)
 
 
-def children() -> list[psutil.Process]:
+def _workers() -> list[psutil.Process]:
     own = psutil.Process().children()
     return [process for process in own if MODULE in process.cmdline()]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_job_is_done_though_its_process_was_not_there_for_it(
-    worker: KillableWorker, number: signal.Signals
+    worker: KillableWorker, children: Children, number: signal.Signals
 ) -> None:
     (child,) = children()
     os.kill(child.pid, number)
@@ -44,7 +54,9 @@ def test_a_job_is_done_though_its_process_was_not_there_for_it(
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_job_is_done_though_its_process_was_killed_at_it(worker: KillableWorker) -> None:
+def test_a_job_is_done_though_its_process_was_killed_at_it(
+    worker: KillableWorker, children: Children
+) -> None:
     def strike() -> None:
         (child,) = children()
         wait_for(lambda: child.cpu_times().user > begin_s + 0.1)
@@ -59,7 +71,9 @@ def test_a_job_is_done_though_its_process_was_killed_at_it(worker: KillableWorke
     striker.join()
 
 
-def test_one_that_overruns_by_itself_is_not_tried_again(worker: KillableWorker) -> None:
+def test_one_that_overruns_by_itself_is_not_tried_again(
+    worker: KillableWorker, children: Children
+) -> None:
     (child,) = children()
     with pytest.raises(WorkerTimeout) as raised:
         render(worker, BUSY, limit_s=0.5)
