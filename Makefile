@@ -23,8 +23,9 @@ serve: $(VENV)/.installed ## Install what is missing and serve the demo model on
 # tests/conftest.py: by itself xdist begins with the modules of many short tests.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
+# Two tests at a time on two cores: the times of the fault table hold for one (tests/faults).
 test: $(VENV)/.installed-dev ## Install what is missing and run the whole suite
-	@$(PYTEST)
+	@LEGATO_FAULTS_FACTOR=$${LEGATO_FAULTS_FACTOR:-5} $(PYTEST)
 
 quick: $(VENV)/.installed-dev ## The tests that need neither Ray nor tensor work, in about two minutes
 	@$(PYTEST) --quick

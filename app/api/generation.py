@@ -98,6 +98,8 @@ class Generation:
                     if delta.finish_reason is not None:
                         reason = delta.finish_reason
                     yield delta
+                    if delta.entries:  # dear to write; an engine is faster, and others wait
+                        await asyncio.sleep(0)
         except EngineError as error:
             failure = from_engine(error)
             status, reason = failure.status, failure.code or failure.kind

@@ -35,12 +35,14 @@ def all_gone(server: Server, before: Surroundings) -> None:
     host, port = "127.0.0.1", int(server.url.rpartition(":")[2])
     until(lambda: not any(map(psutil.pid_exists, before.pids)), "processes", 30.0)
     with socket.socket() as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections linger
         own.bind((host, port))
 
 
 def read_slowly(server: Server, ends: list[bytes], started: threading.Barrier) -> None:
-    """One stream of two megabytes, read so that it lasts longer than Serve's own patience."""
-    body = completion(server, [5] * 20, 200, n=NUM_STREAMS, stream=True)
+    """A stream of more megabytes than the system's buffers take, read so that it lasts longer than
+    Serve's own patience."""
+    body = completion(server, [5] * 20, 200, n=NUM_STREAMS, stream=True, logprobs=8)
     content = json.dumps(body).encode()
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

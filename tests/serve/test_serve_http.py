@@ -120,7 +120,8 @@ def test_a_stream_says_whether_its_own_objective_was_kept(server: Server) -> Non
     missed = [line for line in lines if line.startswith("legato_tbt_objective_missed_total{")]
     (kept,) = (line for line in lines if line.startswith("legato_tbt_objective_kept_total{"))
     assert 0 < sum(float(line.split()[-1]) for line in missed) <= num_missed + num_more
-    assert 0 < float(kept.split()[-1]) <= num_kept
+    # Tokens that come together have no gap between them: it is kept whatever the objective.
+    assert 0 < num_kept <= float(kept.split()[-1])
 
 
 def test_forty_concurrent_completions_equal_transformers(

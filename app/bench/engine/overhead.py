@@ -40,7 +40,7 @@ def command(
 ) -> None:
     """CPU per streamed token and per iteration by process; CPU while idle."""
     model = model or first_model(url)
-    client = LoadClient(url, model)
+    client = LoadClient(url, model, first_token=20, vocab=200)  # in any vocabulary
     with console.status("warming up") as status:
         _serve(client, [Job(0.0, 16, 16)] * 4)
         wait_until_idle()
