@@ -8,7 +8,7 @@ MODEL ?=
 TARGET := $(or $(CONFIG),$(MODEL),configs/serve/demo.yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test quick check format pictures build clean
+.PHONY: help serve test test-long quick check format pictures build clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -25,7 +25,10 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadsco
 
 # Two tests at a time on two cores: the times of the fault table hold for one (tests/faults).
 test: $(VENV)/.installed-dev ## Install what is missing and run the whole suite
-	@LEGATO_FAULTS_FACTOR=$${LEGATO_FAULTS_FACTOR:-5} $(PYTEST)
+	@LEGATO_FAULTS_FACTOR=$${LEGATO_FAULTS_FACTOR:-5} $(PYTEST) -m "not long"
+
+test-long: $(VENV)/.installed-dev ## The tests that take minutes each: chaos, and how servers end
+	@$(BIN)/python -m pytest -m long
 
 quick: $(VENV)/.installed-dev ## The tests that need neither Ray nor tensor work, in about two minutes
 	@$(PYTEST) --quick

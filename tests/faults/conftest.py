@@ -33,7 +33,7 @@ def settings(tiny_model: Callable[..., Path]) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def faulted_server(
     settings: dict[str, Any], canary: Canary, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:

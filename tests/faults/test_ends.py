@@ -25,7 +25,7 @@ from tests.faults.surroundings import (
 )
 from tests.serve.server_process import Server, running
 
-pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.serve, pytest.mark.long, pytest.mark.timeout(240)]
 NUM_STREAMS = 64
 SERVE_GIVES_UP_S = 30.0  # what `serve.shutdown` waits, whatever was promised
 

@@ -14,6 +14,7 @@ SECONDS = 35  # of faults; the start, the unfailed run and the end take as long
 
 
 @pytest.mark.serve
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_nothing_is_lost_changed_or_left(tmp_path: Path) -> None:
     out = tmp_path / "chaos.json"
