@@ -234,3 +234,9 @@ def test_ray_reads_every_variable_that_is_set() -> None:
     ]
     message = f"app/ray_environment.py sets what Ray {ray.__version__} does not read: {unread}"
     assert not unread, message
+
+
+def test_pytest_has_the_inside_by_which_xdist_groups_tests(request: pytest.FixtureRequest) -> None:
+    """Without it groups are ignored in silence, and each worker starts every server."""
+    node = request.node
+    assert node._nodeid == node.nodeid
