@@ -28,7 +28,7 @@ from actors.event_recorder import EventFile
 from actors.fleet.publish import Publisher
 from actors.gc_utils import freeze_gc_heap
 from actors.left_behind import remove_semaphores
-from actors.peers import OWNER, Door, Message, Peers
+from actors.peers import OWNER, Door, Message, Peers, connection_of
 from actors.publication import Publication
 from actors.questions import Questions
 from actors.recovery import BackgroundTasks, Recovery, suspects_of
@@ -55,7 +55,6 @@ from actors.scheduling.request import Grammar, Request
 from actors.stage.spec import StageInfo
 from actors.stage_set import StageSet, StagesFailed
 from actors.steps_in_flight import IterationRecords, StepDeadline
-from actors.transport.ids import connection_of
 from actors.transport.messages import (
     AbortRequests,
     Readiness,

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.fleet.snapshot import EngineSnapshot, PrefixNews
-from actors.transport.ids import connection_of
 from actors.transport.messages import (
     AbortRequests,
     Answer,
@@ -36,10 +35,21 @@ from actors.transport.wire import FrameProtocol, connect, listen
 logger = logging.getLogger("legato.scheduler")
 
 OWNER = 0
+_IDS_PER_CONNECTION = 1 << 40
 _MOST_UNSENT_BYTES = 64 << 20  # a front that reads nothing is let go
 SAME_CLOCK_S = 0.5  # processes of one node read one clock
 
 Message = SubmitRequests | AbortRequests | Ask
+
+
+def first_id(connection: int) -> int:
+    """The ids of a connection's requests are this one and those above it; 0 is the owner's."""
+    return connection * _IDS_PER_CONNECTION
+
+
+def connection_of(request_id: int) -> int:
+    """Whose request this is, told by its id."""
+    return request_id // _IDS_PER_CONNECTION
 
 
 @dataclass(frozen=True, slots=True)

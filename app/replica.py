@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,6 @@ from starlette.types import ASGIApp
 
 from actors.engine_config import EngineConfig
 from actors.scheduling.request import Objective
-from actors.transport.messages import IterationRecord
 from app.api.application import build_api
 from app.api.http.options import at_address
 from app.api.http.server import HttpServer
@@ -79,13 +78,8 @@ class HttpReplica:
             log = RecordLog(folder, dataclasses.asdict(config))
         spans_to = self.settings.telemetry.spans_to
         spans = None if spans_to is None else Spans(name, otlp_exporter(spans_to))
-        telemetry = Telemetry(name, lambda: self.engine.objective, log, spans)
-
-        def observe(records: Sequence[IterationRecord]) -> None:
-            telemetry.num_blocks = self.engine.num_blocks
-            telemetry.on_iterations(records)
-
-        self.engine.iterations.observers.append(observe)
+        telemetry = Telemetry(name, self.engine, log, spans)
+        self.engine.iterations.observers.append(telemetry.on_iterations)
         return telemetry
 
     def _build_api(self) -> ASGIApp:

@@ -206,10 +206,7 @@ class LiveEngine:
         stream = Stream(sink)
         ids = self._ids[request.request_id] = self._submit(request, stream)
         limit_s = self._config.request_deadline_s
-        late = EngineUnavailable(
-            f"not done within {limit_s:g} s (setting engine.request_deadline_s)"
-        )
-        deadline = asyncio.get_running_loop().call_later(limit_s, stream.fail, late)
+        deadline = asyncio.get_running_loop().call_later(limit_s, stream.fail_late, limit_s)
         try:
             while stream.num_open > 0:
                 for chunk in await stream.take():

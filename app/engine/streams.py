@@ -11,7 +11,13 @@ from typing import Any, Final
 from actors.scheduling.events import Output
 from actors.scheduling.request import MAX_LOSSES, Request
 from actors.transport.messages import PLAIN_FIELDS, IterationRecord, output_of
-from app.engine.client import GenerationFailed, GenerationRequest, TokenChunk, TokenSink
+from app.engine.client import (
+    EngineUnavailable,
+    GenerationFailed,
+    GenerationRequest,
+    TokenChunk,
+    TokenSink,
+)
 
 
 class Stream:
@@ -51,6 +57,12 @@ class Stream:
     def fail(self, error: Exception) -> None:
         self._error = error
         self._wake()
+
+    def fail_late(self, limit_s: float) -> None:
+        """Its deadline has passed."""
+        self.fail(
+            EngineUnavailable(f"not done within {limit_s:g} s (setting engine.request_deadline_s)")
+        )
 
     def leave(self) -> None:
         """One continuation is not wanted any more."""

@@ -153,10 +153,8 @@ class FleetClient:
             for index, core_request in enumerate(core_requests(request, itertools.count(), now_s))
         ]
         stream.num_open = request.n
-        late = EngineUnavailable(
-            f"not done within {self._deadline_s:g} s (setting engine.request_deadline_s)"
-        )
-        deadline = asyncio.get_running_loop().call_later(self._deadline_s, stream.fail, late)
+        limit_s = self._deadline_s
+        deadline = asyncio.get_running_loop().call_later(limit_s, stream.fail_late, limit_s)
         self._of[request.request_id] = travellers
         try:
             self._whereabouts.begin(travellers)

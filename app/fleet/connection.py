@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from actors.fleet.snapshot import BitClass, EngineSnapshot, EngineState, PrefixNews
-from actors.peers import SAME_CLOCK_S
+from actors.peers import SAME_CLOCK_S, first_id
 from actors.scheduling.events import Refuse
-from actors.transport.ids import first_id
 from actors.transport.messages import Hello, IterationRecord, Suspects, Welcome
 from actors.transport.messages import RequestsStarted as Started
 from actors.transport.wire import connect

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from actors.scheduling.request import Objective
 from actors.transport.messages import IterationRecord
@@ -22,6 +22,23 @@ from app.telemetry.spans import Spans
 _NUM_RECORDS = 4096  # most that are remembered: a gap of seconds is found whole
 _NUM_EARLIER = 64  # before a gap, for comparison
 _WATCHED_GAPS = 4096  # that a console which reads slowly finds
+
+
+class Observed(Protocol):
+    """What telemetry asks of an engine. objective: the deployment's, as it is now."""
+
+    @property
+    def objective(self) -> Objective: ...
+    @property
+    def num_blocks(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KnownEngine:
+    """An engine of which that much is known."""
+
+    objective: Objective = field(default_factory=Objective)
+    num_blocks: int = 0
 
 
 @dataclass(slots=True)
@@ -76,8 +93,8 @@ class _Steps:
 
 
 class Telemetry(ApiEvents):
-    """objective: the deployment's, as it is now. log: Parquet, or None. spans: OpenTelemetry, or
-    None.
+    """engine: what is observed; None: nothing is known of it. log: Parquet, or None.
+    spans: OpenTelemetry, or None.
 
     Tokens are counted when the scheduler sends records of some iterations: code that runs once in
     a while finds cold caches, and doing so for each token was the dearest part of its way here.
@@ -87,13 +104,12 @@ class Telemetry(ApiEvents):
     def __init__(
         self,
         model: str,
-        objective: Callable[[], Objective] = Objective,
+        engine: Observed | None = None,
         log: RecordLog | None = None,
         spans: Spans | None = None,
     ) -> None:
         self.metrics = Metrics(model)
-        self.num_blocks = 0
-        self._objective = objective
+        self._engine = engine or KnownEngine()
         self._log = log
         self._spans = spans
         self._open: dict[int, _OpenRequest] = {}  # by the RequestInfo's identity
@@ -112,7 +128,7 @@ class Telemetry(ApiEvents):
     # ---- API events ----------------------------------------------------------------------------
 
     def on_request_start(self, request: RequestInfo, now_s: float, deliveries: Deliveries) -> None:
-        own, default = request.objective, self._objective()
+        own, default = request.objective, self._engine.objective
         objective = Objective(own.tbt_s or default.tbt_s, own.ttft_s or default.ttft_s)
         last_s = [0.0] * request.num_continuations
         self._open[id(request)] = _OpenRequest(
@@ -160,7 +176,7 @@ class Telemetry(ApiEvents):
     def on_iterations(self, records: Sequence[IterationRecord]) -> None:
         self._steps.add(records)
         self.catch_up()
-        self.metrics.iterations(records, self.num_blocks)
+        self.metrics.iterations(records, self._engine.num_blocks)
         for record in records:
             self._count_iteration(record)
 

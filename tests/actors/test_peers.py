@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from actors.peers import Door, Message, Peers
+from actors.peers import Door, Message, Peers, connection_of, first_id
 from actors.scheduling.events import Refuse
 from actors.scheduling.request import Request, SamplingParams
-from actors.transport.ids import connection_of, first_id
 from actors.transport.messages import (
     AbortRequests,
     Hello,

@@ -11,7 +11,7 @@ from actors.scheduling.request import Objective
 from actors.transport.messages import IterationRecord
 from app.api.events import RequestInfo, RequestOutcome
 from app.cli.main import app
-from app.telemetry.live import Telemetry
+from app.telemetry.live import KnownEngine, Telemetry
 from app.telemetry.records import RecordLog
 
 runner = CliRunner(env={"COLUMNS": "200"})
@@ -25,7 +25,7 @@ def _step(number: int, begin_s: float, done_s: float, prefill: int) -> Iteration
 
 def _replica(folder: Path, name: str, tbt_s: float, gap_s: float) -> None:
     """Twelve requests, each with a token at 1.0 and one after its own gap; one step in each."""
-    telemetry = Telemetry("tiny", lambda: Objective(tbt_s, 0.5), RecordLog(folder / name, {}))
+    telemetry = Telemetry("tiny", KnownEngine(Objective(tbt_s, 0.5)), RecordLog(folder / name, {}))
     telemetry.on_iterations([_step(6, 0.9, 0.999, 0), _step(7, 1.0, 1.0 + gap_s - 0.001, 300)])
     for number in range(12):
         info = RequestInfo(f"{name}-{number}", "/v1/completions", "", True, 7, 1)

@@ -12,7 +12,7 @@ import pytest
 from actors.scheduling.request import Objective
 from actors.transport.messages import IterationRecord
 from app.api.events import Deliveries, RequestInfo, RequestOutcome, RequestTiming
-from app.telemetry.live import Telemetry
+from app.telemetry.live import KnownEngine, Telemetry
 from app.telemetry.prometheus import Metrics
 from app.telemetry.records import ITERATIONS, RecordLog
 from app.telemetry.trace import perfetto
@@ -50,7 +50,7 @@ def value(telemetry: Telemetry, name: str, **labels: str) -> float:
 
 
 def test_a_request_and_its_tokens_are_counted() -> None:
-    telemetry = Telemetry("tiny", lambda: Objective(0.05))
+    telemetry = Telemetry("tiny", KnownEngine(Objective(0.05)))
     request = RequestInfo("r1", "/v1/completions", "", True, 7, 1)
     deliveries: Deliveries = []
     telemetry.on_request_start(request, 100.0, deliveries)
@@ -76,7 +76,7 @@ def test_a_request_and_its_tokens_are_counted() -> None:
 
 def test_each_request_is_held_to_its_own_objective() -> None:
     """Two requests in the same steps; one asks for 50 ms, the other takes the deployment's 200."""
-    telemetry = Telemetry("tiny", lambda: Objective(0.2, 1.0))
+    telemetry = Telemetry("tiny", KnownEngine(Objective(0.2, 1.0)))
     strict = RequestInfo("r1", "/v1/completions", "", True, 7, 2, objective=Objective(0.05))
     usual = RequestInfo("r2", "/v1/completions", "", True, 7, 1)
     late = RequestInfo("r3", "/v1/completions", "", True, 7, 1)
@@ -121,8 +121,7 @@ def test_who_left_is_no_goodput_and_who_was_promised_nothing_is() -> None:
 
 
 def test_iterations_give_gauges_bubbles_and_counts() -> None:
-    telemetry = Telemetry("tiny")
-    telemetry.num_blocks = 100
+    telemetry = Telemetry("tiny", KnownEngine(num_blocks=100))
     telemetry.on_iterations([iteration(0), iteration(1, num_preemptions=2)])
     # A rebuilt scheduler starts at 0.
     telemetry.on_iterations([iteration(2, num_preemptions=0, num_recoveries=1)])

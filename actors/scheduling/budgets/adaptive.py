@@ -7,7 +7,7 @@ Three bounds, each from what is known at this moment:
    of the decodes it holds, and leave those in the other micro-batches theirs. Where that
    misses the objective all the same, it plans for less of it (`feedback`).
 2. *Rate.* Among the sizes that fit, the one with the least time per token: a step ends at a tile
-   edge, and grows no further than where longer steps hardly gain (`sizes`).
+   edge, and grows no further than where longer steps hardly gain (`StepSizes`).
 3. *Pace.* While sequence slots or KV blocks are nearly used up, prefill only makes decodes wait
    for a place, so it is spread evenly over the steps instead of bunched: a step prefills what
    its decodes will make room for (prompt tokens per output token, learned), with some advance
@@ -19,10 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from actors.scheduling.budgets.sizes import StepSizes
 from actors.scheduling.budgets.slack import KeptShare, Slack
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel, RecentQuantile, cost_model_for
 from actors.scheduling.interfaces import EngineView
 from actors.scheduling.plan import StepShape
@@ -33,6 +33,7 @@ OUTSIDE_SHARE = 0.1  # of the objective: more time outside the stages cannot be 
 PATIENCE = 20  # objectives that prompts may stand still
 LEAST_RELIEF = 16  # tokens
 DENIALS = 20  # steps without prefill after which the bound that keeps it out is learnt anew
+DENT = 0.05  # differences of token rate that a profile cannot tell from noise: the longer step
 FULL = 0.98  # share of the places (slots or KV blocks) in use from which no request can start
 
 
@@ -258,3 +259,37 @@ class AdaptiveBudget:
         mix = Mix(share, (context + running * self.growth) // stages)
         limit_s = profile.stage_share_s(self._slack.tightest_s, share) * (1.0 - self.headroom)
         return profile.stage_s(mix) * self.cost.bound_factor(mix) <= limit_s
+
+
+class StepSizes:
+    """Which sizes of step are worth their time: tile edges, up to where longer ones gain little.
+
+    efficiency: share of the best token rate that ends the wish for longer steps."""
+
+    def __init__(self, profile: CostModel, max_step_tokens: int, efficiency: float) -> None:
+        self._profile = profile
+        self._most = max_step_tokens
+        self._efficiency = efficiency
+        self._cheapest: list[int] = []  # by tokens; computed when first asked
+
+    def at_most(self, num_tokens: int) -> int:
+        """The longest step up to num_tokens with (nearly) the least time per token.
+
+        From the size on that reaches `efficiency` of the best rate of all, that size is returned:
+        longer steps would only make decodes slower and micro-batches uneven.
+        """
+        if not self._cheapest:
+            self._cheapest = self._compute()
+        return self._cheapest[min(num_tokens, self._most)]
+
+    def _compute(self) -> list[int]:
+        profile, most = self._profile, self._most
+        rates = [0.0] + [n / (profile.overhead_s + profile.linear_s(n)) for n in range(1, most + 1)]
+        enough = self._efficiency * max(rates)
+        sizes, chosen, best = [0], 0, 0.0
+        for n in range(1, most + 1):
+            best = max(best, rates[n])
+            if rates[chosen] < enough and rates[n] >= (1.0 - DENT) * best:
+                chosen = n
+            sizes.append(chosen)
+        return sizes
