@@ -1,9 +1,9 @@
-"""`legato bench budgets`: what choosing the budget anew each step is worth, on a live engine.
+"""`legato bench budgets`: what the default gives beside the best fixed budget, on a live engine.
 
-The capacity of fixed token budgets and of the adaptive one under the same objective: one engine,
-the budget switched live between searches, equal arrivals and lengths for all. The adaptive budget
-is searched first and last, which shows how far the machine drifted meanwhile. The simulator makes
-every search too, on a machine as fast as it was in the searches before and after (see `validate`).
+The capacity of `budget: auto` and of fixed token budgets under the same objective: one engine, the
+budget switched live between searches, equal arrivals and lengths for all. The default is searched
+first and last, which shows how far the machine drifted meanwhile. The simulator makes every search
+too, on a machine as fast as it was in the searches before and after (see `validate`).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from app.bench.terminal import Json, Out, console, output, say_duration, table
 from app.engine.client import EngineClient
 from app.simulate.hardware.live_log import LiveStep
 
-DEFAULT_CONFIG = Path("configs/serve/bench_135m_adaptive.yaml")
-ADAPTIVE = "adaptive"
+DEFAULT_CONFIG = Path("configs/serve/bench_135m.yaml")
+DEFAULT = "auto"
 TYPICAL_PROBES = (5, 9)
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetCapacity:
-    """budget: a number of tokens, or "adaptive". probes: every load that was tried."""
+    """budget: a number of tokens, or "auto". probes: every load that was tried."""
 
     budget: str
     capacity_qps: float
@@ -54,9 +54,9 @@ class BudgetCapacity:
 
 def budget_changes(budget: str, tbt_ms: float) -> dict[str, Any]:
     """Live settings of one search."""
-    if budget == ADAPTIVE:
-        return {"budget": ADAPTIVE, "tbt_ms": tbt_ms}
-    return {"budget": "fixed", "token_budget": int(budget), "tbt_ms": tbt_ms}
+    num_tokens = None if budget == DEFAULT else int(budget)
+    name = DEFAULT if budget == DEFAULT else "fixed"
+    return {"budget": name, "token_budget": num_tokens, "tbt_ms": tbt_ms}
 
 
 async def capacity_of(
@@ -126,7 +126,7 @@ def search_all(
     objective: CapacityObjective,
     tolerance: float,
 ) -> list[BudgetCapacity]:
-    """Live, then simulated. Raises MeasurementError if the deployment has no cost model."""
+    """Live, then simulated. Raises MeasurementError where the engine got no cost model."""
     with tempfile.TemporaryDirectory(prefix="legato-budgets-") as folder:
         args = {**args, "telemetry": {"directory": folder, "events": True}}
         live = asyncio.run(search_live(args, budgets, load, objective, tolerance))
@@ -143,9 +143,7 @@ def search_all(
 
 def command(
     context: typer.Context,
-    config: Annotated[
-        Path, typer.Option(help="A Serve config with a cost model.")
-    ] = DEFAULT_CONFIG,
+    config: Annotated[Path, typer.Option(help="A Serve config.")] = DEFAULT_CONFIG,
     budgets: Annotated[str, typer.Option(help="Fixed budgets.")] = "64,128,256,512",
     tbt_ms: Annotated[float, typer.Option(min=1.0, help="P99 TBT objective.")] = 50.0,
     lengths: LengthsOption = "sharegpt/8",
@@ -156,14 +154,14 @@ def command(
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """Capacity of fixed budgets and of the adaptive one, on one live engine."""
+    """Capacity of the default budget and of fixed ones, on one live engine."""
     fixed = budgets.split(",")
     wrong = [b for b in fixed if not (b.isdigit() and int(b))]
     if wrong:
         raise typer.BadParameter(f"{wrong[0]!r} is not a number of tokens", param_hint="--budgets")
-    args = read_args(config, needs_cost_model=True)
+    args = read_args(config)
     load = Load(lengths, guess_qps, seconds, seed=seed)
-    order = [ADAPTIVE, *fixed, ADAPTIVE]
+    order = [DEFAULT, *fixed, DEFAULT]
     few_s, many_s = (len(order) * probes * seconds for probes in TYPICAL_PROBES)
     say_duration(few_s, many_s, f"{len(order)} searches by probes of {seconds:g} s")
     found = search_all(args, order, load, CapacityObjective(tbt_ms), tolerance)
