@@ -22,6 +22,8 @@ BENCHES: Mapping[str, str] = {
     "serve": "load.serve",
     "stall": "load.stall",
     "quote": "load.quote",
+    "overload": "load.overload",
+    "classes": "load.classes",
     "fuzz": "chaos.fuzz",
     "connections": "chaos.connections",
     "soak": "chaos.soak",

@@ -1,0 +1,90 @@
+"""`legato bench classes`: streams with a tight objective and requests with none, on one server.
+
+In both orders: the strict streams run and the others' load arrives, then the other way round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from app.bench.load.client import Job, LoadClient, Trace, first_model
+from app.bench.load.figures import LoadFigures, load_figures
+from app.bench.load.serve import DEFAULT_URL, Model, Qps, Seconds, Url
+from app.bench.load.workload import LengthsOption, Load
+from app.bench.report import make_report, publish
+from app.bench.terminal import Json, Out, console, output, say_duration, table
+
+ARRIVES_S = 2.0  # when the second class begins
+TOKENS_PER_S = 50  # of a stream: more than it gets, so that it outlasts the load beside it
+
+
+def stream_jobs(streams: int, seconds: float) -> list[Job]:
+    """The first class: short prompts, answers that last."""
+    num_tokens = int(TOKENS_PER_S * (ARRIVES_S + seconds))
+    return [Job(0.05 * number, 64, num_tokens) for number in range(streams)]
+
+
+async def run_together(
+    first: LoadClient, streams: Sequence[Job], second: LoadClient, load: Sequence[Job]
+) -> tuple[list[Trace], list[Trace]]:
+    later = [dataclasses.replace(job, arrival_s=job.arrival_s + ARRIVES_S) for job in load]
+    return tuple(await asyncio.gather(first.run(streams), second.run(later)))
+
+
+def class_figures(traces: Sequence[Trace], tbt_ms: float | None) -> LoadFigures:
+    """Raises MeasurementError if none was answered."""
+    figures = load_figures(traces, tbt_ms=tbt_ms)
+    figures.check_measured()
+    return figures
+
+
+def command(
+    context: typer.Context,
+    url: Url = DEFAULT_URL,
+    model: Model = None,
+    strict_ms: Annotated[
+        float, typer.Option(min=1.0, help="TBT objective of the strict class.")
+    ] = 50.0,
+    streams: Annotated[int, typer.Option(min=1, help="Streams of the class that is first.")] = 8,
+    qps: Qps = 1.0,
+    seconds: Seconds = 15.0,
+    lengths: LengthsOption = "sharegpt/8",
+    seed: int = 0,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Strict and other requests beside each other, in both orders of arrival."""
+    model = model or first_model(url)
+    strict = LoadClient(url, model, extra={"slo": {"tbt_ms": strict_ms}})
+    usual = LoadClient(url, model)
+    load = Load(lengths, qps, seconds, seed=seed).jobs()
+    say_duration(2 * seconds, 6 * seconds, "two orders")
+    rows: list[tuple[str, str, LoadFigures]] = []
+    for order, first, second in (("strict first", strict, usual), ("strict later", usual, strict)):
+        with console.status(order):
+            traces = asyncio.run(run_together(first, stream_jobs(streams, seconds), second, load))
+        for client, of_class in zip((first, second), traces, strict=True):
+            name, limit_ms = ("strict", strict_ms) if client is strict else ("others", None)
+            rows.append((order, name, class_figures(of_class, limit_ms)))
+    figures: dict[str, Any] = {
+        "classes": [{"order": o, "class": name, **f.to_dict()} for o, name, f in rows]
+    }
+    publish(make_report(context, figures, {"model": model}), as_json, out)
+    if not as_json:
+        _print(rows, strict_ms)
+
+
+def _print(rows: Sequence[tuple[str, str, LoadFigures]], strict_ms: float) -> None:
+    columns = ("order", "class", "TBT P50", "TBT P99", "TBT max", "TTFT P50", "tokens/s", "failed")
+    lines = [
+        (order, name, *(f"{v:.0f}" for v in (f.tbt_p50_ms, f.tbt_p99_ms, f.tbt_max_ms,
+                                             f.ttft_p50_ms, f.output_tokens_per_s, f.num_failed)))
+        for order, name, f in rows
+    ]  # fmt: skip
+    title = f"strict: {strict_ms:g} ms; seen by the client; times in ms"
+    output.print(table(title, columns, lines, num_words=2))

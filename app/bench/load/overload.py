@@ -1,0 +1,124 @@
+"""`legato bench overload`: what a server keeps of its promises when more comes than it can serve.
+
+One load after another, at multiples of one rate; every request states its objectives. A server may
+refuse: what it takes, it promises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from app.bench.load.client import LoadClient, Trace, first_model
+from app.bench.load.figures import LoadFigures, load_figures
+from app.bench.load.serve import DEFAULT_URL, Model, Seconds, Url
+from app.bench.load.workload import LengthsOption, Load
+from app.bench.report import make_report, publish
+from app.bench.terminal import Json, Out, console, output, say_duration, table
+from app.telemetry.definitions import kept_objectives
+
+REFUSED = "429"
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """One load. Shares: refused of all requests; kept of the accepted: those whose first token and
+    whose every gap came in time; gaps_kept of all gaps of the accepted."""
+
+    times: float
+    num_requests: int
+    refused_share: float
+    kept_share: float
+    gaps_kept_share: float
+    accepted: LoadFigures
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **{n: getattr(self, n) for n in self.__slots__},
+            "accepted": self.accepted.to_dict(),
+        }
+
+
+def overload_figures(
+    traces: Sequence[Trace], times: float, tbt_ms: float, ttft_ms: float
+) -> Overload:
+    """Raises MeasurementError if nothing was answered."""
+    accepted = [t for t in traces if not (t.error or "").startswith(REFUSED)]
+    figures = load_figures(accepted, tbt_ms=tbt_ms, ttft_ms=ttft_ms)
+    figures.check_measured()
+    kept = [
+        t.finished
+        and t.ttft_s is not None
+        and kept_objectives(
+            t.ttft_s,
+            max(t.gaps_s, default=0.0),
+            ttft_objective_s=ttft_ms / 1000,
+            tbt_objective_s=tbt_ms / 1000,
+        )
+        for t in accepted
+    ]
+    gaps_s = [gap_s for t in accepted for gap_s in t.gaps_s]
+    return Overload(
+        times,
+        len(traces),
+        refused_share=1.0 - len(accepted) / len(traces),
+        kept_share=sum(kept) / len(kept),
+        gaps_kept_share=sum(gap_s <= tbt_ms / 1000 for gap_s in gaps_s) / max(len(gaps_s), 1),
+        accepted=figures,
+    )
+
+
+def command(
+    context: typer.Context,
+    url: Url = DEFAULT_URL,
+    model: Model = None,
+    qps: Annotated[float, typer.Option(min=0.01, help="What the server can serve.")] = 4.0,
+    times: Annotated[str, typer.Option(help="Multiples of it, comma separated.")] = "1,3,10",
+    seconds: Seconds = 20.0,
+    lengths: LengthsOption = "sharegpt/8",
+    tbt_ms: Annotated[float, typer.Option(min=1.0, help="TBT objective of each request.")] = 100.0,
+    ttft_ms: Annotated[
+        float, typer.Option(min=1.0, help="TTFT objective of each request.")
+    ] = 2000.0,
+    seed: int = 0,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Goodput and promises kept at multiples of a load that the server can serve."""
+    try:
+        factors = [float(factor) for factor in times.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{times!r} are no numbers", param_hint="--times") from None
+    model = model or first_model(url)
+    client = LoadClient(url, model, extra={"slo": {"tbt_ms": tbt_ms, "ttft_ms": ttft_ms}})
+    say_duration(len(factors) * seconds, 2 * len(factors) * seconds, f"{len(factors)} loads")
+    found = []
+    for factor in factors:
+        jobs = Load(lengths, factor * qps, seconds, seed=seed).jobs()
+        with console.status(f"{factor * qps:g} requests/s"):
+            traces = asyncio.run(client.run(jobs))
+        found.append(overload_figures(traces, factor, tbt_ms, ttft_ms))
+    figures = {"loads": [one.to_dict() for one in found]}
+    publish(make_report(context, figures, {"model": model}), as_json, out)
+    if not as_json:
+        _print(found)
+
+
+def _print(found: Sequence[Overload]) -> None:
+    best = max(one.accepted.goodput_qps for one in found)
+    columns = ("load, times", "requests", "refused", "kept of accepted", "gaps kept", "TBT P99",
+               "TTFT P99", "goodput/s", "of its peak")  # fmt: skip
+    rows = []
+    for one in found:
+        seen = one.accepted
+        rows.append((
+            f"{one.times:g}", str(one.num_requests), f"{one.refused_share:.0%}",
+            f"{one.kept_share:.1%}", f"{one.gaps_kept_share:.2%}", f"{seen.tbt_p99_ms:.0f}",
+            f"{seen.ttft_p99_ms:.0f}", f"{seen.goodput_qps:.2f}",
+            f"{seen.goodput_qps / best:.2f}" if best else "-",
+        ))  # fmt: skip
+    output.print(table("seen by the client; times in ms", columns, rows, num_words=0))
