@@ -169,17 +169,18 @@ def fit(
     tile: int = 1,
     seed: int = 0,
     squares: bool = True,
+    least: int = 20,
 ) -> tuple[CostModel, FitReport]:
     """Fit every coefficient of `base` (whose name, stages, window and so on are kept).
 
     squares: fit a time per chunk squared too. Few steps cannot tell it from a time per token.
 
-    Raises ValueError with fewer than 20 measurements: a fit on less says nothing.
+    Raises ValueError with fewer than `least` measurements: a fit on less says nothing.
     """
-    if len(measurements) < 20:
-        raise ValueError(f"need at least 20 measured steps, got {len(measurements)}")
+    if len(measurements) < least:
+        raise ValueError(f"need at least {least} measured steps, got {len(measurements)}")
     order = np.random.default_rng(seed).permutation(len(measurements))
-    num_held = max(4, round(held_out * len(measurements)))
+    num_held = max(3, round(held_out * len(measurements)))
     held = [measurements[i] for i in order[:num_held]]
     fitted = [measurements[i] for i in order[num_held:]]
 

@@ -1,9 +1,10 @@
 """Measure the steps of a pipeline that serves no request yet, and fit its cost model.
 
 A few dozen kinds of steps, each run three times at the same positions: the first run touches the
-memory, the faster of the others counts, as other programs only ever add time. A first pass spans
-the sizes up to steps far longer than any objective could allow, the next fill in between until time
-is up; the model extends the last slope.
+memory, the faster of the others counts, as other programs only ever add time (a long step is run
+twice: its noise is a small part of it). A first pass spans the sizes up to steps far longer than
+any objective could allow, the next fill in between until time is up; the model extends the last
+slope.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ Execute = Callable[[StepPlan], Awaitable[StepResult]]
 
 LEAST_S, MOST_S = 3.0, 16.0  # bounds of the time that measuring may take
 STEPS_OF_TIME = 400  # between them: so many decodes of one request
-LONGEST_STEP_S = 0.25
-ENOUGH = 24  # kinds of steps: fewer fix no coefficients
+LONGEST_STEP_S, LONGEST_IN_DECODES = 0.25, 8.0  # the larger: a slow engine's objective is longer
+LONG_STEP_S = 0.04
+ENOUGH = 24  # kinds of steps, where there is time
+LEAST = 12  # fewer fix no coefficients
 CHECKED = 5  # of a known cost model, one kind of step in so many is run again
 FIRST_ID = 1 << 48  # request ids that no engine reaches
 TRUSTED = 1.6  # a known cost model whose steps take more, or less by as much, is of another machine
@@ -98,11 +101,11 @@ async def calibrate(
     """
     begin_s = clock()
     runner = _Runner(execute, limits)
-    limit_s = None
+    limit_s, longest_s = None, LONGEST_STEP_S
     measured: list[Measurement] = []
     for shape in shapes(limits):
         expected_s = _expected_s(shape, measured)
-        if not fits(shape, limits) or expected_s > LONGEST_STEP_S:
+        if not fits(shape, limits) or expected_s > longest_s:
             continue
         spent_s = clock() - begin_s + 3 * expected_s
         if spent_s > MOST_S or (len(measured) >= ENOUGH and limit_s and spent_s > limit_s):
@@ -112,9 +115,11 @@ async def calibrate(
         except StepNotFinite:
             continue
         if limit_s is None:
-            limit_s = min(MOST_S, max(LEAST_S, STEPS_OF_TIME * measured[0].seconds))
+            decode_s = measured[0].seconds
+            limit_s = min(MOST_S, max(LEAST_S, STEPS_OF_TIME * decode_s))
+            longest_s = max(LONGEST_STEP_S, LONGEST_IN_DECODES * decode_s)
     await runner.leave()
-    model, _ = fit(measured, base, held_out=0.15, squares=False)
+    model, _ = fit(measured, base, held_out=0.15, squares=False, least=LEAST)
     return Calibration(model, clock() - begin_s, len(measured))
 
 
@@ -152,7 +157,7 @@ class _Runner:
         self._known: tuple[int, ...] = ()  # requests that the stages know
 
     async def time(self, shape: StepShape) -> float:
-        """Seconds of the slowest stage, the faster of two runs behind a first one."""
+        """Seconds of the slowest stage, behind a first run; of a short step the faster of two."""
         context = shape.decode_context_tokens // max(1, shape.num_decodes)
         parts = [(context - 1, 1)] * shape.num_decodes + list(shape.prefills)
         started = tuple(self._enter(parts))
@@ -162,7 +167,8 @@ class _Runner:
         )
         before, self._known = self._known, tuple(start.request_id for start in started)
         await self._run(slices, before, started)
-        return min([await self._run(slices), await self._run(slices)])
+        seconds = await self._run(slices)
+        return seconds if seconds > LONG_STEP_S else min(seconds, await self._run(slices))
 
     async def leave(self) -> None:
         """The stages forget the last requests."""
