@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import logging
 import os
 import secrets
 import select
@@ -25,6 +26,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
+
+logger = logging.getLogger("legato.transport")
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 1 << 30  # a length beyond it is no frame of ours: the connection is closed
@@ -232,6 +235,8 @@ class FrameProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._silence is not None:
             self._silence.cancel()
+        if exc is not None and not isinstance(exc, OSError):  # raised by `on_frame`
+            logger.error("a frame could not be dealt with", exc_info=exc)
         if not self._secret:
             self._on_lost()
 
