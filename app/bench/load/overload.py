@@ -110,15 +110,19 @@ def command(
 
 def _print(found: Sequence[Overload]) -> None:
     best = max(one.accepted.goodput_qps for one in found)
-    columns = ("load, times", "requests", "refused", "kept of accepted", "gaps kept", "TBT P99",
-               "TTFT P99", "goodput/s", "of its peak")  # fmt: skip
+    columns = (
+        *("load", "asked", "refused", "kept", "gaps kept", "TBT P99", "TTFT P99"),
+        *("goodput/s", "of best"),
+    )
     rows = []
     for one in found:
         seen = one.accepted
         rows.append((
-            f"{one.times:g}", str(one.num_requests), f"{one.refused_share:.0%}",
+            f"{one.times:g} x", str(one.num_requests), f"{one.refused_share:.0%}",
             f"{one.kept_share:.1%}", f"{one.gaps_kept_share:.2%}", f"{seen.tbt_p99_ms:.0f}",
             f"{seen.ttft_p99_ms:.0f}", f"{seen.goodput_qps:.2f}",
             f"{seen.goodput_qps / best:.2f}" if best else "-",
         ))  # fmt: skip
-    output.print(table("seen by the client; times in ms", columns, rows, num_words=0))
+    output.print(
+        table("kept: of the accepted; times in ms, seen by the client", columns, rows, num_words=0)
+    )
