@@ -80,11 +80,12 @@ def command(
 
 
 def _print(rows: Sequence[tuple[str, str, LoadFigures]], strict_ms: float) -> None:
-    columns = ("order", "class", "TBT P50", "TBT P99", "TBT max", "TTFT P50", "tokens/s", "failed")
-    lines = [
-        (order, name, *(f"{v:.0f}" for v in (f.tbt_p50_ms, f.tbt_p99_ms, f.tbt_max_ms,
-                                             f.ttft_p50_ms, f.output_tokens_per_s, f.num_failed)))
-        for order, name, f in rows
-    ]  # fmt: skip
-    title = f"strict: {strict_ms:g} ms; seen by the client; times in ms"
-    output.print(table(title, columns, lines, num_words=2))
+    columns = ("order, class", "TBT P50", "P99", "max", "TTFT P50", "tokens/s", "failed")
+    lines = []
+    for order, name, f in rows:
+        values = (f.tbt_p50_ms, f.tbt_p99_ms, f.tbt_max_ms, f.ttft_p50_ms, f.output_tokens_per_s,
+                  f.num_failed)  # fmt: skip
+        lines.append((f"{order}, {name}", *(f"{value:.0f}" for value in values)))
+    output.print(
+        table(f"strict: {strict_ms:g} ms; times in ms, seen by the client", columns, lines)
+    )
