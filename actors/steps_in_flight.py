@@ -114,7 +114,7 @@ class IterationRecords:
         recoveries: int,
     ) -> None:
         """To be called once the outputs are on their way: a record is in no hurry."""
-        num_decodes, requests = planned.shape.num_decodes, self._core.requests
+        num_decodes, requests = planned.num_decode_tokens, self._core.requests
         self._records.append(
             IterationRecord(
                 planned.plan.step_id,

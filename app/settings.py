@@ -150,7 +150,7 @@ def _wants_cost_model(scheduler: SchedulerConfig) -> bool:
     """Whether a part was chosen that predicts how long steps take."""
     adapts = scheduler.budget == "auto" and scheduler.token_budget is None
     predicts = adapts or scheduler.budget in ("adaptive", "profiled")
-    return predicts or scheduler.admission == "predictive"
+    return predicts or scheduler.admission == "predictive" or scheduler.drafter == "auto"
 
 
 def _accelerator(parallel: ParallelSettings, gpus_per_rank: float) -> str | None:

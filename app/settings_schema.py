@@ -112,6 +112,11 @@ class SloSettings(_Section):
     """What a request may expect that says nothing of its own."""
 
 
+@_declared("speculation")
+class SpeculationSettings(_Section):
+    """Tokens guessed ahead and verified together; the text never depends on it."""
+
+
 @_declared("kv")
 class KVSettings(_Section):
     memory_gib: float | None = Field(None, gt=0, description="Per rank; measured if absent.")
@@ -196,6 +201,7 @@ class Settings(_Section):
     scheduling: SchedulingSettings = SchedulingSettings()
     slo: SloSettings = SloSettings()
     kv: KVSettings = KVSettings()
+    speculation: SpeculationSettings = SpeculationSettings()
     engine: EngineSettings = EngineSettings()
     api: ApiOptions = Field(ApiOptions(), description="Guard rails: app/api/README.md.")
     telemetry: TelemetrySettings = TelemetrySettings()

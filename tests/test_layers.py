@@ -26,11 +26,15 @@ ROOMS: dict[str, tuple[str, str]] = {
     "memory": ("actors/scheduling/memory/*.py", "vocabulary"),
     "budgets": ("actors/scheduling/budgets/*.py", "vocabulary cost"),
     "admission": ("actors/scheduling/admission/*.py", "vocabulary cost"),
-    "step": ("actors/scheduling/{lifecycle,step,microbatch}.py", "vocabulary queue memory"),
+    "step": (
+        "actors/scheduling/{lifecycle,step,step_contents,microbatch}.py",
+        "vocabulary queue memory",
+    ),
     "policies": ("actors/scheduling/policies/*.py", "vocabulary step"),
+    "speculation": ("actors/scheduling/speculation/*.py", "vocabulary step"),
     "core": (
         "actors/scheduling/{core,outcomes,faults,build,event_log,validation}.py",
-        "vocabulary queue memory cost budgets admission step policies",
+        "vocabulary queue memory cost budgets admission step policies speculation",
     ),
     # the fleet's decisions
     "fleet.picture": (

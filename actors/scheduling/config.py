@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 from actors.scheduling.setting import Setting, fits, in_words, setting
 
 DEFAULT_TOKEN_BUDGET = 512
+DEFAULT_MAX_DRAFTS = 8
 
 
 class ConfigError(ValueError):
@@ -120,6 +121,20 @@ class SchedulerConfig:
         None, "File of a fitted cost model, as `legato profile` writes it.", file=True
     )
 
+    drafter: str = setting(
+        "none",
+        "Guesses the next tokens, to be verified in one step: none; lookup, in the request's own "
+        "tokens; auto, the same where a cost model predicts a gain.",
+        section="speculation",
+        choices=("none", "lookup", "auto"),
+    )
+    max_drafts: int | None = setting(
+        None,
+        f"Most drafts of one request in a step; null is {DEFAULT_MAX_DRAFTS}.",
+        section="speculation",
+        at_least=1,
+    )
+
     token_budget: int | None = setting(
         None,
         "Tokens per iteration of a fixed or throttled budget, decodes included; there null is "
@@ -192,6 +207,11 @@ class SchedulerConfig:
         """Tokens per iteration of budgets that are constant."""
         return self.token_budget or DEFAULT_TOKEN_BUDGET
 
+    @property
+    def most_drafts(self) -> int:
+        """Of one request in a step."""
+        return self.max_drafts or DEFAULT_MAX_DRAFTS
+
     @cached_property
     def depth(self) -> int:
         """Steps that may be outstanding at once."""
@@ -255,6 +275,8 @@ class SchedulerConfig:
                 raise ConfigError(declared.key(name), problem)
         if self.token_budget is not None and self.budget not in ("auto", "fixed", "throttled"):
             raise ConfigError("token_budget", f"says nothing to a budget that is {self.budget!r}")
+        if self.max_drafts is not None and self.drafter == "none":
+            raise ConfigError("max_drafts", "says nothing where `speculation.drafter` is 'none'")
         if self.max_requests > self.most_requests:
             message = f"the stages were built for {self.most_requests}, not {self.max_requests}"
             raise ConfigError("max_requests", message)

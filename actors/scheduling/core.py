@@ -43,6 +43,7 @@ from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.outcomes import Outcomes
 from actors.scheduling.policies import Policy, build_policy
 from actors.scheduling.request import FinishReason
+from actors.scheduling.speculation.speculation import Speculation
 from actors.scheduling.state import Fate, InFlight, RequestState, Status
 from actors.scheduling.step import StepBuilder
 
@@ -68,6 +69,7 @@ class Core:
         self.step = StepBuilder(self.requests, budget, admission, self.policy.reserve)
         self.limits = QueueLimits(config, admission, cost_model)
         self.outcomes = Outcomes(self.requests)
+        self.speculation = Speculation(config, cost_model)
         self.faults = Faults(self.requests)
         self.in_flight: deque[InFlight] = deque()
         self.requests.in_flight = self.in_flight
@@ -172,10 +174,8 @@ class Core:
         step = self._answered(event.result.step_id)
         now_s = self.requests.now_s
         times = event.result.stage_times_s
-        if times:
-            duration_s = max([end - start for start, end in times])
-        else:
-            duration_s = now_s - max(step.planned_at_s, self._last_answer_s)
+        waited_s = now_s - max(step.planned_at_s, self._last_answer_s)
+        duration_s = max([end - start for start, end in times]) if times else waited_s
         self._last_answer_s = now_s
         self._learn(step, duration_s)
         if self.requests.trials or self.faults.num_failures_in_a_row:
@@ -272,25 +272,26 @@ class Core:
         while len(in_flight) < self.config.depth and requests.by_id:
             if requests.trials and in_flight:
                 return  # one step at a time, so that a fault is that step's own
+            if in_flight and self.speculation.holds_back(requests.decoding):
+                return
             step = self._plan_one()
             if step is None:
                 return
             self.num_steps += 1
             in_flight.append(step)
             requests.num_in_flight += 1
-            predicted_s = None
-            if self.cost_model is not None:
-                predicted_s = self.cost_model.step_s(step.shape)
+            model = self.cost_model
+            predicted_s = None if model is None else model.step_s(step.shape)
             out.append(Execute(step.plan, predicted_s))
 
     def _plan_one(self) -> InFlight | None:
-        builder = self.step
-        builder.clear(self.num_steps)
+        (builder := self.step).clear(self.num_steps)
         if self.requests.trials and self._plan_trial(builder):
             return builder.build()
         self.policy.plan(builder)
         if builder.empty and not self.in_flight:
             self._plan_anything(builder)
+        self.speculation.extend(builder)
         return builder.build()
 
     def _plan_trial(self, builder: StepBuilder) -> bool:

@@ -130,6 +130,8 @@ class Faults:
         is_explained = culprit is not None or any(state.discard for state in members)
         for state in members:
             state.in_flight -= 1
+        for part in step.drafted:
+            part.state.num_drafts = 0
         self._distrust_copies(step)
         # The stages may not have heard of these releases; started again, it is a new life.
         for request_id in step.plan.released:
@@ -195,7 +197,7 @@ class Faults:
             else:
                 (again if suspicion.num_losses > 1 else once).append(state)
         for state in list(requests.by_id.values()):
-            state.in_flight = 0
+            state.in_flight = state.num_drafts = 0
             state.on_stages = False
             requests.running.swap.distrust(state)
             state.discard = True  # nothing survives to be swapped

@@ -142,6 +142,23 @@ class StepTimePredictor(Protocol):
         ...
 
 
+class Drafter(Protocol):
+    """Guesses the tokens that come next in one request; equal tokens give equal guesses.
+
+    chance: how likely its next token is to be right, learnt from the tokens that it has seen.
+    """
+
+    chance: float
+
+    def follow(self, output: Sequence[int]) -> bool:
+        """Take in what is new of the output; False while there is more than one call may take."""
+        ...
+
+    def draft(self, most: int) -> tuple[int, ...]:
+        """Up to `most` tokens that may come behind the last one it has seen."""
+        ...
+
+
 class TokenBudget(Protocol):
     """How many tokens one step may hold.
 
@@ -156,6 +173,10 @@ class TokenBudget(Protocol):
         `shape` holds what is already in it (the decodes, for decode-first policies). Decodes
         are never dropped: an answer below `shape.num_tokens` means "no prefill".
         """
+        ...
+
+    def room_for_drafts(self, shape: StepShape) -> int:
+        """Most drafts beside what the step holds, once no prompt has tokens left for it."""
         ...
 
     def observe(self, shape: StepShape, duration_s: float) -> None:

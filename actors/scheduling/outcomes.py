@@ -18,6 +18,7 @@ class Outcomes:
         self.requests = requests
         self.running = requests.running
         self.num_prefilled_tokens = 0  # computed in answered steps
+        self.num_accepted_drafts = 0
 
     def take(self, step: InFlight, result: StepResult) -> list[Output]:
         """Apply the answer to a step; returns at most one output a request.
@@ -29,23 +30,32 @@ class Outcomes:
                 f"step {step.plan.step_id}: {len(result.tokens)} tokens for "
                 f"{len(step.sampled)} sampling slices"
             )
-        self.num_prefilled_tokens += step.num_tokens - step.shape.num_decodes
+        self.num_prefilled_tokens += step.num_tokens - step.num_decode_tokens
         now_s = self.requests.now_s
         outputs: list[Output] = []
         add = outputs.append
-        logprobs = dict(result.logprobs) if result.logprobs else None
+        logprobs: dict[int, list[TokenLogprobs]] | None = None
+        if result.logprobs:
+            logprobs = {}
+            for request_id, entry in result.logprobs:
+                logprobs.setdefault(request_id, []).append(entry)
+        further = self._settle_drafts(step, result) if step.drafted else None
         for request_id, first, entries in result.prompt_logprobs:
             self._take_prompt_logprobs(request_id, first, entries)
         order = self.requests.waiting.order
         if order.follows_service:
-            order.serve([state for state in step.sampled if state.status is Status.RUNNING])
+            served = [state for state in step.sampled if state.status is Status.RUNNING]
+            if further:
+                served += [s for s in served for _ in further.get(s.request_id, ())]
+            order.serve(served)
         for state, (request_id, token) in zip(step.sampled, result.tokens, strict=True):
             if request_id != state.request_id:
                 raise ValueError(f"step {step.plan.step_id}: token for {request_id} out of order")
             state.in_flight -= 1
             num_tokens = state.num_tokens
             if num_tokens >= state.slow_path_at or token in state.stops:
-                self._slow_path(state, token, outputs, logprobs)
+                more = further.get(request_id, ()) if further else ()
+                self._slow_path(state, (token, *more), outputs, logprobs)
                 continue
             state.output_token_ids.append(token)
             state.num_tokens = num_tokens + 1
@@ -54,7 +64,7 @@ class Outcomes:
                 index = num_tokens - state.num_prompt_tokens
                 add(_make(Output, (request_id, index, (token,), None, 0, (), (), (), None, 0.0)))
             else:
-                add(_output(state, token, None, logprobs))
+                add(_output(state, (token,), None, logprobs))
         if step.partial:
             self._take_partial(step, result, outputs)
         return outputs
@@ -62,36 +72,57 @@ class Outcomes:
     def _slow_path(
         self,
         state: RequestState,
-        token: int,
+        tokens: tuple[int, ...],
         outputs: list[Output],
-        logprobs: dict[int, TokenLogprobs] | None,
+        logprobs: dict[int, list[TokenLogprobs]] | None,
     ) -> None:
-        """A token that is not routine: the first, a block's last, an end, or one too late."""
+        """Tokens that are not routine: the first, a block's last, an end, several, or too late.
+
+        What stands behind an end is dropped: only drafts bring more than one.
+        """
         if not self._counts(state):
             self._drain(state)
             return
         requests, running = self.requests, self.running
-        computed = state.num_tokens  # all known tokens were computed to give this one
         is_first = state.num_output_tokens == len(state.request.output)
-        state.output_token_ids.append(token)
-        state.num_tokens += 1
+        reason: FinishReason | None = None
+        for count, token in enumerate(tokens, start=1):
+            state.output_token_ids.append(token)
+            state.num_tokens += 1
+            reason = self._finish_reason(state, token)
+            if reason is not None:
+                tokens = tokens[:count]
+                break
         state.last_token_s = requests.now_s
         if state.first_token_s is None:
             state.first_token_s = requests.now_s
         if state.status is Status.RUNNING:
             if requests.config.prefix_cache:
-                running.commit(state, computed)
+                running.commit(state, state.num_tokens - 1)  # those computed to give the last
             if state.request.group is not None:
                 for follower in requests.waiting.groups.prompt_done(state):
                     requests.waiting.order.push(follower, requests.now_s)
             state.slow_path_at = running.next_slow_path(state)
-        reason = self._finish_reason(state, token)
-        outputs.append(_output(state, token, reason, logprobs, is_first))
+        outputs.append(_output(state, tokens, reason, logprobs, is_first))
         if reason is not None:
             requests.waiting.finished(state)
             requests.end(state)
         if state.status is Status.FINISHING:
             self._drain(state)
+
+    def _settle_drafts(self, step: InFlight, result: StepResult) -> dict[int, tuple[int, ...]]:
+        """What was computed behind a wrong draft was not: it is computed again, in its place."""
+        further = dict(result.further)
+        for part in step.drafted:
+            state, size = part.state, self.requests.config.block_size
+            stood = len(further.get(state.request_id, ()))
+            state.num_drafts = 0
+            self.num_accepted_drafts += stood
+            if self._counts(state):
+                state.num_computed_tokens -= part.num_drafts - stood
+                needed = -(-(state.num_computed_tokens + 1) // size)
+                self.running.take_back(state, max(part.num_blocks, needed))
+        return further
 
     @staticmethod
     def _counts(state: RequestState) -> bool:
@@ -160,21 +191,21 @@ class Outcomes:
 
 def _output(
     state: RequestState,
-    token: int,
+    tokens: tuple[int, ...],
     reason: FinishReason | None,
-    logprobs: dict[int, TokenLogprobs] | None,
+    logprobs: dict[int, list[TokenLogprobs]] | None,
     is_first: bool = False,
 ) -> Output:
     request_id = state.request_id
-    entry = logprobs.get(request_id) if logprobs else None
+    entries = logprobs.get(request_id, ()) if logprobs else ()
     wants_prompt = is_first and state.request.sampling.prompt_logprobs is not None
     return Output(
         request_id,
-        state.num_output_tokens - 1,
-        (token,),
+        state.num_output_tokens - len(tokens),
+        tokens,
         reason,
         state.num_cached_tokens if is_first else 0,
-        () if entry is None else (entry,),
+        tuple(entries[: len(tokens)]),
         tuple(state.prompt_logprobs) if wants_prompt else (),
         queued_s=_queued_s(state) if is_first else 0.0,
     )

@@ -21,7 +21,7 @@ from actors.scheduling.request import SamplingParams
 
 
 class Slice(NamedTuple):
-    """Compute tokens [start, start + num_tokens) of one request.
+    """Compute tokens [start, start + num_tokens) of one request, its drafts included.
 
     samples: the slice reaches the end of the known sequence, so the last stage draws the
     next token (for position start + num_tokens) from its last row. Never set for pooling
@@ -63,6 +63,10 @@ class StepPlan:
     copies: (source, destination) device block copies (copy-on-write).
     started: requests that enter; replaces whatever a stage still knows under the id.
     new_blocks: (request_id, block ids appended to its table); one entry a request.
+    trimmed: (request_id, number of blocks that its table keeps) before new_blocks: those behind
+        were taken for drafts that came to nothing. Only beside new blocks of the same request.
+    drafts: (request_id, tokens) guessed to follow the known ones; the slice ends with them. The
+        last stage draws behind the known token and behind each draft, up to the first that differs.
     fed: (request_id, position, token) outputs the first stage has not seen because another
         process sampled them. Empty with a single stage: it keeps what it samples.
     slices: the work, decodes first.
@@ -77,6 +81,8 @@ class StepPlan:
     started: tuple[RequestStart, ...] = ()
     new_blocks: tuple[tuple[int, tuple[int, ...]], ...] = ()
     fed: tuple[tuple[int, int, int], ...] = ()
+    trimmed: tuple[tuple[int, int], ...] = ()
+    drafts: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -86,7 +92,7 @@ class StepPlan:
 class StepShape(NamedTuple):
     """What decides how long a step takes.
 
-    num_decodes: slices of one token that continue a generation.
+    num_decodes: slices of one token that continue a generation; one with drafts is a prefill.
     decode_context_tokens: KV positions those decodes attend to, summed (their own included).
     prefills: (start, num_tokens) of every other slice.
     """
@@ -100,6 +106,11 @@ class StepShape(NamedTuple):
         if not self.prefills:
             return self.num_decodes
         return self.num_decodes + sum([n for _, n in self.prefills])
+
+
+def logit_rows(max_requests: int) -> int:
+    """Rows that one step may draw from: the stages keep memory for so many logits."""
+    return max(max_requests, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +128,8 @@ class StepResult:
     """What the last stage answers.
 
     tokens: (request_id, token) for every slice with `samples`, in slice order.
+    further: (request_id, tokens) behind that token, of slices whose first drafts were right: as
+        many tokens as drafts stood. logprobs has one entry a token, in order.
     logprobs / prompt_logprobs / pooled: only for requests that asked; prompt_logprobs carries
         (request_id, first position, one entry per position).
     stage_times_s: (start, end) per stage on the host's monotonic clock.
@@ -128,3 +141,4 @@ class StepResult:
     prompt_logprobs: tuple[tuple[int, int, tuple[TokenLogprobs, ...]], ...] = ()
     pooled: tuple[tuple[int, tuple[float, ...]], ...] = ()
     stage_times_s: tuple[tuple[float, float], ...] = ()
+    further: tuple[tuple[int, tuple[int, ...]], ...] = ()

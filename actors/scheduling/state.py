@@ -6,6 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from actors.scheduling.interfaces import Drafter
 from actors.scheduling.plan import RequestStart, StepPlan, StepShape, TokenLogprobs
 from actors.scheduling.prefix import chain_next, chain_root
 from actors.scheduling.request import Request
@@ -61,6 +62,7 @@ class RequestState:
         "cacheable",
         "capacity",
         "discard",
+        "drafter",
         "end",
         "fate",
         "first_planned_s",
@@ -73,6 +75,7 @@ class RequestState:
         "num_cached_tokens",
         "num_committed_blocks",
         "num_computed_tokens",
+        "num_drafts",
         "num_first_stage_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -91,6 +94,7 @@ class RequestState:
         "step_id",
         "stops",
         "suspicion",
+        "was_trimmed",
     )  # fmt: skip
 
     def __init__(self, request: Request, sequence_number: int, limit: int) -> None:
@@ -117,12 +121,15 @@ class RequestState:
         self.step_id = -1  # the newest step that holds a slice of it
         self.discard = False  # results still in flight are worthless (a step before them failed)
         self.on_stages = False  # the stages hold a copy of its state
+        self.drafter: Drafter | None = None  # from its first decode on, with speculation
+        self.num_drafts = 0  # in flight
         self.num_first_stage_tokens = 0  # tokens the first stage knows (several stages only)
         self.suspicion: Suspicion | None = None  # while set, it is in one of the trials
 
         # Memory
         self.block_table: list[int] = []  # device KV blocks, in order
         self.capacity = 0  # len(block_table) * block_size
+        self.was_trimmed = False  # blocks were taken back that its table on the stages still has
         self.host_blocks: list[int] = []  # KV of [0, num_computed_tokens) while swapped out
         self.cacheable = False  # may start from cached blocks
         self.num_committed_blocks = 0  # full blocks offered to the prefix cache
@@ -185,6 +192,15 @@ class RequestState:
         return chain[1 : num_blocks + 1]
 
 
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A decode that carries drafts. num_blocks: its table's before blocks were taken for them."""
+
+    state: RequestState
+    num_drafts: int
+    num_blocks: int
+
+
 @dataclass(slots=True)
 class InFlight:
     """An executed plan, and what its answer will mean."""
@@ -198,6 +214,13 @@ class InFlight:
     host_blocks: Sequence[int]  # host blocks that the plan copies from
     swapped_out: Sequence[RequestState]  # whose KV the plan copies to the host
     planned_at_s: float
+    drafted: Sequence[Drafted] = ()  # members of `sampled`
+
+    @property
+    def num_decode_tokens(self) -> int:
+        """Of slices that continue a generation, drafts included."""
+        drafted = sum([1 + part.num_drafts for part in self.drafted])
+        return self.shape.num_decodes + drafted
 
     def members(self) -> list[RequestState]:
         return [*self.sampled, *(state for state, _ in self.partial)]

@@ -6,126 +6,18 @@ A policy sees nothing but the `StepBuilder`: it calls `decode_all`, `decode`, `c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from actors.scheduling.interfaces import Admission, TokenBudget
-from actors.scheduling.lifecycle import LiveRequests
-from actors.scheduling.microbatch import decode_share, prefill_share, spread
-from actors.scheduling.plan import Slice, StepPlan, StepShape
-from actors.scheduling.state import InFlight, RequestState, Status
+from actors.scheduling.microbatch import decode_share, spread
+from actors.scheduling.plan import Slice
+from actors.scheduling.state import Drafted, RequestState, Status
+from actors.scheduling.step_contents import StepContents
 
 _make = tuple.__new__  # a NamedTuple without the Python-level constructor: once per token
 
 
-class StepBuilder:
+class StepBuilder(StepContents):
     """The step under construction. Attributes are for reading; methods add work."""
-
-    def __init__(
-        self, requests: LiveRequests, budget: TokenBudget, admission: Admission, reserve: bool
-    ) -> None:
-        """reserve: the policy wants KV for a request's maximum length before it starts."""
-        self._requests = requests
-        self._running = requests.running
-        self.config = requests.config
-        self.budget = budget
-        self.admission = admission
-        self.reserve = reserve
-        self.token_budget = 0  # of the last step that had room for prefill
-        self._uniform = self.config.micro_batches == "uniform" and self.config.num_stages > 1
-        self.clear(0)
-
-    def clear(self, step_id: int) -> None:
-        self.step_id = step_id
-        self.num_tokens = 0
-        self.num_decodes = 0
-        self.decode_context_tokens = 0
-        self._decode_slices: list[Slice] = []
-        self._decode_states: list[RequestState] = []
-        self._prefills: dict[RequestState, int] = {}  # tokens of each, in order of addition
-        self._fed: list[tuple[int, int, int]] = []
-        self._new_blocks: dict[int, list[int]] = {}
-        self._starting: list[RequestState] = []
-        self.is_trial = False  # the step holds suspects, and nobody else
-
-    # ---- what a policy reads ----------------------------------------------------------
-
-    @property
-    def now_s(self) -> float:
-        return self._requests.now_s
-
-    @property
-    def empty(self) -> bool:
-        return self.num_tokens == 0
-
-    @property
-    def shape(self) -> StepShape:
-        prefills: tuple[tuple[int, int], ...] = ()
-        if self._prefills:
-            prefills = tuple([(s.num_computed_tokens - n, n) for s, n in self._prefills.items()])
-        return _make(StepShape, (self.num_decodes, self.decode_context_tokens, prefills))
-
-    @property
-    def room(self) -> int:
-        """Tokens that the stages' buffers still hold."""
-        return self.config.max_step_tokens - self.num_tokens
-
-    @property
-    def decoding(self) -> Sequence[RequestState]:
-        """Running requests whose prompt is planned to its end, best rank first."""
-        return self._running.decoding
-
-    @property
-    def prefilling(self) -> Sequence[RequestState]:
-        """Running requests with prompt (or recomputation) left, best rank first."""
-        return self._running.prefilling
-
-    @property
-    def num_running(self) -> int:
-        return self._running.num_requests
-
-    @property
-    def num_slots_taken(self) -> int:
-        """Sequence slots in use, those of FINISHING requests included."""
-        return self._running.num_slots_taken
-
-    @property
-    def order_preempts(self) -> bool:
-        """Whether the head of the queue may take the slot of a running request."""
-        return self._requests.waiting.order.preempts
-
-    @property
-    def wants_prefill(self) -> bool:
-        """Whether any prompt, running or waiting, has tokens left."""
-        return bool(self._running.prefilling or self._requests.waiting.num_requests)
-
-    def tokens_left(self) -> int:
-        """Prefill tokens that the budget allows on top of what is in the step. Never negative."""
-        budget = self.budget.num_tokens(self.shape, self._requests)
-        if self._uniform:
-            share = prefill_share(self._requests, self.config.depth, self.num_tokens)
-            budget = min(budget, share)
-        self.token_budget = budget
-        return max(0, min(budget - self.num_tokens, self.room))
-
-    def runnable_prefills(self) -> list[RequestState]:
-        """Admitted requests with known tokens left, best rank first (those of this step too)."""
-        limit, step_id = self.config.chunks_per_request, self.step_id
-        trusted = [s for s in self._running.prefilling if s.suspicion is None]
-        return [s for s in trusted if s.in_flight < limit or s.step_id == step_id]
-
-    def runnable_decodes(self) -> list[RequestState]:
-        limit = self.config.steps_per_request
-        return [
-            s
-            for s in self._running.decoding
-            if s.in_flight < limit and s.num_computed_tokens < s.end and s.suspicion is None
-        ]
-
-    def head(self) -> RequestState | None:
-        """The next waiting request."""
-        return self._requests.waiting.head(self._requests.now_s)
-
-    # ---- what a policy does -----------------------------------------------------------
 
     def decode_all(self) -> None:
         """One token for every request that can decode (this micro-batch's share of them)."""
@@ -237,6 +129,36 @@ class StepBuilder:
         if state.step_id != self.step_id and state.status is Status.RUNNING:
             self._requests.preempt(state)
 
+    def room_for_drafts(self) -> int:
+        """Drafts that budget and buffers allow on top of what is in the step."""
+        return max(0, min(self.budget.room_for_drafts(self.shape), self.room))
+
+    def add_drafts(self, state: RequestState, drafts: tuple[int, ...]) -> int:
+        """Let one of `decodes_alone` carry these; returns how many found memory.
+
+        Nobody is preempted for a guess, and nobody who lacks a block loses it to one.
+        """
+        running, num_blocks = self._running, len(state.block_table)
+        start = state.num_computed_tokens - 1
+        need = -(-(start + 1 + len(drafts)) // self.config.block_size) - num_blocks
+        if need > 0 and running.claimant is None and running.block_manager.can_allocate(need):
+            self._grow(state, start + 1 + len(drafts))
+        drafts = drafts[: state.capacity - start - 1]
+        count = len(drafts)
+        if not count:
+            return 0
+        at = self._decode_states.index(state)
+        del self._decode_states[at], self._decode_slices[at]
+        self.num_decodes -= 1
+        self.decode_context_tokens -= start + 1
+        self.num_tokens += count
+        state.num_computed_tokens += count
+        state.num_drafts = count
+        state.slow_path_at = 0  # its answer needs a look
+        self._drafted[state] = Drafted(state, count, num_blocks)
+        self._drafts.append((state.request_id, drafts))
+        return count
+
     def rerank(self) -> None:
         """Let the order change the ranks of running requests by what they have been served."""
         if self._requests.waiting.order.rerank([*self.decoding, *self.prefilling], self.now_s):
@@ -246,6 +168,9 @@ class StepBuilder:
         fresh = self._requests.grow(state, num_tokens, self.step_id)
         if fresh is None:
             return False
+        if state.was_trimmed:
+            state.was_trimmed = False
+            self._trimmed.append((state.request_id, len(state.block_table) - len(fresh)))
         if state.on_stages:
             self._new_blocks.setdefault(state.request_id, []).extend(fresh)
         return True
@@ -264,50 +189,3 @@ class StepBuilder:
         self.num_tokens += count
         if state.num_computed_tokens == state.num_tokens:
             self._running.to_decoding(state)
-
-    # ---- the result -------------------------------------------------------------------
-
-    def build(self) -> InFlight | None:
-        """The plan, if there is work in it. Pending releases and copies travel with it."""
-        if self.num_tokens == 0:
-            return None
-        running, swap = self._running, self._running.swap
-        slices: list[Slice] = self._decode_slices
-        sampled, partial = self._decode_states, []
-        shape = self.shape
-        for state, count in self._prefills.items():
-            end = state.num_computed_tokens
-            samples = end == state.num_tokens and state.request.pooling is None
-            slices.append(Slice(state.request_id, end - count, count, samples))
-            if samples:
-                sampled.append(state)
-            else:
-                partial.append((state, end))
-        for state in self._starting:
-            state.on_stages = True
-        plan = StepPlan(
-            step_id=self.step_id,
-            slices=tuple(slices),
-            released=tuple(running.released),
-            swap_out=tuple(swap.swap_out),
-            swap_in=tuple(swap.swap_in),
-            copies=tuple(running.copies),
-            started=tuple([state.introduce() for state in self._starting]),
-            new_blocks=tuple([(i, tuple(blocks)) for i, blocks in self._new_blocks.items()]),
-            fed=tuple(self._fed),
-        )
-        step = InFlight(
-            plan,
-            sampled,
-            partial,
-            shape,
-            self.num_tokens,
-            [source for source, _ in running.copies],
-            swap.returned if swap.is_pending else (),
-            swap.swapped_out if swap.is_pending else (),
-            self._requests.now_s,
-        )
-        running.released, running.copies = [], []
-        if swap.is_pending:
-            swap.clear()
-        return step

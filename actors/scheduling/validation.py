@@ -43,7 +43,10 @@ def _validate_counts(core: Core, by_status: dict[Status, list[RequestState]]) ->
 def _validate_progress(core: Core, by_status: dict[Status, list[RequestState]]) -> None:
     requests, size = core.requests, core.config.block_size
     in_flight = Counter(id(s) for step in core.in_flight for s in step.members())
+    drafted = {id(p.state): p.num_drafts for step in core.in_flight for p in step.drafted}
     for state in requests.by_id.values():
+        assert state.num_drafts == drafted.get(id(state), 0), state
+        assert not state.num_drafts or state.in_flight == 1, state
         assert state.in_flight == in_flight[id(state)] <= core.config.chunks_per_request, state
         assert state.num_tokens == state.num_prompt_tokens + len(state.output_token_ids), state
         assert state.num_tokens < max(state.max_length, state.num_prompt_tokens + 1), state
@@ -60,9 +63,8 @@ def _validate_progress(core: Core, by_status: dict[Status, list[RequestState]]) 
         assert state.num_computed_tokens <= state.capacity, state
     for state in requests.decoding:
         assert state.num_tokens - 1 <= state.num_computed_tokens <= state.capacity, state
-        assert state.num_computed_tokens <= state.num_tokens - 1 + core.config.steps_per_request, (
-            state
-        )
+        ahead = state.num_drafts or core.config.steps_per_request - 1
+        assert state.num_computed_tokens <= state.num_tokens + ahead, state
         assert state.num_computed_tokens <= max(state.end, state.num_tokens), state
 
 

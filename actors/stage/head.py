@@ -1,14 +1,14 @@
 """What the last stage makes of the hidden states: tokens, log-probabilities, embeddings.
 
 The language-model head is the widest matrix of a small model, so it sees only the rows that are
-asked for: one per sampling slice, and prompt rows where prompt_logprobs are wanted.
+asked for: one per sampling slice and draft, and prompt rows where prompt_logprobs are wanted.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from actors.scheduling.plan import Slice, StepPlan, StepResult, TokenLogprobs
 from actors.stage.cuda_graphs import StepOutput
+from actors.stage.drafts import accept, drawing_rows
 from actors.stage.input_batch import HostBatch, InputBatch
 from actors.stage.models.decoder import Decoder
 from actors.stage.sampler import Sampler
@@ -87,11 +88,10 @@ class Head:
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
         sampling = np.flatnonzero(samples_S)
         if sampling.size:
-            positions = host.ends_S[sampling].astype(np.int64)
+            sampling, last_rows, positions = drawing_rows(plan, host, sampling)
             ids = [plan.slices[i].request_id for i in sampling.tolist()]
             drawn_S = None
             if output.logits_SV is None:
-                last_rows = host.query_starts_S1[1:][sampling] - 1
                 if len(last_rows) == len(output.x_TH):
                     normed_SH = self._decoder.final_norm(output.x_TH, output.residual_TH)
                 else:
@@ -103,6 +103,9 @@ class Head:
             tokens, logprobs = self._sample(ids, rows_S[sampling], positions, raw_SV, drawn_S)
         if self._group.rank != 0:
             return None
+        if plan.drafts:
+            accepted = accept(plan.step_id, tokens, logprobs, dict(plan.drafts))
+            return replace(accepted, prompt_logprobs=prompts, pooled=pooled)
         return StepResult(plan.step_id, tokens, logprobs, prompts, pooled)
 
     def _note_tokens(self, plan: StepPlan, host: HostBatch, tokens_S: torch.Tensor) -> StepResult:

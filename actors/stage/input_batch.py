@@ -119,7 +119,8 @@ class InputBatch:
     """The running requests. tokens_RP[row, position] and block_tables_RB[row, block index].
 
     Invariants: a row is in `_free` or in `_rows`, never both; block table entries from num_blocks
-    on are 0; tokens are valid up to the last position started, fed or sampled.
+    on are 0; tokens are valid up to the last position started, fed or sampled (drafts, and draws
+    behind wrong ones, may stand further on: they are overwritten before they are read).
     """
 
     def __init__(self, max_requests: int, max_model_len: int, block_size: int) -> None:
@@ -179,6 +180,13 @@ class InputBatch:
             info.appended_step, info.blocks_before = step_id, info.num_blocks
         self._put_blocks(self.row(request_id), info.blocks_before, block_ids)
 
+    def trim(self, step_id: int, request_id: int, num_blocks: int) -> None:
+        """Shorten a block table to its first `num_blocks`, before the same step extends it."""
+        row = self.row(request_id)
+        info = self._info[row]
+        self.block_tables_RB[row, num_blocks:] = 0
+        info.appended_step, info.blocks_before, info.num_blocks = step_id, num_blocks, num_blocks
+
     def put_tokens(
         self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64], tokens_S: NDArray[np.int64]
     ) -> None:
@@ -191,12 +199,19 @@ class InputBatch:
             self.release(request_id)
         for start in plan.started:
             self.start(start)
+        for request_id, num_blocks in plan.trimmed:
+            self.trim(plan.step_id, request_id, num_blocks)
         for request_id, block_ids in plan.new_blocks:
             self.append_blocks(plan.step_id, request_id, block_ids)
         for request_id, position, token in plan.fed:
             row = self._rows.get(request_id)
             if row is not None:  # a request that was released needs no token
                 self.tokens_RP[row, position] = token
+        if plan.drafts:
+            starts = {part.request_id: part.start for part in plan.slices}
+            for request_id, drafts in plan.drafts:
+                first = starts[request_id] + 1
+                self.tokens_RP[self.row(request_id), first : first + len(drafts)] = drafts
 
     def gather(self, slices: Sequence[Slice]) -> HostBatch:
         """The batch of one step. Raises KeyError for unknown requests, ValueError for slices

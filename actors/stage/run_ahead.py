@@ -82,7 +82,7 @@ class RunAhead:
     def _may_follow(self, plan: StepPlan, host: HostBatch) -> bool:
         """Rows of the current step must stay until its tokens are noted, and a swap would wait for
         the device."""
-        if not plan.slices or plan.swap_out or plan.swap_in:
+        if not plan.slices or plan.drafts or plan.swap_out or plan.swap_in:
             return False
         current = set(host.rows_S.tolist())
         changed = (*plan.released, *(start.request_id for start in plan.started))

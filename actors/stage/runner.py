@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from actors.scheduling.plan import StepPlan, StepResult
+from actors.scheduling.plan import StepPlan, StepResult, logit_rows
 from actors.scheduling.request import Grammar
 from actors.stage.cuda_graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
 from actors.stage.head import Head
@@ -166,11 +166,14 @@ class StageRunner:
         if not self._is_first and (hidden_TH is None or len(hidden_TH) != host.num_tokens):
             given = "none" if hidden_TH is None else str(len(hidden_TH))
             raise ValueError(f"{host.num_tokens} rows of hidden states expected, {given} given")
-        return Launched(plan.step_id, host, self._forward(host, hidden_TH))
+        captured = self._graphs if not plan.drafts else None  # these draw once per slice
+        return Launched(plan.step_id, host, self._forward(host, hidden_TH, captured))
 
-    def _forward(self, host: HostBatch, hidden_TH: torch.Tensor | None) -> StepOutput:
-        if self._graphs is not None:
-            output = self._graphs.run(host, hidden_TH)
+    def _forward(
+        self, host: HostBatch, hidden_TH: torch.Tensor | None, captured: StepGraphs | None
+    ) -> StepOutput:
+        if captured is not None:
+            output = captured.run(host, hidden_TH)
             if output is not None:
                 return output
         batch, tokens_T = self._input_batch.place(host, self._device)
@@ -229,7 +232,8 @@ class StageRunner:
         """Memory of a full step beside weights and cache, with a margin for fragmentation."""
         config, tokens = self._config, self.spec.max_step_tokens
         widest = 2 * config.inner_size + 6 * config.hidden_size
-        logits = self.spec.max_requests * config.vocab_size * 4 * 2 if self.spec.is_last else 0
+        rows = logit_rows(self.spec.max_requests) if self.spec.is_last else 0
+        logits = rows * config.vocab_size * 4 * 2
         return 2 * tokens * widest * dtype.itemsize // self.spec.tensor_ranks + logits
 
 

@@ -165,7 +165,10 @@ class Driver:
 
     def _check_no_decode_skipped(self) -> None:
         """With room in the pipeline no request is left that could decode in memory it holds."""
-        if len(self.outstanding) < self.config.depth and not self.core.requests.trials:
+        core = self.core
+        overlaps = self.config.steps_per_request > 1 and bool(self.outstanding)
+        waits = overlaps and core.speculation.holds_back(core.requests.decoding)
+        if len(self.outstanding) < self.config.depth and not (core.requests.trials or waits):
             for state in self.core.requests.decoding:
                 ready = state.in_flight < self.config.steps_per_request
                 holds_memory = state.num_computed_tokens < state.capacity
@@ -183,6 +186,7 @@ class Driver:
             decodes = sum(
                 part.num_tokens == 1 and part.samples and part.start > 0 for part in plan.slices
             )
+            decodes += sum(part.request_id in dict(plan.drafts) for part in plan.slices)
             assert plan.num_tokens <= max(core.config.token_budget, decodes)
 
     def _check_plan(self, plan: StepPlan) -> None:

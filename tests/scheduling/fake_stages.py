@@ -70,8 +70,15 @@ class FakeStages:
         tokens: list[tuple[int, int]] = []
         pooled: list[tuple[int, tuple[float, ...]]] = []
         prompt_logprobs: list[tuple[int, int, tuple[TokenLogprobs, ...]]] = []
+        drafts, further = dict(plan.drafts), list[tuple[int, tuple[int, ...]]]()
         for part in plan.slices:
             mirror = self.known[part.request_id]
+            if part.request_id in drafts:
+                first, *more = self._verify(part, mirror, drafts[part.request_id])
+                tokens.append((part.request_id, first))
+                if more:
+                    further.append((part.request_id, tuple(more)))
+                continue
             token = GARBAGE if mirror.corrupt else self._compute(part, mirror)
             end = part.start + part.num_tokens
             if part.samples:
@@ -92,7 +99,27 @@ class FakeStages:
             tuple(tokens),
             pooled=tuple(pooled),
             prompt_logprobs=tuple(prompt_logprobs),
+            further=tuple(further),
         )
+
+    def _verify(self, part: Slice, mirror: Mirror, drafts: tuple[int, ...]) -> list[int]:
+        """Draw behind the known token and behind each draft that stands."""
+        assert part.num_tokens == 1 + len(drafts)
+        if mirror.corrupt:
+            return [GARBAGE]
+        mirror.tokens += drafts
+        self._compute(part, mirror)
+        drawn: list[int] = []
+        for draft in (*drafts, None):
+            prefix = self.slots[self._slot(mirror, part.start + len(drawn))]
+            drawn.append(draw(prefix, mirror.seed))
+            if drawn[-1] != draft:
+                break
+        mirror.computed = part.start + len(drawn)
+        del mirror.tokens[mirror.computed :]
+        if self.config.num_stages == 1:
+            mirror.tokens.append(drawn[-1])
+        return drawn
 
     def fail(self, plan: StepPlan, applied: bool) -> None:
         """The step raises: not applied at all, or applied with garbage in the KV it writes."""
@@ -152,6 +179,9 @@ class FakeStages:
                 begin,
                 corrupt=bool(failed_copies & set(start.block_ids)),
             )
+        for request_id, num_blocks in plan.trimmed:
+            assert request_id in dict(plan.new_blocks)
+            del self.known[request_id].blocks[num_blocks:]
         for request_id, blocks in plan.new_blocks:
             self.known[request_id].blocks += blocks
         for request_id, position, token in plan.fed:

@@ -31,6 +31,8 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
         token_budget: int,
         **rest: object,
     ) -> SchedulerConfig:
+        if rest["drafter"] == "none":
+            rest["max_drafts"] = None
         return SchedulerConfig(
             num_blocks=-(-MAX_LEN // block_size) + extra_blocks,
             block_size=block_size,
@@ -54,6 +56,8 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
         micro_batches=st.sampled_from(["greedy", "uniform"]),
         overlap_chunks=st.booleans(),
         prefix_cache=st.booleans(),
+        drafter=st.sampled_from(["none", "lookup", "auto"]),
+        max_drafts=st.sampled_from([None, 1, 3]),
         allocation=st.sampled_from(["prompt", "chunk"]),
         swap=st.sampled_from(["always", "auto", "never"]),
         policy=st.sampled_from(sorted(POLICIES)),

@@ -76,6 +76,7 @@ class AdaptiveBudget:
     _asked_at_s: float = 0.0
     _prefilled_at_s: float = 0.0  # when prompts last progressed, or none was held back
     _bounded: Mix | None = None  # the kind of step whose error bound limited the last one
+    _limit_s: float = INFINITY  # what the slack allowed the step last asked for
     _num_denied: int = 0  # steps in a row that prompts waited for and that took none
 
     @classmethod
@@ -102,6 +103,7 @@ class AdaptiveBudget:
     def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
         self._watch(engine)
         limit_s = self._slack.limit_s(shape, engine) * self._kept.value - self._outside.value
+        self._limit_s = limit_s
         if limit_s == INFINITY:
             self._prefilled_at_s = engine.now_s  # nothing is held back
             if self.tbt_s is not None or not shape.num_decodes:
@@ -119,6 +121,15 @@ class AdaptiveBudget:
         elif engine.prefilling or (engine.num_waiting and self._may_grow(engine)):
             self._doubt()
         return tokens
+
+    def room_for_drafts(self, shape: StepShape) -> int:
+        most = self.max_step_tokens - shape.num_tokens
+        if self._limit_s == INFINITY or most < 1:
+            return max(0, most)
+        mix = Mix.of_shape(shape, self.cost.profile.attention_window)
+        context = shape.decode_context_tokens // max(1, shape.num_decodes)
+        limit_s = self._limit_s * (1.0 - self.headroom) / self._bound_factor(mix, self._limit_s)
+        return self.cost.profile.largest_chunk(mix, context, most, limit_s)
 
     def _doubt(self) -> None:
         """Forget a bound that keeps prefill out, after a while: steps that are never taken

@@ -57,6 +57,9 @@ class FixedBudget:
     def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
         return self.tokens
 
+    def room_for_drafts(self, shape: StepShape) -> int:
+        return self.tokens - shape.num_tokens
+
     def observe(self, shape: StepShape, duration_s: float) -> None:
         """A constant learns nothing."""
 

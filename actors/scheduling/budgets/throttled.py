@@ -57,5 +57,8 @@ class ThrottledBudget:
         prefill = min(-(-pending_tokens(engine) // self.iterations), int(self.most * pressure))
         return min(shape.num_tokens + max(prefill, self.least), self.most)
 
+    def room_for_drafts(self, shape: StepShape) -> int:
+        return self.most - shape.num_tokens
+
     def observe(self, shape: StepShape, duration_s: float) -> None:
         """Counts tokens, not time."""

@@ -92,6 +92,7 @@ class RunningRequests:
         state.num_computed_tokens = begin
         state.num_committed_blocks = 0
         state.slow_path_at = 0
+        state.was_trimmed = False
         insort(self.prefilling, state, key=_by_rank)
         return True
 
@@ -148,6 +149,21 @@ class RunningRequests:
         state.block_table += fresh
         state.capacity = len(state.block_table) * self.config.block_size
         return fresh
+
+    def take_back(self, state: RequestState, num_blocks: int) -> None:
+        """Free the blocks of a table behind its first `num_blocks`: drafts in them came to nothing.
+
+        Only while no step in flight holds the request.
+        """
+        spare = state.block_table[num_blocks:]
+        if not spare:
+            return
+        del state.block_table[num_blocks:]
+        state.capacity = len(state.block_table) * self.config.block_size
+        state.was_trimmed = True
+        if state.status is Status.FINISHING:
+            self.num_finishing_blocks -= len(spare)
+        self.block_manager.free(spare)
 
     def claim(self, state: RequestState) -> None:
         """Until the best-ranked request that lacks a block has it, no worse rank may start.
