@@ -31,6 +31,7 @@ BENCHES: Mapping[str, str] = {
     "engine": "engine.steps",
     "overhead": "engine.overhead",
     "planning": "engine.planning",
+    "speculation": "engine.speculation",
     "policies": "studies.policies",
     "budgets": "studies.budgets",
     "validate": "studies.validate",
