@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from app.engine.live import LiveEngine
-from tests.live.reference import ask_all, expected, make_prompts, settled
+from tests.live.reference import ask, ask_all, expected, make_prompts, settled
 
 pytestmark = pytest.mark.ray
 
@@ -57,3 +58,32 @@ async def test_every_architecture(
         assert await ask_all(engine, make_prompts()) == expected(variant)
     finally:
         await engine.close()
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+async def test_drafts_change_no_token(
+    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path], stages: int
+) -> None:
+    """Six tokens are likelier than all others, so that what is drawn repeats itself."""
+    bias = tuple((token, 12.0) for token in range(6))
+    answers = []
+    for drafter in ("none", "lookup"):
+        engine = make_engine(
+            tiny_model("llama"),
+            parallel={"pipeline_stages": stages},
+            scheduling={"token_budget": 64},
+            speculation={"drafter": drafter},
+        )
+        await engine.start()
+        try:
+            asked = [
+                ask(engine, prompt, 40, temperature=0.2 * (i % 3), seed=i, logit_bias=bias)
+                for i, prompt in enumerate(make_prompts()[:12])
+            ]
+            answers.append(await asyncio.gather(*asked))
+            status = await settled(engine)
+        finally:
+            await engine.close()
+        assert status["num_free_blocks"] == status["num_blocks"], "KV blocks leaked"
+        assert (status["num_accepted_drafts"] > 0) is (drafter == "lookup")
+    assert answers[0] == answers[1]
