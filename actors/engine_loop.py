@@ -27,7 +27,6 @@ from actors.engine_config import EngineConfig
 from actors.event_recorder import EventFile
 from actors.fleet.publish import Publisher
 from actors.gc_utils import freeze_gc_heap
-from actors.left_behind import remove_semaphores
 from actors.peers import OWNER, Door, Message, Peers, connection_of
 from actors.publication import Publication
 from actors.questions import Questions
@@ -104,7 +103,6 @@ class EngineLoop:
         self, socket_path: str, door: Door | None = None
     ) -> tuple[StageInfo, int, str | None]:
         """As of `SchedulerActor.start`."""
-        remove_semaphores()  # of engines that ended before
         info, num_blocks, num_host_blocks = await self.stages.build()
         scheduler = replace(
             self._config.scheduler,
