@@ -68,6 +68,13 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def free_address(host: str) -> str:
+    """An address of this node, "host:port", with a port that was free a moment ago."""
+    with socket.socket() as sock:
+        sock.bind((host, 0))
+        return f"{host}:{sock.getsockname()[1]}"
+
+
 class Mailbox:
     """The blocking receiving end: one listener, one peer, frames read in order."""
 

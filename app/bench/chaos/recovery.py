@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,7 +42,7 @@ def command(
     out: Out = None,
 ) -> None:
     """The longest gap of eight streams beside each fault, the step's deadline apart."""
-    args = {
+    args: dict[str, dict[str, Any]] = {
         "engine": {"step_deadline_s": _DEADLINE_S},
         "parallel": {"pipeline_stages": stages},
     }
