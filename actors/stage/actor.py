@@ -26,8 +26,9 @@ import ray
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.spec import StageInfo, StageSpec
+from actors.transport.addresses import free_address
 from actors.transport.messages import TICKET, StageAnswer, StageMessage, pack, unpack
-from actors.transport.wire import ConnectionLost, Mailbox, Sender, free_address
+from actors.transport.wire import ConnectionLost, Mailbox, Sender
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from actors.transport.addresses import free_address
 from actors.transport.symmetric import BUFFER_BYTES, ONE_SHOT_BYTES
-from actors.transport.wire import free_address
 
 # One shot, two shots, and three that do not fit: too large, no whole vectors, another type.
 ITEMS = {
