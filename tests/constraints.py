@@ -52,10 +52,10 @@ def needed() -> dict[str, str]:
 def locked() -> dict[str, str]:
     """Name -> version, as constraints.txt has them."""
     lines = [line for line in PATH.read_text().splitlines() if not line.startswith("#")]
-    pairs = [line.split("==") for line in lines]
-    return {name: version for name, version in pairs}
+    pairs = [(name, version) for name, _, version in (line.partition("==") for line in lines)]
+    return dict(pairs)
 
 
 if __name__ == "__main__":
-    rows = [f"{name}=={version}\n" for name, version in sorted(needed().items())]
-    PATH.write_text(_HEAD + "".join(rows))
+    rows = [f"{name}=={version}\n" for name, version in needed().items()]
+    PATH.write_text(_HEAD + "".join(sorted(rows)))
