@@ -69,7 +69,7 @@ def _allow_files(count: int) -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (count, max(count, hard)))
         except (ValueError, OSError) as error:
             raise MeasurementError(
-                f"{count} open files are needed and {hard} allowed (`ulimit -Hn`), or ask for fewer "
+                f"{count} open files are needed, {hard} allowed (`ulimit -Hn`); or ask for fewer "
                 f"(--idle, --streams): {error}"
             ) from error
     return max(soft, count)
