@@ -238,7 +238,11 @@ class FrameProtocol(asyncio.Protocol):
         self._turn_bytes = 0
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
-            self._handle_frames()
+            try:
+                self._handle_frames()
+            except Exception as error:  # in `data_received` the loop would end the connection
+                logger.error("a frame could not be dealt with", exc_info=error)
+                self._hang_up()
 
     def _hang_up(self) -> None:
         self._buffer.clear()

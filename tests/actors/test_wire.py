@@ -107,6 +107,26 @@ async def test_a_peer_that_sends_much_leaves_others_their_turn(directory: Path) 
     server.close()
 
 
+async def test_a_frame_that_cannot_be_dealt_with_ends_the_connection(directory: Path) -> None:
+    """Behind a rest as well, and no frame is handed over twice."""
+    received: list[bytes] = []
+    lost = asyncio.Event()
+
+    def handle(frame: bytes) -> None:
+        received.append(frame)
+        if frame == b"bad":
+            raise ValueError(frame)
+
+    server, path = await listen(str(directory / "s"), lambda: FrameProtocol(handle, lost.set))
+    peer = Sender(path)
+    for frame in (b"x" * 40_000, b"one", b"bad", b"never"):
+        peer.send(frame)
+    await asyncio.wait_for(lost.wait(), 10)
+    assert received[1:] == [b"one", b"bad"]
+    peer.close()
+    server.close()
+
+
 def test_a_mailbox_gives_up_on_a_length_that_no_frame_has(directory: Path) -> None:
     mailbox = Mailbox(str(directory / "m"))
     with socket.socket(socket.AF_UNIX) as stranger:
