@@ -1,4 +1,4 @@
-"""Where the processes of an engine find each other: three kinds of address, as `wire` has them."""
+"""Where the processes of an engine find each other, and what they say there (see `wire`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import socket
 import tempfile
 from pathlib import Path
 
+SECRET_BYTES = 32
+
 
 def private_directory() -> Path:
     """A fresh directory only this user may enter, short enough for a socket path (108 bytes)."""
     return Path(tempfile.mkdtemp(prefix="legato-", dir="/tmp" if os.path.isdir("/tmp") else None))
+
+
+def new_secret() -> bytes:
+    """What a connection begins with, where others may connect."""
+    return secrets.token_bytes(SECRET_BYTES)
 
 
 def new_local_address() -> str:

@@ -29,7 +29,7 @@ from ray.dag import InputNode, MultiOutputNode
 
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.transport import semaphores
-from actors.transport.addresses import private_directory
+from actors.transport.addresses import new_secret, private_directory
 from actors.transport.messages import (
     TICKET,
     StageAnswer,
@@ -39,7 +39,7 @@ from actors.transport.messages import (
     read_frame,
 )
 from actors.transport.pipeline import StageHandles, Watched
-from actors.transport.wire import FrameProtocol, connect, listen, new_secret
+from actors.transport.wire import FrameProtocol, connect, listen
 
 if TYPE_CHECKING:
     from actors.transport.communicator import StageCommunicator

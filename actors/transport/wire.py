@@ -18,14 +18,13 @@ import contextlib
 import hmac
 import logging
 import os
-import secrets
 import select
 import socket
 import struct
 from collections.abc import Callable
 from typing import Final, cast
 
-from actors.transport.addresses import host_and_port, is_local, is_path
+from actors.transport.addresses import SECRET_BYTES, host_and_port, is_local, is_path
 
 logger = logging.getLogger("legato.transport")
 
@@ -38,12 +37,7 @@ class ConnectionLost(Exception):
     """The other end has gone."""
 
 
-SECRET_BYTES = 32
 _SECRET_WAIT_S = 5.0  # for a connection that does not say it
-
-
-def new_secret() -> bytes:
-    return secrets.token_bytes(SECRET_BYTES)
 
 
 class Mailbox:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.transport.addresses import private_directory
+from actors.transport.addresses import new_secret, private_directory
 from actors.transport.wire import (
     MAX_FRAME_BYTES,
     ConnectionLost,
@@ -21,7 +21,6 @@ from actors.transport.wire import (
     Sender,
     connect,
     listen,
-    new_secret,
 )
 
 
