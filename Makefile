@@ -8,7 +8,7 @@ MODEL ?=
 TARGET := $(or $(CONFIG),$(MODEL),configs/serve/demo.yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-long quick check format pictures build clean
+.PHONY: help serve test test-long quick check format pictures build lock clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -51,19 +51,22 @@ pictures: $(VENV)/.installed-dev ## Make figure 7, the notebooks' outputs and th
 build: $(VENV)/.installed ## Rebuild the CPU kernels in place
 	$(BIN)/python setup.py -q build_ext --inplace
 
+lock: $(VENV)/.installed-dev ## Write the installed versions, which the tests should have passed with
+	@$(BIN)/python -m tests.constraints
+
 clean: ## Remove the environment and everything built
 	rm -rf $(VENV) build dist *.egg-info kernels/cpu/*.so
 
 # Stamps: the environment is remade when the dependencies or the C++ sources change.
-SOURCES := pyproject.toml setup.py $(wildcard kernels/cpu/src/*)
+SOURCES := pyproject.toml constraints.txt setup.py $(wildcard kernels/cpu/src/*)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.installed

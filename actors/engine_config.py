@@ -52,5 +52,7 @@ class EngineConfig:
     load_timeout_s: float = 1800.0
     grammars: bool = False  # load what compiles them at start: else the first one stalls the steps
     calibrate: bool = False  # measure a cost model at start, where the scheduler has none
+    is_rebuild: bool = False  # streams wait: nothing is made ready or checked that need not be
     event_log: str | None = None  # folder for every event and plan, as Parquet
+    event_log_bytes: int = 1 << 30  # at which recording ends
     max_rebuilds: int = 3  # in a row, without a step between them

@@ -24,10 +24,9 @@ from actors.calibration.outlook import within_reach
 from actors.calibration.probe import PipelineProbe, ProbeFailed
 from actors.calibration.start import calibrate_at_start, keep_learnt
 from actors.engine_config import EngineConfig
-from actors.event_recorder import EventFile
+from actors.event_recorder import EventLog
 from actors.fleet.publish import Publisher
 from actors.gc_utils import freeze_gc_heap
-from actors.left_behind import remove_semaphores
 from actors.peers import OWNER, Door, Message, Peers, connection_of
 from actors.publication import Publication
 from actors.questions import Questions
@@ -80,7 +79,7 @@ class EngineLoop:
         self.stages = StageSet(config, self._answered, self._lost)
         self._core: Core | None = None
         self._call: Callable[[Event, float], list[Instruction]] = _not_started
-        self._events: EventFile | None = None
+        self._events: EventLog | None = None
         self._peers = Peers(self._received, self._gone)
         self._publication: Publication | None = None  # in a fleet
         self._questions: Questions  # once started
@@ -104,7 +103,6 @@ class EngineLoop:
         self, socket_path: str, door: Door | None = None
     ) -> tuple[StageInfo, int, str | None]:
         """As of `SchedulerActor.start`."""
-        remove_semaphores()  # of engines that ended before
         info, num_blocks, num_host_blocks = await self.stages.build()
         scheduler = replace(
             self._config.scheduler,
@@ -147,7 +145,7 @@ class EngineLoop:
 
     def _record_events(self, folder: Path, core: Core) -> None:
         try:
-            self._events = EventFile(folder)
+            self._events = EventLog(folder, max_bytes=self._config.event_log_bytes)
         except OSError as error:  # a full disk must not keep the engine from its tokens
             logger.error("events are not recorded: %s", error)
             return

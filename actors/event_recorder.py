@@ -6,9 +6,10 @@ events refer to live objects, and written by a thread.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 
 logger = logging.getLogger("legato.events")
 
+_DIGITS = 4  # of a file's number
 SCHEMA = pa.schema(
     [
         ("now_s", pa.float64()),
@@ -27,19 +29,39 @@ SCHEMA = pa.schema(
 )
 
 
-class EventFile:
-    """One Parquet file of rows; a row group every `rows_per_group` rows."""
+class EventLog:
+    """Rows in files `events-<start>-<n>.parquet`, each complete when it appears: whoever is killed
+    loses the last one alone.
 
-    def __init__(self, folder: Path, *, rows_per_group: int = 2000) -> None:
+    Events can be replayed from the first on, so nothing is deleted: at `max_bytes`, or where the
+    disk takes no more, recording ends, and what is there stays readable.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_bytes: int = 1 << 30,
+        rows_per_file: int = 50_000,
+        rows_per_group: int = 2000,
+    ) -> None:
+        """Raises OSError where nothing can be written."""
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events-{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns() % 10**6:06d}"
-        self.path = folder / f"{name}.parquet"
-        self._rows: list[dict[str, Any]] = []
+        self._stem = folder / name
+        self._max_bytes = max_bytes
+        self._rows_per_file = rows_per_file
         self._rows_per_group = rows_per_group
+        self._rows: list[dict[str, Any]] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="events")
-        self._file = pq.ParquetWriter(self.path, SCHEMA, compression="zstd")
+        self._has_ended = False
+        # Of the thread alone, from here on:
+        self._num_files = self._num_rows = self._num_bytes = 0
+        self._file = self._open()
 
     def write(self, row: dict[str, Any]) -> None:
+        if self._has_ended:
+            return
         self._rows.append(row)
         if len(self._rows) >= self._rows_per_group:
             self._flush()
@@ -47,25 +69,70 @@ class EventFile:
     def _flush(self) -> None:
         rows, self._rows = self._rows, []
         if rows:
-            self._thread.submit(self._put, rows).add_done_callback(_complain)
-
-    def _put(self, rows: list[dict[str, Any]]) -> None:
-        self._file.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
+            self._thread.submit(self._put, rows)
 
     def close(self) -> None:
-        """Write what is buffered and finish the file; without it the file has no footer."""
+        """Write what is buffered and finish the file."""
         self._flush()
-        self._thread.submit(self._file.close).add_done_callback(_complain)
+        self._thread.submit(self._finish)
         self._thread.shutdown(wait=True)
+
+    # ---- in the thread -------------------------------------------------------------------
+
+    def _open(self) -> pq.ParquetWriter:
+        self._num_files += 1
+        self._num_rows = 0
+        self._path = self._stem.with_name(
+            f"{self._stem.name}-{self._num_files:0{_DIGITS}d}.parquet"
+        )
+        self._partial = self._path.with_suffix(".partial")
+        return pq.ParquetWriter(self._partial, SCHEMA, compression="zstd")
+
+    def _put(self, rows: list[dict[str, Any]]) -> None:
+        if self._has_ended:
+            return
+        try:
+            self._file.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
+            self._num_rows += len(rows)
+            if self._num_bytes + self._partial.stat().st_size >= self._max_bytes:
+                self._finish()
+                logger.error("the event log has its %d bytes: it ends here", self._max_bytes)
+            elif self._num_rows >= self._rows_per_file:
+                self._complete()
+                self._file = self._open()
+        except (OSError, pa.ArrowException) as error:  # a full disk must not stop the tokens
+            logger.error("events are not recorded from here on: %s", error)
+            self._finish()
+
+    def _complete(self) -> None:
+        self._file.close()
+        self._partial.rename(self._path)
+        self._num_bytes += self._path.stat().st_size
+
+    def _finish(self) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            try:
+                self._complete()
+            except (OSError, pa.ArrowException) as error:
+                logger.error("the last file of events is lost: %s", error)
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The rows of one file, in order."""
-    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    """The rows of one file, and of those that continue it, in order."""
+    rows: list[dict[str, Any]] = []
+    for file in continued(path):
+        rows += pq.read_table(file).to_pylist()
     return rows
 
 
-def _complain(done: Future[None]) -> None:
-    error = done.exception()
-    if error is not None:  # a full disk must not stop the tokens
-        logger.error("events were not written: %s", error)
+def continued(path: Path) -> list[Path]:
+    """The file, and behind it those of the same log that follow it."""
+    found, (name, _, number) = [path], path.stem.rpartition("-")
+    if number.isdigit() and len(number) == _DIGITS:
+        for following in itertools.count(int(number) + 1):
+            file = path.with_name(f"{name}-{following:0{_DIGITS}d}.parquet")
+            if not file.exists():
+                break
+            found.append(file)
+    return found

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.engine_config import EngineConfig
 from actors.stage.actor import StageActor
 from actors.stage.spec import StageSpec
-from actors.transport.group import free_address
+from actors.transport.addresses import free_address
 
 REPLICA_CPUS = 0.5
 

@@ -94,7 +94,6 @@ class Recovery:
                 if self.num_rebuilds_in_a_row > self._max_rebuilds:
                     self._give_up(f"{self._max_rebuilds} rebuilds did not help")
                 try:
-                    self._stages.close()
                     await self._stages.rebuild()
                     break
                 except Exception as failure:  # a full disk, no sockets, no memory: it counts

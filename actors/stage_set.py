@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import ray
 
 from actors.engine_config import GIB, EngineConfig
@@ -44,6 +45,7 @@ class StageSet:
         self.pipeline: Pipeline | None = None  # takes plans while the stages live
         self._sizes = (0, 0)
         self.pids: list[list[int]] = []
+        self._here: list[psutil.Process] = []  # of the stages, those on this node
 
     async def build(self) -> tuple[StageInfo, int, int]:
         """Create, load, size KV from memory, connect. Returns (info, blocks, host blocks).
@@ -53,13 +55,19 @@ class StageSet:
         info, num_blocks = await self._load()
         swap = int(self._config.kv.swap_gib * GIB) // info.kv_block_bytes
         self._sizes = (num_blocks, swap)
-        if self._config.grammars:
+        if self._config.grammars and not self._config.is_rebuild:
             with contextlib.suppress(StagesFailed):  # no tokenizer: no grammars
                 await self.compile_grammar(Grammar("json_object", ""))
         await self._open()
         return info, num_blocks, swap
 
     async def rebuild(self) -> None:
+        """Throw away what is left of the stages, and build them again."""
+        self.close()
+        # Ray gives a process that does not answer, because it is stopped, another five seconds.
+        for process in self._here:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         await self._load()
         await self._open()
 
@@ -74,6 +82,7 @@ class StageSet:
             )
             pids = iter(await asyncio.gather(*[actor.pid.remote() for actor in flat]))
             self.pids = [[next(pids) for _ in ranks] for ranks in self._actors]
+            self._here = await self._processes_here()
         except TimeoutError as error:
             self._kill_actors()
             raise StagesFailed(f"loading took over {self._config.load_timeout_s:.0f} s") from error
@@ -96,6 +105,16 @@ class StageSet:
             except ray.exceptions.RayError:
                 return  # load() tells the story
             logger.info("loading weights: %.0f %%", 100 * min(shares))
+
+    async def _processes_here(self) -> list[psutil.Process]:
+        flat = [actor for ranks in self._actors for actor in ranks]
+        nodes = await asyncio.gather(*[actor.node_id.remote() for actor in flat])
+        here, found = ray.get_runtime_context().get_node_id(), []
+        for pid, node in zip([pid for ranks in self.pids for pid in ranks], nodes, strict=True):
+            if node == here:
+                with contextlib.suppress(psutil.Error):  # it has ended: the pipeline will tell
+                    found.append(psutil.Process(pid))
+        return found
 
     def _blocks_that_fit(self, infos: list[StageInfo]) -> int:
         kv = self._config.kv

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from actors.engine_config import EngineConfig, KVMemory
+from actors.engine_config import GIB, EngineConfig, KVMemory
 from actors.scheduling.build import check_config
 from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig, in_seconds
 from actors.stage.spec import StageSpec
@@ -142,6 +142,7 @@ def resolve(settings: Settings) -> EngineConfig:
         request_deadline_s=settings.engine.request_deadline_s,
         load_timeout_s=settings.engine.load_timeout_s,
         event_log=settings.telemetry.directory if settings.telemetry.events else None,
+        event_log_bytes=int(settings.telemetry.events_gib * GIB),
         max_rebuilds=settings.engine.max_rebuilds,
     )
 

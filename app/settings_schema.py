@@ -150,6 +150,9 @@ class EngineSettings(_Section):
 class TelemetrySettings(_Section):
     directory: str | None = Field(None, description="Parquet logs go here; none if absent.")
     events: bool = Field(False, description="Also record every scheduling event, for replay.")
+    events_gib: float = Field(
+        1.0, gt=0, description="Recording of events ends at this size; what is there is complete."
+    )
     spans_to: str | None = Field(
         None,
         description="OTLP/HTTP endpoint for OpenTelemetry spans, such as "

@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import inspect
 import os
+import re
 import socket
 import tomllib
 from importlib import metadata
@@ -19,11 +20,13 @@ from typing import Any
 import pytest
 import uvicorn
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from app.ray_environment import ENVIRONMENT
+from tests.constraints import PATH, locked, needed
 
 pytestmark = pytest.mark.ray  # not started, but imported by name
 
@@ -100,6 +103,28 @@ def test_what_is_installed_lies_in_the_declared_range(requirement: Requirement) 
         f"{requirement.name} {installed} is installed, pyproject.toml declares {requirement}: "
         "reinstall, or move the bound once the tests pass"
     )
+
+
+def test_constraints_are_what_the_tests_run_with() -> None:
+    known = locked()
+    differing = {n: v for n, v in needed().items() if known.get(n) != v}
+    assert not differing, (
+        f"install with `-c constraints.txt`, or run the tests and `make lock`: {differing}"
+    )
+    outside = [
+        f"{requirement}: {known[canonicalize_name(requirement.name)]}"
+        for requirement in DECLARED
+        if not requirement.specifier.contains(known[canonicalize_name(requirement.name)])
+    ]
+    assert not outside, "constraints.txt leaves what pyproject.toml allows: " + ", ".join(outside)
+
+
+def test_constraints_say_versions_and_nothing_else() -> None:
+    """No address of an index, no path: where packages come from is for each machine to say."""
+    lines = PATH.read_text().splitlines()
+    assert [x for x in lines if not re.fullmatch(r"#.*|[a-z0-9-]+==[0-9a-z.]+", x)] == []
+    names = [line for line in lines if not line.startswith("#")]
+    assert names == sorted(set(names))
 
 
 def test_dependencies_whose_insides_are_used_have_an_upper_bound() -> None:

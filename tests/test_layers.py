@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -119,8 +121,8 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "cli": (
         "app/cli/*.py",
-        "vocabulary core actors stage settings installation telemetry bench simulate simulate.run"
-        " http",
+        "vocabulary core actors transport stage settings installation telemetry bench simulate"
+        " simulate.run http",
     ),
 }
 
@@ -239,6 +241,13 @@ def test_rooms_stay_light(folder: str) -> None:
         if name.split(".")[0] in FORBIDDEN[folder]
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_processes_that_compute_nothing_start_without_torch() -> None:
+    """Importing it takes longer than all the rest, and streams wait for a new scheduler."""
+    script = "import sys, actors.scheduler, app.server; print({'torch'} & {*sys.modules})"
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout == "set()\n", ran.stderr
 
 
 def test_only_the_actor_file_of_a_stage_knows_ray() -> None:

@@ -31,6 +31,8 @@ async def calibrate_at_start(
     )
     file = CostModelFile.of(config.stage, info)
     known = file.load()
+    if known is not None and config.is_rebuild:
+        return Calibration(known, 0.0, 0)
     if known is not None:
         checked = await check(execute, limits, known, time.monotonic)
         if checked is not None:

@@ -6,6 +6,9 @@ before); `forward` then reads the activations, which by then are in the channel,
 wakes the next stage. A stage that is alone hands no activations on: it serves step after step
 within one execution of the graph and sends its answers by the socket. Ordinary actor calls (load,
 allocate, watch) run beside the graph's loop.
+
+Who creates these actors imports this module too, and has no use for torch, which takes longer to
+import than all the rest: so only `load` imports it.
 """
 
 from __future__ import annotations
@@ -16,17 +19,21 @@ import threading
 import time
 import traceback
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import ray
-import torch
 
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
-from actors.stage.runner import StageRunner
 from actors.stage.spec import StageInfo, StageSpec
-from actors.transport.group import free_address
+from actors.transport.addresses import free_address
 from actors.transport.messages import TICKET, StageAnswer, StageMessage, pack, unpack
 from actors.transport.wire import ConnectionLost, Mailbox, Sender
+
+if TYPE_CHECKING:
+    import torch
+
+    from actors.stage.runner import StageRunner
 
 
 class StageActor:
@@ -47,6 +54,8 @@ class StageActor:
         return os.getpid()
 
     def load(self) -> StageInfo:
+        from actors.stage.runner import StageRunner
+
         runner = StageRunner(self._spec)
         info = runner.load(self._note_progress)
         self._runner = runner
@@ -181,7 +190,7 @@ class StageActor:
             return (
                 ticket,
                 packed,
-                output if isinstance(output, torch.Tensor) else None,
+                None if isinstance(output, StepResult) else output,
                 times,
                 error,
             )

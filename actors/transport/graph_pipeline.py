@@ -22,14 +22,14 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.dag import InputNode, MultiOutputNode
 
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.transport import semaphores
-from actors.transport.communicator import StageCommunicator
+from actors.transport.addresses import new_secret, private_directory
 from actors.transport.messages import (
     TICKET,
     StageAnswer,
@@ -39,7 +39,10 @@ from actors.transport.messages import (
     read_frame,
 )
 from actors.transport.pipeline import StageHandles, Watched
-from actors.transport.wire import FrameProtocol, connect, listen, new_secret, private_directory
+from actors.transport.wire import FrameProtocol, connect, listen
+
+if TYPE_CHECKING:
+    from actors.transport.communicator import StageCommunicator
 
 _READ_TIMEOUT_S = 5.0
 # Ray logs pages of tracebacks when stages are killed on purpose; a real death reaches on_lost.
@@ -124,6 +127,8 @@ class GraphPipeline(Watched):
     async def _communicator(self) -> StageCommunicator | None:
         if self._accelerator is None or len(self._stages) == 1:
             return None
+        from actors.transport.communicator import StageCommunicator  # and with it torch
+
         address = await self._stages[0][0].free_address.remote()
         flat = [actor for ranks in self._stages for actor in ranks]
         return StageCommunicator(flat, address, self._accelerator)

@@ -91,13 +91,6 @@ class RankGroup:
             del self._store
 
 
-def free_address(host: str) -> str:
-    """An address of this node, "host:port", with a port that was free a moment ago."""
-    with socket.socket() as sock:
-        sock.bind((host, 0))
-        return f"{host}:{sock.getsockname()[1]}"
-
-
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback

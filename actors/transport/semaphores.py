@@ -1,9 +1,8 @@
-"""Semaphores of Ray's channels in shared memory: their names outlive a pipeline that is killed.
+"""Semaphores of Ray's channels in shared memory: their names outlive the engine that made them.
 
 Ray gives each channel two, named after the raylet, and takes the names away only where a graph is
-torn down in order; stages that die, or are killed, leave sixteen files behind each time. Whoever
-has opened a semaphore has it mapped, and needs its name no more. This is for raylets that live;
-`actors.left_behind` clears up after those that have ended.
+torn down in order; stages that die, or are killed, leave sixteen files behind each time, and so
+does a server that ends. Whoever has opened a semaphore has it mapped, and needs its name no more.
 """
 
 from __future__ import annotations
@@ -13,10 +12,13 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+import psutil
 
 _FOLDER = Path("/dev/shm")
-_PREFIXES = ("sem.hdr", "sem.obj")
-_MAPPED = re.compile(rb" (\d+) +/dev/shm/sem\.")  # the inode of a line of /proc/.../maps
+_NAME: Final = re.compile(r"sem\.(?:hdr|obj)(\d+)-\d+")  # with the raylet's process id
+_MAPPED: Final = re.compile(rb" (\d+) +/dev/shm/sem\.")  # the inode of a line of /proc/.../maps
 
 
 def mapped_by(pids: Iterable[int]) -> set[int]:
@@ -30,44 +32,44 @@ def mapped_by(pids: Iterable[int]) -> set[int]:
 
 def remove(inodes: set[int]) -> None:
     """Take away the names of these."""
-    for path, inode in _names(*_PREFIXES):
+    for path, inode, _ in _names():
         if inode in inodes:
             _unlink(path)
 
 
-def remove_orphans(raylet: int) -> None:
-    """Names of this raylet's channels that none of its workers has open: their engine is gone.
+def remove_orphans(raylet: int | None = None) -> None:
+    """Take away this user's names that nobody needs: those of raylets that have ended, and of
+    `raylet` those that none of its workers has open, as their engine is gone.
 
     A semaphore is mapped before it has a name, so one that is being made is never among them.
     """
-    orphans = _names(*[f"{prefix}{raylet}-" for prefix in _PREFIXES])
-    mapped = mapped_by(_children(raylet)) if orphans else set()
-    for path, inode in orphans:
-        if inode not in mapped:
-            _unlink(path)
+    names = _names()
+    own = [(path, inode) for path, inode, maker in names if maker == raylet]
+    mapped = mapped_by(_children(raylet)) if raylet is not None and own else set()
+    left = [path for path, inode in own if inode not in mapped]
+    left += [path for path, _, maker in names if maker != raylet and not psutil.pid_exists(maker)]
+    for path in left:
+        _unlink(path)
 
 
 def _unlink(path: Path) -> None:
-    with suppress(OSError):  # gone meanwhile, or another user's
+    with suppress(OSError):  # gone meanwhile
         path.unlink()
 
 
-def _names(*prefixes: str) -> list[tuple[Path, int]]:
+def _names() -> list[tuple[Path, int, int]]:
+    """This user's: path, inode, and the raylet's process id."""
     found = []
-    with suppress(OSError), os.scandir(_FOLDER) as entries:
+    with suppress(OSError), os.scandir(_FOLDER) as entries:  # no such folder: nothing to do
         for entry in entries:
-            if entry.name.startswith(prefixes):
-                with suppress(OSError):  # gone meanwhile, or another user's
-                    found.append((Path(entry.path), entry.inode()))
+            if (name := _NAME.fullmatch(entry.name)) is not None:
+                with suppress(OSError):  # gone meanwhile
+                    if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                        found.append((Path(entry.path), entry.inode(), int(name[1])))
     return found
 
 
 def _children(parent: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError, IndexError, ValueError):
-                # The name, in brackets, may hold anything; state and parent follow it.
-                if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                    found.append(int(entry.name))
-    return found
+    with suppress(psutil.Error):
+        return [child.pid for child in psutil.Process(parent).children()]
+    return []

@@ -18,18 +18,18 @@ import contextlib
 import hmac
 import logging
 import os
-import secrets
 import select
 import socket
 import struct
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
-from typing import cast
+from typing import Final, cast
+
+from actors.transport.addresses import SECRET_BYTES, host_and_port, is_local, is_path
 
 logger = logging.getLogger("legato.transport")
 
 _LENGTH = struct.Struct("<I")
+_TURN_BYTES: Final = 1 << 15  # of frames: some milliseconds of log-probabilities, or 500 steps
 MAX_FRAME_BYTES = 1 << 30  # a length beyond it is no frame of ours: the connection is closed
 
 
@@ -37,35 +37,7 @@ class ConnectionLost(Exception):
     """The other end has gone."""
 
 
-def private_directory() -> Path:
-    """A fresh directory only this user may enter, short enough for a socket path (108 bytes)."""
-    return Path(tempfile.mkdtemp(prefix="legato-", dir="/tmp" if os.path.isdir("/tmp") else None))
-
-
-SECRET_BYTES = 32
 _SECRET_WAIT_S = 5.0  # for a connection that does not say it
-
-
-def new_secret() -> bytes:
-    return secrets.token_bytes(SECRET_BYTES)
-
-
-def new_local_address() -> str:
-    """An abstract Unix socket's address that nobody else has."""
-    return f"@legato-{secrets.token_hex(8)}"
-
-
-def is_path(address: str) -> bool:
-    return "/" in address
-
-
-def _is_local(address: str) -> bool:
-    return address.startswith("@")
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 class Mailbox:
@@ -81,7 +53,7 @@ class Mailbox:
             self._listener.listen(1)
             self.address = address
         else:
-            host, port = _host_and_port(address)
+            host, port = host_and_port(address)
             self._listener = socket.create_server((host, port))
             self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._peer: socket.socket | None = None
@@ -161,7 +133,7 @@ class Sender:
             self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._sock.connect(address)
         else:
-            self._sock = socket.create_connection(_host_and_port(address))
+            self._sock = socket.create_connection(host_and_port(address))
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sock.sendall(secret)
 
@@ -176,7 +148,11 @@ class Sender:
 
 
 class FrameProtocol(asyncio.Protocol):
-    """The event-loop end: calls `on_frame` for each frame and `on_lost` once at the end."""
+    """The event-loop end: calls `on_frame` for each frame and `on_lost` once at the end.
+
+    Of a peer that sends faster than its frames are handled it reads some at a time: everybody else
+    on the loop has a turn in between, and what is unread stays with the peer.
+    """
 
     def __init__(
         self,
@@ -190,6 +166,7 @@ class FrameProtocol(asyncio.Protocol):
         self._on_lost = on_lost
         self._secret = secret
         self._buffer = bytearray()
+        self._turn_bytes = 0  # handled since others last had a turn
         self._transport: asyncio.Transport | None = None
         self._silence: asyncio.TimerHandle | None = None  # ends a connection without the secret
 
@@ -204,33 +181,66 @@ class FrameProtocol(asyncio.Protocol):
         buffer, rest = self._buffer, len(data) - _LENGTH.size
         if not (buffer or self._secret or rest < 0) and _LENGTH.unpack_from(data)[0] == rest:
             self._on_frame(data[_LENGTH.size :])  # one whole frame, as nearly always
+            self._turn_bytes += rest
+            if self._turn_bytes > _TURN_BYTES:
+                self._rest()
             return
         buffer += data
-        offset = 0
-        if self._secret:
-            offset = len(self._secret)
-            if len(buffer) < offset:
-                return
-            if not hmac.compare_digest(bytes(buffer[:offset]), self._secret):
-                buffer.clear()
-                self.close()
-                return
-            self._secret = b""
-            if self._silence is not None:
-                self._silence.cancel()
+        if not self._secret or self._has_said_it():
+            self._handle_frames()
+
+    def _has_said_it(self) -> bool:
+        """Whether the secret has come; what says another one is cut off."""
+        buffer, secret = self._buffer, self._secret
+        if len(buffer) < len(secret):
+            return False
+        if not hmac.compare_digest(bytes(buffer[: len(secret)]), secret):
+            self._hang_up()
+            return False
+        del buffer[: len(secret)]
+        self._secret = b""
+        if self._silence is not None:
+            self._silence.cancel()
+        return True
+
+    def _handle_frames(self) -> None:
+        """Those that are here whole, as far as this turn goes."""
+        buffer, offset = self._buffer, 0
         while len(buffer) - offset >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(buffer, offset)
             if length > MAX_FRAME_BYTES:
-                buffer.clear()
-                self.close()
+                self._hang_up()
                 return
             end = offset + _LENGTH.size + length
             if len(buffer) < end:
                 break
+            if self._turn_bytes > _TURN_BYTES:
+                self._rest()
+                break
+            self._turn_bytes += length
             frame = bytes(buffer[offset + _LENGTH.size : end])
             offset = end
             self._on_frame(frame)
         del buffer[:offset]
+
+    def _rest(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._turn_bytes = 0
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            try:
+                self._handle_frames()
+            except Exception as error:  # in `data_received` the loop would end the connection
+                logger.error("a frame could not be dealt with", exc_info=error)
+                self._hang_up()
+
+    def _hang_up(self) -> None:
+        self._buffer.clear()
+        self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._silence is not None:
@@ -268,7 +278,7 @@ async def connect(
         _, protocol = await loop.create_unix_connection(
             lambda: FrameProtocol(on_frame, on_lost), address
         )
-    elif _is_local(address):
+    elif is_local(address):
         with contextlib.ExitStack() as unless_connected:
             sock = unless_connected.enter_context(socket.socket(socket.AF_UNIX))
             sock.setblocking(False)
@@ -280,7 +290,7 @@ async def connect(
         transport.write(secret)
     else:
         transport, protocol = await loop.create_connection(
-            lambda: FrameProtocol(on_frame, on_lost), *_host_and_port(address)
+            lambda: FrameProtocol(on_frame, on_lost), *host_and_port(address)
         )
         transport.write(secret)
     return protocol
@@ -294,10 +304,10 @@ async def listen(
     loop = asyncio.get_running_loop()
     if is_path(address):
         return await loop.create_unix_server(make_protocol, address), address
-    if _is_local(address):
+    if is_local(address):
         sock = socket.socket(socket.AF_UNIX)
         sock.bind(f"\0{address[1:]}")
         return await loop.create_unix_server(make_protocol, sock=sock), address
-    host, port = _host_and_port(address)
+    host, port = host_and_port(address)
     server = await loop.create_server(make_protocol, host, port)
     return server, f"{host}:{server.sockets[0].getsockname()[1]}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from itertools import pairwise
 from typing import Final
 
 from actors.scheduling.plan import TokenLogprobs
@@ -15,6 +17,7 @@ from app.api.http.errors import from_engine
 from app.engine.client import EngineError, GenerationRequest, TokenChunk, TokenSink
 from app.text.incremental import TextDelta, TextRules, TextStream
 
+_PART_VALUES: Final = 1000  # log-probabilities written before others have their turn
 _MERGE_QUEUE: Final = 64  # chunks waiting between the prompts of a batch and their one reader
 
 
@@ -139,16 +142,17 @@ class Generation:
             async for chunk in chunks:
                 stream = mine[chunk.index]
                 self._note_prompt(number, chunk)
-                if stream.finished:
-                    continue  # tokens that were under way when its stop string was found
-                delta = stream.take(chunk)
-                if delta.finish_reason is not None:
-                    num_open -= 1
-                    if chunk.finish_reason is None and num_open:
-                        engine.finish_early(request.request_id, chunk.index)
-                yield delta
-                if not num_open:
-                    return
+                for part in _parts(chunk):
+                    if stream.finished:
+                        break  # tokens that were under way when its stop string was found
+                    delta = stream.take(part)
+                    if delta.finish_reason is not None:
+                        num_open -= 1
+                        if part.finish_reason is None and num_open:
+                            engine.finish_early(request.request_id, part.index)
+                    yield delta
+                    if not num_open:
+                        return
         if num_open:
             raise EngineError("The engine ended the stream before every continuation finished.")
 
@@ -189,6 +193,26 @@ class Generation:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _parts(chunk: TokenChunk) -> Iterator[TokenChunk]:
+    """The chunk, or if it has more log-probabilities than are written in a few milliseconds (many
+    iterations', of a reader that is slower than the engine) several in its place."""
+    step = len(chunk.tokens)
+    if chunk.logprobs:
+        step = max(1, _PART_VALUES // (1 + len(chunk.logprobs[0].top)))
+    if step >= len(chunk.tokens):
+        yield chunk
+        return
+    ends = [*range(step, len(chunk.tokens), step), len(chunk.tokens)]
+    for begin, end in pairwise([0, *ends]):
+        yield replace(
+            chunk,
+            first=chunk.first + begin,
+            tokens=chunk.tokens[begin:end],
+            logprobs=chunk.logprobs[begin:end],
+            finish_reason=chunk.finish_reason if end == ends[-1] else None,
+        )
 
 
 def usage_of(generation: Generation, num_reasoning_tokens: int | None = None) -> dict[str, object]:

@@ -26,6 +26,7 @@ BENCHES: Mapping[str, str] = {
     "classes": "load.classes",
     "fuzz": "chaos.fuzz",
     "connections": "chaos.connections",
+    "recovery": "chaos.recovery",
     "soak": "chaos.soak",
     "compare": "compare",
     "engine": "engine.steps",

@@ -49,7 +49,7 @@ def trace(
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(help="An events-*.parquet file.")],
+    file: Annotated[Path, typer.Argument(help="The first events-*.parquet file of a log.")],
     policy: Annotated[str | None, typer.Option(help="What if: another policy.")] = None,
     order: Annotated[str | None, typer.Option(help="What if: another order.")] = None,
     budget: Annotated[str | None, typer.Option(help="What if: another budget.")] = None,

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.status import Status
 
 from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
-from actors.left_behind import remove_semaphores
+from actors.transport import semaphores
 from app.cli.serve_config import DEFAULT_CONFIG, load_config, place
 from app.ray_environment import DRAIN_S, set_environment
 from app.settings import SettingsError, parse, resolve
@@ -126,7 +126,7 @@ def _run(config: dict[str, Any]) -> int:
         ray.shutdown()
         guard.kill()
         guard.wait()
-        remove_semaphores()
+        semaphores.remove_orphans()
     return 0 if problem is None else 1
 
 

@@ -22,8 +22,9 @@ from actors.placement import current_group, scheduler_options
 from actors.scheduler import SchedulerActor
 from actors.scheduling.events import Refuse
 from actors.stage.spec import StageInfo
+from actors.transport.addresses import private_directory
 from actors.transport.messages import Readiness, RequestsStarted, Suspects
-from actors.transport.wire import FrameProtocol, listen, private_directory
+from actors.transport.wire import FrameProtocol, listen
 from app.engine.channel import SchedulerChannel
 
 logger = logging.getLogger("legato.engine")

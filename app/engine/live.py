@@ -148,6 +148,7 @@ class LiveEngine:
             if self._rebuilds > self._max_rebuilds:
                 self._fail("the scheduler could not be rebuilt")
                 return
+            self._config = replace(self._config, is_rebuild=True)
             self._link = self._new_link()
             try:
                 await self._build()

@@ -17,7 +17,7 @@ import ray
 from ray.experimental import internal_kv
 
 from actors.peers import Door
-from actors.transport.wire import new_local_address, new_secret
+from actors.transport.addresses import new_local_address, new_secret
 
 logger = logging.getLogger("legato.fleet")
 

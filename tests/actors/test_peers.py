@@ -12,6 +12,7 @@ import pytest
 from actors.peers import Door, Message, Peers, connection_of, first_id
 from actors.scheduling.events import Refuse
 from actors.scheduling.request import Request, SamplingParams
+from actors.transport.addresses import new_local_address, new_secret
 from actors.transport.messages import (
     AbortRequests,
     Hello,
@@ -23,7 +24,7 @@ from actors.transport.messages import (
     pack_kind,
     unpack_kind,
 )
-from actors.transport.wire import FrameProtocol, connect, new_local_address, new_secret
+from actors.transport.wire import FrameProtocol, connect
 
 
 class Front:

@@ -16,9 +16,6 @@ class Stages:
     def __init__(self, num_failures: int) -> None:
         self.num_failures = num_failures
 
-    def close(self) -> None:
-        return
-
     async def rebuild(self) -> None:
         if self.num_failures:
             self.num_failures -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,29 @@ def test_only_the_names_of_these_are_taken_away(folder: Path) -> None:
     assert sorted(p.name for p in folder.iterdir()) == ["sem.mp-x", "sem.obj7-2"]
 
 
-def test_orphans_of_one_raylet_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("sem.hdr7-1", "sem.obj7-1", "sem.hdr77-1", "sem.hdr7-2")
-    for name in names:
+def test_orphans_go_and_what_is_in_use_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    raylet, other = os.getpid(), os.getppid()
+    left = [f"sem.hdr{raylet}-1", f"sem.obj{raylet}-1", f"sem.hdr{ended.pid}-17953663164"]
+    in_use = f"sem.hdr{raylet}-2"
+    kept = [in_use, f"sem.hdr{other}-1", f"sem.mp{ended.pid}-1", f"sem.hdr{ended.pid}"]
+    for name in (*left, *kept):
         (folder / name).touch()
-    in_use = (folder / "sem.hdr7-2").stat().st_ino
-    monkeypatch.setattr(semaphores, "mapped_by", lambda pids: {in_use})
-    semaphores.remove_orphans(raylet=7)
-    assert sorted(p.name for p in folder.iterdir()) == ["sem.hdr7-2", "sem.hdr77-1"]
+    inode = (folder / in_use).stat().st_ino
+    monkeypatch.setattr(semaphores, "mapped_by", lambda pids: {inode})
+    semaphores.remove_orphans(raylet)
+    assert sorted(os.listdir(folder)) == sorted(kept)
+
+
+def test_a_server_that_ends_touches_no_other_servers_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / f"sem.hdr{os.getpid()}-1").touch()
+    semaphores.remove_orphans()
+    assert os.listdir(folder)
+    monkeypatch.setattr(semaphores, "_FOLDER", folder / "none")
+    semaphores.remove_orphans()
 
 
 def test_what_a_process_maps_is_found() -> None:

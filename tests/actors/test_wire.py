@@ -7,10 +7,12 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from actors.transport.addresses import new_secret, private_directory
 from actors.transport.wire import (
     MAX_FRAME_BYTES,
     ConnectionLost,
@@ -19,8 +21,6 @@ from actors.transport.wire import (
     Sender,
     connect,
     listen,
-    new_secret,
-    private_directory,
 )
 
 
@@ -80,6 +80,50 @@ async def test_event_loop_end_reassembles_split_frames(directory: Path) -> None:
 
 
 TOO_LONG = (MAX_FRAME_BYTES + 1).to_bytes(4, "little")
+
+
+async def test_a_peer_that_sends_much_leaves_others_their_turn(directory: Path) -> None:
+    """Frames that have come together are handled some at a time, all of them and in order."""
+    received: list[bytes] = []
+    turns: list[int] = []  # frames handled, seen once a turn of the loop
+    lost = asyncio.Event()
+    server, path = await listen(
+        str(directory / "s"), lambda: FrameProtocol(received.append, lost.set)
+    )
+    sent = [bytes([number % 256]) * (5000 if number % 3 else 70_000) for number in range(100)]
+    peer = Sender(path)
+    writer = threading.Thread(target=lambda: [peer.send(frame) for frame in sent])
+    writer.start()
+    async with asyncio.timeout(20):
+        while len(received) < len(sent):
+            turns.append(len(received))
+            await asyncio.sleep(0)
+    writer.join()
+    assert received == sent
+    assert max(b - a for a, b in pairwise(turns)) <= 8
+    peer.close()
+    await asyncio.wait_for(lost.wait(), 10)
+    server.close()
+
+
+async def test_a_frame_that_cannot_be_dealt_with_ends_the_connection(directory: Path) -> None:
+    """Behind a rest as well, and no frame is handed over twice."""
+    received: list[bytes] = []
+    lost = asyncio.Event()
+
+    def handle(frame: bytes) -> None:
+        received.append(frame)
+        if frame == b"bad":
+            raise ValueError(frame)
+
+    server, path = await listen(str(directory / "s"), lambda: FrameProtocol(handle, lost.set))
+    peer = Sender(path)
+    for frame in (b"x" * 40_000, b"one", b"bad", b"never"):
+        peer.send(frame)
+    await asyncio.wait_for(lost.wait(), 10)
+    assert received[1:] == [b"one", b"bad"]
+    peer.close()
+    server.close()
 
 
 def test_a_mailbox_gives_up_on_a_length_that_no_frame_has(directory: Path) -> None:

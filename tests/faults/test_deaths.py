@@ -11,7 +11,12 @@ import pytest
 
 from tests.faults.streams import Streamed, stream_all
 from tests.faults.surroundings import MAX_TOKENS, Canary, pids_of, until
-from tests.faults.within import SCHEDULER_KILLED_S, STAGE_FROZEN_S, STAGE_KILLED_S
+from tests.faults.within import (
+    KILLED_WHILE_LOADING_S,
+    SCHEDULER_KILLED_S,
+    STAGE_FROZEN_S,
+    STAGE_KILLED_S,
+)
 from tests.serve.server_process import Server
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(120)]
@@ -58,6 +63,28 @@ def test_row_4_the_scheduler_is_killed_and_what_was_set_stays(
         assert (status["tbt_s"], status["pid"] != scheduler) == (0.25, True)
     finally:
         assert httpx.post(settings, json={"slo.tbt_ms": None}).status_code == 200
+
+
+def test_row_9_a_stage_is_killed_while_it_loads(server: Server) -> None:
+    """Of the set that takes the place of a lost one: that is built again, and nobody is told that
+    the engine is ready before it is."""
+    killed = pids_of(server, "ray::StageActor")
+    os.kill(killed[0], signal.SIGKILL)
+    begin_s = time.monotonic()
+
+    def is_ready() -> bool:
+        return httpx.get(f"{server.url}/health").status_code == 200
+
+    def fresh() -> list[int]:
+        return [pid for pid in pids_of(server, "ray::StageActor") if pid not in killed]
+
+    until(fresh, "a new stage begins to load", KILLED_WHILE_LOADING_S)
+    assert not is_ready()
+    killed.append(fresh()[0])
+    os.kill(killed[-1], signal.SIGKILL)
+    until(is_ready, "the set is built once more", KILLED_WHILE_LOADING_S)
+    assert len(fresh()) == 2
+    assert time.monotonic() - begin_s <= KILLED_WHILE_LOADING_S
 
 
 def test_readiness_says_that_the_engine_is_being_rebuilt(server: Server) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.transport.group import free_address
+from actors.transport.addresses import free_address
 from actors.transport.symmetric import BUFFER_BYTES, ONE_SHOT_BYTES
 
 # One shot, two shots, and three that do not fit: too large, no whole vectors, another type.

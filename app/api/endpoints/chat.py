@@ -10,7 +10,7 @@ from typing import Any
 from app.api.context import Context, new_id, objective_of
 from app.api.endpoints.conversation import prompt_of, template_messages
 from app.api.endpoints.large import listed_wholes, whole
-from app.api.endpoints.logprobs import ChatColumn, chat_logprobs
+from app.api.endpoints.logprobs import ChatColumn, TokenTexts, chat_logprobs
 from app.api.endpoints.output import OutputPlan, plan_output, read_delta, template_variables
 from app.api.endpoints.tool_choice import plan_tools
 from app.api.generation import Generation, usage_of
@@ -213,9 +213,8 @@ class ChatWriter(StreamWriter):
         """Gather everything and send it."""
         generation = self._generation
         pieces: list[list[Piece]] = [[] for _ in generation.streams]
-        columns = [
-            ChatColumn(self._context.text, self._body.top_logprobs or 0) for _ in generation.streams
-        ]
+        texts = TokenTexts(self._context.text)
+        columns = [ChatColumn(texts, self._body.top_logprobs or 0) for _ in generation.streams]
         reasons = [""] * len(pieces)
         async with call.watch_client() as watch:
             async with aclosing(generation.deltas()) as deltas:

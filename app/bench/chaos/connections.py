@@ -45,14 +45,14 @@ def command(
 
     The server may run as many requests together as there are streams.
     """
-    _allow_files(2 * (idle + streams) + 1000)
+    num_files = _allow_files(2 * (idle + streams) + 1000)
     args: dict[str, dict[str, Any]] = {
         "scheduling": {"max_requests": streams + _OTHERS},
         "kv": {"memory_gib": 1.5},
     }
     with own_server(config, args, Path("out/connections-server.log")) as server:
         found = asyncio.run(measure(server, idle, streams))
-    publish(make_report(context, found, {"server": args}), as_json, out)
+    publish(make_report(context, found, {"server": args, "open_files": num_files}), as_json, out)
     if not as_json:
         output.print(_table(found))
     if found["num_failed"]:
@@ -60,14 +60,19 @@ def command(
         raise typer.Exit(1)
 
 
-def _allow_files(count: int) -> None:
-    """For this process and the server, which inherits it. Raises MeasurementError."""
+def _allow_files(count: int) -> int:
+    """For this process and the server, which inherits it: how many it is then. Raises
+    MeasurementError where so many are not allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (count, max(count, hard)))
         except (ValueError, OSError) as error:
-            raise MeasurementError(f"needs {count} open files, may have {hard}: {error}") from error
+            raise MeasurementError(
+                f"{count} open files are needed, {hard} allowed (`ulimit -Hn`); or ask for fewer "
+                f"(--idle, --streams): {error}"
+            ) from error
+    return max(soft, count)
 
 
 async def measure(server: OwnServer, num_idle: int, num_streams: int) -> dict[str, Any]:

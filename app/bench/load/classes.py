@@ -33,7 +33,8 @@ async def run_together(
     first: LoadClient, streams: Sequence[Job], second: LoadClient, load: Sequence[Job]
 ) -> tuple[list[Trace], list[Trace]]:
     later = [dataclasses.replace(job, arrival_s=job.arrival_s + ARRIVES_S) for job in load]
-    return tuple(await asyncio.gather(first.run(streams), second.run(later)))
+    before, after = await asyncio.gather(first.run(streams), second.run(later))
+    return before, after
 
 
 def class_figures(traces: Sequence[Trace], tbt_ms: float | None) -> LoadFigures:

@@ -117,7 +117,8 @@ def read_log(folder: Path) -> tuple[SchedulerConfig, CostModel, list[list[LiveSt
 
     Raises MeasurementError if the deployment has no cost model.
     """
-    rows = [row for file in sorted(folder.rglob("events-*.parquet")) for row in read_events(file)]
+    logs = sorted(folder.rglob("events-*-0001.parquet"))
+    rows = [row for log in logs for row in read_events(log)]
     config = config_of(rows[0])
     if config.cost_model is None:
         raise MeasurementError("scheduling.cost_model is not set: run `legato profile`")

@@ -1,0 +1,82 @@
+"""`legato bench recovery`: how long streams pause when a process of the engine dies or stops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from app.bench.chaos import census
+from app.bench.chaos.command import DEFAULT_CONFIG, Config
+from app.bench.chaos.own_server import OwnServer, own_server
+from app.bench.load.client import Job, LoadClient
+from app.bench.report import MeasurementError, make_report, publish
+from app.bench.terminal import Json, Out, console, output, table
+
+_DEADLINE_S = 2.0
+_STREAMS, _TOKENS = 8, 400
+_STRIKE_AFTER_S = 0.3  # of the streams' start: all of them decode
+
+# What happens -> the kind of process, the signal, what the scheduler needs to notice it.
+_FAULTS = {
+    "stage killed": ("stage", signal.SIGKILL, 0.0),
+    "stage stopped": ("stage", signal.SIGSTOP, _DEADLINE_S),
+    "scheduler killed": ("scheduler", signal.SIGKILL, 0.0),
+}
+
+
+def command(
+    context: typer.Context,
+    config: Config = DEFAULT_CONFIG,
+    stages: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 2,
+    times: Annotated[int, typer.Option(min=1, help="How often each fault comes.")] = 3,
+    rest_s: Annotated[float, typer.Option(min=0.0, help="Between faults.")] = 10.0,
+    log: Annotated[Path, typer.Option(dir_okay=False, help="The server's output.")] = Path(
+        "out/recovery-server.log"
+    ),
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """The longest gap of eight streams beside each fault, the step's deadline apart."""
+    args: dict[str, dict[str, Any]] = {
+        "engine": {"step_deadline_s": _DEADLINE_S},
+        "parallel": {"pipeline_stages": stages},
+    }
+    with own_server(config, args, log) as server:
+        found = {name: asyncio.run(_pauses_s(server, name, times, rest_s)) for name in _FAULTS}
+    publish(make_report(context, {"pauses_s": found}, {"server": args}), as_json, out)
+    if not as_json:
+        rows = [
+            (name, *(f"{pause:.1f}" for pause in sorted(pauses))) for name, pauses in found.items()
+        ]
+        title = f"Longest pause of {_STREAMS} streams, s"
+        output.print(table(title, ("", *[""] * times), rows))
+
+
+async def _pauses_s(server: OwnServer, name: str, times: int, rest_s: float) -> list[float]:
+    pauses = []
+    for number in range(times):
+        with console.status(f"{name}, {number + 1} of {times}"):
+            await asyncio.sleep(rest_s)
+            pauses.append(await pause_s(server, *_FAULTS[name]))
+            await asyncio.to_thread(census.settle, server)
+    return pauses
+
+
+async def pause_s(server: OwnServer, kind: str, blow: signal.Signals, noticed_s: float) -> float:
+    """The longest gap of streams in whose middle a process is struck, less `noticed_s`.
+
+    Raises MeasurementError if a stream failed, or had ended before."""
+    pid = server.pids(kind)[-1]
+    jobs = [Job(0.0, 32, _TOKENS)] * _STREAMS
+    load = asyncio.create_task(LoadClient(server.url, server.model).run(jobs))
+    await asyncio.sleep(_STRIKE_AFTER_S)
+    os.kill(pid, blow)
+    traces = await load
+    if wrong := next((t.error or "a token is missing" for t in traces if not t.finished), None):
+        raise MeasurementError(f"a stream failed: {wrong}")
+    return max(max(trace.gaps_s) for trace in traces) - noticed_s
