@@ -91,8 +91,13 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
 
     done = threading.Event()
     asked: SimpleQueue[bool] = SimpleQueue()  # one entry a signal: whether to go on
+
+    def stop(*_: object) -> None:
+        done.set()
+        asked.put(False)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: (done.set(), asked.put(False)))
+        signal.signal(number, stop)
     signal.signal(signal.SIGUSR1, lambda *_: asked.put(True))
     try:
         schema = ServeDeploySchema.model_validate(config)
