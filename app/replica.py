@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import uuid
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,10 +18,10 @@ from app.api.application import build_api
 from app.api.http.options import at_address
 from app.api.http.server import HttpServer
 from app.console.routes import console_routes
-from app.engine.client import EngineClient, EngineUnavailable, GenerationRequest, ModelCard
+from app.engine.client import EngineClient
 from app.engine.link import EngineFailed
 from app.engine.streams import IterationFeed
-from app.handle_params import check_ids, sampling_from
+from app.handle_calls import HandleCalls
 from app.settings import Settings
 from app.settings_schema import ModelSettings
 from app.telemetry.live import Telemetry
@@ -54,7 +51,7 @@ def load_text(folder: str, model: ModelSettings) -> TextProcessor:
     return text
 
 
-class HttpReplica:
+class HttpReplica(HandleCalls):
     """Base of the deployments. `engine`, `text` and `settings` are set by their `__init__`, which
     then calls `open`."""
 
@@ -118,46 +115,3 @@ class HttpReplica:
         telemetry = getattr(self, "telemetry", None)
         if telemetry is not None:
             telemetry.close()
-
-    # ---- Python callers ------------------------------------------------------------------------
-
-    async def generate(
-        self, prompt: str | list[int], **params: Any
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        """Stream token events: {"index", "tokens", "text", "finish_reason"}.
-
-        params: `SamplingParams` fields plus `slo` ({"tbt_ms", "ttft_ms"}), `priority`, `tenant`,
-        `ignore_eos`, and `output` (token ids already delivered: generation goes on behind them).
-        Raises ValueError naming a bad parameter.
-        """
-        card: ModelCard = self.engine.card
-        tokens = await self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        check_ids(tokens, card, "prompt")
-        call = sampling_from(params, len(tokens), card)
-        request = GenerationRequest(
-            request_id=f"handle-{uuid.uuid4().hex}",
-            prompt=tuple(tokens),
-            sampling=call.sampling,
-            tenant=call.tenant,
-            priority=call.priority,
-            objective=Objective(call.tbt_s, call.ttft_s),
-            output=call.output,
-        )
-        detokenizer = self.text.detokenizer()
-        async with aclosing(self.engine.generate(request)) as chunks:
-            async for chunk in chunks:
-                text = detokenizer.push(chunk.tokens)
-                if chunk.finish_reason is not None:
-                    text += detokenizer.flush()
-                yield {
-                    "index": chunk.first,
-                    "tokens": chunk.tokens,
-                    "text": text,
-                    "finish_reason": chunk.finish_reason,
-                }
-
-    async def status(self) -> Mapping[str, Any]:
-        """A snapshot of the engine; raises EngineUnavailable while it is being rebuilt."""
-        if not self.engine.is_ready():
-            raise EngineUnavailable("the engine is being rebuilt")
-        return await self.engine.status()

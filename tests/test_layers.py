@@ -115,7 +115,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         " stage.model engine client telemetry settings installation simulate.inputs simulate.run",
     ),
     "composition": (
-        "app/{main,server,fleet_server,replica,handle_params}.py",
+        "app/{main,server,fleet_server,replica,handle_calls,handle_params}.py",
         "vocabulary fleet.routers fleet actors transport engine app.fleet text api endpoints http"
         " telemetry console settings client installation",
     ),

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Annotated, Any, NoReturn
 
 import httpx
@@ -22,7 +24,7 @@ from rich.status import Status
 
 from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
 from actors.transport import semaphores
-from app.cli.serve_config import DEFAULT_CONFIG, load_config, place
+from app.cli.serve_config import DEFAULT_CONFIG, load_config, num_cpus_of, place
 from app.ray_environment import DRAIN_S, set_environment
 from app.settings import SettingsError, parse, resolve
 from app.terminal import WRONG_USAGE, console, fail, print_error
@@ -49,18 +51,24 @@ def serve(
     """Serve a model until Ctrl-C: the demo model, any config, or any model folder.
 
     A model folder gets the demo's address and TBT objective, and defaults. A path that begins
-    with configs/ and does not exist here is the one that came with Legato.
+    with configs/ and does not exist here is the one that came with Legato. SIGUSR1 has the config
+    read again and deployed beside what runs.
     """
-    try:
+
+    def read() -> dict[str, Any]:
         config = load_config(target)
-        address = place(config, host, port)
+        place(config, host, port)
         for application in config["applications"]:
             resolve(parse(application.get("args") or {}))
-        _check_free(*address)
+        return config
+
+    try:
+        config = read()
+        _check_free(config["http_options"]["host"], config["http_options"]["port"])
     except SettingsError as error:
         fail(error, code=WRONG_USAGE)
     set_environment(haproxy=config.get("proxy_location") != "Disabled")
-    raise typer.Exit(_run(config))
+    raise typer.Exit(_run(config, read))
 
 
 def _check_free(host: str, port: int) -> None:
@@ -74,7 +82,7 @@ def _check_free(host: str, port: int) -> None:
         ) from error
 
 
-def _run(config: dict[str, Any]) -> int:
+def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
     # Imported here: Ray takes seconds, and reads its environment at import.
     import ray
     from ray import serve as ray_serve
@@ -82,8 +90,15 @@ def _run(config: dict[str, Any]) -> int:
     from ray.serve.schema import ServeDeploySchema
 
     done = threading.Event()
+    asked: SimpleQueue[bool] = SimpleQueue()  # one entry a signal: whether to go on
+
+    def stop(*_: object) -> None:
+        done.set()
+        asked.put(False)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: done.set())
+        signal.signal(number, stop)
+    signal.signal(signal.SIGUSR1, lambda *_: asked.put(True))
     try:
         schema = ServeDeploySchema.model_validate(config)
     except ValueError as error:
@@ -93,9 +108,10 @@ def _run(config: dict[str, Any]) -> int:
     client = None
     with console.status("starting Ray") as status:
         # Ray's CPUs are bookkeeping: enough for the replicas asked for, whatever the machine has.
+        num_cpus = max(os.cpu_count() or 1, 4, num_cpus_of(config))
         ray.init(
             address="local",  # never a cluster that happens to run here
-            num_cpus=max(os.cpu_count() or 1, 4),
+            num_cpus=num_cpus,
             include_dashboard=False,
             log_to_driver=False,
             logging_level="ERROR",
@@ -113,7 +129,8 @@ def _run(config: dict[str, Any]) -> int:
     guard = _guard()
     if problem is None and not done.is_set():
         _banner(config, address, time.monotonic() - begin_s)
-        done.wait()
+        while asked.get():
+            config = _deploy_again(client, config, read, num_cpus)
     if problem is not None:
         print_error(problem)
     with console.status("draining and stopping (Ctrl-C again to stop at once)"):
@@ -128,6 +145,29 @@ def _run(config: dict[str, Any]) -> int:
         guard.wait()
         semaphores.remove_orphans()
     return 0 if problem is None else 1
+
+
+def _deploy_again(
+    client: Any, config: dict[str, Any], read: Callable[[], dict[str, Any]], num_cpus: int
+) -> dict[str, Any]:
+    """Deploy what the config's file says by this time; returns the config that is deployed then."""
+    from ray.serve.schema import ServeDeploySchema
+
+    try:
+        changed = read()
+        if changed["http_options"] != config["http_options"]:
+            raise SettingsError("the address of a running server cannot be changed")
+        if (wanted := num_cpus_of(changed)) > num_cpus:
+            raise SettingsError(
+                f"its replicas, old beside new, reserve {wanted} CPUs, and this server began with "
+                f"{num_cpus}: start it anew"
+            )
+        client.deploy_apps(ServeDeploySchema.model_validate(changed), _blocking=False)
+    except ValueError as error:  # SettingsError is one
+        print_error(f"the changed config is not deployed: {error}")
+        return config
+    console.print("deploying the changed config", highlight=False)
+    return changed
 
 
 def _guard() -> subprocess.Popen[bytes]:

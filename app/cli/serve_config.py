@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import yaml
 
 from app.api.http.options import at_address
 from app.paths import CONFIGS, locate
-from app.settings import SettingsError, parse
+from app.settings import SettingsError, parse, resolve
 
 DEFAULT_CONFIG = Path("configs/serve/demo.yaml")
 
@@ -81,6 +82,27 @@ def place(config: dict[str, Any], host: str | None, port: int | None) -> tuple[s
             api = {**(args.get("api") or {}), "allowed_hosts": list(options.allowed_hosts)}
             args["api"] = api
     return http["host"], http["port"]
+
+
+def num_cpus_of(config: dict[str, Any]) -> int:
+    """What all replicas of this config reserve, while those of an update stand beside the old."""
+    from actors.placement import REPLICA_CPUS, bundles  # here: it imports Ray
+
+    total = 0.0
+    for application in config["applications"]:
+        settings = parse(application.get("args") or {})
+        stage = resolve(settings)
+        groups = bundles(stage.stage.num_stages, stage.stage.tensor_ranks, stage.cpus_per_rank, 0.0)
+        engine = sum(bundle["CPU"] for bundle in groups)
+        fleet = settings.fleet is not None
+        counts = {"Front": 1, "Engine": 1} if fleet else {"LLMServer": 1}
+        for deployment in application.get("deployments") or []:
+            scaled = deployment.get("autoscaling_config") or {}
+            most = scaled.get("max_replicas") or deployment.get("num_replicas") or 1
+            counts[deployment["name"]] = 1 if most == "auto" else most
+        for name, count in counts.items():
+            total += count * (REPLICA_CPUS if name == "Front" else engine)
+    return math.ceil(2 * total)
 
 
 def _check_alone(config: dict[str, Any]) -> None:

@@ -42,6 +42,7 @@ logger = logging.getLogger("legato.fleet")
 
 _SILENT_AFTER_S = 5.0  # an engine speaks once a second when idle
 _WATCH_PERIOD_S = 0.5
+_ACQUAINTED_WITHIN_S = 10.0  # of a front's start
 
 
 class FleetClient:
@@ -78,6 +79,7 @@ class FleetClient:
         self._created_s = int(time.time())
         self._changes: dict[str, Any] = {}  # made live, for engines that join later
         self._watcher: asyncio.Task[None] | None = None
+        self._was_told = asyncio.Event()  # by an engine, of itself
         self._tasks: set[asyncio.Task[None]] = set()
         self.objective = Objective()
         self.iterations = IterationFeed()
@@ -85,9 +87,16 @@ class FleetClient:
     # ---- life ------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to look for engines; requests wait for the first."""
+        """Look for engines, and return once those that can be reached have told of themselves: a
+        front that answers before would refuse what they take. New ones are found at any time."""
         self._finder.start(self)
         self._watcher = asyncio.create_task(self._watch())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ACQUAINTED_WITHIN_S):
+                await self._finder.has_looked()
+                while any(c.snapshot is None for c in self._known()):
+                    self._was_told.clear()
+                    await self._was_told.wait()
 
     async def close(self) -> None:
         if self._watcher is not None:
@@ -255,6 +264,7 @@ class FleetClient:
         )
         self._connections[connection.engine_id] = connection
         self._fleet.published(snapshot, time.monotonic())
+        self._was_told.set()
         if not snapshot.accepts and connection.open:
             self._whereabouts.evacuate(connection, snapshot.state)
         self._whereabouts.settle()

@@ -29,6 +29,7 @@ class Finder:
         self._node = node
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        self._looked = asyncio.Event()
         self._connecting: dict[str, asyncio.Task[None]] = {}
         self._failing_since_s: dict[str, float] = {}
 
@@ -39,6 +40,12 @@ class Finder:
         """Something has changed."""
         self._wake.set()
 
+    async def has_looked(self) -> None:
+        """Returns once every engine found at the first look is connected, or cannot be."""
+        await self._looked.wait()
+        if self._connecting:
+            await asyncio.wait(self._connecting.values())
+
     async def close(self) -> None:
         for task in (self._task, *self._connecting.values()):
             if task is not None:
@@ -48,6 +55,7 @@ class Finder:
         while True:
             try:
                 await self._look(listener)
+                self._looked.set()
             except Exception as error:  # the cluster's store is away: who is connected stays so
                 logger.warning("looking for engines: %s: %s", type(error).__name__, error)
             self._wake.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +18,12 @@ from app.bench.chaos.bad_requests import bad_requests
 from app.bench.chaos.command import kinds_of
 from app.bench.chaos.faults import FAULTS, deck
 from app.bench.chaos.figures import chaos_figures, pauses_s
+from app.bench.chaos.fleet_faults import FLEET_FAULTS
+from app.bench.chaos.own_server import OwnServer, is_fleet
 from app.bench.chaos.requests import Answer, ChaosRequest, Verdict, draw_pool, judge
 from app.bench.chaos.run import Seen, Struck
 from app.bench.chaos.soak import growth
+from app.bench.report import MeasurementError
 
 REQUEST = ChaosRequest(0, "greedy", "/v1/completions", {})
 
@@ -75,6 +79,36 @@ def test_faults_are_chosen_by_name() -> None:
     assert kinds_of("stage killed,scheduler frozen") == ["stage killed", "scheduler frozen"]
     with pytest.raises(typer.BadParameter, match="sun spots"):
         kinds_of("stage killed,sun spots")
+    assert kinds_of("all", FLEET_FAULTS) == list(FLEET_FAULTS)
+    with pytest.raises(typer.BadParameter, match="fleet scaled"):
+        kinds_of("replica paused", FLEET_FAULTS)
+
+
+def test_a_fleet_is_told_by_its_config() -> None:
+    assert is_fleet(Path("configs/serve/two_replicas.yaml"))
+    assert not is_fleet(Path("configs/serve/demo.yaml"))
+    with pytest.raises(MeasurementError, match=r"no\.yaml"):
+        is_fleet(Path("no.yaml"))
+
+
+class FleetServer(OwnServer):
+    def status(self) -> dict[str, Any]:
+        return self.shown  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_fleet_is_whole_with_all_its_engines_and_no_doomed_one(tmp_path: Path) -> None:
+    server = FleetServer("", None, tmp_path, tmp_path, tmp_path)  # type: ignore[arg-type]
+    serving = [{"id": name, "state": "serving"} for name in ("a", "b")]
+    assert server.is_whole()  # no fleet
+    server.num_engines = 2
+    for engines, doomed, is_whole in (
+        (serving, "", True),
+        (serving[:1], "", False),
+        (serving, "b", False),
+        ([*serving, {"id": "c", "state": "draining"}], "", False),
+    ):
+        server.shown, server.doomed = {"engines": engines}, frozenset(doomed)  # type: ignore[attr-defined]
+        assert server.is_whole() == is_whole
 
 
 def test_a_pause_is_the_longest_gap_around_a_fault() -> None:

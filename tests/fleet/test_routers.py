@@ -92,6 +92,23 @@ def test_a_prefix_is_followed_while_it_pays() -> None:
         assert held.engine_id == "holds"
 
 
+@pytest.mark.parametrize(("num_ahead", "expected"), [(50, "other"), (150, "holds")])
+def test_a_prefix_is_computed_anew_only_where_there_is_time(num_ahead: int, expected: str) -> None:
+    """The engine that holds it is late; the other has 0.05 or 0.15 s of work, of 1.0 s allowed."""
+    other = snapshot("other", num_running=1, num_prefill_tokens=num_ahead)
+    fleet = fleet_of(other, snapshot("holds", outlook=outlook(begin_s=0.6)))
+    fleet.told(PrefixNews("holds", tuple(DIGESTS), whole=True))
+    arrival = Arrival(200, 10, prefix=tuple(DIGESTS))
+    there = build_router("slack").choose(arrival, fleet, 0.0)
+    assert there is not None
+    assert there.engine_id == expected
+    elsewhere = build_router("slack").choose(
+        replace(arrival, refused_by=frozenset({"holds"})), fleet, 0.0
+    )
+    assert elsewhere is not None
+    assert elsewhere.engine_id == "other"
+
+
 def test_a_session_is_followed_where_no_prefix_is_known() -> None:
     fleet = fleet_of(snapshot("a"), snapshot("b"))
     fleet.sent("b", Arrival(500, 10, session="s"))

@@ -139,7 +139,7 @@ async def test_two_fronts_share_an_engine_and_one_of_them_dies(make_fleet: Any) 
     finder = Finder(fleet.registry, this_node())
     other = FleetClient(finder, "tiny", str(fleet.folder), build_router("least_loaded"))
     await other.start()
-    await until(other.is_ready)
+    assert other.is_ready()  # it knows who is there before it answers anybody
     endless = GenerationRequest("e", (5, 6), SamplingParams(200, min_tokens=200))
     async with aclosing(other.generate(endless)) as chunks:
         await anext(chunks)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -192,3 +193,28 @@ def test_ctrl_c_lets_streams_end(
         answers = asyncio.run(streams.run(lambda: server.process.send_signal(signal.SIGINT)))
         assert all(answer["reasons"] for answer in answers)
         assert server.process.wait(60) == 0
+
+
+@pytest.mark.long
+def test_streams_go_on_without_controller_and_store(
+    serve: Callable[..., Any], tiny_model: Callable[..., Path]
+) -> None:
+    """Serve's controller and the cluster's GCS are killed: nobody brings them back here, and for as
+    long as Ray's processes stand that, open streams go on and new requests are taken."""
+    args = {"model": {"path": str(tiny_model("llama"))}, "kv": {"memory_gib": 0.01}}
+    with serve(args, num_replicas=2) as server:
+        wait_for_engines(server, 2)
+        unfailed = asyncio.run(Streams(server.url, server.model).run())
+        own = psutil.Process(server.process.pid).children(recursive=True)
+        titles = {process.pid: " ".join(process.cmdline()) for process in own}
+        victims = [p for p, t in titles.items() if "gcs_server" in t or "ServeController" in t]
+        assert len(victims) == 2
+
+        def strike() -> None:
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+
+        assert asyncio.run(Streams(server.url, server.model).run(strike)) == unfailed
+        end_s = time.monotonic() + 20
+        while time.monotonic() < end_s:
+            assert asyncio.run(Streams(server.url, server.model).run()) == unfailed

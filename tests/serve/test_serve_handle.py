@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.main import build_app
+from app.text.processor import TextProcessor
 from tests.live.reference import MAX_TOKENS, expected, make_prompts
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
@@ -27,8 +32,43 @@ def handle(own_serve: None, tiny_model: Callable[..., Path]) -> Iterator[Any]:
     serve.delete("handle")
 
 
+@pytest.fixture(scope="module")
+def fleet(own_serve: None, tiny_model: Callable[..., Path]) -> Iterator[Any]:
+    """A front and its engine."""
+    from ray import serve
+
+    args = {
+        "model": {"path": str(tiny_model("llama"))},
+        "kv": {"block_size": 4, "memory_gib": 0.01},
+        "fleet": {},
+    }
+    front = serve.run(build_app(args), name="fleet", route_prefix="/fleet")
+    scheduler_of(front)
+    yield front
+    serve.delete("fleet")
+
+
 def read(handle: Any, prompt: Any, **params: Any) -> list[dict[str, Any]]:
     return list(handle.generate.options(stream=True).remote(prompt, **params))
+
+
+def whole(events: Iterable[dict[str, Any]]) -> tuple[list[int], str]:
+    """Tokens and text, however many came together."""
+    read = list(events)
+    return [t for event in read for t in event["tokens"]], "".join(e["text"] for e in read)
+
+
+def scheduler_of(front: Any) -> int:
+    """Its process, once there is one."""
+    end_s = time.monotonic() + 60
+    while True:
+        try:
+            (engine,) = front.status.remote().result(timeout_s=30)["engines"]
+        except Exception:  # nobody there
+            assert time.monotonic() < end_s, "no engine has joined"
+            time.sleep(0.1)  # polling, bounded
+        else:
+            return int(engine["pid"])
 
 
 def test_tokens_equal_transformers(handle: Any) -> None:
@@ -55,6 +95,55 @@ def test_text_prompts_and_wrong_parameters(handle: Any) -> None:
         read(handle, "hello", max_token=4)
     with pytest.raises(Exception, match="prompt: must hold at least one token"):
         read(handle, [])
+
+
+MESSAGES = [{"role": "user", "content": "What is a stall?"}]
+
+
+def test_chat_is_generation_behind_the_rendered_conversation(
+    handle: Any, tiny_model: Callable[..., Path]
+) -> None:
+    text = TextProcessor(str(tiny_model("llama")))
+    tokens = text.encode_now(text.template.render(MESSAGES), add_special_tokens=False)
+    text.close()
+    told = list(handle.chat.options(stream=True).remote(MESSAGES, max_tokens=9, ignore_eos=True))
+    assert whole(told) == whole(read(handle, tokens, max_tokens=9, ignore_eos=True))
+    with pytest.raises(Exception, match="messages: must hold at least one"):
+        list(handle.chat.options(stream=True).remote([]))
+
+
+def test_embeddings(handle: Any) -> None:
+    ask = lambda *args, **params: handle.embed.remote(*args, **params).result(timeout_s=60)  # noqa: E731
+    vector, other = ask([5, 6, 7]), ask([5, 6, 8])
+    assert math.isclose(math.fsum(v * v for v in vector), 1.0)
+    assert vector == ask([5, 6, 7]) != other
+    raw = ask([5, 6, 7], normalize=False)
+    scale = math.hypot(*raw)
+    assert vector == pytest.approx([v / scale for v in raw])
+    with pytest.raises(Exception, match="pooling: mean or last"):
+        ask([5], pooling="first")
+    with pytest.raises(Exception, match="prompt: must hold at least one token"):
+        ask([])
+
+
+def test_callers_of_a_fleet_notice_no_death_of_an_engine(handle: Any, fleet: Any) -> None:
+    """Two streams go on behind their tokens, and who asks after the death waits for the next."""
+    (prompt,), (tokens,) = make_prompts((3,)), expected("llama", (3,), 150)
+    params = {"max_tokens": 150, "ignore_eos": True}
+    alone = list(handle.chat.options(stream=True).remote(MESSAGES, **params))
+    pid = scheduler_of(fleet)
+    streams = [
+        fleet.generate.options(stream=True).remote(list(prompt), **params),
+        fleet.chat.options(stream=True).remote(MESSAGES, **params),
+    ]
+    begun = [[next(stream)] for stream in streams]
+    os.kill(pid, signal.SIGKILL)
+    vector = fleet.embed.remote(list(prompt))
+    told = [whole([*first, *stream]) for first, stream in zip(begun, streams, strict=True)]
+    assert told[0][0] == tokens
+    assert told[1] == whole(alone)
+    expected_vector = handle.embed.remote(list(prompt)).result(timeout_s=60)
+    assert vector.result(timeout_s=60) == expected_vector
 
 
 def test_status_tells_the_engine_is_at_rest(handle: Any) -> None:

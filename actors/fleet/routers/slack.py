@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from actors.fleet.fleet import Fleet, Prospect, Sight
+from actors.fleet.fleet import PATIENCE_S, Fleet, Prospect, Sight
 from actors.fleet.routers.base import Router
 from actors.fleet.snapshot import Arrival
 
 LEAST_TOKENS = 64  # a request is never cheaper: its own step, its decodes
 WASTE = 8.0  # where all are late: what a token computed twice costs those who come after
+IDLE_SHARE = 0.1  # of the TTFT objective: an engine with less work than that has time to spare
 
 
 class Slack(Router):
@@ -26,6 +27,10 @@ class Slack(Router):
     times load (LMetric, arXiv 2603.15202), leaves the prefix whenever a queue is shorter elsewhere,
     and once the fleet is busy it drowns in prefixes computed again.
 
+    A prefix is computed anew only where there is time to spare: at an engine whose work would not
+    take `IDLE_SHARE` of the objective. Elsewhere it delays those who are there for longer than it
+    gains, and where all engines are busy every such move makes the next more likely.
+
     Where nobody can promise it, the least sum of its delay and (`WASTE` times) its work. Engines
     that predict nothing are compared by tokens times load.
     """
@@ -36,8 +41,23 @@ class Slack(Router):
         self, sights: Sequence[Sight], arrival: Arrival, fleet: Fleet, now_s: float
     ) -> Prospect:
         prospects = fleet.prospects(arrival, sights)
-        best = min(zip(prospects, sights, strict=True), key=lambda both: _rank(*both))
-        return best[0]
+        most = max([there.num_cached_tokens for there in prospects])
+
+        def rank(both: tuple[Prospect, Sight]) -> tuple[bool, int, float]:
+            there, sight = both
+            is_anew = most - there.num_cached_tokens > LEAST_TOKENS
+            return (is_anew and _is_busy(there, sight, arrival), *_rank(there, sight))
+
+        return min(zip(prospects, sights, strict=True), key=rank)[0]
+
+
+def _is_busy(there: Prospect, sight: Sight, arrival: Arrival) -> bool:
+    """By its own prediction; one that makes none is taken for idle."""
+    if math.isnan(there.slack):
+        return False
+    wanted_s = arrival.objective.ttft_s or sight.snapshot.ttft_s or PATIENCE_S
+    work_s = sight.num_prefill_tokens / max(sight.snapshot.outlook.prefill_rate, 1.0)
+    return work_s > IDLE_SHARE * wanted_s
 
 
 def _rank(there: Prospect, sight: Sight) -> tuple[int, float]:

@@ -55,7 +55,7 @@ class Embeddings:
 
             def shown(numbered: tuple[int, tuple[float, ...]]) -> dict[str, object]:
                 index, vector = numbered
-                vector = _normalized(vector) if normalize else vector
+                vector = normalized(vector) if normalize else vector
                 embedding = _base64(vector) if as_base64 else list(vector)
                 return {"object": "embedding", "index": index, "embedding": embedding}
 
@@ -87,7 +87,8 @@ class Embeddings:
         return vector
 
 
-def _normalized(vector: Sequence[float]) -> tuple[float, ...]:
+def normalized(vector: Sequence[float]) -> tuple[float, ...]:
+    """Of length 1."""
     length = math.sqrt(math.fsum(value * value for value in vector))
     return tuple(value / length for value in vector) if length else tuple(vector)
 

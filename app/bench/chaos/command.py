@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +13,17 @@ import typer
 from app.bench.chaos import census
 from app.bench.chaos.faults import FAULTS
 from app.bench.chaos.figures import chaos_figures, chaos_lines, chaos_table
-from app.bench.chaos.own_server import OwnServer, own_server
+from app.bench.chaos.fleet_faults import FLEET_FAULTS
+from app.bench.chaos.own_server import OwnServer, is_fleet, own_server
 from app.bench.chaos.requests import Answer, draw_pool, unfailed
 from app.bench.chaos.run import ChaosRun, Seen, new_session
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, output, say_duration
 
 Config = Annotated[Path, typer.Option(help="The Serve config to run; one replica.")]
+ChaosConfig = Annotated[
+    Path, typer.Option(help="The Serve config to run: one replica, or a fleet of fixed size.")
+]
 DEFAULT_CONFIG = Path("configs/serve/demo.yaml")
 POOL = 25  # the canary, and every kind of request three times
 # Deadlines that suit steps of milliseconds; a deployment of a large model has longer ones.
@@ -27,9 +33,13 @@ SETTINGS = {"engine": {"step_deadline_s": 5.0}, "api": {"send_timeout_s": 10.0}}
 def command(
     context: typer.Context,
     minutes: Annotated[float, typer.Option(min=0.1, help="How long faults come.")] = 10.0,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="So many faults, if they come in that time.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of requests, faults and their times.")] = 0,
-    config: Config = DEFAULT_CONFIG,
+    config: ChaosConfig = DEFAULT_CONFIG,
     streams: Annotated[int, typer.Option(min=1, help="Requests open at a time.")] = 12,
+    qps: Annotated[float, typer.Option(min=0.0, help="Short requests a second beside.")] = 0.0,
     faults: Annotated[
         str, typer.Option(help="Kinds, comma separated; all, or none for the load alone.")
     ] = "all",
@@ -41,11 +51,14 @@ def command(
 ) -> None:
     """Kill, freeze and starve a server under load; every stream must be as without faults.
 
+    Of a fleet, engines die, leave, come and are updated.
+
     Exits with status 1 when a token was lost, doubled or changed, or anything leaked.
     """
-    kinds = kinds_of(faults)
+    kinds = kinds_of(faults, FLEET_FAULTS if is_fleet(config) else FAULTS)
     say_duration(60 * minutes + 60, 60 * minutes + 180, f"{len(kinds)} kinds of faults")
-    found = measure(config, minutes, seed, streams, kinds, log)
+    load = Load(60 * minutes, seed, streams, qps, kinds, count)
+    found = measure(config, load, log)
     publish(
         make_report(context, found, {"kinds": kinds, "server": SETTINGS, "log": log.name}),
         as_json,
@@ -59,42 +72,59 @@ def command(
         raise typer.Exit(1)
 
 
-def kinds_of(names: str) -> list[str]:
+def kinds_of(names: str, known: Collection[str] = FAULTS) -> list[str]:
     """Raises typer.BadParameter for one that does not exist."""
     if names in ("all", "none"):
-        return list(FAULTS) if names == "all" else []
+        return list(known) if names == "all" else []
     chosen = [name.strip() for name in names.split(",")]
-    if unknown := [name for name in chosen if name not in FAULTS]:
-        raise typer.BadParameter(f"no fault {unknown[0]!r}: {', '.join(FAULTS)}",
+    if unknown := [name for name in chosen if name not in known]:
+        raise typer.BadParameter(f"no fault {unknown[0]!r}: {', '.join(known)}",
                                  param_hint="--faults")  # fmt: skip
     return chosen
 
 
-def measure(
-    config: Path, minutes: float, seed: int, streams: int, kinds: list[str], log: Path
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a server is put to. num_faults: at most."""
+
+    seconds: float
+    seed: int
+    num_streams: int
+    qps: float
+    kinds: list[str]
+    num_faults: int | None
+
+
+def measure(config: Path, load: Load, log: Path) -> dict[str, Any]:
     """The figures of one run."""
     with own_server(config, SETTINGS, log, records=True) as server:
-        seen, wanted, leaks, extra = asyncio.run(_run(server, 60 * minutes, seed, streams, kinds))
+        seen, wanted, leaks, extra = asyncio.run(_run(server, load))
     return {**chaos_figures(seen, wanted, leaks, server.left_over), **extra}
 
 
 async def _run(
-    server: OwnServer, seconds: float, seed: int, streams: int, kinds: list[str]
+    server: OwnServer, load: Load
 ) -> tuple[Seen, list[Answer], list[str], dict[str, Any]]:
-    pool = draw_pool(seed, server.model, POOL)
+    pool = draw_pool(load.seed, server.model, POOL)
     async with new_session() as session:
         with console.status(f"{POOL} requests without faults"):
             wanted = await unfailed(session, server.url, pool)
             if wrong := next((a for a in wanted if a.error is not None), None):
                 raise MeasurementError(f"without any fault: {wrong.request.kind}: {wrong.error}")
             run = ChaosRun(
-                server, session, pool, wanted, seed=seed, num_streams=streams, kinds=kinds
+                server,
+                session,
+                pool,
+                wanted,
+                seed=load.seed,
+                num_streams=load.num_streams,
+                kinds=load.kinds,
+                qps=load.qps,
             )
             await run.warm_up()
         await asyncio.to_thread(census.settle, server)
         before = await asyncio.to_thread(census.take, server)
-        seen = await run.run(seconds)
+        seen = await run.run(load.seconds, load.num_faults)
     await asyncio.to_thread(census.settle, server)
     leaks, after = await asyncio.to_thread(census.settled_leaks, server, before)
     return seen, wanted, leaks, {"before": before.to_dict(), "after": after.to_dict()}

@@ -11,7 +11,7 @@ import random
 import resource
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ class Skipped(Exception):
     """This fault cannot be made here; the message says why."""
 
 
-def _nothing() -> None:
+def nothing() -> None:
     pass
 
 
@@ -59,20 +59,20 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _killed(kind: str) -> Callable[[OwnServer, random.Random], Lift]:
+def killed(kind: str) -> Callable[[OwnServer, random.Random], Lift]:
     def strike(server: OwnServer, chance: random.Random) -> Lift:
         _signal(_one(server, kind, chance), signal.SIGKILL)
-        return _nothing
+        return nothing
 
     return strike
 
 
-def _frozen(kind: str) -> Callable[[OwnServer, random.Random], Lift]:
+def frozen(kind: str) -> Callable[[OwnServer, random.Random], Lift]:
     """For ever: somebody must notice."""
 
     def strike(server: OwnServer, chance: random.Random) -> Lift:
         _signal(_one(server, kind, chance), signal.SIGSTOP)
-        return _nothing
+        return nothing
 
     return strike
 
@@ -154,18 +154,18 @@ def _shared_memory(server: OwnServer) -> Path:
 
 _SHORT, _LONG = (0.5, 2.0), (2.0, 5.0)
 FAULTS: Mapping[str, Fault] = {
-    "stage killed": Fault(_killed("stage"), weight=4),
-    "scheduler killed": Fault(_killed("scheduler"), weight=2),
-    "stage frozen": Fault(_frozen("stage")),
-    "scheduler frozen": Fault(_frozen("scheduler")),
+    "stage killed": Fault(killed("stage"), weight=4),
+    "scheduler killed": Fault(killed("scheduler"), weight=2),
+    "stage frozen": Fault(frozen("stage")),
+    "scheduler frozen": Fault(frozen("scheduler")),
     "stage paused": Fault(_paused("stage"), _SHORT, weight=2),
     "scheduler paused": Fault(_paused("scheduler"), _SHORT, weight=2),
     "replica paused": Fault(_paused("replica"), _SHORT, weight=2),
-    "controller killed": Fault(_killed("controller")),
+    "controller killed": Fault(killed("controller")),
     "controller paused": Fault(_paused("controller"), _LONG),
-    "grammar worker killed": Fault(_killed("grammar worker"), weight=2),
-    "template worker killed": Fault(_killed("template worker"), weight=2),
-    "template worker frozen": Fault(_frozen("template worker")),
+    "grammar worker killed": Fault(killed("grammar worker"), weight=2),
+    "template worker killed": Fault(killed("template worker"), weight=2),
+    "template worker frozen": Fault(frozen("template worker")),
     "stage killed on a full disk": Fault(_full(_telemetry, "stage"), _LONG),
     "scheduler killed on a full disk": Fault(_full(_telemetry, "scheduler"), _LONG),
     "no memory for the stage": Fault(
@@ -184,14 +184,15 @@ FAULTS: Mapping[str, Fault] = {
 }
 
 
-def deck(kinds: list[str], chance: random.Random) -> list[str]:
+def deck(
+    kinds: Sequence[str], chance: random.Random, faults: Mapping[str, Fault] = FAULTS
+) -> list[str]:
     """Kinds by their weight, in an order drawn by chance."""
-    cards = [kind for kind in kinds for _ in range(FAULTS[kind].weight)]
+    cards = [kind for kind in kinds for _ in range(faults[kind].weight)]
     chance.shuffle(cards)
     return cards
 
 
-def strike(kind: str, server: OwnServer, chance: random.Random) -> tuple[float, Lift]:
+def strike(fault: Fault, server: OwnServer, chance: random.Random) -> tuple[float, Lift]:
     """Seconds that it shall hold, and what lifts it. Raises Skipped."""
-    fault = FAULTS[kind]
     return chance.uniform(*fault.hold_s), fault.strike(server, chance)

@@ -65,6 +65,7 @@ def _of_kind(made: Sequence[Struck], kind: str, answers: Sequence[Answer]) -> di
     took = [f.recovered_s - f.at_s for f in mine if f.recovered_s is not None]
     return {
         "num": len(mine),
+        "num_streams_open": sum(len(pauses_s(fault, answers)) for fault in mine),
         "num_survived": len(took),
         "recovery_s": _spread(took),
         "pauses_ms": _spread([p for fault in mine for p in pauses_s(fault, answers)], 1000),

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from app.bench.report import MeasurementError
 from app.paths import locate
 
 _ROOT = Path(__file__).resolve().parents[3]
+_CONFIG = "serve.yaml"
 _READY_WITHIN_S = 240.0
 _STOP_WITHIN_S = 90.0
 _GONE_WITHIN_S = 15.0
@@ -57,7 +58,8 @@ class OwnServer:
     """telemetry: the folder the server logs into, as it calls it.
 
     shared_memory: an open folder: the server's /dev/shm, also once it has ended; None where it
-    shares that of the machine."""
+    shares that of the machine.
+    num_engines: that a fleet shall have; 0: a lone replica. doomed: engines that shall be gone."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -66,6 +68,8 @@ class OwnServer:
     log: Path
     model: str = ""
     shared_memory: int | None = None
+    num_engines: int = 0
+    doomed: frozenset[str] = frozenset()
     known: dict[int, psutil.Process] = field(default_factory=dict)  # every process ever seen
     left_over: list[str] = field(default_factory=list)  # once it has ended: what had not
 
@@ -98,6 +102,31 @@ class OwnServer:
         answer.raise_for_status()
         found: dict[str, Any] = answer.json()
         return found
+
+    def engines(self) -> list[dict[str, Any]]:
+        """Of a fleet, as its front shows them; none while nobody answers."""
+        try:
+            found: list[dict[str, Any]] = self.status().get("engines", [])
+        except (httpx.HTTPError, ValueError):
+            return []
+        return found
+
+    def is_whole(self) -> bool:
+        """A fleet has all the engines it shall have, and no others; a lone replica always is."""
+        if not self.num_engines:
+            return True
+        engines = self.engines()
+        serving = [engine for engine in engines if engine.get("state") == "serving"]
+        doomed = any(engine["id"] in self.doomed for engine in engines)
+        return len(serving) == len(engines) == self.num_engines and not doomed
+
+    def redeploy(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Change the application in the config, and have it deployed."""
+        path = self.folder / _CONFIG
+        config = yaml.safe_load(path.read_text())
+        change(config["applications"][0])
+        path.write_text(yaml.safe_dump(config))
+        os.kill(self.process.pid, signal.SIGUSR1)
 
     def alive(self) -> list[psutil.Process]:
         """Of the processes ever seen."""
@@ -153,8 +182,9 @@ def own_server(
         **({"telemetry": {"directory": str(telemetry), "events": True}} if records else {}),
     }
     port = free_port()
-    path = folder / "serve.yaml"
-    path.write_text(yaml.safe_dump(_configured(config, sections)))
+    path = folder / _CONFIG
+    configured = _configured(config, sections)
+    path.write_text(yaml.safe_dump(configured))
     command = [sys.executable, "-m", "app.cli.main", "serve", str(path), "--port", str(port)]
     corner = has_corners()
     if corner:
@@ -166,6 +196,7 @@ def own_server(
             start_new_session=True,
         )  # fmt: skip
         server = OwnServer(f"http://127.0.0.1:{port}", process, folder, telemetry, log)
+        server.num_engines = _num_engines(configured["applications"][0])
         try:
             _wait_ready(server)
             if corner:
@@ -194,6 +225,18 @@ def _configured(config: Path, sections: Mapping[str, Mapping[str, Any]]) -> dict
     for name, section in sections.items():
         args[name] = {**(args.get(name) or {}), **section}
     return read
+
+
+def is_fleet(config: Path) -> bool:
+    """Raises MeasurementError for what is no Serve config."""
+    return _num_engines(_configured(config, {})["applications"][0]) > 0
+
+
+def _num_engines(application: Mapping[str, Any]) -> int:
+    if application["args"].get("fleet") is None:
+        return 0
+    deployments = application.get("deployments") or []
+    return next((d.get("num_replicas") or 1 for d in deployments if d["name"] == "Engine"), 1)
 
 
 def _wait_ready(server: OwnServer) -> None:

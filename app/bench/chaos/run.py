@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from app.bench.chaos import faults
+from app.bench.chaos.fleet_faults import FLEET_FAULTS
 from app.bench.chaos.own_server import OwnServer
 from app.bench.chaos.requests import SILENT_S, Answer, ChaosRequest, ask, judge
 from app.bench.report import MeasurementError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 RECOVERS_WITHIN_S = 90.0
+FLEET_RECOVERS_WITHIN_S = 240.0  # new engines load their models beside those that serve
 _REST_S = (0.2, 1.5)  # between a recovery and the next fault
 _TOGETHER = 0.25  # share of faults that come with another before it is over
 _CANARY_EVERY_S = 0.1
@@ -32,7 +34,7 @@ class Struck:
     kind: str
     at_s: float
     held_s: float = 0.0
-    recovered_s: float | None = None  # when a new request was answered again, exactly
+    recovered_s: float | None = None  # a new request was answered, exactly; every engine is there
     skipped: str | None = None
 
 
@@ -57,6 +59,7 @@ class ChaosRun:
         seed: int,
         num_streams: int,
         kinds: Sequence[str],
+        qps: float = 0.0,
     ) -> None:
         self._server = server
         self._session = session
@@ -66,16 +69,20 @@ class ChaosRun:
         self._fault_chance = random.Random(seed + 2)
         self._num_streams = num_streams
         self._kinds = list(kinds)
+        self._faults = FLEET_FAULTS if server.num_engines else faults.FAULTS
+        self._qps = qps
         self._over = asyncio.Event()
         self.seen = Seen()
 
-    async def run(self, seconds: float) -> Seen:
-        """Faults for so long; then every open stream to its end."""
+    async def run(self, seconds: float, most_faults: int | None = None) -> Seen:
+        """Faults for so long, or so many; then every open stream to its end."""
         workers = [asyncio.create_task(self._stream()) for _ in range(self._num_streams)]
+        if self._qps:
+            workers.append(asyncio.create_task(self._arrivals()))
         try:
             await asyncio.sleep(1.0)
             if self._kinds:
-                await self._strike_until(time.perf_counter() + seconds)
+                await self._strike_until(time.perf_counter() + seconds, most_faults)
             else:
                 await asyncio.sleep(seconds)
         finally:
@@ -107,19 +114,34 @@ class ChaosRun:
                 console.print(f"  [red]{request.kind}[/]: {verdict}", soft_wrap=True)
                 await self._rest(1.0)
 
+    async def _arrivals(self) -> None:
+        """Short requests, that come whatever becomes of those before."""
+        asked = set[asyncio.Task[None]]()
+        while not self._over.is_set():
+            asked.add(asyncio.create_task(self._short()))
+            await self._rest(self._load_chance.expovariate(self._qps))
+        await asyncio.gather(*asked)
+
+    async def _short(self) -> None:
+        answer = await ask(self._session, self._server.url, self._pool[0])
+        self.seen.answers.append(answer)
+
     async def _rest(self, seconds: float) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), seconds)
 
     # ---- faults ---------------------------------------------------------------------------------
 
-    async def _strike_until(self, end_s: float) -> None:
+    async def _strike_until(self, end_s: float, most_faults: int | None) -> None:
         chance = self._fault_chance
         cards: list[str] = []
+        together = 0.0 if self._server.num_engines else _TOGETHER
         while time.perf_counter() < end_s:
-            cards = cards or faults.deck(self._kinds, chance)
+            if most_faults is not None and len(self.seen.faults) >= most_faults:
+                return
+            cards = cards or faults.deck(self._kinds, chance, self._faults)
             kinds = [cards.pop()]
-            if cards and chance.random() < _TOGETHER:
+            if cards and chance.random() < together:
                 kinds.append(cards.pop())
             struck = await asyncio.gather(
                 *[self._strike(kind, 0.7 * n) for n, kind in enumerate(kinds)]
@@ -134,7 +156,7 @@ class ChaosRun:
         self.seen.faults.append(struck)
         try:
             struck.held_s, lift = await asyncio.to_thread(
-                faults.strike, kind, self._server, self._fault_chance
+                faults.strike, self._faults[kind], self._server, self._fault_chance
             )
         except faults.Skipped as why:
             struck.skipped = str(why)
@@ -146,21 +168,24 @@ class ChaosRun:
         return struck
 
     async def _recovered(self, struck: Sequence[Struck]) -> None:
-        """Until a new request is answered as ever. Raises MeasurementError if none is."""
-        deadline_s = time.perf_counter() + RECOVERS_WITHIN_S
+        """Until a new request is answered as ever, by a fleet that is whole. Raises
+        MeasurementError if that does not come to be."""
+        within_s = FLEET_RECOVERS_WITHIN_S if self._server.num_engines else RECOVERS_WITHIN_S
+        deadline_s = time.perf_counter() + within_s
         answer = None
         while time.perf_counter() < deadline_s:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RECOVERS_WITHIN_S):
                     answer = await ask(self._session, self._server.url, self._pool[0])
-                    if judge(answer, self._wanted[0]).is_exact:
+                    is_whole = await asyncio.to_thread(self._server.is_whole)
+                    if is_whole and judge(answer, self._wanted[0]).is_exact:
                         for fault in struck:
                             fault.recovered_s = time.perf_counter()
                         return
             await asyncio.sleep(_CANARY_EVERY_S)
         names = ", ".join(fault.kind for fault in struck)
         why = None if answer is None else answer.error
-        raise MeasurementError(f"no recovery within {RECOVERS_WITHIN_S:g} s of: {names} ({why})")
+        raise MeasurementError(f"no recovery within {within_s:g} s of: {names} ({why})")
 
     def _say(self, struck: Sequence[Struck]) -> None:
         for fault in struck:

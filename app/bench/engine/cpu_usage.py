@@ -9,7 +9,8 @@ import psutil
 
 # Part of a process's command line -> what it is. Everything else of Ray's is "ray".
 _KINDS = (
-    ("ray::ServeReplica", "replica"),
+    ("ray::ServeReplica:legato:Front", "front"),
+    ("ray::ServeReplica", "replica"),  # a lone one, or the owner of a fleet's engine
     ("ray::SchedulerActor", "scheduler"),
     ("ray::StageActor", "stage"),
     ("haproxy", "haproxy"),

@@ -62,8 +62,8 @@ class Trace:
 
 
 TRACES = {
-    "conversations": Trace(conversations, (8.0,), 2.0),
-    "documents": Trace(documents, (0.8,), 5.0),
+    "conversations": Trace(conversations, (8.0, 11.0), 2.0),
+    "documents": Trace(documents, (0.9, 1.3), 5.0),
 }
 
 

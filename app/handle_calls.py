@@ -1,0 +1,115 @@
+"""What a replica offers to Python callers, through a Serve handle.
+
+In a fleet the front's streams outlive the engine that computes them, so these do too. What dies
+with its front goes on at another by `generate` with the tokens delivered so far as `output`, and
+with a `seed` of the caller's own where it draws.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from actors.scheduling.request import Objective, SamplingParams
+from app.api.endpoints.embeddings import normalized
+from app.engine.client import (
+    EngineClient,
+    EngineError,
+    EngineUnavailable,
+    GenerationRequest,
+    ModelCard,
+)
+from app.handle_params import check_ids, sampling_from
+from app.text.chat_template import TemplateError
+from app.text.processor import TextProcessor
+
+
+class HandleCalls:
+    """Base of the deployments that answer; they set `engine` and `text`."""
+
+    engine: EngineClient
+    text: TextProcessor
+
+    async def generate(
+        self, prompt: str | list[int], **params: Any
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Stream token events: {"index", "tokens", "text", "finish_reason"}.
+
+        params: `SamplingParams` fields plus `slo` ({"tbt_ms", "ttft_ms"}), `priority`, `tenant`,
+        `ignore_eos`, and `output` (token ids already delivered: generation goes on behind them).
+        Raises ValueError naming a bad parameter.
+        """
+        card: ModelCard = self.engine.card
+        tokens = await self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        check_ids(tokens, card, "prompt")
+        call = sampling_from(params, len(tokens), card)
+        request = GenerationRequest(
+            request_id=f"handle-{uuid.uuid4().hex}",
+            prompt=tuple(tokens),
+            sampling=call.sampling,
+            tenant=call.tenant,
+            priority=call.priority,
+            objective=Objective(call.tbt_s, call.ttft_s),
+            output=call.output,
+        )
+        detokenizer = self.text.detokenizer()
+        async with aclosing(self.engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                text = detokenizer.push(chunk.tokens)
+                if chunk.finish_reason is not None:
+                    text += detokenizer.flush()
+                yield {
+                    "index": chunk.first,
+                    "tokens": chunk.tokens,
+                    "text": text,
+                    "finish_reason": chunk.finish_reason,
+                }
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], **params: Any
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """As `generate`, of the model's answer to a conversation: [{"role", "content"}, ...]."""
+        if not messages:
+            raise ValueError("messages: must hold at least one")
+        try:
+            prompt = await self.text.render_chat(messages)
+        except TemplateError as error:
+            raise ValueError(f"messages: {error}") from error
+        tokens = await self.text.encode(prompt, add_special_tokens=False)
+        async with aclosing(self.generate(tokens, **params)) as events:
+            async for event in events:
+                yield event
+
+    async def embed(
+        self, prompt: str | list[int], *, pooling: str = "mean", normalize: bool = True
+    ) -> list[float]:
+        """A hidden state of the model as a vector. pooling: mean or last."""
+        if pooling not in ("mean", "last"):
+            raise ValueError(f"pooling: mean or last, not {pooling!r}")
+        card: ModelCard = self.engine.card
+        if not card.supports_embeddings:
+            raise ValueError("this model gives no embeddings")
+        tokens = await self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        check_ids(tokens, card, "prompt")
+        sampling_from({}, len(tokens), card)  # raises for a length that cannot be
+        request = GenerationRequest(
+            request_id=f"handle-{uuid.uuid4().hex}",
+            prompt=tuple(tokens),
+            sampling=SamplingParams(max_tokens=1),
+            pooling=pooling,
+        )
+        vector: tuple[float, ...] = ()
+        async with aclosing(self.engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                vector = chunk.pooled or vector
+        if not vector:
+            raise EngineError("the engine gave no embedding")
+        return list(normalized(vector) if normalize else vector)
+
+    async def status(self) -> Mapping[str, Any]:
+        """A snapshot of the engine; raises EngineUnavailable while it is being rebuilt."""
+        if not self.engine.is_ready():
+            raise EngineUnavailable("the engine is being rebuilt")
+        return await self.engine.status()
