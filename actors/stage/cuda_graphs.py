@@ -39,11 +39,14 @@ Capture = Callable[[Callable[[], "StepOutput"]], tuple[Callable[[], None], "Step
 class StepOutput:
     """The result of a pass, padded tokens and slices included.
 
+    headed: the pass went on through norm and head, on every rank: the ranks' parts of the logits
+    have been gathered, and asking for them again would be a gather that rank 0 does not join.
     logits_SV and tokens_S: of each slice's last token, on rank 0 of the last stage.
     """
 
     x_TH: torch.Tensor
     residual_TH: torch.Tensor
+    headed: bool = False
     logits_SV: torch.Tensor | None = None
     tokens_S: torch.Tensor | None = None
 
@@ -185,6 +188,7 @@ class StepGraphs:
             output.x_TH.index_select(0, rows_S), output.residual_TH.index_select(0, rows_S)
         )
         output.logits_SV = self._decoder.logits(normed_SH)
+        output.headed = True
         if self._draw is not None and output.logits_SV is not None:
             packed_S3 = self._inputs.draws_S3[:num_slices]
             drawn_S = self._draw.draw(output.logits_SV, packed_S3)

@@ -90,7 +90,7 @@ class Head:
             positions = host.ends_S[sampling].astype(np.int64)
             ids = [plan.slices[i].request_id for i in sampling.tolist()]
             drawn_S = None
-            if output.logits_SV is None:
+            if not output.headed:
                 last_rows = host.query_starts_S1[1:][sampling] - 1
                 if len(last_rows) == len(output.x_TH):
                     normed_SH = self._decoder.final_norm(output.x_TH, output.residual_TH)
@@ -98,7 +98,7 @@ class Head:
                     normed_SH = self._normed(output, last_rows)
                 raw_SV = self._decoder.logits(normed_SH)
             else:
-                raw_SV = _rows(output.logits_SV, sampling)
+                raw_SV = None if output.logits_SV is None else _rows(output.logits_SV, sampling)
                 drawn_S = None if output.tokens_S is None else _rows(output.tokens_S, sampling)
             tokens, logprobs = self._sample(ids, rows_S[sampling], positions, raw_SV, drawn_S)
         if self._group.rank != 0:
