@@ -24,6 +24,7 @@ from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageInfo, StageSpec
+from actors.transport.communicator import assigned_device, register_context
 from actors.transport.group import free_address
 from actors.transport.messages import TICKET, StageAnswer, StageMessage, pack, unpack
 from actors.transport.wire import ConnectionLost, Mailbox, Sender
@@ -33,7 +34,10 @@ class StageActor:
     """Owns a StageRunner. Everything but gate and forward is an ordinary actor call."""
 
     def __init__(self, spec: StageSpec) -> None:
-        self._spec = spec
+        self._device = assigned_device(spec.device)
+        self._spec = spec = replace(spec, device=str(self._device))
+        if self._device.type == "cuda" and spec.num_stages > 1:
+            register_context(self._device)
         self._is_last = spec.is_last
         self._runner: StageRunner | None = None
         self._mailbox: Mailbox | None = None
@@ -46,7 +50,10 @@ class StageActor:
     def pid(self) -> int:
         return os.getpid()
 
-    def load(self) -> StageInfo:
+    def load(self, group_address: str | None = None) -> StageInfo:
+        """group_address: "host:port" where the stage's ranks meet, if there are several."""
+        self._enter()
+        self._spec = replace(self._spec, group_address=group_address)
         runner = StageRunner(self._spec)
         info = runner.load(self._note_progress)
         self._runner = runner
@@ -58,7 +65,13 @@ class StageActor:
     def loading_progress(self) -> float:
         return self._loading
 
+    def _enter(self) -> None:
+        """Compute on this rank's device: which one is current, each thread decides for itself."""
+        if self._device.index is not None and self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+
     def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
+        self._enter()
         self._running().allocate(num_blocks, num_host_blocks)
 
     def node_id(self) -> str:
@@ -69,9 +82,9 @@ class StageActor:
         self._mailbox = Mailbox(path or f"{ray.util.get_node_ip_address()}:0", secret)
         return self._mailbox.address
 
-    def free_address(self) -> str:
-        """Where on this node a group of ranks may meet, as "host:port"."""
-        return free_address(ray.util.get_node_ip_address())
+    def free_address(self, one_node: bool = False) -> str:
+        """Where on this node a group of ranks may meet, as "host:port". one_node: all are here."""
+        return free_address("127.0.0.1" if one_node else ray.util.get_node_ip_address())
 
     def connect_next(self, address: str, secret: bytes) -> None:
         self._next = Sender(address, secret)
@@ -166,6 +179,7 @@ class StageActor:
 
     def _compute(self, message: StageMessage) -> StageMessage | StageAnswer:
         """Exceptions travel as data, so that the chain never breaks."""
+        self._enter()
         ticket, packed, hidden, times, error = message
         begin_s = time.monotonic()
         output: torch.Tensor | StepResult | None = None

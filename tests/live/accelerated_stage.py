@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from ray.experimental.channel import ChannelContext
 from ray.experimental.channel.accelerator_context import AcceleratorContext
-from ray.experimental.channel.cpu_communicator import CPUCommunicator
 
 from actors.stage.actor import StageActor
 from actors.transport.communicator import StageCommunicator
@@ -40,7 +39,7 @@ class AcceleratedStage(StageActor):
     """Counts what it has sent and received through the communicator."""
 
     def __init__(self, spec: Any) -> None:
-        AcceleratorContext.set(_Context("cpu", CPUCommunicator))
+        AcceleratorContext.set(_Context("cpu", StageCommunicator))
         ChannelContext.get_current().set_torch_device(Claimed())  # type: ignore[arg-type]
         self.num_sent = self.num_received = 0
         send, recv = StageCommunicator.send, StageCommunicator.recv

@@ -18,7 +18,7 @@ import pytest
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from actors.placement import create_stages
+from actors.placement import create_stages, load_stages
 from actors.scheduling.build import build_core
 from actors.scheduling.core import Core
 from actors.scheduling.events import Emit, Event, Execute, StepDone, Submit
@@ -56,7 +56,7 @@ async def opened(
     flat = [actor for group in actors for actor in group]
     pipeline = GraphPipeline(actors, config.scheduler.depth, accelerator)
     try:
-        await asyncio.gather(*[actor.load.remote() for actor in flat])
+        await load_stages(actors)
         await asyncio.gather(*[actor.allocate.remote(512, 0) for actor in flat])
         core = build_core(replace(config.scheduler, num_blocks=512))
         answers, most_in_flight = await asyncio.wait_for(answered(core, pipeline), 120)
