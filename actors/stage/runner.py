@@ -66,7 +66,8 @@ class StageRunner:
         self._config = config = load_config(folder)
         part = split(config, spec)
         dtype = _dtype(config.dtype if spec.dtype == "auto" else spec.dtype)
-        self._backend = resolve_backend(spec.backend, self._device, dtype, spec.block_size)
+        narrow = None if spec.kv_dtype in ("auto", *_DTYPES) else spec.kv_dtype
+        self._backend = resolve_backend(spec.backend, self._device, dtype, spec.block_size, narrow)
         self._kv_dtype = _kv_dtype(spec.kv_dtype, dtype, self._backend)
         if spec.num_threads and self._device.type == "cpu":
             self._backend.set_num_threads(spec.num_threads)
