@@ -23,6 +23,7 @@ from actors.stage.models.config import DecoderConfig, ModelError
 from actors.stage.models.decoder import Decoder
 from actors.stage.models.read import load_config
 from actors.stage.models.split import Split, split
+from actors.stage.profile import DeviceMemory, GpuMemory, cache_bytes, largest_plan
 from actors.stage.run_ahead import Launched, RunAhead
 from actors.stage.sampler import Sampler
 from actors.stage.spec import StageInfo, StageSpec
@@ -93,21 +94,47 @@ class StageRunner:
             backend=self._backend.name,
             kv_block_bytes=self._num_layers
             * self._backend.kv_block_bytes(spec.block_size, self._shape, self._kv_dtype),
-            available_bytes=max(0, available_bytes(self._device) - self._activation_bytes(dtype)),
+            available_bytes=self._available_bytes(dtype),
             eos_token_ids=config.eos_token_ids,
             num_parameters=loader.num_parameters,
             instruction_set=self._backend.instruction_set(self._device),
         )
 
+    def _available_bytes(self, dtype: torch.dtype) -> int:
+        """Memory for the KV cache: measured on a GPU, reckoned where memory is the machine's."""
+        if self._device.type == "cuda":
+            graphs = capture_on_gpu() if self.spec.cuda_graphs else None
+            return self.profile(GpuMemory(), graphs)
+        return max(0, available_bytes(self._device) - self._activation_bytes(dtype))
+
+    def profile(self, memory: DeviceMemory, capture: Capture | None) -> int:
+        """Bytes that the KV cache may take (see `actors.stage.profile`), found over one of a single
+        block, after which there is none. capture: None where no graphs will be."""
+        self._make_cache(1, 0)
+        free = cache_bytes(memory, self._largest_step, lambda: capture and self.capture(capture))
+        self._kv = self._graphs = self._ahead = self._applied_step = None
+        return free
+
+    def _largest_step(self) -> None:
+        plan = largest_plan(self.spec, self._input_batch.max_model_len)
+        hidden_TH = None
+        if not self._is_first:
+            hidden_TH = self._decoder.empty_hidden(sum(s.num_tokens for s in plan.slices)).zero_()
+        self.execute(plan, hidden_TH)
+        self.execute(StepPlan(1, (), released=tuple(s.request_id for s in plan.slices)), None)
+
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Make the KV cache; `execute` works from here on."""
+        self._make_cache(num_blocks, num_host_blocks)
+        if self._device.type == "cuda" and self.spec.cuda_graphs:
+            self.capture(capture_on_gpu())
+
+    def _make_cache(self, num_blocks: int, num_host_blocks: int) -> None:
         self._kv = KVCache(
             self._backend, self._num_layers, num_blocks, num_host_blocks, self.spec.block_size,
             self._shape, self._kv_dtype, self._device,
         )  # fmt: skip
         self._decoder.attach(self._kv.layers)
-        if self._device.type == "cuda" and self.spec.cuda_graphs:
-            self.capture(capture_on_gpu())
 
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
