@@ -20,6 +20,7 @@ from dataclasses import replace
 import ray
 import torch
 
+from actors.gc_utils import freeze_gc_heap
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.runner import StageRunner
@@ -43,6 +44,7 @@ class StageActor:
         self._mailbox: Mailbox | None = None
         self._next: Sender | None = None
         self._loading = 0.0
+        self._seen: tuple[bytes, StepPlan] | None = None  # a plan looked at before its step
         self._next_call = 0  # the ticket that the next call of `step` must carry
 
     # ---- life ------------------------------------------------------------------------------
@@ -73,6 +75,7 @@ class StageActor:
     def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
         self._enter()
         self._running().allocate(num_blocks, num_host_blocks)
+        freeze_gc_heap()
 
     def node_id(self) -> str:
         return ray.get_runtime_context().get_node_id()
@@ -161,13 +164,22 @@ class StageActor:
             )
         return self._step(message)
 
-    def _following(self) -> StepPlan | None:
-        """The plan of the next step, if it is here: a single stage may launch it early."""
-        if self._mailbox is None or self._spec.num_stages > 1:
-            return None
-        frame = self._mailbox.peek()
+    def _following(self, wait_s: float) -> StepPlan | None:
+        """The plan of the next step, if it comes within wait_s: a single stage may launch it early.
+
+        Unpacked once: its own step finds it in `_plan_of`.
+        """
+        assert self._mailbox is not None
+        frame = self._mailbox.peek(wait_s)
         packed = b"" if frame is None else frame[TICKET.size :]
-        return unpack(StepPlan, packed) if packed else None
+        if not packed:
+            return None
+        self._seen = (packed, unpack(StepPlan, packed))
+        return self._seen[1]
+
+    def _plan_of(self, packed: bytes) -> StepPlan:
+        seen, self._seen = self._seen, None
+        return seen[1] if seen is not None and seen[0] == packed else unpack(StepPlan, packed)
 
     def _step(self, message: StageMessage) -> StageMessage | StageAnswer:
         """Compute one micro-batch and wake the next stage, or the scheduler after the last."""
@@ -185,7 +197,10 @@ class StageActor:
         output: torch.Tensor | StepResult | None = None
         if error is None and packed:
             try:
-                output = self._running().execute(unpack(StepPlan, packed), hidden, self._following)
+                plan = self._plan_of(packed)
+                looks = self._spec.is_alone and self._mailbox is not None
+                following = self._following if looks else None
+                output = self._running().execute(plan, hidden, following)
             # The boundary of fault isolation: whatever one step raises must reach the scheduler
             # as an answer to that step, or every step behind it would wait for ever.
             except Exception as failure:

@@ -23,12 +23,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from actors.stage.input_batch import HostBatch, InputBatch
-from actors.stage.landing import TokenLanding
+from actors.stage.landing import Landing, TokenLanding
 from actors.stage.models.decoder import Decoder
 from actors.stage.step_inputs import StepInputs
 from kernels.interface import GraphSupport
+from kernels.torch_sampling import SamplingRows
+from kernels.upload import upload
 
 TILE = 128  # rows of a tile in the library's large matrix products
 
@@ -151,11 +154,41 @@ class StepGraphs:
         replay()
         return output
 
-    def fetch_tokens(self, output: StepOutput, count: int) -> Callable[[], torch.Tensor]:
-        """Start copying the first `count` tokens back; the result waits for them."""
-        if output.tokens_S is None:
-            raise ValueError("this stage draws no tokens")
-        return self._landing.fetch(output.tokens_S[:count])
+    def redraw(
+        self,
+        output: StepOutput,
+        slices: NDArray[np.intp],
+        rows_S: NDArray[np.intp],
+        adjust: Callable[[torch.Tensor], None],
+        draws: SamplingRows,
+    ) -> None:
+        """Queue another draw for some slices, from a copy of their logits that `adjust` changes."""
+        logits_SV, tokens_S = _drawn(output)
+        assert self._draw is not None
+        device = self._decoder.device
+        slices_R = upload(slices.astype(np.int64), device)
+        logits_RV = logits_SV.index_select(0, slices_R)
+        adjust(logits_RV)
+        drawn_R = self._draw.draw(logits_RV, upload(self._draw.pack_draws(draws), device))
+        self._drawn_R.index_copy_(0, upload(rows_S.astype(np.int64), device), drawn_R)
+        tokens_S.index_copy_(0, slices_R, _or_minus_one(drawn_R, logits_RV))
+
+    def judge(
+        self, output: StepOutput, slices: NDArray[np.intp], num_top: int
+    ) -> tuple[torch.Tensor, ...]:
+        """Queue log-probabilities of the tokens drawn for some slices; they arrive on the host
+        before tokens that are fetched after this."""
+        logits_SV, tokens_S = _drawn(output)
+        assert self._draw is not None
+        slices_R = upload(slices.astype(np.int64), self._decoder.device)
+        logits_RV = logits_SV.index_select(0, slices_R)
+        tokens_R = tokens_S.index_select(0, slices_R).long().clamp(min=0)
+        judged = self._draw.judge(logits_RV, tokens_R, num_top)
+        return tuple(x.to("cpu", non_blocking=True) for x in judged)
+
+    def fetch_tokens(self, output: StepOutput, count: int) -> Landing:
+        """Start copying the first `count` tokens back."""
+        return self._landing.fetch(_drawn(output)[1][:count])
 
     def _size_of(self, host: HostBatch) -> GraphSize | None:
         num_slices = len(host.rows_S)
@@ -213,10 +246,21 @@ class StepGraphs:
             drawn_S = self._draw.draw(output.logits_SV, packed_S3)
             rows_S = self._inputs.batch_rows_S[:num_slices]
             self._drawn_R.index_copy_(0, rows_S.long(), drawn_S)
-            at_S1 = drawn_S.long().clamp(0, output.logits_SV.shape[1] - 1)[:, None]
-            is_finite_S = torch.isfinite(output.logits_SV.gather(1, at_S1))[:, 0]
-            drawn_S = drawn_S.masked_fill(~is_finite_S, -1)  # which fails the step
+            drawn_S = _or_minus_one(drawn_S, output.logits_SV)
             output.tokens_S = tokens_S[:num_slices].copy_(drawn_S)
+
+
+def _drawn(output: StepOutput) -> tuple[torch.Tensor, torch.Tensor]:
+    if output.logits_SV is None or output.tokens_S is None:
+        raise ValueError("this stage draws no tokens")
+    return output.logits_SV, output.tokens_S
+
+
+def _or_minus_one(drawn_S: torch.Tensor, logits_SV: torch.Tensor) -> torch.Tensor:
+    """The tokens; -1, which fails the step, where a token's logit is not finite."""
+    at_S1 = drawn_S.long().clamp(0, logits_SV.shape[1] - 1)[:, None]
+    is_finite_S = torch.isfinite(logits_SV.gather(1, at_S1))[:, 0]
+    return drawn_S.masked_fill(~is_finite_S, -1)
 
 
 def _at_least(sizes: Sequence[int], wanted: int) -> int | None:

@@ -14,6 +14,7 @@ import torch
 
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
+from actors.stage.captured_head import CapturedHead
 from actors.stage.cuda_graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
 from actors.stage.head import Head
 from actors.stage.input_batch import HostBatch, InputBatch
@@ -24,7 +25,7 @@ from actors.stage.models.decoder import Decoder
 from actors.stage.models.read import load_config
 from actors.stage.models.split import Split, split
 from actors.stage.profile import DeviceMemory, GpuMemory, cache_bytes, largest_plan
-from actors.stage.run_ahead import Launched, RunAhead
+from actors.stage.run_ahead import Following, Launched, RunAhead
 from actors.stage.sampler import Sampler
 from actors.stage.spec import StageInfo, StageSpec
 from actors.stage.weights.folder import open_folder
@@ -158,21 +159,22 @@ class StageRunner:
         )
         graphs.capture(capture)
         self._graphs = graphs
-        if spec.is_first and spec.is_last and spec.tensor_ranks == 1:
-            self._ahead = RunAhead(graphs, self._input_batch)
+        if spec.is_alone and self._sampler is not None:
+            head = CapturedHead(graphs, self._input_batch, self._sampler)
+            self._ahead = RunAhead(graphs, self._input_batch, head)
 
     @torch.inference_mode()
     def execute(
         self,
         plan: StepPlan,
         hidden_TH: torch.Tensor | None,
-        following: Callable[[], StepPlan | None] = lambda: None,
+        following: Following | None = None,
     ) -> torch.Tensor | StepResult | None:
         """Run one micro-batch.
 
         hidden_TH: None on the first stage, else what the stage before returned (not modified).
-        following: called while the GPU computes; returns the plan to be executed next, if it is
-        known, which a captured single stage launches without waiting for this step's tokens.
+        following: asked while the GPU computes for the plan to be executed next, which a captured
+        single stage launches without waiting for this step's tokens; None if there is none ever.
         Returns hidden states (T, H) with the residual added on all stages but the last; there
         rank 0 returns the StepResult, without stage times, and the other ranks None.
         """
@@ -182,9 +184,9 @@ class StageRunner:
             if not plan.slices:
                 return self._empty(plan)
             launched = self._launch(plan, hidden_TH)
+        if self._ahead is not None and self._ahead.serves(launched):
+            return self._ahead.finish(plan, launched, following, self._apply)
         output = launched.output
-        if self._ahead is not None:
-            output = self._ahead.launch(launched, following, self._apply)
         if self._head is not None:
             return self._head.finish(plan, launched.host, output)
         return (output.residual_TH + output.x_TH)[: launched.host.num_tokens]
