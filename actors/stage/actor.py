@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from dataclasses import replace
+from typing import Any
 
 import ray
 import torch
@@ -25,6 +26,7 @@ from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageInfo, StageSpec
+from actors.stage.step_times import StepTimes
 from actors.transport.communicator import assigned_device, register_context
 from actors.transport.group import free_address
 from actors.transport.messages import TICKET, StageAnswer, StageMessage, pack, unpack
@@ -43,6 +45,7 @@ class StageActor:
         self._runner: StageRunner | None = None
         self._mailbox: Mailbox | None = None
         self._next: Sender | None = None
+        self._step_times: StepTimes | None = None
         self._loading = 0.0
         self._seen: tuple[bytes, StepPlan] | None = None  # a plan looked at before its step
         self._next_call = 0  # the ticket that the next call of `step` must carry
@@ -91,6 +94,12 @@ class StageActor:
 
     def connect_next(self, address: str, secret: bytes) -> None:
         self._next = Sender(address, secret)
+
+    def time_on_device(self, address: str | None, secret: bytes) -> None:
+        """From here on steps take as long as the device says. address: where an earlier stage
+        reports that; None for the last one, whose answer has it."""
+        sender = None if address is None else Sender(address, secret)
+        self._step_times = StepTimes(self._spec.stage, sender)
 
     def compile_grammar(self, grammar: Grammar) -> str | None:
         """None for a grammar that compiles, else what is wrong with it."""
@@ -194,9 +203,11 @@ class StageActor:
         self._enter()
         ticket, packed, hidden, times, error = message
         begin_s = time.monotonic()
+        begun: Any = None
         output: torch.Tensor | StepResult | None = None
         if error is None and packed:
             try:
+                begun = None if self._step_times is None else self._step_times.begin()
                 plan = self._plan_of(packed)
                 looks = self._spec.is_alone and self._mailbox is not None
                 following = self._following if looks else None
@@ -205,7 +216,11 @@ class StageActor:
             # as an answer to that step, or every step behind it would wait for ever.
             except Exception as failure:
                 error = f"{type(failure).__name__}: {failure}\n{traceback.format_exc(limit=-4)}"
-        times = (*times, (begin_s, time.monotonic()))
+        took = (begin_s, time.monotonic())
+        if self._step_times is not None and begun is not None:
+            with contextlib.suppress(RuntimeError):  # of a device that failed, and so the step
+                took = self._step_times.end(ticket, begun) or took
+        times = (*times, took)
         if not self._is_last:
             return (
                 ticket,

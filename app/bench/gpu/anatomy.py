@@ -135,9 +135,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _measure(folder: Path, sampling: str, num_decodes: int, num_steps: int) -> StepAnatomy:
     replays = _Replays()
     runner = _runner(folder, num_decodes, replays)
-    plans = [pack(plan) for plan in _plans(num_decodes, SAMPLINGS[sampling], 2 * num_steps)]
+    counted, warm = 20, num_steps // 2
+    total = warm + num_steps + counted + 1  # and the one that the last is launched ahead of
+    plans = [pack(plan) for plan in _plans(num_decodes, SAMPLINGS[sampling], total)]
     walk = _Walk(runner, plans)
-    for _ in range(num_steps // 2):
+    for _ in range(warm):
         walk.step()
     gc.collect()
     gc.freeze()
@@ -145,7 +147,7 @@ def _measure(folder: Path, sampling: str, num_decodes: int, num_steps: int) -> S
         times = [walk.step() for _ in range(num_steps)]
     finally:
         gc.unfreeze()
-    replays.count, counted = 0, 20
+    replays.count = 0
     with _Operations() as operations:
         for _ in range(counted):
             walk.step()

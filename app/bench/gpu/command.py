@@ -21,8 +21,8 @@ from app.bench.report import MeasurementError, today
 from app.bench.terminal import Json, Out, console
 from app.paths import locate
 
-# In the order in which their answers matter. Without --only all but the last are run, which takes
-# about ten minutes on an H200.
+# In the order in which their answers matter. Without --only all but the last are run: what a first
+# ten minutes on a GPU should answer.
 SECTIONS = ("anatomy", "checks", "tokens", "steps", "kernels", "capacity")
 SHAPES = (Path("configs/models/shapes/llama3-8b"),)
 REPORTS = Path("configs/hardware/reports")
