@@ -11,6 +11,7 @@ allocate, watch) run beside the graph's loop.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 import time
@@ -21,7 +22,6 @@ from typing import Any
 import ray
 import torch
 
-from actors.gc_utils import freeze_gc_heap
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.runner import StageRunner
@@ -78,7 +78,9 @@ class StageActor:
     def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
         self._enter()
         self._running().allocate(num_blocks, num_host_blocks)
-        freeze_gc_heap()
+        # What lives as long as the stage is not walked by collections between steps.
+        gc.collect()
+        gc.freeze()
 
     def node_id(self) -> str:
         return ray.get_runtime_context().get_node_id()
