@@ -4,8 +4,10 @@ one bundle per stage, so that a tensor-parallel group never leaves its node.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.engine_config import EngineConfig
 from actors.stage.actor import StageActor
-from actors.stage.spec import StageSpec
-from actors.transport.addresses import free_address
+from actors.stage.spec import StageInfo, StageSpec
 
 REPLICA_CPUS = 0.5
 
@@ -84,12 +85,9 @@ def create_stages(config: EngineConfig, group: PlacementGroup | None) -> list[li
     threads = threads_per_rank(config)
     stages = []
     for stage in range(config.stage.num_stages):
-        address = free_address("127.0.0.1") if config.stage.tensor_ranks > 1 else None
         ranks = []
         for rank in range(config.stage.tensor_ranks):
-            spec: StageSpec = replace(
-                config.stage, stage=stage, rank=rank, num_threads=threads, group_address=address
-            )
+            spec: StageSpec = replace(config.stage, stage=stage, rank=rank, num_threads=threads)
             options = actor_class.options(
                 num_cpus=config.cpus_per_rank if group is not None else 0,
                 num_gpus=config.gpus_per_rank,
@@ -97,10 +95,39 @@ def create_stages(config: EngineConfig, group: PlacementGroup | None) -> list[li
                 # One thread per concurrency group: with more, Ray starts an actor's calls in any
                 # order, and a step that overtakes the one before it reads stale state.
                 max_concurrency=1,
-                runtime_env={
-                    "env_vars": {"RAY_CGRAPH_buffer_size_bytes": str(config.channel_bytes)}
-                },
+                runtime_env={"env_vars": _environment(config)},
             )
             ranks.append(options.remote(spec))
         stages.append(ranks)
     return stages
+
+
+def _environment(config: EngineConfig) -> dict[str, str]:
+    environment = {"RAY_CGRAPH_buffer_size_bytes": str(config.channel_bytes)}
+    if config.stage.symmetric_memory:
+        # Memory that all GPUs of a stage see needs each rank to see all of them, under numbers
+        # that differ: with the one GPU that Ray leaves visible, each rank's would be number 0.
+        environment["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
+    return environment
+
+
+async def load_stages(stages: Sequence[Sequence[Any]]) -> list[StageInfo]:
+    """Load every rank of every stage; their reports, stage after stage."""
+    addresses = await asyncio.gather(*[_meeting_place(ranks) for ranks in stages])
+    infos: list[StageInfo] = await asyncio.gather(
+        *[
+            actor.load.remote(address)
+            for ranks, address in zip(stages, addresses, strict=True)
+            for actor in ranks
+        ]
+    )
+    return infos
+
+
+async def _meeting_place(ranks: Sequence[Any]) -> str | None:
+    """Where a stage's ranks meet: a port of rank 0's own node, which knows what is free there."""
+    if len(ranks) == 1:
+        return None
+    nodes = await asyncio.gather(*[actor.node_id.remote() for actor in ranks])
+    address: str = await ranks[0].free_address.remote(len(set(nodes)) == 1)
+    return address

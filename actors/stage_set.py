@@ -12,7 +12,7 @@ import psutil
 import ray
 
 from actors.engine_config import GIB, EngineConfig
-from actors.placement import create_stages, current_group
+from actors.placement import create_stages, current_group, load_stages
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.spec import StageInfo
@@ -76,10 +76,7 @@ class StageSet:
         flat = [actor for ranks in self._actors for actor in ranks]
         reporter = asyncio.create_task(self._report(flat))
         try:
-            infos: list[StageInfo] = await asyncio.wait_for(
-                asyncio.gather(*[actor.load.remote() for actor in flat]),
-                self._config.load_timeout_s,
-            )
+            infos = await asyncio.wait_for(load_stages(self._actors), self._config.load_timeout_s)
             pids = iter(await asyncio.gather(*[actor.pid.remote() for actor in flat]))
             self.pids = [[next(pids) for _ in ranks] for ranks in self._actors]
             self._here = await self._processes_here()

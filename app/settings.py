@@ -31,6 +31,10 @@ __all__ = [
     "resolve",
 ]
 
+# Of the memory that is free for the KV cache, what it takes unless told otherwise. A GPU is there
+# for the engine, and what else it needs is measured first; a machine's memory is for others too.
+KV_FRACTIONS = {"cuda": 0.9, "cpu": 0.25}
+
 
 class SettingsError(ValueError):
     """The settings are wrong; the message names the key and, where it can, the cure."""
@@ -127,11 +131,12 @@ def resolve(settings: Settings) -> EngineConfig:
     accelerator = _accelerator(parallel, gpus)
     if parallel.symmetric_memory and parallel.device != "cuda":
         raise SettingsError("parallel.symmetric_memory: needs parallel.device: cuda")
+    fraction = kv.memory_fraction or KV_FRACTIONS[parallel.device]
     activation_bytes = 4 * int(config.get("hidden_size") or 0) * scheduler.max_step_tokens
     return EngineConfig(
         stage=stage,
         scheduler=scheduler,
-        kv=KVMemory(kv.memory_gib, kv.memory_fraction, kv.swap_gib),
+        kv=KVMemory(kv.memory_gib, fraction, kv.swap_gib),
         transport=parallel.transport,
         accelerator=accelerator,
         channel_bytes=(1 << 20) + (activation_bytes if stages > 1 else 0),

@@ -120,8 +120,12 @@ class SpeculationSettings(_Section):
 @_declared("kv")
 class KVSettings(_Section):
     memory_gib: float | None = Field(None, gt=0, description="Per rank; measured if absent.")
-    memory_fraction: float = Field(
-        0.25, gt=0, le=0.98, description="Of the memory available once the weights are loaded."
+    memory_fraction: float | None = Field(
+        None,
+        gt=0,
+        le=0.98,
+        description="Of the memory that weights, graphs and the largest step leave; 0.9 on GPUs "
+        "and 0.25 on CPUs if absent.",
     )
     swap_gib: float = Field(0.0, ge=0, description="Host memory for swapped-out requests.")
     dtype: Literal["auto", "int8", "fp8"] = Field(

@@ -132,11 +132,13 @@ class GraphSupport:
     hybrid: batches with prefill chunks can be captured as well as decodes (see Batch.captured).
     pack_draws: how rows draw -> (S, 3) float64 on the host, for one transfer.
     draw: (logits_SV, packed_S3 on the device) -> int32 tokens_S; waits for nothing.
+    judge: as `Backend.chosen_logprobs`, but its answer stays on the device; waits for nothing.
     """
 
     hybrid: bool
     pack_draws: Callable[[SamplingRows], NDArray[np.float64]]
     draw: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    judge: Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, ...]]
 
 
 class Backend(Protocol):

@@ -8,6 +8,9 @@ and once to the position added to it; `kernels/cpu/src/sampling.cpp` computes th
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 _MASK = (1 << 64) - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
@@ -28,3 +31,22 @@ def uniform(seed: int, position: int) -> float:
     """
     state = _mix64((seed + _GOLDEN_GAMMA) & _MASK)
     return (_mix64((state + (position + 1) * _GOLDEN_GAMMA) & _MASK) >> 11) * 2.0**-53
+
+
+def uniforms(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The draw of each (seed, position), as `uniform` makes it.
+
+    >>> uniforms(np.array([3, -1]), np.array([5, 0])).tolist() == [uniform(3, 5), uniform(-1, 0)]
+    True
+    """
+    gamma, one = np.uint64(_GOLDEN_GAMMA), np.uint64(1)
+    with np.errstate(over="ignore"):  # both are taken modulo 2**64
+        state = _mix64_all(seeds.astype(np.uint64) + gamma)
+        mixed = _mix64_all(state + (positions.astype(np.uint64) + one) * gamma)
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix64_all(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

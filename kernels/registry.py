@@ -39,11 +39,16 @@ BACKENDS: dict[str, Entry] = {
 
 
 def resolve_backend(
-    name: str, device: torch.device | str, dtype: torch.dtype, block_size: int | None = None
+    name: str,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    block_size: int | None = None,
+    kv_dtype: str | None = None,
 ) -> Backend:
     """The backend called `name`, or the first of `BACKENDS` that runs here when it is "auto".
 
     block_size: of the KV cache, where it is known: not every backend pages as finely.
+    kv_dtype: one of the `kv_dtypes` of some backends, which "auto" must find; None is any.
     Raises BackendError for an unknown name, a device it does not run on, or a library that does
     not load; "auto" logs what it passed over.
     """
@@ -59,10 +64,14 @@ def resolve_backend(
             backend = _load(candidate, kind, dtype, block_size)
         except BackendError as unavailable:
             _log.info("%s", unavailable)
+            continue
+        if kv_dtype is not None and kv_dtype not in backend.kv_dtypes:
+            _log.info("backend %r has no KV cache of dtype %r", candidate, kv_dtype)
         else:
             _log.info("backend %s computes on %s in %s", backend.name, kind, dtype)
             return backend
-    raise BackendError(f"no backend computes on {kind}")
+    wanted = "" if kv_dtype is None else f" with a KV cache of dtype {kv_dtype!r}"
+    raise BackendError(f"no backend computes on {kind}{wanted}")
 
 
 def _load(name: str, kind: str, dtype: torch.dtype, block_size: int | None) -> Backend:

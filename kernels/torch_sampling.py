@@ -150,16 +150,22 @@ def kept_probabilities(
     return probability_SV.masked_fill(probability_SV < min_p_S1 * highest_S1, 0.0)
 
 
-def chosen_logprobs(logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int) -> Judged:
+def judge(
+    logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of the model's own distribution (before any adjustment), per row: the token's
-    log-probability and rank (1 is the likeliest), and the num_top likeliest with their ids."""
+    log-probability and rank (1 is the likeliest), and the num_top likeliest with their ids. Waits
+    for nothing."""
     logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
     chosen_R1 = logprobs_RV.gather(1, tokens_R[:, None])
     rank_R = 1 + (logprobs_RV > chosen_R1).sum(dim=-1)
     top = logprobs_RV.topk(min(num_top, logprobs_RV.shape[1]), dim=-1)
-    return (
-        chosen_R1[:, 0].cpu().numpy(),
-        rank_R.cpu().numpy(),
-        top.values.cpu().numpy(),
-        top.indices.cpu().numpy(),
+    return chosen_R1[:, 0], rank_R, top.values, top.indices
+
+
+def chosen_logprobs(logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int) -> Judged:
+    """The same on the host."""
+    chosen_R, rank_R, top_RK, ids_RK = (
+        x.cpu().numpy() for x in judge(logits_RV, tokens_R, num_top)
     )
+    return chosen_R, rank_R, top_RK, ids_RK

@@ -116,6 +116,7 @@ def ray_cluster() -> Iterator[None]:
     root = str(Path(__file__).resolve().parents[1])
     ray.init(
         num_cpus=4,
+        num_gpus=2,  # claimed: Ray hands their numbers out, and nothing computes on them
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",

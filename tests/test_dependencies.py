@@ -135,6 +135,21 @@ def test_dependencies_whose_insides_are_used_have_an_upper_bound() -> None:
     assert packages <= BOUNDED
 
 
+def test_the_cuda_extra_needs_no_compiler() -> None:
+    """flash-attn imports torch to build itself, so no isolated build of it can succeed: it stands
+    in an extra of its own, and what the GPU backends need beside it comes as wheels."""
+    from kernels.registry import BACKENDS
+
+    extras = {
+        name: {Requirement(line).name.replace("-", "_") for line in lines}
+        for name, lines in PROJECT["optional-dependencies"].items()
+    }
+    for name, extra in (("triton", {"cuda"}), ("flash_attn", {"cuda", "flash"})):
+        offered = set().union(*(extras[e] for e in extra))
+        assert set(BACKENDS[name].packages) <= offered
+    assert "flash_attn" not in extras["cuda"]
+
+
 @pytest.mark.parametrize("name", INSIDES)
 def test_insides_are_where_they_were(name: str) -> None:
     parameters, user = INSIDES[name]

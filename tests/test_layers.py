@@ -112,7 +112,8 @@ ROOMS: dict[str, tuple[str, str]] = {
     "bench": (
         "app/bench/**.py",
         "kernels kernels.backends vocabulary cost core policies calibration actors stage stage.spec"
-        " stage.model engine client telemetry settings installation simulate.inputs simulate.run",
+        " stage.model transport engine client telemetry settings installation simulate.inputs"
+        " simulate.run",
     ),
     "composition": (
         "app/{main,server,fleet_server,replica,handle_calls,handle_params}.py",

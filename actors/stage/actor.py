@@ -8,18 +8,19 @@ within one execution of the graph and sends its answers by the socket. Ordinary 
 allocate, watch) run beside the graph's loop.
 
 Who creates these actors imports this module too, and has no use for torch, which takes longer to
-import than all the rest: so only `load` imports it.
+import than all the rest: so it is imported where it is used.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 import time
 import traceback
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -34,18 +35,31 @@ if TYPE_CHECKING:
     import torch
 
     from actors.stage.runner import StageRunner
+    from actors.stage.step_times import StepTimes
+
+
+def _on_own_device(spec: StageSpec) -> StageSpec:
+    """The spec with the device that Ray has assigned to this process."""
+    from actors.transport.communicator import assigned_device, register_context
+
+    device = assigned_device(spec.device)
+    if device.type == "cuda" and spec.num_stages > 1:
+        register_context(device)
+    return replace(spec, device=str(device))
 
 
 class StageActor:
     """Owns a StageRunner. Everything but gate and forward is an ordinary actor call."""
 
     def __init__(self, spec: StageSpec) -> None:
-        self._spec = spec
+        self._spec = spec = spec if spec.device == "cpu" else _on_own_device(spec)
         self._is_last = spec.is_last
         self._runner: StageRunner | None = None
         self._mailbox: Mailbox | None = None
         self._next: Sender | None = None
+        self._step_times: StepTimes | None = None
         self._loading = 0.0
+        self._seen: tuple[bytes, StepPlan] | None = None  # a plan looked at before its step
         self._next_call = 0  # the ticket that the next call of `step` must carry
 
     # ---- life ------------------------------------------------------------------------------
@@ -53,9 +67,12 @@ class StageActor:
     def pid(self) -> int:
         return os.getpid()
 
-    def load(self) -> StageInfo:
+    def load(self, group_address: str | None = None) -> StageInfo:
+        """group_address: "host:port" where the stage's ranks meet, if there are several."""
         from actors.stage.runner import StageRunner
 
+        self._enter()
+        self._spec = replace(self._spec, group_address=group_address)
         runner = StageRunner(self._spec)
         info = runner.load(self._note_progress)
         self._runner = runner
@@ -67,8 +84,19 @@ class StageActor:
     def loading_progress(self) -> float:
         return self._loading
 
+    def _enter(self) -> None:
+        """Compute on this rank's device: which one is current, each thread decides for itself."""
+        if self._spec.device.startswith("cuda:"):
+            import torch
+
+            torch.cuda.set_device(self._spec.device)
+
     def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
+        self._enter()
         self._running().allocate(num_blocks, num_host_blocks)
+        # What lives as long as the stage is not walked by collections between steps.
+        gc.collect()
+        gc.freeze()
 
     def node_id(self) -> str:
         return ray.get_runtime_context().get_node_id()
@@ -78,12 +106,20 @@ class StageActor:
         self._mailbox = Mailbox(path or f"{ray.util.get_node_ip_address()}:0", secret)
         return self._mailbox.address
 
-    def free_address(self) -> str:
-        """Where on this node a group of ranks may meet, as "host:port"."""
-        return free_address(ray.util.get_node_ip_address())
+    def free_address(self, one_node: bool = False) -> str:
+        """Where on this node a group of ranks may meet, as "host:port". one_node: all are here."""
+        return free_address("127.0.0.1" if one_node else ray.util.get_node_ip_address())
 
     def connect_next(self, address: str, secret: bytes) -> None:
         self._next = Sender(address, secret)
+
+    def time_on_device(self, address: str | None, secret: bytes) -> None:
+        """From here on steps take as long as the device says. address: where an earlier stage
+        reports that; None for the last one, whose answer has it."""
+        from actors.stage.step_times import StepTimes
+
+        sender = None if address is None else Sender(address, secret)
+        self._step_times = StepTimes(self._spec.stage, sender)
 
     def compile_grammar(self, grammar: Grammar) -> str | None:
         """None for a grammar that compiles, else what is wrong with it."""
@@ -157,13 +193,22 @@ class StageActor:
             )
         return self._step(message)
 
-    def _following(self) -> StepPlan | None:
-        """The plan of the next step, if it is here: a single stage may launch it early."""
-        if self._mailbox is None or self._spec.num_stages > 1:
-            return None
-        frame = self._mailbox.peek()
+    def _following(self, wait_s: float) -> StepPlan | None:
+        """The plan of the next step, if it comes within wait_s: a single stage may launch it early.
+
+        Unpacked once: its own step finds it in `_plan_of`.
+        """
+        assert self._mailbox is not None
+        frame = self._mailbox.peek(wait_s)
         packed = b"" if frame is None else frame[TICKET.size :]
-        return unpack(StepPlan, packed) if packed else None
+        if not packed:
+            return None
+        self._seen = (packed, unpack(StepPlan, packed))
+        return self._seen[1]
+
+    def _plan_of(self, packed: bytes) -> StepPlan:
+        seen, self._seen = self._seen, None
+        return seen[1] if seen is not None and seen[0] == packed else unpack(StepPlan, packed)
 
     def _step(self, message: StageMessage) -> StageMessage | StageAnswer:
         """Compute one micro-batch and wake the next stage, or the scheduler after the last."""
@@ -175,17 +220,27 @@ class StageActor:
 
     def _compute(self, message: StageMessage) -> StageMessage | StageAnswer:
         """Exceptions travel as data, so that the chain never breaks."""
+        self._enter()
         ticket, packed, hidden, times, error = message
         begin_s = time.monotonic()
+        begun: Any = None
         output: torch.Tensor | StepResult | None = None
         if error is None and packed:
             try:
-                output = self._running().execute(unpack(StepPlan, packed), hidden, self._following)
+                begun = None if self._step_times is None else self._step_times.begin()
+                plan = self._plan_of(packed)
+                looks = self._spec.is_alone and self._mailbox is not None
+                following = self._following if looks else None
+                output = self._running().execute(plan, hidden, following)
             # The boundary of fault isolation: whatever one step raises must reach the scheduler
             # as an answer to that step, or every step behind it would wait for ever.
             except Exception as failure:
                 error = f"{type(failure).__name__}: {failure}\n{traceback.format_exc(limit=-4)}"
-        times = (*times, (begin_s, time.monotonic()))
+        took = (begin_s, time.monotonic())
+        if self._step_times is not None and begun is not None:
+            with contextlib.suppress(RuntimeError):  # of a device that failed, and so the step
+                took = self._step_times.end(ticket, begun) or took
+        times = (*times, took)
         if not self._is_last:
             return (
                 ticket,

@@ -23,11 +23,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from actors.stage.input_batch import HostBatch, InputBatch
+from actors.stage.landing import Landing, TokenLanding
 from actors.stage.models.decoder import Decoder
 from actors.stage.step_inputs import StepInputs
 from kernels.interface import GraphSupport
+from kernels.torch_sampling import SamplingRows
+from kernels.upload import upload
 
 TILE = 128  # rows of a tile in the library's large matrix products
 
@@ -39,11 +43,14 @@ Capture = Callable[[Callable[[], "StepOutput"]], tuple[Callable[[], None], "Step
 class StepOutput:
     """The result of a pass, padded tokens and slices included.
 
+    headed: the pass went on through norm and head, on every rank: the ranks' parts of the logits
+    have been gathered, and asking for them again would be a gather that rank 0 does not join.
     logits_SV and tokens_S: of each slice's last token, on rank 0 of the last stage.
     """
 
     x_TH: torch.Tensor
     residual_TH: torch.Tensor
+    headed: bool = False
     logits_SV: torch.Tensor | None = None
     tokens_S: torch.Tensor | None = None
 
@@ -101,7 +108,20 @@ class StepGraphs:
         self._num_rows = len(input_batch.tokens_RP)
         self._drawn_R = torch.zeros(self._num_rows + 1, dtype=torch.int32, device=decoder.device)
         self._landing = TokenLanding(max_requests, decoder.device)
+        self._results = self._make_results(max_tokens)
         self._graphs: dict[GraphSize, tuple[Callable[[], None], StepOutput]] = {}
+
+    def _make_results(self, max_tokens: int) -> StepOutput:
+        """Where every graph leaves its result. Results of their own would keep the memory of each
+        size for good, and only the latest step's is ever read."""
+        results = StepOutput(
+            self._decoder.empty_hidden(max_tokens), self._decoder.empty_hidden(max_tokens)
+        )
+        if self._draw is not None:
+            shape, device = (self._max_requests, self._decoder.vocab_size), self._decoder.device
+            results.logits_SV = torch.empty(shape, dtype=torch.float32, device=device)
+            results.tokens_S = torch.empty(shape[0], dtype=torch.int32, device=device)
+        return results
 
     def capture(self, capture: Capture) -> None:
         """Capture every size, the largest first: later ones reuse its memory.
@@ -134,11 +154,41 @@ class StepGraphs:
         replay()
         return output
 
-    def fetch_tokens(self, output: StepOutput, count: int) -> Callable[[], torch.Tensor]:
-        """Start copying the first `count` tokens back; the result waits for them."""
-        if output.tokens_S is None:
-            raise ValueError("this stage draws no tokens")
-        return self._landing.fetch(output.tokens_S[:count])
+    def redraw(
+        self,
+        output: StepOutput,
+        slices: NDArray[np.intp],
+        rows_S: NDArray[np.intp],
+        adjust: Callable[[torch.Tensor], None],
+        draws: SamplingRows,
+    ) -> None:
+        """Queue another draw for some slices, from a copy of their logits that `adjust` changes."""
+        logits_SV, tokens_S = _drawn(output)
+        assert self._draw is not None
+        device = self._decoder.device
+        slices_R = upload(slices.astype(np.int64), device)
+        logits_RV = logits_SV.index_select(0, slices_R)
+        adjust(logits_RV)
+        drawn_R = self._draw.draw(logits_RV, upload(self._draw.pack_draws(draws), device))
+        self._drawn_R.index_copy_(0, upload(rows_S.astype(np.int64), device), drawn_R)
+        tokens_S.index_copy_(0, slices_R, _or_minus_one(drawn_R, logits_RV))
+
+    def judge(
+        self, output: StepOutput, slices: NDArray[np.intp], num_top: int
+    ) -> tuple[torch.Tensor, ...]:
+        """Queue log-probabilities of the tokens drawn for some slices; they arrive on the host
+        before tokens that are fetched after this."""
+        logits_SV, tokens_S = _drawn(output)
+        assert self._draw is not None
+        slices_R = upload(slices.astype(np.int64), self._decoder.device)
+        logits_RV = logits_SV.index_select(0, slices_R)
+        tokens_R = tokens_S.index_select(0, slices_R).long().clamp(min=0)
+        judged = self._draw.judge(logits_RV, tokens_R, num_top)
+        return tuple(x.to("cpu", non_blocking=True) for x in judged)
+
+    def fetch_tokens(self, output: StepOutput, count: int) -> Landing:
+        """Start copying the first `count` tokens back."""
+        return self._landing.fetch(_drawn(output)[1][:count])
 
     def _size_of(self, host: HostBatch) -> GraphSize | None:
         num_slices = len(host.rows_S)
@@ -167,7 +217,10 @@ class StepGraphs:
             # A batch object of its own for each run: what a backend derives from it and keeps
             # (flash-attn's lengths) must be derived inside the graph.
             x_TH, residual_TH = self._decoder.layers(x_TH, replace(batch))
-            output = StepOutput(x_TH, residual_TH)
+            output = StepOutput(
+                self._results.x_TH[:num_tokens].copy_(x_TH),
+                self._results.residual_TH[:num_tokens].copy_(residual_TH),
+            )
             if self._is_last:
                 self._finish(output, num_slices)
             return output
@@ -184,40 +237,30 @@ class StepGraphs:
         normed_SH = self._decoder.final_norm(
             output.x_TH.index_select(0, rows_S), output.residual_TH.index_select(0, rows_S)
         )
-        output.logits_SV = self._decoder.logits(normed_SH)
-        if self._draw is not None and output.logits_SV is not None:
+        logits_SV, tokens_S = self._results.logits_SV, self._results.tokens_S
+        place_SV = None if logits_SV is None else logits_SV[:num_slices]
+        output.logits_SV = self._decoder.logits(normed_SH, place_SV)
+        output.headed = True
+        if self._draw is not None and output.logits_SV is not None and tokens_S is not None:
             packed_S3 = self._inputs.draws_S3[:num_slices]
             drawn_S = self._draw.draw(output.logits_SV, packed_S3)
             rows_S = self._inputs.batch_rows_S[:num_slices]
             self._drawn_R.index_copy_(0, rows_S.long(), drawn_S)
-            at_S1 = drawn_S.long().clamp(0, output.logits_SV.shape[1] - 1)[:, None]
-            is_finite_S = torch.isfinite(output.logits_SV.gather(1, at_S1))[:, 0]
-            output.tokens_S = drawn_S.masked_fill(~is_finite_S, -1)  # which fails the step
+            drawn_S = _or_minus_one(drawn_S, output.logits_SV)
+            output.tokens_S = tokens_S[:num_slices].copy_(drawn_S)
 
 
-class TokenLanding:
-    """Pinned memory for the tokens of two steps: one is read while the next arrives."""
+def _drawn(output: StepOutput) -> tuple[torch.Tensor, torch.Tensor]:
+    if output.logits_SV is None or output.tokens_S is None:
+        raise ValueError("this stage draws no tokens")
+    return output.logits_SV, output.tokens_S
 
-    def __init__(self, max_requests: int, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._places = [
-            torch.zeros(max_requests, dtype=torch.int32, pin_memory=self._on_gpu) for _ in range(2)
-        ]
 
-    def fetch(self, tokens_S: torch.Tensor) -> Callable[[], torch.Tensor]:
-        self._places.reverse()
-        place_S = self._places[0][: len(tokens_S)]
-        place_S.copy_(tokens_S, non_blocking=True)
-        if not self._on_gpu:
-            return lambda: place_S
-        landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        landed.record()
-
-        def wait() -> torch.Tensor:
-            landed.synchronize()
-            return place_S
-
-        return wait
+def _or_minus_one(drawn_S: torch.Tensor, logits_SV: torch.Tensor) -> torch.Tensor:
+    """The tokens; -1, which fails the step, where a token's logit is not finite."""
+    at_S1 = drawn_S.long().clamp(0, logits_SV.shape[1] - 1)[:, None]
+    is_finite_S = torch.isfinite(logits_SV.gather(1, at_S1))[:, 0]
+    return drawn_S.masked_fill(~is_finite_S, -1)
 
 
 def _at_least(sizes: Sequence[int], wanted: int) -> int | None:
@@ -228,17 +271,18 @@ def _at_least(sizes: Sequence[int], wanted: int) -> int | None:
 def capture_on_gpu() -> Capture:
     """Captures with torch.cuda.CUDAGraph; graphs of one call share a memory pool."""
     pool = torch.cuda.graph_pool_handle()
+    # One for all: libraries keep a workspace for every stream that they have been called on.
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def capture(work: Callable[[], StepOutput]) -> tuple[Callable[[], None], StepOutput]:
         # Once outside: kernels compile and libraries initialise, which capture forbids.
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             work()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Other threads (NCCL's watchdog, Ray) may call the driver meanwhile.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
             output = work()
         return graph.replay, output
 

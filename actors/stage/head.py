@@ -69,11 +69,8 @@ class Head:
     def finish(self, plan: StepPlan, host: HostBatch, output: StepOutput) -> StepResult | None:
         """The step's result on rank 0, None on the others. Overwrites the output's residual.
 
-        A captured step brings logits and tokens of every slice along; tokens alone where nothing
-        else is asked for.
+        A captured step brings logits and tokens of every slice along.
         """
-        if output.logits_SV is None and output.tokens_S is not None:
-            return self._note_tokens(plan, host, output.tokens_S)
         columns, rows_S, samples_S = self._input_batch.columns, host.rows_S, host.samples_S
         prompts: tuple[PromptLogprobs, ...] = ()
         asking = np.flatnonzero(columns.prompt_logprobs_R[rows_S] >= 0)
@@ -91,14 +88,14 @@ class Head:
             sampling, last_rows, positions = drawing_rows(plan, host, sampling)
             ids = [plan.slices[i].request_id for i in sampling.tolist()]
             drawn_S = None
-            if output.logits_SV is None:
+            if not output.headed:
                 if len(last_rows) == len(output.x_TH):
                     normed_SH = self._decoder.final_norm(output.x_TH, output.residual_TH)
                 else:
                     normed_SH = self._normed(output, last_rows)
                 raw_SV = self._decoder.logits(normed_SH)
             else:
-                raw_SV = _rows(output.logits_SV, sampling)
+                raw_SV = None if output.logits_SV is None else _rows(output.logits_SV, sampling)
                 drawn_S = None if output.tokens_S is None else _rows(output.tokens_S, sampling)
             tokens, logprobs = self._sample(ids, rows_S[sampling], positions, raw_SV, drawn_S)
         if self._group.rank != 0:
@@ -107,17 +104,6 @@ class Head:
             accepted = accept(plan.step_id, tokens, logprobs, dict(plan.drafts))
             return replace(accepted, prompt_logprobs=prompts, pooled=pooled)
         return StepResult(plan.step_id, tokens, logprobs, prompts, pooled)
-
-    def _note_tokens(self, plan: StepPlan, host: HostBatch, tokens_S: torch.Tensor) -> StepResult:
-        """The result of a step that yields tokens alone, drawn on the device."""
-        sampling = np.flatnonzero(host.samples_S)
-        drawn_S = tokens_S.numpy()[sampling].astype(np.int64)
-        if drawn_S.size and drawn_S.min() < 0:
-            raise NotFinite
-        positions_S = host.ends_S[sampling].astype(np.int64)
-        self._input_batch.put_tokens(host.rows_S[sampling], positions_S, drawn_S)
-        ids = [plan.slices[i].request_id for i in sampling.tolist()]
-        return StepResult(plan.step_id, tuple(zip(ids, drawn_S.tolist(), strict=True)))
 
     def release(self, request_ids: Sequence[int]) -> None:
         """Forget requests that left, or that start anew."""

@@ -3,7 +3,11 @@
 With one stage the scheduler plans a step ahead (`lookahead`), so the plan of step N + 1 is often
 here while N runs. Its decodes continue with tokens that are so far on the GPU alone; a captured
 step takes them from the device buffer in which the draw of step N leaves them. So the GPU goes
-from step to step without waiting for the host, and the host waits once a step, for tokens.
+from step to step without waiting for the host, and the host waits once a step, for tokens: while
+they are on their way it looks out for the plan.
+
+What single requests ask for beyond tokens (penalties, grammars, log-probabilities) is queued behind
+the graph, for their rows alone: it needs tokens up to N - 1, which the host has by then.
 """
 
 from __future__ import annotations
@@ -13,9 +17,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.scheduling.plan import StepPlan
+from actors.scheduling.plan import StepPlan, StepResult
+from actors.stage.captured_head import CapturedHead
 from actors.stage.cuda_graphs import StepGraphs, StepOutput
 from actors.stage.input_batch import HostBatch, InputBatch
+
+# How long one look for the next plan may sleep before it is seen whether the tokens have come.
+_LOOK_S = 0.0002
+
+# The plan to be executed next, waited for up to so many seconds; None if it is not here by then.
+Following = Callable[[float], StepPlan | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +41,10 @@ class Launched:
 class RunAhead:
     """Holds at most one step launched ahead of its turn."""
 
-    def __init__(self, graphs: StepGraphs, input_batch: InputBatch) -> None:
+    def __init__(self, graphs: StepGraphs, input_batch: InputBatch, head: CapturedHead) -> None:
         self._graphs = graphs
         self._input_batch = input_batch
+        self._head = head
         self._launched: Launched | None = None
 
     def take(self, step_id: int) -> Launched | None:
@@ -41,43 +53,47 @@ class RunAhead:
         launched, self._launched = self._launched, None
         return launched if launched is not None and launched.step_id == step_id else None
 
-    def launch(
-        self,
-        current: Launched,
-        following: Callable[[], StepPlan | None],
-        apply: Callable[[StepPlan], None],
-    ) -> StepOutput:
-        """Launch what follows the current step, where both allow it.
+    def serves(self, current: Launched) -> bool:
+        """Whether `finish` can end this step: it was captured, and nothing is asked of its prompt
+        rows, whose hidden states the next step would overwrite."""
+        columns, rows_S = self._input_batch.columns, current.host.rows_S
+        asks_S = columns.pools_R[rows_S] | (columns.prompt_logprobs_R[rows_S] >= 0)
+        return current.output.tokens_S is not None and not bool(asks_S.any())
 
-        apply: brings the persistent batch and the cache to a plan. Returns the current step's
-        output as it must be read: with tokens on the host, if the device has moved on.
+    def finish(
+        self,
+        plan: StepPlan,
+        current: Launched,
+        following: Following | None,
+        apply: Callable[[StepPlan], None],
+    ) -> StepResult:
+        """The current step's result; what follows it is launched before, where both allow it.
+
+        apply: brings the persistent batch and the cache to a plan.
         """
-        if current.output.tokens_S is None or not self._wants_tokens_alone(current.host):
-            return current.output
-        plan = following()
-        if plan is None or not self._may_follow(plan, current.host):
-            return current.output
-        fetch = self._graphs.fetch_tokens(current.output, len(current.host.rows_S))
+        pending = self._head.start(plan, current.host, current.output)
+        upcoming = None
+        if following is not None:
+            upcoming = following(0.0)
+            while upcoming is None and not pending.landing.is_done():
+                upcoming = following(_LOOK_S)
+        if upcoming is not None and self._may_follow(upcoming, current.host):
+            self._launch(upcoming, current.host, apply)
+        return self._head.end(pending)
+
+    def _launch(
+        self, plan: StepPlan, current: HostBatch, apply: Callable[[StepPlan], None]
+    ) -> None:
         try:
             apply(plan)
-            self._mark_unknown(current.host)
+            self._mark_unknown(current)
             host = self._input_batch.gather(plan.slices)
             output = self._graphs.run(host, None)
         except (KeyError, ValueError):
             # The plan is bad: it fails when its turn comes, not in this step's name.
-            output = None
+            return
         if output is not None:
             self._launched = Launched(plan.step_id, host, output)
-        return StepOutput(current.output.x_TH, current.output.residual_TH, tokens_S=fetch())
-
-    def _wants_tokens_alone(self, host: HostBatch) -> bool:
-        """The step yields nothing but tokens, drawn from its logits as they are."""
-        columns, rows_S = self._input_batch.columns, host.rows_S
-        held_back_S = host.ends_S - columns.num_prompt_R[rows_S] < columns.min_tokens_R[rows_S]
-        special_S = held_back_S | columns.adjusts_R[rows_S] | columns.pools_R[rows_S]
-        special_S |= columns.logprobs_R[rows_S] >= 0
-        special_S |= columns.prompt_logprobs_R[rows_S] >= 0
-        return not bool(special_S.any())
 
     def _may_follow(self, plan: StepPlan, host: HostBatch) -> bool:
         """Rows of the current step must stay until its tokens are noted, and a swap would wait for

@@ -14,6 +14,7 @@ import torch
 
 from actors.scheduling.plan import StepPlan, StepResult, logit_rows
 from actors.scheduling.request import Grammar
+from actors.stage.captured_head import CapturedHead
 from actors.stage.cuda_graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
 from actors.stage.head import Head
 from actors.stage.input_batch import HostBatch, InputBatch
@@ -23,7 +24,8 @@ from actors.stage.models.config import DecoderConfig, ModelError
 from actors.stage.models.decoder import Decoder
 from actors.stage.models.read import load_config
 from actors.stage.models.split import Split, split
-from actors.stage.run_ahead import Launched, RunAhead
+from actors.stage.profile import DeviceMemory, GpuMemory, cache_bytes, largest_plan
+from actors.stage.run_ahead import Following, Launched, RunAhead
 from actors.stage.sampler import Sampler
 from actors.stage.spec import StageInfo, StageSpec
 from actors.stage.weights.folder import open_folder
@@ -66,7 +68,8 @@ class StageRunner:
         self._config = config = load_config(folder)
         part = split(config, spec)
         dtype = _dtype(config.dtype if spec.dtype == "auto" else spec.dtype)
-        self._backend = resolve_backend(spec.backend, self._device, dtype, spec.block_size)
+        narrow = None if spec.kv_dtype in ("auto", *_DTYPES) else spec.kv_dtype
+        self._backend = resolve_backend(spec.backend, self._device, dtype, spec.block_size, narrow)
         self._kv_dtype = _kv_dtype(spec.kv_dtype, dtype, self._backend)
         if spec.num_threads and self._device.type == "cpu":
             self._backend.set_num_threads(spec.num_threads)
@@ -92,21 +95,47 @@ class StageRunner:
             backend=self._backend.name,
             kv_block_bytes=self._num_layers
             * self._backend.kv_block_bytes(spec.block_size, self._shape, self._kv_dtype),
-            available_bytes=max(0, available_bytes(self._device) - self._activation_bytes(dtype)),
+            available_bytes=self._available_bytes(dtype),
             eos_token_ids=config.eos_token_ids,
             num_parameters=loader.num_parameters,
             instruction_set=self._backend.instruction_set(self._device),
         )
 
+    def _available_bytes(self, dtype: torch.dtype) -> int:
+        """Memory for the KV cache: measured on a GPU, reckoned where memory is the machine's."""
+        if self._device.type == "cuda":
+            graphs = capture_on_gpu() if self.spec.cuda_graphs else None
+            return self.profile(GpuMemory(), graphs)
+        return max(0, available_bytes(self._device) - self._activation_bytes(dtype))
+
+    def profile(self, memory: DeviceMemory, capture: Capture | None) -> int:
+        """Bytes that the KV cache may take (see `actors.stage.profile`), found over one of a single
+        block, after which there is none. capture: None where no graphs will be."""
+        self._make_cache(1, 0)
+        free = cache_bytes(memory, self._largest_step, lambda: capture and self.capture(capture))
+        self._kv = self._graphs = self._ahead = self._applied_step = None
+        return free
+
+    def _largest_step(self) -> None:
+        plan = largest_plan(self.spec, self._input_batch.max_model_len)
+        hidden_TH = None
+        if not self._is_first:
+            hidden_TH = self._decoder.empty_hidden(sum(s.num_tokens for s in plan.slices)).zero_()
+        self.execute(plan, hidden_TH)
+        self.execute(StepPlan(1, (), released=tuple(s.request_id for s in plan.slices)), None)
+
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Make the KV cache; `execute` works from here on."""
+        self._make_cache(num_blocks, num_host_blocks)
+        if self._device.type == "cuda" and self.spec.cuda_graphs:
+            self.capture(capture_on_gpu())
+
+    def _make_cache(self, num_blocks: int, num_host_blocks: int) -> None:
         self._kv = KVCache(
             self._backend, self._num_layers, num_blocks, num_host_blocks, self.spec.block_size,
             self._shape, self._kv_dtype, self._device,
         )  # fmt: skip
         self._decoder.attach(self._kv.layers)
-        if self._device.type == "cuda" and self.spec.cuda_graphs:
-            self.capture(capture_on_gpu())
 
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
@@ -130,21 +159,22 @@ class StageRunner:
         )
         graphs.capture(capture)
         self._graphs = graphs
-        if spec.is_first and spec.is_last and spec.tensor_ranks == 1:
-            self._ahead = RunAhead(graphs, self._input_batch)
+        if spec.is_alone and self._sampler is not None:
+            head = CapturedHead(graphs, self._input_batch, self._sampler)
+            self._ahead = RunAhead(graphs, self._input_batch, head)
 
     @torch.inference_mode()
     def execute(
         self,
         plan: StepPlan,
         hidden_TH: torch.Tensor | None,
-        following: Callable[[], StepPlan | None] = lambda: None,
+        following: Following | None = None,
     ) -> torch.Tensor | StepResult | None:
         """Run one micro-batch.
 
         hidden_TH: None on the first stage, else what the stage before returned (not modified).
-        following: called while the GPU computes; returns the plan to be executed next, if it is
-        known, which a captured single stage launches without waiting for this step's tokens.
+        following: asked while the GPU computes for the plan to be executed next, which a captured
+        single stage launches without waiting for this step's tokens; None if there is none ever.
         Returns hidden states (T, H) with the residual added on all stages but the last; there
         rank 0 returns the StepResult, without stage times, and the other ranks None.
         """
@@ -154,9 +184,9 @@ class StageRunner:
             if not plan.slices:
                 return self._empty(plan)
             launched = self._launch(plan, hidden_TH)
+        if self._ahead is not None and self._ahead.serves(launched):
+            return self._ahead.finish(plan, launched, following, self._apply)
         output = launched.output
-        if self._ahead is not None:
-            output = self._ahead.launch(launched, following, self._apply)
         if self._head is not None:
             return self._head.finish(plan, launched.host, output)
         return (output.residual_TH + output.x_TH)[: launched.host.num_tokens]

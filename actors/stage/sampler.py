@@ -13,7 +13,7 @@ from actors.scheduling.plan import TokenLogprobs
 from actors.stage.grammar import GrammarMasks
 from actors.stage.input_batch import InputBatch
 from kernels.interface import Backend
-from kernels.torch_sampling import Adjustment
+from kernels.torch_sampling import Adjustment, Judged
 
 
 class Sampler:
@@ -43,22 +43,46 @@ class Sampler:
 
         ready_S: tokens that the device has drawn from the logits as they are.
         """
-        columns = self._input_batch.columns
-        num_output_S = positions_S - columns.num_prompt_R[rows_S]
-        held_back_S = num_output_S < columns.min_tokens_R[rows_S]
-        adjusted = np.flatnonzero(held_back_S | columns.adjusts_R[rows_S]).tolist()
-        if adjusted:
-            self._backend.adjust_logits(
-                logits_SV,
-                [
-                    self._adjustment(s, int(rows_S[s]), int(positions_S[s]), bool(held_back_S[s]))
-                    for s in adjusted
-                ],
-            )
+        adjusted = self.adjusted(rows_S, positions_S)
+        if adjusted.size:
+            self.adjust(logits_SV, rows_S, positions_S, adjusted)
         elif ready_S is not None:
             ready: NDArray[np.int64] = ready_S.cpu().numpy().astype(np.int64)
             return ready
+        columns = self._input_batch.columns
         return self._backend.sample(logits_SV, columns.draws(rows_S, positions_S))
+
+    def adjusted(
+        self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]
+    ) -> NDArray[np.intp]:
+        """Which of these draws are from adjusted logits."""
+        held_back_S = self._held_back(rows_S, positions_S)
+        return np.flatnonzero(held_back_S | self._input_batch.columns.adjusts_R[rows_S])
+
+    def adjust(
+        self,
+        logits_SV: torch.Tensor,
+        rows_S: NDArray[np.intp],
+        positions_S: NDArray[np.int64],
+        which: NDArray[np.intp],
+    ) -> None:
+        """Adjust in place the logits of those draws that `which` numbers."""
+        held_back_S = self._held_back(rows_S, positions_S)
+        adjustments = [
+            self._adjustment(s, int(rows_S[s]), int(positions_S[s]), bool(held_back_S[s]))
+            for s in which.tolist()
+        ]
+        self._backend.adjust_logits(logits_SV, adjustments)
+
+    def _held_back(
+        self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Whose stop tokens are forbidden so far."""
+        columns = self._input_batch.columns
+        held_back_S: NDArray[np.bool_] = (
+            positions_S - columns.num_prompt_R[rows_S] < columns.min_tokens_R[rows_S]
+        )
+        return held_back_S
 
     def _adjustment(self, s: int, row: int, position: int, held_back: bool) -> Adjustment:
         info, p = self._input_batch.info(row), self._input_batch.info(row).sampling
@@ -85,15 +109,21 @@ class Sampler:
         """Log-probabilities of one token per row of unadjusted logits, with counts[row]
         alternatives each."""
         tokens = torch.from_numpy(np.ascontiguousarray(tokens_R)).to(logits_RV.device)
-        chosen_R, rank_R, top_RK, ids_RK = self._backend.chosen_logprobs(
-            logits_RV, tokens, max(counts)
+        judged = self._backend.chosen_logprobs(logits_RV, tokens, max(counts))
+        return token_logprobs(tokens_R, judged, counts)
+
+
+def token_logprobs(
+    tokens_R: NDArray[np.int64], judged: Judged, counts: Sequence[int]
+) -> list[TokenLogprobs]:
+    """What was judged, per token, with counts[row] alternatives."""
+    chosen_R, rank_R, top_RK, ids_RK = judged
+    return [
+        TokenLogprobs(
+            token=int(tokens_R[r]),
+            logprob=float(chosen_R[r]),
+            rank=int(rank_R[r]),
+            top=tuple(zip(ids_RK[r, :count].tolist(), top_RK[r, :count].tolist(), strict=True)),
         )
-        return [
-            TokenLogprobs(
-                token=int(tokens_R[r]),
-                logprob=float(chosen_R[r]),
-                rank=int(rank_R[r]),
-                top=tuple(zip(ids_RK[r, :count].tolist(), top_RK[r, :count].tolist(), strict=True)),
-            )
-            for r, count in enumerate(counts)
-        ]
+        for r, count in enumerate(counts)
+    ]

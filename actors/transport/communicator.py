@@ -7,17 +7,41 @@ interface between CPU ranks, which is how the tests prove the ordering without a
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import ray
 import torch
+from ray.experimental.channel import ChannelContext
+from ray.experimental.channel.accelerator_context import register_accelerator_context
 from ray.experimental.channel.communicator import Communicator, TorchTensorAllocator
 
 from actors.transport.group import RankGroup
 
 _NEVER_ASKED = "Legato's graphs neither overlap communication nor hold collectives"
+
+
+def assigned_device(kind: str) -> torch.device:
+    """This process's device of a kind: among GPUs, the one that Ray has assigned."""
+    device = torch.device(kind)
+    ids = ray.get_gpu_ids() if device.type == "cuda" and ray.is_initialized() else []
+    if not ids:
+        return device
+    # Ray's ids count the node's GPUs, or are names from its CUDA_VISIBLE_DEVICES; torch counts
+    # those that this process sees: one, or all of them where ranks share memory (`placement`).
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    index = int(ids[0]) if visible is None else visible.split(",").index(str(ids[0]))
+    return torch.device(device.type, index)
+
+
+def register_context(device: torch.device) -> None:
+    """Make Ray's channels in this process use this device and ask this communicator for ids: what
+    Ray has for GPUs by default is made of cupy, even where a graph brings a communicator."""
+    register_accelerator_context(device.type, StageCommunicator)
+    ChannelContext.get_current().set_torch_device(device)
 
 
 class StageCommunicator(Communicator):

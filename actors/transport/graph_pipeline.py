@@ -21,6 +21,7 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from actors.scheduling.plan import StepPlan, StepResult
 from actors.transport import semaphores
 from actors.transport.addresses import new_secret, private_directory
 from actors.transport.messages import (
+    STAGE_TIMES,
     TICKET,
     StageAnswer,
     StepError,
@@ -68,6 +70,9 @@ class GraphPipeline(Watched):
         self._next_ticket = 0  # the ticket the next plan will use
         self._unanswered: deque[tuple[int, int]] = deque()  # (ticket, step id)
         self._semaphores: set[int] = set()  # of the channels: inodes
+        self._times_server: asyncio.AbstractServer | None = None
+        # By ticket and stage, what earlier stages' devices took; empty where hosts know.
+        self._device_times: dict[int, dict[int, tuple[float, float]]] = {}
 
     async def open(
         self,
@@ -120,6 +125,17 @@ class GraphPipeline(Watched):
             *[a.connect_next.remote(mailbox[s + 1, r], secret) for s, r, a in grid if s < last],
             self._stages[last][0].connect_next.remote(wake, secret),
         )
+        if self._accelerator is not None and last:
+            self._times_server, times = await listen(
+                path("times") or f"{ray.util.get_node_ip_address()}:0",
+                lambda: FrameProtocol(self._timed, lambda: None, secret),
+            )
+            await asyncio.gather(
+                *[
+                    ranks[0].time_on_device.remote(times if s < last else None, secret)
+                    for s, ranks in enumerate(self._stages)
+                ]
+            )
         for rank in range(len(self._stages[0])):
             first = await connect(mailbox[0, rank], lambda _: None, lambda: None, secret)
             self._first.append(first)
@@ -177,7 +193,21 @@ class GraphPipeline(Watched):
         if answered != ticket:
             self.lose(f"ticket {ticket} was answered with {answered}")
             return
-        self._on_answer(read_answer(step_id, packed, failure))
+        self._on_answer(self._with_device_times(ticket, read_answer(step_id, packed, failure)))
+
+    def _timed(self, frame: bytes) -> None:
+        ticket, stage, begin_s, end_s = STAGE_TIMES.unpack(frame)
+        if self._unanswered and ticket >= self._unanswered[0][0]:  # else too late to be told
+            self._device_times.setdefault(ticket, {})[stage] = (begin_s, end_s)
+
+    def _with_device_times(
+        self, ticket: int, answer: StepResult | StepError
+    ) -> StepResult | StepError:
+        taken = self._device_times.pop(ticket, None)
+        if taken is None or isinstance(answer, StepError):
+            return answer
+        times = enumerate(answer.stage_times_s)
+        return replace(answer, stage_times_s=tuple(taken.get(s, told) for s, told in times))
 
     def _read_channel(self, frame: bytes) -> StageAnswer | None:
         """What all ranks of the last stage say, as one answer; None if the graph is lost."""
@@ -201,8 +231,9 @@ class GraphPipeline(Watched):
         self.kill()
         for rank in self._first:
             rank.close()
-        if self._wake_server is not None:
-            self._wake_server.close()
+        for server in (self._wake_server, self._times_server):
+            if server is not None:
+                server.close()
         # This process has one pipeline at a time: what it maps belongs to this one.
         semaphores.remove(self._semaphores | semaphores.mapped_by([os.getpid()]))
         graph, self._graph = self._graph, None

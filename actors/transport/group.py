@@ -57,9 +57,8 @@ class RankGroup:
         calls this; with one rank it does nothing."""
         if self._group is not None:
             store = dist.PrefixStore("symmetric", self._store)
-            self._symmetric = SymmetricMemory(
-                f"legato/{self._address}", self.rank, self.size, store, dtype, self._device
-            )
+            name = f"legato/{self._address}"
+            self._symmetric = SymmetricMemory(name, self._group, store, dtype, self._device)
 
     def gather_columns(self, local_RV: torch.Tensor) -> torch.Tensor | None:
         """Ranks' columns side by side on rank 0; None elsewhere. Shapes are equal on all ranks."""
@@ -85,6 +84,8 @@ class RankGroup:
 
     def close(self) -> None:
         """Leave the group; ranks still waiting in an operation get an error."""
+        if self._symmetric is not None:
+            self._symmetric.close()
         if self._group is not None:
             self._group.shutdown()
             self._group = self._symmetric = None

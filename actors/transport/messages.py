@@ -167,6 +167,7 @@ def output_of(row: tuple[Any, ...]) -> Output:
 # ---- scheduler <-> stages ------------------------------------------------------------------
 
 TICKET = struct.Struct("<Q")  # before a plan, and alone to wake the next stage
+STAGE_TIMES = struct.Struct("<QQdd")  # ticket, stage, start and end by its device
 # A message between stages: (ticket, packed plan, activations, stage times so far, error).
 StageMessage = tuple[int, bytes, Any, tuple[tuple[float, float], ...], str | None]
 # What the last stage answers: (ticket, packed result, error).

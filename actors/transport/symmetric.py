@@ -21,18 +21,29 @@ class SymmetricMemory:
     """One buffer per rank, mapped by all. Every rank makes the same calls in the same order."""
 
     def __init__(
-        self, name: str, rank: int, size: int, store: Any, dtype: torch.dtype, device: torch.device
+        self, name: str, group: Any, store: Any, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """name: the same on all ranks, used by no other group. store: torch.distributed's."""
+        """name: the same on all ranks, used by no other group. group: the ranks' process group
+        (of one backend); store: torch.distributed's."""
         from torch._C._distributed_c10d import _SymmetricMemory
 
         self._name = name
         self._dtype = dtype
+        rank, size = group.rank(), group.size()
+        # Some versions of torch look up ranks and store by what is set here, newer ones by the
+        # name of a registered process group.
         _SymmetricMemory.set_group_info(name, rank, size, store)
+        self._group = _registered(name, group, store, device)
         self._buffer = _SymmetricMemory.empty_strided_p2p(
             (BUFFER_BYTES // dtype.itemsize,), (1,), dtype, device, name
         )
         self._mapping = _SymmetricMemory.rendezvous(self._buffer)
+
+    def close(self) -> None:
+        """Forget the group's name."""
+        from torch._C._distributed_c10d import _unregister_process_group
+
+        _unregister_process_group(self._name)  # type: ignore[arg-type]
 
     def fits(self, x: torch.Tensor) -> bool:
         num_bytes = x.numel() * x.element_size()
@@ -50,3 +61,17 @@ class SymmetricMemory:
             torch.ops.symm_mem.two_shot_all_reduce_(window, "sum", self._name)
             flat.copy_(window)
         return x
+
+
+def _registered(name: str, backend: Any, store: Any, device: torch.device) -> Any:
+    """A process group around one backend, which torch's operators find by its name."""
+    from torch._C import _distributed_c10d
+
+    group = _distributed_c10d.ProcessGroup(store, backend.rank(), backend.size())
+    kinds = _distributed_c10d.ProcessGroup.BackendType
+    kind = kinds.NCCL if device.type == "cuda" else kinds.GLOO
+    group._set_default_backend(kind)
+    group._register_backend(torch.device(device.type), kind, backend)
+    group._set_group_name(name)  # type: ignore[arg-type]
+    _distributed_c10d._register_process_group(name, group)  # type: ignore[arg-type]
+    return group

@@ -59,10 +59,10 @@ class Mailbox:
         self._peer: socket.socket | None = None
         self._peeked: bytes | None = None
 
-    def peek(self) -> bytes | None:
-        """The frame that `receive` will return next if it has come, without waiting for it."""
+    def peek(self, wait_s: float = 0.0) -> bytes | None:
+        """The frame that `receive` will return next if it comes within wait_s."""
         if self._peeked is None and self._peer is not None:
-            readable, _, _ = select.select([self._peer], [], [], 0)
+            readable, _, _ = select.select([self._peer], [], [], wait_s)
             if readable:
                 with contextlib.suppress(ConnectionLost):  # `receive` will say so
                     self._peeked = self.receive()

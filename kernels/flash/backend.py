@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
 
+from kernels.device_time import graph_time_s
 from kernels.flash import library
 from kernels.flash.forms import Lengths, decodes, measure_crossover, one_call, two_calls
 from kernels.flash.library import FlashLibrary
@@ -64,7 +64,7 @@ class FlashBackend(TritonBackend):
             self.one_call_up_to = 0
             if device.type == "cuda":
                 self.one_call_up_to = measure_crossover(
-                    self._flash, shape, dtype, device, _device_time_s
+                    self._flash, shape, dtype, device, graph_time_s
                 )
             _log.info("flash-attn: one call up to %d tokens of context", self.one_call_up_to)
         return super().allocate_kv(num_layers, num_blocks, block_size, shape, dtype, device)
@@ -87,17 +87,3 @@ class FlashBackend(TritonBackend):
         if self._lengths is None or self._lengths[0] is not batch:
             self._lengths = (batch, Lengths.of(batch))
         return self._lengths[1]
-
-
-def _device_time_s(work: Callable[[], object], repeats: int = 7) -> float:
-    """Median seconds of GPU time, after one run to warm up."""
-    work()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1000)
-    return statistics.median(times)

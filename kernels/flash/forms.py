@@ -9,8 +9,9 @@ split-KV kernel, which streams contexts at full bandwidth but starts only after 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -24,6 +25,7 @@ _log = logging.getLogger(__name__)
 _CHUNK = 512
 _DECODES = 32
 _CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
+_LAYERS = 4  # taken in turn, as a model's are: one alone would stay in the GPU's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,27 +127,28 @@ def measure_crossover(
     shape: AttentionShape,
     dtype: torch.dtype,
     device: torch.device,
-    time_s: Callable[[Callable[[], object]], float],
+    time_s: Callable[[Sequence[Callable[[], object]]], float],
 ) -> int:
     """The longest decode context for which one call is at least as fast as two.
 
-    time_s: seconds a device function takes. Decided once, before serving, so that equal batches
-    always take equal paths.
+    time_s: seconds of the device per call, of calls that differ in their layer. Decided once,
+    before serving, so that equal batches always take equal paths.
     """
     crossover = 0
     for context in _CONTEXTS:
         width = -(-max(context + 1, _CHUNK) // PAGE_MULTIPLE)
         num_slices = _DECODES + 1
-        [layer] = allocate(1, num_slices * width, PAGE_MULTIPLE, shape, dtype, device)
-        layer.keys.normal_()
-        layer.values.normal_()
+        layers = allocate(_LAYERS, num_slices * width, PAGE_MULTIPLE, shape, dtype, device)
+        for layer in layers:
+            layer.keys.normal_()
+            layer.values.normal_()
         batch = _hybrid(context, width, device)
         lengths = Lengths.of(batch)
         size = (_DECODES + _CHUNK, shape.num_heads, shape.head_dim)
         q_TND = torch.randn(size, dtype=dtype, device=device)
-        arguments = (flash, q_TND, batch, lengths, layer, shape)
-        once = time_s(lambda arguments=arguments: one_call(*arguments))  # type: ignore[misc]
-        twice = time_s(lambda arguments=arguments: two_calls(*arguments))  # type: ignore[misc]
+        calls = [(flash, q_TND, batch, lengths, layer, shape) for layer in layers]
+        once = time_s([partial(one_call, *arguments) for arguments in calls])
+        twice = time_s([partial(two_calls, *arguments) for arguments in calls])
         _log.debug("flash-attn, context %d: one call %.6f s, two %.6f s", context, once, twice)
         if once > twice:
             break

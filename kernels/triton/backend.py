@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kernels.interface import AttentionShape, Batch, GraphSupport, KVLayer, Linear
 from kernels.torch_native import TorchBackend
-from kernels.torch_sampling import Adjustment, SamplingRows
+from kernels.torch_sampling import Adjustment, SamplingRows, judge
 from kernels.triton import cache, logits, sampling
 from kernels.triton.activation import silu_mul
 from kernels.triton.attention import attention
@@ -94,7 +94,7 @@ class TritonBackend(TorchBackend):
         return attention(q_TND, batch, paged(layer), shape)
 
     def graph_support(self) -> GraphSupport | None:
-        return GraphSupport(self.captures_hybrid, sampling.pack_rows, sampling.sample_rows)
+        return GraphSupport(self.captures_hybrid, sampling.pack_rows, sampling.sample_rows, judge)
 
     def adjust_logits(self, logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
         logits.adjust(logits_SV, adjustments)

@@ -15,6 +15,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from kernels.torch_sampling import Adjustment
+from kernels.upload import upload
 
 _BLOCK_EDITS = 256
 _BLOCK_V = 1024
@@ -102,14 +103,14 @@ def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
     )
     device, V = logits_SV.device, logits_SV.shape[1]
     if len(edits):
-        edits_E5 = torch.from_numpy(edits).to(device, non_blocking=True)
+        edits_E5 = upload(edits, device)
         _edit_kernel[(triton.cdiv(len(edits), _BLOCK_EDITS),)](
             logits_SV, edits_E5, len(edits), logits_SV.stride(0), BLOCK=_BLOCK_EDITS
         )
     if masked:
         words = [_without(a.allowed_W, a.forbidden) for a in masked if a.allowed_W is not None]
         packed = np.concatenate(([a.row for a in masked], *words)).astype(np.int32)
-        on_device = torch.from_numpy(packed).to(device, non_blocking=True)
+        on_device = upload(packed, device)
         num_words = len(words[0])
         _mask_kernel[(len(masked), triton.cdiv(V, _BLOCK_V))](
             logits_SV,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from kernels.random_stream import uniform
+from kernels.random_stream import uniforms
 from kernels.torch_sampling import SamplingRows
 
 _BLOCK_V = 2048
@@ -224,10 +224,7 @@ def sample_rows(logits_RV: torch.Tensor, packed_R3: torch.Tensor) -> torch.Tenso
 def pack_rows(rows: SamplingRows) -> NDArray[np.float64]:
     """(R, 3) for one transfer: the draw, then the four float32 parameters in its place of two."""
     packed_R3 = np.empty((len(rows.temperature_S), 3), dtype=np.float64)
-    for r, seed in enumerate(rows.seed_S):
-        # A greedy row draws nothing; its number is not read.
-        warm = rows.temperature_S[r] > 0
-        packed_R3[r, 0] = uniform(int(seed), int(rows.position_S[r])) if warm else 0.0
+    packed_R3[:, 0] = uniforms(rows.seed_S, rows.position_S)
     parameters_R4 = packed_R3.view(np.float32)[:, 2:]
     parameters_R4[:, 0] = rows.temperature_S
     parameters_R4[:, 1] = rows.top_k_S

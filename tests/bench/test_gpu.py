@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,11 +20,13 @@ pytest.importorskip("triton", reason="Triton is not installed: the GPU bench dri
 from app.bench.ceilings import Ceilings
 from app.bench.engine.stage import LoadedStage
 from app.bench.engine.steps import StepCase
+from app.bench.gpu import sections
+from app.bench.gpu.anatomy import BATCHES, SAMPLINGS, anatomy
 from app.bench.gpu.capacity import POLICIES, capacities
 from app.bench.gpu.checks import CheckResult
-from app.bench.gpu.command import command
+from app.bench.gpu.command import command, run_jobs
 from app.bench.gpu.live import LiveRun
-from app.bench.gpu.report import GpuSections, write_parquet
+from app.bench.gpu.report import GpuReport, GpuSections, write_parquet
 from app.bench.gpu.steps import time_steps
 from app.bench.gpu.timing import measure_ceilings
 from app.bench.gpu.tokens import MODELS, check_tokens
@@ -49,6 +53,97 @@ def test_without_a_gpu_it_says_so() -> None:
     result = CliRunner().invoke(app, [])
     assert result.exit_code == 2
     assert "no CUDA device here" in result.output
+
+
+def test_the_host_can_be_measured_without_a_gpu(tmp_path: Path) -> None:
+    app, out = typer.Typer(), tmp_path / "report.json"
+    app.command()(command)
+    result = CliRunner().invoke(app, ["--only", "anatomy", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text())["anatomy"]
+    assert {row["num_decodes"] for row in rows} == set(BATCHES)
+    assert {row["sampling"] for row in rows} == set(SAMPLINGS)
+
+
+def test_a_captured_step_is_one_launch_and_a_transfer_each_way() -> None:
+    few, many = anatomy((1, 4), num_steps=6), anatomy((32,), num_steps=6)
+    for row in (*few, *many):
+        assert row.num_replays == 1
+        assert row.num_operations == 2
+        assert row.host_us > 0
+        table_bytes = row.num_decodes * 8192 // 16 * 4
+        assert table_bytes < row.bytes_copied < table_bytes + 4096 + 128 * 80
+
+
+def context() -> typer.Context:
+    return typer.Context(typer.main.get_command(typer.Typer(callback=lambda: None)))
+
+
+def test_what_was_found_is_kept_whatever_happens_next(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "report.json"
+    report, seen = GpuReport(context(), {}, path), []
+
+    def checks() -> None:
+        report.add("checks", CheckResult("good", "float32", 1e-7, 1e-5))
+
+    def breaks() -> None:
+        seen.append(json.loads(path.read_text()))  # written before this began
+        report.add("steps", CheckResult("half a section", "float32", 1e-7, 1e-5))
+        raise RuntimeError("an illegal memory access was encountered")
+
+    def after() -> dict[str, float]:
+        seen.append(json.loads(path.read_text()))
+        return {"ceilings": 1.0}
+
+    run_jobs(report, iter([("checks", checks), ("steps", breaks), ("more", after)]), 0)
+    first, second = seen
+    assert [row["name"] for row in first["checks"]] == ["good"]
+    assert [row["name"] for row in second["steps"]] == ["half a section"]
+    assert "illegal memory access" in second["errors"]["steps"]
+    assert json.loads(path.read_text())["ceilings"] == 1.0
+    assert len(report.troubles) == 1
+    assert len(pq.read_table(path.with_suffix(".parquet"))) == 2
+
+
+def test_nothing_begins_after_its_time_and_the_report_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = GpuReport(context(), {}, tmp_path / "report.json")
+    now_s = iter([0.0, 30.0, 30.0, 599.0, *[700.0] * 9])
+    monkeypatch.setattr("app.bench.gpu.command.time.monotonic", lambda: next(now_s, 700.0))
+    done: list[str] = []
+    jobs = [(name, lambda name=name: done.append(name)) for name in ("a", "b")]  # type: ignore[misc, func-returns-value]
+    run_jobs(report, iter(jobs), 10.0)
+    assert done == ["a"]
+    assert report.left_out == ["b"]
+
+
+def test_a_stage_is_gone_before_the_next_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models of the size of one GPU's memory do not fit it."""
+    alive: weakref.WeakSet[object] = weakref.WeakSet()
+    most_alive = 0
+
+    class Stage:
+        def __init__(self, *arguments: object) -> None:
+            nonlocal most_alive
+            alive.add(self)
+            most_alive = max(most_alive, len(alive))
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(sections, "load_stage", Stage)
+    monkeypatch.setattr("app.bench.gpu.steps.time_steps", lambda stage, ceilings: iter(()))
+    monkeypatch.setattr("app.bench.gpu.capacity.capacities", lambda *rest: iter((rest[3],)))
+    fit = SimpleNamespace(to_dict=dict)
+    monkeypatch.setattr(sections, "fit_cost_model", lambda stage, *rest, **more: (fit, fit, stage))
+    rows: list[str] = []
+    for _ in range(2):
+        sections.run_steps(lambda name, row: None, Path("shape"), "triton", True, Ceilings(1, 1), 9)
+        sections.run_capacity(
+            lambda name, row: rows.append(name), Path("shape"), "triton", 9, 1, 1.0
+        )
+    assert rows == ["capacity"] * 2
+    assert most_alive == 1
 
 
 def test_ceilings_are_rates_of_real_work() -> None:

@@ -40,8 +40,8 @@ class _FaultyRunner:
 
 
 class FaultyStage(StageActor):
-    def load(self) -> StageInfo:
-        info = super().load()
+    def load(self, group_address: str | None = None) -> StageInfo:
+        info = super().load(group_address)
         assert self._runner is not None
         self._runner = _FaultyRunner(self._runner)  # type: ignore[assignment]
         return info

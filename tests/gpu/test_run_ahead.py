@@ -14,9 +14,10 @@ pytest.importorskip("triton", reason="Triton is not installed: the GPU backends 
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import Abort, Emit, Event, Execute, StepDone, Submit
-from actors.scheduling.plan import StepPlan, StepResult
-from actors.scheduling.request import Request, SamplingParams
+from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
+from actors.scheduling.request import Grammar, Request, SamplingParams
 from actors.stage.cuda_graphs import StepGraphs
+from actors.stage.landing import Landing
 from actors.stage.runner import StageRunner
 from tests.gpu.captures import EagerCapture
 from tests.stage.greedy_reference import expected, make_prompts
@@ -60,6 +61,7 @@ class Engine:
         self.plans: deque[StepPlan] = deque()
         self.outputs: dict[int, list[int]] = {}
         self.ahead: list[int] = []
+        self.logprobs: dict[int, list[TokenLogprobs]] = {}
         self.now_s = 0.0
 
     def send(self, event: Event) -> None:
@@ -76,9 +78,11 @@ class Engine:
         plan = self.plans.popleft()
         result = self.runner.execute(plan, None, self.following)
         assert isinstance(result, StepResult)
+        for request_id, entry in result.logprobs:
+            self.logprobs.setdefault(request_id, []).append(entry)
         self.send(StepDone(result))
 
-    def following(self) -> StepPlan | None:
+    def following(self, wait_s: float) -> StepPlan | None:
         if not self.plans:
             return None
         self.ahead.append(self.plans[0].step_id)
@@ -114,22 +118,73 @@ def test_tokens_of_transformers(runner: StageRunner, monkeypatch: pytest.MonkeyP
     assert sum(steps_with_unknown_tokens) >= 4
 
 
-def test_steps_that_need_more_than_tokens_wait(make: Callable[[], StageRunner]) -> None:
-    """Penalties and log-probabilities need the last token on the host, drawn ahead or not."""
+def test_requests_that_ask_for_more_hold_nobody_back(
+    make: Callable[[], StageRunner], tiny_model: Callable[..., Path]
+) -> None:
+    """Penalties, log-probabilities and grammars of some rows: steps are launched ahead with all of
+    them in it, and the draws are those of plain torch, which waits."""
+    digits = Grammar("regex", r"[a-c]{2}\d{9}")
     sampling = [
         SamplingParams(TOKENS, temperature=0.8, seed=1, presence_penalty=1.0, logprobs=1),
         SamplingParams(TOKENS, temperature=0.9, seed=2),
-        SamplingParams(3),
+        SamplingParams(TOKENS, temperature=1.0, seed=3, grammar=digits, logprobs=2),
     ]
-    answers = []
-    for lookahead in (True, False):
-        engine = Engine(make(), lookahead=lookahead)
+    engines = []
+    for runner, lookahead in (
+        (make(), True),
+        (make_runner(tiny_model("llama"), max_requests=4, max_model_len=64), False),
+    ):
+        engine = Engine(runner, lookahead=lookahead)
         for request in requests(sampling):
             engine.send(Submit(request))
         engine.finish()
-        answers.append(engine.outputs)
-        assert bool(engine.ahead) is lookahead
-    assert answers[0] == answers[1]
+        engines.append(engine)
+    ahead, waiting = engines
+    assert ahead.outputs == waiting.outputs
+    assert len(ahead.ahead) >= TOKENS
+    assert not waiting.ahead
+    assert ahead.logprobs.keys() == waiting.logprobs.keys() == {0, 2}
+    pairs = [
+        pair
+        for request_id in (0, 2)
+        for pair in zip(ahead.logprobs[request_id], waiting.logprobs[request_id], strict=True)
+    ]
+    assert len(pairs) == 2 * TOKENS
+    for ours, theirs in pairs:
+        assert ours.token == theirs.token
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+        assert [t for t, _ in ours.top] == [t for t, _ in theirs.top]
+
+
+def test_a_plan_that_comes_while_tokens_are_on_their_way_is_still_launched(
+    runner: StageRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler answers a step's result some hundred microseconds after it was sent: the device
+    still computes then, and so looks are taken until the tokens have landed."""
+    looks_until_landed, plan_at = 5, 3
+    is_done = Landing.is_done
+    looks = {"seen": 0, "landings": 0}
+
+    def slowly(landing: Landing) -> bool:
+        looks["landings"] += 1
+        return looks["landings"] % looks_until_landed == 0 and is_done(landing)
+
+    monkeypatch.setattr(Landing, "is_done", slowly)
+    engine = Engine(runner)
+    plan_of = engine.following
+
+    def late(wait_s: float) -> StepPlan | None:
+        looks["seen"] += 1
+        assert wait_s <= 0.001, "no look may outlast a step"
+        return plan_of(wait_s) if looks["seen"] % plan_at == 0 else None
+
+    monkeypatch.setattr(engine, "following", late)
+    for request in requests([SamplingParams(TOKENS)] * 3):
+        engine.send(Submit(request))
+    engine.finish()
+    wanted = [answer[:TOKENS] for answer in expected("llama", LENGTHS)]
+    assert [engine.outputs[i] for i in range(3)] == wanted
+    assert len(engine.ahead) >= 4
 
 
 def test_an_aborted_request_leaves_the_others_alone(runner: StageRunner) -> None:
@@ -152,7 +207,7 @@ def test_a_bad_plan_fails_in_its_own_turn(runner: StageRunner) -> None:
     engine.send(Submit(requests([SamplingParams(TOKENS)] * 3)[0]))
     plan = engine.plans.popleft()
     bad = StepPlan(99, (plan.slices[0]._replace(request_id=77),))
-    result = runner.execute(plan, None, lambda: bad)
+    result = runner.execute(plan, None, lambda wait_s: bad)
     assert isinstance(result, StepResult)
     with pytest.raises(KeyError, match="request 77"):
         runner.execute(bad, None)

@@ -18,7 +18,7 @@ import pytest
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from actors.placement import create_stages
+from actors.placement import create_stages, load_stages
 from actors.scheduling.build import build_core
 from actors.scheduling.core import Core
 from actors.scheduling.events import Emit, Event, Execute, StepDone, Submit
@@ -27,10 +27,13 @@ from actors.scheduling.request import Request, SamplingParams
 from actors.transport.graph_pipeline import GraphPipeline
 from actors.transport.messages import StepError
 from app.settings import parse, resolve
-from tests.live.accelerated_stage import AcceleratedStage
+from tests.live.accelerated_stage import SECONDS, AcceleratedStage
 from tests.live.reference import MAX_TOKENS, expected, make_prompts
 
 pytestmark = pytest.mark.ray
+
+
+StageTimes = tuple[tuple[float, float], ...]
 
 
 @asynccontextmanager
@@ -40,6 +43,7 @@ async def opened(
     ranks: int,
     accelerator: str | None = None,
     group: PlacementGroup | None = None,
+    stage_times_s: list[StageTimes] | None = None,
 ) -> AsyncGenerator[list[Any]]:
     """Stage actors whose pipeline has answered forty prompts, exactly and with all stages busy."""
     config = resolve(
@@ -56,10 +60,11 @@ async def opened(
     flat = [actor for group in actors for actor in group]
     pipeline = GraphPipeline(actors, config.scheduler.depth, accelerator)
     try:
-        await asyncio.gather(*[actor.load.remote() for actor in flat])
+        await load_stages(actors)
         await asyncio.gather(*[actor.allocate.remote(512, 0) for actor in flat])
         core = build_core(replace(config.scheduler, num_blocks=512))
-        answers, most_in_flight = await asyncio.wait_for(answered(core, pipeline), 120)
+        times = [] if stage_times_s is None else stage_times_s
+        answers, most_in_flight = await asyncio.wait_for(answered(core, pipeline, times), 120)
         assert answers == expected("llama")
         assert most_in_flight == config.scheduler.depth
         yield flat
@@ -69,8 +74,11 @@ async def opened(
             ray.kill(actor)
 
 
-async def answered(core: Core, pipeline: GraphPipeline) -> tuple[list[list[int]], int]:
-    """Answers to the prompts, and the most steps that were in flight at once."""
+async def answered(
+    core: Core, pipeline: GraphPipeline, stage_times_s: list[StageTimes]
+) -> tuple[list[list[int]], int]:
+    """Answers to the prompts, and the most steps that were in flight at once. Notes the stages'
+    times of every step."""
     prompts = make_prompts()
     answers: list[list[int]] = [[] for _ in prompts]
     finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -90,6 +98,7 @@ async def answered(core: Core, pipeline: GraphPipeline) -> tuple[list[list[int]]
             finished.set_result(None)
 
     def on_answer(answer: StepResult | StepError) -> None:
+        stage_times_s.append(() if isinstance(answer, StepError) else answer.stage_times_s)
         if isinstance(answer, StepError):
             on_lost(answer.message)
         else:
@@ -117,11 +126,21 @@ async def test_activations_over_the_accelerator_transport(
     ranks: int,
 ) -> None:
     monkeypatch.setattr("actors.placement.StageActor", AcceleratedStage)
-    async with opened(tiny_model("llama"), stages, ranks, "cpu") as actors:
+    times: list[StageTimes] = []
+    async with opened(tiny_model("llama"), stages, ranks, "cpu", stage_times_s=times) as actors:
         traffic = await asyncio.gather(*[actor.traffic.remote() for actor in actors])
         for number, (sent, received) in enumerate(traffic):
             assert (sent > 0) == (number < len(actors) - ranks), "all stages but the last send"
             assert (received > 0) == (number >= ranks), "all stages but the first receive"
+    assert {len(step) for step in times} == {stages}
+    for stage in range(stages):
+        by_device = [
+            end - begin == pytest.approx(SECONDS) for begin, end in (s[stage] for s in times)
+        ]
+        # An earlier stage's time may come after the answer, on a machine where nothing computes
+        # long; the last stage's is in it.
+        least = 0.5 if stage < stages - 1 else 1.0
+        assert sum(by_device) >= least * len(times), "times are the device's, not the launches'"
 
 
 @pytest.mark.parametrize(("stages", "ranks"), [(1, 1), (2, 1), (2, 2)])

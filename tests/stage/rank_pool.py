@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import socket
 import traceback
@@ -9,6 +10,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from actors.scheduling.plan import StepPlan, StepResult
+
+_ANSWER_WAIT_S = 120.0  # ranks that wait for each other would never answer
 
 
 def free_port() -> int:
@@ -21,19 +24,22 @@ def serve_rank(rank: int, pipe: Connection) -> None:
     """The life of one process: a chain of stages, all at this rank, driven by messages."""
     from actors.stage.runner import StageRunner
     from actors.stage.spec import StageSpec
+    from tests.gpu.captures import EagerCapture
 
     runners: list[Any] = []
     while (message := pipe.recv()) is not None:
         kind, payload = message
         try:
             if kind == "make":
-                specs, num_blocks, num_host_blocks = payload
+                specs, num_blocks, num_host_blocks, capture = payload
                 for old in runners:
                     old.close()
                 runners = [StageRunner(StageSpec(rank=rank, **spec)) for spec in specs]
                 infos = [runner.load() for runner in runners]
                 for runner in runners:
                     runner.allocate(num_blocks, num_host_blocks)
+                    if capture:
+                        runner.capture(EagerCapture())
                 pipe.send(("ok", infos))
             else:
                 carried = None
@@ -64,9 +70,11 @@ class RankPool:
 
     def make(
         self, folder: object, num_stages: int = 1, num_blocks: int = 256,
-        num_host_blocks: int = 0, **spec: Any,
+        num_host_blocks: int = 0, capture: bool = False, **spec: Any,
     ) -> list[Any]:  # fmt: skip
-        """Load; each rank's StageInfos. Raises RuntimeError with the rank's error."""
+        """Load; each rank's StageInfos. Raises RuntimeError with the rank's error.
+
+        capture: run steps as captured graphs do (see EagerCapture)."""
         base = {
             "model_path": str(folder), "backend": "torch", "num_threads": 1, "block_size": 4,
             "max_model_len": 256, "num_stages": num_stages, "tensor_ranks": len(self._pipes),
@@ -76,7 +84,7 @@ class RankPool:
             {**base, "stage": s, "group_address": f"127.0.0.1:{free_port()}"}
             for s in range(num_stages)
         ]
-        return self._all(("make", (specs, num_blocks, num_host_blocks)))
+        return self._all(("make", (specs, num_blocks, num_host_blocks, capture)))
 
     def execute(self, plan: StepPlan) -> StepResult:
         answers = self._all(("execute", plan))
@@ -87,14 +95,24 @@ class RankPool:
     def _all(self, message: object) -> list[Any]:
         for pipe in self._pipes:
             pipe.send(message)
-        answers = [pipe.recv() for pipe in self._pipes]
+        answers = []
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(_ANSWER_WAIT_S):
+                self.kill()
+                raise RuntimeError(f"rank {rank} does not answer")
+            answers.append(pipe.recv())
         for status, value in answers:
             if status == "error":
                 raise RuntimeError(value)
         return [value for _, value in answers]
 
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+
     def close(self) -> None:
         for pipe in self._pipes:
-            pipe.send(None)
+            with contextlib.suppress(BrokenPipeError):  # of a rank that was killed
+                pipe.send(None)
         for process in self._processes:
             process.join(10)

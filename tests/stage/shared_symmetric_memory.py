@@ -3,6 +3,7 @@
 Buffers are files that every rank maps. The operators are registered under torch's own schemas, so
 a call that would not fit them fails here too, and they insist on what the CUDA kernels need: an
 input inside the caller's own buffer, at the same place on every rank, contiguous, whole vectors.
+A rendezvous insists, as torch's does, on a registered process group and on devices that differ.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class SharedMemory:
 
     def __init__(self, rank: int, size: int, store: Any) -> None:
         self.rank, self.size, self.store = rank, size, store
+        self.name, self.device = "", torch.device("cpu")
         self.peers: list[torch.Tensor] = []
         self.num_barriers = self.num_one_shots = self.num_two_shots = 0
 
@@ -43,6 +45,7 @@ class SharedMemory:
     ) -> torch.Tensor:
         group = cls.groups[name]
         assert tuple(stride) == (1,)
+        group.name, group.device = name, device
         if group.rank == 0:
             group.store.set("folder", tempfile.mkdtemp(prefix="symmetric"))
         folder = Path(group.store.get("folder").decode())
@@ -58,7 +61,12 @@ class SharedMemory:
     @classmethod
     def rendezvous(cls, buffer: torch.Tensor) -> SharedMemory:
         (group,) = [g for g in cls.groups.values() if g.peers[g.rank] is buffer]
+        registered = _distributed_c10d._resolve_process_group(group.name)  # type: ignore[arg-type]
+        assert (registered.rank(), registered.size()) == (group.rank, group.size)
+        group.store.set(f"device {group.rank}", str(group.device.index))
         group.barrier()
+        devices = {group.store.get(f"device {rank}") for rank in range(group.size)}
+        assert len(devices) == group.size, "detected allocations from overlapping devices"
         return group
 
     def barrier(self) -> None:

@@ -26,7 +26,7 @@ def reduce_all(rank: int, address: str, answers: Any) -> None:
     from tests.stage import shared_symmetric_memory
 
     operators = shared_symmetric_memory.install()
-    group = RankGroup(rank, 2, address, torch.device("cpu"))
+    group = RankGroup(rank, 2, address, torch.device("cpu", rank))
     group.use_symmetric_memory(torch.float32)
     generator = torch.Generator().manual_seed(rank)
     for name, shape in ITEMS.items():

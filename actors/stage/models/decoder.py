@@ -77,6 +77,7 @@ class Decoder:
         if config.rounds_embedding_scale:
             self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.dtype).item()
         self.device = weights.cos_sin_PD.device
+        self.vocab_size = config.vocab_size
 
     def attach(self, kv: Sequence[KVLayer]) -> None:
         """Use this cache, one entry per layer; fuses the layers where the backend can."""
@@ -222,17 +223,22 @@ class Decoder:
             raise RuntimeError("only the last stage has the final norm")
         return self._sum_normed(x_RH, residual_RH, norm_H, self._weights.final_norm_bias_H)
 
-    def logits(self, normed_RH: torch.Tensor) -> torch.Tensor | None:
-        """(R, vocabulary) float32 on rank 0, None on the others."""
+    def logits(
+        self, normed_RH: torch.Tensor, place_RV: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """(R, vocabulary) float32 on rank 0, in place_RV if given; None on the others."""
         if self._weights.head is None:
             raise RuntimeError("only the last stage has the language-model head")
         local_RV = self._weights.head.unrounded(normed_RH)
         whole_RV = self._group.gather_columns(local_RV) if self._group.size > 1 else local_RV
         if whole_RV is None:
             return None
-        config, logits_RV = self._config, whole_RV[:, : self._config.vocab_size].float()
+        config, logits_RV = self._config, whole_RV[:, : self._config.vocab_size]
+        scales = config.logit_scale != 1.0 or config.logit_softcap is not None
+        if place_RV is None or scales:
+            logits_RV = logits_RV.float()
         if config.logit_scale != 1.0:
             logits_RV = logits_RV * config.logit_scale
         if config.logit_softcap is not None:
             logits_RV = torch.tanh(logits_RV / config.logit_softcap) * config.logit_softcap
-        return logits_RV
+        return logits_RV if place_RV is None else place_RV.copy_(logits_RV)

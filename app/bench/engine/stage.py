@@ -101,6 +101,11 @@ class LoadedStage:
         self.leave(ids)
         return seconds
 
+    def close(self) -> None:
+        """Give weights and cache back; nothing can be timed afterwards."""
+        self.runner.close()
+        del self.runner
+
     def _execute(self, slices: tuple[Slice, ...], **changes: Any) -> None:
         self.runner.execute(StepPlan(self._next_step, slices, **changes), None)
         self._next_step += 1

@@ -1,10 +1,11 @@
-"""`legato bench gpu`: checks, tokens, kernel and step times, capacity; one dated report."""
+"""`legato bench gpu`: prove and time the CUDA path, section by section, in one report."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,28 +13,40 @@ import torch
 import typer
 
 from app.bench.ceilings import Ceilings
-from app.bench.engine.profile import fit_cost_model
-from app.bench.engine.stage import LoadedStage
-from app.bench.gpu.report import GpuSections, write_parquet
+from app.bench.gpu import sections
+from app.bench.gpu.report import GpuReport
+from app.bench.gpu.sections import BLOCK_SIZES
 from app.bench.gpu.timing import measure_ceilings
-from app.bench.report import make_report, publish, today
+from app.bench.report import MeasurementError, today
 from app.bench.terminal import Json, Out, console
 from app.paths import locate
 
-SECTIONS = ("checks", "tokens", "kernels", "steps", "capacity")
-SHAPES = (Path("configs/models/shapes/mistral-7b"), Path("configs/models/shapes/llama3-8b"))
+# In the order in which their answers matter. Without --only all but the last are run: what a first
+# ten minutes on a GPU should answer.
+SECTIONS = ("anatomy", "checks", "tokens", "steps", "kernels", "capacity")
+SHAPES = (Path("configs/models/shapes/llama3-8b"),)
 REPORTS = Path("configs/hardware/reports")
-# Block size each backend is measured with: flash-attn's smallest, and ours.
-BLOCK_SIZES = {"triton": 16, "flash_attn": 256}
+
+Job = tuple[
+    str, Callable[[], dict[str, Any] | None]
+]  # its title; returns what it found beside rows
 
 
 def command(
     context: typer.Context,
-    only: Annotated[str, typer.Option(help=f"Some of: {', '.join(SECTIONS)}.")] = "",
+    only: Annotated[
+        str, typer.Option(help=f"Some of: {', '.join(SECTIONS)}. Absent: all but the last.")
+    ] = "",
     models: Annotated[
         list[Path] | None, typer.Option("--model", help="Folder with config.json; repeatable.")
     ] = None,
     backends: Annotated[str, typer.Option(help="Some of: triton, flash_attn.")] = "",
+    uncaptured: Annotated[
+        bool, typer.Option("--uncaptured", help="Time steps launch by launch too.")
+    ] = False,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="Begin nothing after so many minutes; 0: no limit.")
+    ] = 0.0,
     kv_tokens: Annotated[int, typer.Option(min=1024, help="Of the stage's KV cache.")] = 400_000,
     capacity_requests: Annotated[
         int, typer.Option(min=16, help="Requests of a simulated probe.")
@@ -42,163 +55,128 @@ def command(
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """Prove and time the CUDA path on this GPU (tens of minutes).
+    """Prove and time the CUDA path on this GPU.
 
-    Without --out the report is named by GPU and date, in configs/hardware/reports; a Parquet file
-    of its rows stands beside it.
+    The report is written anew after every section and while it runs, so that what was found is kept
+    whatever happens next. Without --out it is named by GPU and date, in configs/hardware/reports; a
+    Parquet file of its rows stands beside it. `--only anatomy` needs no GPU.
     """
-    if not torch.cuda.is_available():
-        console.print("no CUDA device here: nothing to measure (see kernels/triton/README.md)")
+    chosen = _chosen(only, SECTIONS) if only else list(SECTIONS[:-1])
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu and chosen != ["anatomy"]:
+        console.print(
+            "no CUDA device here: nothing to measure but `--only anatomy` "
+            "(see kernels/triton/README.md)"
+        )
         raise typer.Exit(2)
-    chosen = _chosen(only, SECTIONS)
-    usable = [b for b in _chosen(backends, tuple(BLOCK_SIZES)) if _loads(b)]
+    usable = [b for b in _chosen(backends, tuple(BLOCK_SIZES)) if on_gpu and _loads(b)]
     shapes = [locate(shape) for shape in models or SHAPES]
-    sections, device = GpuSections(), torch.device("cuda")
-    ceilings = measure_ceilings(device)
-    found: dict[str, Any] = {"ceilings": asdict(ceilings)}
-    if "checks" in chosen:
-        _run("checks", lambda: run_checks(sections, usable, device))
-    if "tokens" in chosen:
-        _run("tokens", lambda: run_tokens(sections, usable, "cuda"))
-    if "kernels" in chosen:
-        _run("kernels", lambda: _kernels(sections, usable, ceilings, device))
-    for shape in shapes if {"steps", "capacity"} & set(chosen) else ():
-        for backend in usable:
-            _run(
-                f"steps and capacity, {shape.name}, {backend}",
-                lambda shape=shape, backend=backend: found.setdefault("cost_models", {}).update(  # type: ignore[misc]
-                    _stage_sections(
-                        *(sections, chosen, shape, backend, ceilings),
-                        *(kv_tokens, capacity_requests, live_s),
-                    )
-                ),
-            )
     resolved = {
+        "only": chosen,
         "backends": usable,
         "block_sizes": BLOCK_SIZES,
         "models": [shape.name for shape in shapes],
         "weights": "random, bfloat16",
     }
-    report = make_report(context, {**found, **sections.rows}, resolved)
-    path = out or REPORTS / f"{_title(torch.cuda.get_device_name())}.json"
-    publish(report, as_json, path)
-    write_parquet(report, sections, path.with_suffix(".parquet"))
-    console.print(f"report: {path}")
-    for failure in sections.failures:
-        console.print(f"FAILED {failure}", markup=False)
-    if sections.failures:
+    path = out or (REPORTS / f"{_title()}.json" if on_gpu else None)
+    report = GpuReport(context, resolved, path)
+    jobs = _jobs(
+        report, chosen, usable, shapes, (False, True)[not uncaptured :], kv_tokens,
+        capacity_requests, live_s,
+    )  # fmt: skip
+    run_jobs(report, jobs, minutes)
+    report.publish(as_json)
+    for trouble in report.troubles:
+        console.print(f"FAILED {trouble}", markup=False)
+    if report.troubles:
         raise typer.Exit(1)
 
 
-def run_checks(sections: GpuSections, backends: Sequence[str], device: torch.device) -> None:
-    """Small and full cases in bfloat16, small ones in float32 too; elementwise and products."""
-    from app.bench.gpu import checks
-
-    for name in backends:
-        backend = _backend(name)
-        for dtype in (torch.float32, torch.bfloat16):
-            cases = checks.SMALL_CASES + (checks.FULL_CASES if dtype == torch.bfloat16 else ())
-            for case in cases:
-                if name == "flash_attn" and (
-                    dtype == torch.float32 or case.float8 or case.block_size % 256
-                ):
-                    continue
-                sections.add("checks", checks.check_attention(case, backend, dtype, device))
-            if name == "triton":
-                for case in checks.SMALL_CASES:
-                    for result in checks.check_rope(case, backend, dtype, device, case.pad is None):
-                        sections.add("checks", result)
-                for size in ((1, 4096), (300, 4096), (7, 14_336)):
-                    for result in checks.check_elementwise(backend, dtype, device, *size):
-                        sections.add("checks", result)
-                for tokens in (1, 16, 64, 300):
-                    for result in checks.check_quantized(dtype, device, tokens, (4096, 1024)):
-                        sections.add("checks", result)
+def run_jobs(report: GpuReport, jobs: Iterator[Job], minutes: float) -> None:
+    """One after another; what one raises is written down and costs the others nothing."""
+    begin_s = time.monotonic()
+    for title, work in jobs:
+        if minutes and time.monotonic() - begin_s > 60 * minutes:
+            report.left_out.append(title)
+            continue
+        job_s = time.monotonic()
+        try:
+            with console.status(title):
+                report.found |= work() or {}
+        # A kernel that fails here for the first time must not take along what others found.
+        except Exception as error:
+            report.errors[title] = f"{type(error).__name__}: {error}"
+        report.seconds[title] = round(time.monotonic() - job_s, 1)
+        report.write()
+        console.print(f"{title}: {report.seconds[title]:.0f} s")
 
 
-def run_tokens(sections: GpuSections, backends: Sequence[str], device: str) -> None:
-    from app.bench.gpu.tokens import check_tokens
-
-    for name in backends:
-        for dtype in ("float32", "float16") if name == "triton" else ("float16",):
-            for row in check_tokens(device, name, dtype, BLOCK_SIZES[name]):
-                sections.add("tokens", row)
-
-
-def _kernels(
-    sections: GpuSections, backends: Sequence[str], ceilings: Ceilings, device: torch.device
-) -> None:
-    from app.bench.gpu.kernels import time_attention, time_others
-
-    pairs = [(_backend(name), BLOCK_SIZES[name]) for name in backends]
-    for row in time_attention(pairs, ceilings, device):
-        sections.add("kernels", row)
-    for row in time_others(_backend("triton"), ceilings, device):
-        sections.add("kernels", row)
-
-
-def _stage_sections(
-    sections: GpuSections,
+def _jobs(
+    report: GpuReport,
     chosen: Sequence[str],
-    shape: Path,
-    backend: str,
-    ceilings: Ceilings,
+    backends: Sequence[str],
+    shapes: Sequence[Path],
+    graphs: Sequence[bool],
     kv_tokens: int,
-    capacity_requests: int,
+    num_requests: int,
     live_s: float,
-) -> dict[str, Any]:
-    """The cost models fitted on the way, by name."""
-    from app.bench.gpu.capacity import capacities
-    from app.bench.gpu.steps import time_steps
-
-    cost_models = {}
-    for graphs in (True, False) if "steps" in chosen else (True,):
-        stage = LoadedStage(
-            shape,
-            backend=backend,
-            device="cuda",
-            block_size=BLOCK_SIZES[backend],
-            max_requests=128,
-            max_model_len=8192,
-            max_step_tokens=8192,
-            kv_tokens=kv_tokens,
-            cuda_graphs=graphs,
+) -> Iterator[Job]:
+    """In order of importance. Backends lie inside sections: what is known of one is known of all
+    before the next question is asked."""
+    device = torch.device("cuda")
+    if "anatomy" in chosen:
+        yield "anatomy", partial(sections.run_anatomy, report.add)
+    for name in backends if "checks" in chosen else ():
+        yield f"checks, {name}", partial(sections.run_checks, report.add, name, device)
+    for name in backends if "tokens" in chosen else ():
+        yield f"tokens, {name}", partial(sections.run_tokens, report.add, name, "cuda")
+    if not {"steps", "kernels"}.isdisjoint(chosen):
+        yield "ceilings", partial(_ceilings, device)
+    for captured in graphs if "steps" in chosen else ():
+        for shape in shapes:
+            for name in backends:
+                title = f"steps, {shape.name}, {name}{'' if captured else ', uncaptured'}"
+                yield (
+                    title,
+                    lambda shape=shape, name=name, captured=captured: sections.run_steps(  # type: ignore[misc]
+                        report.add, shape, name, captured, _found(report), kv_tokens
+                    ),
+                )
+    for name in backends if "kernels" in chosen else ():
+        yield (
+            f"kernels, {name}",
+            lambda name=name: sections.run_kernels(report.add, name, _found(report), device),  # type: ignore[misc]
         )
-        if "steps" in chosen:
-            for row in time_steps(stage, ceilings):
-                sections.add("steps", row)
-        if "capacity" in chosen and graphs:
-            name = f"{shape.name}-{backend}"
-            model, error, _ = fit_cost_model(
-                stage,
-                name,
-                "legato bench gpu",
-                max_step_tokens=4096,
-                num_mixed=80,
-                repeats=2,
-                tile=128,
-            )
-            cost_models[name] = {"model": model.to_dict(), "error": error.to_dict()}
-            live = stage if live_s else None
-            for found in capacities(model, (50.0, 100.0), capacity_requests, live, live_s):
-                sections.add("capacity", found)
-        stage.runner.close()
-        del stage
-        torch.cuda.empty_cache()
-    return cost_models
+    for shape in shapes if "capacity" in chosen else ():
+        for name in backends:
+            yield (
+                f"capacity, {shape.name}, {name}",
+                partial(
+                    _capacity, report, shape, name, kv_tokens, num_requests, live_s,
+                ),
+            )  # fmt: skip
 
 
-def _backend(name: str) -> Any:
-    from kernels.registry import resolve_backend
+def _capacity(report: GpuReport, *arguments: Any) -> dict[str, Any]:
+    models = sections.run_capacity(report.add, *arguments)
+    return {"cost_models": {**report.found.get("cost_models", {}), **models}}
 
-    return resolve_backend(name, "cuda", torch.bfloat16)
+
+def _ceilings(device: torch.device) -> dict[str, Any]:
+    return {"ceilings": asdict(measure_ceilings(device))}
+
+
+def _found(report: GpuReport) -> Ceilings:
+    if "ceilings" not in report.found:
+        raise MeasurementError("the ceilings could not be measured: nothing to hold times against")
+    return Ceilings(**report.found["ceilings"])
 
 
 def _loads(name: str) -> bool:
     from kernels.registry import BackendError
 
     try:
-        _backend(name)
+        sections.resolve(name)
     except BackendError as missing:
         console.print(f"left out: {missing}")
         return False
@@ -206,19 +184,13 @@ def _loads(name: str) -> bool:
 
 
 def _chosen(text: str, known: tuple[str, ...]) -> list[str]:
-    chosen = [part.strip() for part in text.split(",") if part.strip()] or list(known)
-    for part in chosen:
+    asked = [part.strip() for part in text.split(",") if part.strip()] or list(known)
+    for part in asked:
         if part not in known:
             raise typer.BadParameter(f"{part!r} is not one of {', '.join(known)}")
-    return chosen
+    return [part for part in known if part in asked]
 
 
-def _run(title: str, work: Callable[[], object]) -> None:
-    begin_s = time.monotonic()
-    with console.status(title):
-        work()
-    console.print(f"{title}: {time.monotonic() - begin_s:.0f} s")
-
-
-def _title(gpu: str) -> str:
-    return f"{gpu.lower().replace('nvidia ', '').replace(' ', '-')}-{today()}"
+def _title() -> str:
+    gpu = torch.cuda.get_device_name().lower().replace("nvidia ", "").replace(" ", "-")
+    return f"{gpu}-{today()}"

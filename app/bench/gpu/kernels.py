@@ -14,7 +14,7 @@ import torch
 
 from app.bench.ceilings import Ceilings
 from app.bench.gpu.checks import AttentionCase, attention_inputs
-from app.bench.gpu.timing import median_s
+from app.bench.gpu.timing import device_s, host_s, num_rotating
 from kernels.interface import Backend
 from kernels.triton.linear import QuantizedLinear
 from kernels.triton.packing import pack_weight
@@ -25,13 +25,15 @@ _LLAMA = (32, 8, 128)
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """One kernel on one input; times in microseconds of device time."""
+    """One kernel on one kind of input, in microseconds: time_us of the device, in a graph, on
+    inputs that are not in its cache; host_us of the host, to launch it."""
 
     kernel: str
     backend: str
     case: str
     time_us: float
     limit_us: float
+    host_us: float
 
     @property
     def efficiency(self) -> float:
@@ -64,15 +66,36 @@ def time_attention(
     for backend, block_size in backends:
         for case in attention_cases(block_size):
             q_TND, batch, cache = attention_inputs(case, backend, torch.bfloat16, device)
-            work = partial(backend.attention, q_TND, batch, cache, case.shape)
-            seconds = median_s(work, device)
+            caches = [cache] + [
+                attention_inputs(case, backend, torch.bfloat16, device)[2]
+                for _ in range(num_rotating(_kv_bytes(case), device) - 1)
+            ]
+            # One batch for all: a backend derives lengths from it once, not per layer.
+            works = [partial(backend.attention, q_TND, batch, c, case.shape) for c in caches]
             limit_s = _attention_limit_s(case, ceilings)
-            yield KernelTime("attention", backend.name, case.name, 1e6 * seconds, 1e6 * limit_s)
+            yield _timed("attention", backend.name, case.name, works, limit_s, device)
+
+
+def _timed(
+    kernel: str,
+    backend: str,
+    case: str,
+    works: Sequence[Callable[[], object]],
+    limit_s: float,
+    device: torch.device,
+) -> KernelTime:
+    times = (device_s(works, device), limit_s, host_s(works, device))
+    return KernelTime(kernel, backend, case, *(1e6 * seconds for seconds in times))
+
+
+def _kv_bytes(case: AttentionCase) -> int:
+    _, G, D = case.heads
+    return sum(2 * G * D * 2 * (start + length) for start, length in case.slices)
 
 
 def _attention_limit_s(case: AttentionCase, ceilings: Ceilings) -> float:
-    N, G, D = case.heads
-    kv_bytes = sum(2 * G * D * 2 * (start + length) for start, length in case.slices)
+    N, _, D = case.heads
+    kv_bytes = _kv_bytes(case)
     q_bytes = sum(2 * N * D * 2 * length for _, length in case.slices)
     pairs = sum(start * n + n * (n + 1) / 2 for start, n in case.slices)
     return ceilings.limit_s(kv_bytes + q_bytes, 4 * N * D * pairs)
@@ -81,31 +104,47 @@ def _attention_limit_s(case: AttentionCase, ceilings: Ceilings) -> float:
 def time_others(backend: Backend, ceilings: Ceilings, device: torch.device) -> Iterator[KernelTime]:
     """Norm, activation, sampling and quantised products at a layer's sizes."""
 
-    def row(kernel: str, case: str, num_bytes: float, work: Callable[[], object]) -> KernelTime:
-        seconds = median_s(work, device)
+    def row(
+        kernel: str, case: str, num_bytes: float, make: Callable[[], Callable[[], object]]
+    ) -> KernelTime:
+        works = [make() for _ in range(num_rotating(num_bytes, device))]
         limit_s = ceilings.limit_s(num_bytes, 0.0)
-        return KernelTime(kernel, backend.name, case, 1e6 * seconds, 1e6 * limit_s)
+        return _timed(kernel, backend.name, case, works, limit_s, device)
 
     for tokens in (1, 128, 2048):
-        x, residual = (torch.randn(tokens, 4096, device=device).bfloat16() for _ in range(2))
-        weight = torch.randn(4096, device=device).bfloat16()
-        wide = torch.randn(tokens, 2 * 14_336, device=device).bfloat16()
-        norm = partial(backend.add_rms_norm, x, residual, weight, 1e-5)
-        yield row("add_rms_norm", f"{tokens} tokens", 4 * x.nbytes, norm)
-        gate = partial(backend.silu_mul, wide)
-        yield row("silu_mul", f"{tokens} tokens", 1.5 * wide.nbytes, gate)
+        x_bytes = tokens * 4096 * 2
+
+        def norm(tokens: int = tokens) -> Callable[[], object]:
+            x, residual = (torch.randn(tokens, 4096, device=device).bfloat16() for _ in range(2))
+            weight = torch.randn(4096, device=device).bfloat16()
+            return partial(backend.add_rms_norm, x, residual, weight, 1e-5)
+
+        def gate(tokens: int = tokens) -> Callable[[], object]:
+            wide = torch.randn(tokens, 2 * 14_336, device=device).bfloat16()
+            return partial(backend.silu_mul, wide)
+
+        yield row("add_rms_norm", f"{tokens} tokens", 4 * x_bytes, norm)
+        yield row("silu_mul", f"{tokens} tokens", 3 * tokens * 14_336 * 2, gate)
     for rows in (1, 32, 128):
-        logits = torch.randn(rows, 128_256, device=device) * 3
         for name, parameters in (("greedy", (0, 0, 1, 0)), ("top 50 of 0.9", (1, 50, 0.9, 0))):
-            packed = torch.zeros(rows, 3, dtype=torch.float64, device=device)
-            packed[:, 0] = torch.rand(rows, device=device)
-            packed.view(torch.float32)[:, 2:] = torch.tensor(parameters, device=device)
-            draw = partial(sample_rows, logits, packed)
-            yield row("sampling", f"{rows} rows, {name}", logits.nbytes, draw)
-    weight_OK = torch.randn(14_336, 4096, device=device) / 64
+
+            def draw(
+                rows: int = rows, parameters: tuple[float, ...] = parameters
+            ) -> Callable[[], object]:
+                logits = torch.randn(rows, 128_256, device=device) * 3
+                packed = torch.zeros(rows, 3, dtype=torch.float64, device=device)
+                packed[:, 0] = torch.rand(rows, device=device)
+                packed.view(torch.float32)[:, 2:] = torch.tensor(parameters, device=device)
+                return partial(sample_rows, logits, packed)
+
+            yield row("sampling", f"{rows} rows, {name}", rows * 128_256 * 4, draw)
     for kind in ("int8", "int4", "fp8"):
-        linear = QuantizedLinear(pack_weight(weight_OK, kind), None)
         for tokens in (1, 16, 64):
-            x = torch.randn(tokens, 4096, device=device).bfloat16()
-            multiply = partial(linear, x)
-            yield row(f"linear {kind}", f"{tokens} tokens", linear.packed.num_bytes, multiply)
+
+            def product(kind: str = kind, tokens: int = tokens) -> Callable[[], object]:
+                weight_OK = torch.randn(14_336, 4096, device=device) / 64
+                x = torch.randn(tokens, 4096, device=device).bfloat16()
+                return partial(QuantizedLinear(pack_weight(weight_OK, kind), None), x)
+
+            num_bytes = 14_336 * 4096 // (2 if kind == "int4" else 1)
+            yield row(f"linear {kind}", f"{tokens} tokens", num_bytes, product)

@@ -67,13 +67,18 @@ class LiveRun:
             if self._record.num_starts[started.request_id] == 1:
                 self._record.started_s[started.request_id] = begin_s
         # With lookahead the core has planned the next step already: the GPU may have it now.
-        result = self._runner.execute(plan, None, lambda: self._plans[0] if self._plans else None)
+        result = self._runner.execute(
+            plan, None, lambda wait_s: self._plans[0] if self._plans else None
+        )
         if not isinstance(result, StepResult):
             raise TypeError("a live run needs the whole model in one stage")
         end_s = self._now_s()
         self._record.num_steps += 1
         self._record.busy_s += end_s - begin_s
         self._take(self._core.handle(StepDone(result), end_s))
+
+    def _following(self, wait_s: float) -> StepPlan | None:
+        return self._plans[0] if self._plans else None
 
     def _take(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:

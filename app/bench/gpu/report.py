@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import typer
+
+from app.bench.report import make_report, publish
+from app.bench.terminal import console
+
+_WRITE_EVERY_S = 5.0
+
 
 @dataclass(slots=True)
 class GpuSections:
-    """rows: by section ("checks", "tokens", "kernels", "steps", "capacity")."""
+    """rows: by section ("anatomy", "checks", "tokens", "steps", "kernels", "capacity")."""
 
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
@@ -33,6 +41,60 @@ class GpuSections:
             if not r["passed"]
         ]
         return checks + tokens
+
+
+class GpuReport:
+    """What has been found so far, and its files, which are whole at any moment.
+
+    found: results that are not rows. errors, seconds: by the title of what was done; left_out: what
+    there was no time for.
+    """
+
+    def __init__(
+        self, context: typer.Context, resolved: Mapping[str, Any], path: Path | None
+    ) -> None:
+        self._context = context
+        self._resolved = resolved
+        self._path = path
+        self._written_s = 0.0
+        self.sections = GpuSections()
+        self.found: dict[str, Any] = {}
+        self.errors: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
+        self.left_out: list[str] = []
+
+    def add(self, section: str, row: Any) -> None:
+        """Note a row, and now and then write what there is: a section may take minutes."""
+        self.sections.add(section, row)
+        if time.monotonic() - self._written_s > _WRITE_EVERY_S:
+            self.write()
+
+    def write(self) -> None:
+        """Replace the files by what has been found so far."""
+        if self._path is None:
+            return
+        report, partial = self._report(), self._path.with_suffix(".partial")
+        publish(report, False, partial)
+        partial.replace(self._path)
+        write_parquet(report, self.sections, self._path.with_suffix(".parquet"))
+        self._written_s = time.monotonic()
+
+    def publish(self, as_json: bool) -> None:
+        """The end: files, and the report on the standard output if asked for."""
+        self.write()
+        publish(self._report(), as_json, None)
+        if self._path is not None:
+            console.print(f"report: {self._path}")
+
+    @property
+    def troubles(self) -> list[str]:
+        """Checks that did not pass, and what raised."""
+        return self.sections.failures + [f"{title}: {e}" for title, e in self.errors.items()]
+
+    def _report(self) -> dict[str, Any]:
+        ends = {"seconds": self.seconds, "errors": self.errors, "left_out": self.left_out}
+        results = {**self.found, **self.sections.rows, **ends}
+        return make_report(self._context, results, self._resolved)
 
 
 def write_parquet(report: Mapping[str, Any], sections: GpuSections, path: Path) -> None:

@@ -1,0 +1,130 @@
+"""The sections of `legato bench gpu`: each measures one thing and reports row by row."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app.bench.ceilings import Ceilings
+from app.bench.engine.profile import fit_cost_model
+from app.bench.engine.stage import LoadedStage
+
+# Block size each backend is measured with: flash-attn's smallest, and ours.
+BLOCK_SIZES = {"triton": 16, "flash_attn": 256}
+
+Add = Callable[[str, Any], None]  # (section, row)
+
+
+def run_anatomy(add: Add) -> None:
+    """The host's time per step; needs no GPU."""
+    from app.bench.gpu.anatomy import anatomy
+
+    for row in anatomy():
+        add("anatomy", row)
+
+
+def run_checks(add: Add, name: str, device: torch.device) -> None:
+    """Small and full cases in bfloat16, small ones in float32 too; elementwise and products."""
+    from app.bench.gpu import checks
+
+    backend = resolve(name)
+    for dtype in (torch.bfloat16, torch.float32):
+        cases = checks.SMALL_CASES + (checks.FULL_CASES if dtype == torch.bfloat16 else ())
+        for case in cases:
+            if name == "flash_attn" and (
+                dtype == torch.float32 or case.float8 or case.block_size % 256
+            ):
+                continue
+            add("checks", checks.check_attention(case, backend, dtype, device))
+        if name == "triton":
+            for case in checks.SMALL_CASES:
+                for result in checks.check_rope(case, backend, dtype, device, case.pad is None):
+                    add("checks", result)
+            for size in ((1, 4096), (300, 4096), (7, 14_336)):
+                for result in checks.check_elementwise(backend, dtype, device, *size):
+                    add("checks", result)
+            for tokens in (1, 16, 64, 300):
+                for result in checks.check_quantized(dtype, device, tokens, (4096, 1024)):
+                    add("checks", result)
+
+
+def run_tokens(add: Add, name: str, device: str) -> None:
+    """Greedy tokens of tiny models against transformers."""
+    from app.bench.gpu.tokens import check_tokens
+
+    for dtype in ("float32", "float16") if name == "triton" else ("float16",):
+        for row in check_tokens(device, name, dtype, BLOCK_SIZES[name]):
+            add("tokens", row)
+
+
+def run_steps(
+    add: Add, shape: Path, name: str, graphs: bool, ceilings: Ceilings, kv_tokens: int
+) -> None:
+    """Whole steps of one loaded model."""
+    from app.bench.gpu.steps import time_steps
+
+    stage = load_stage(shape, name, kv_tokens, graphs)
+    try:
+        for row in time_steps(stage, ceilings):
+            add("steps", row)
+    finally:
+        stage.close()
+        give_back()
+
+
+def run_kernels(add: Add, name: str, ceilings: Ceilings, device: torch.device) -> None:
+    """Single kernels; those beside attention are the same on every backend."""
+    from app.bench.gpu.kernels import time_attention, time_others
+
+    backend = resolve(name)
+    for row in time_attention([(backend, BLOCK_SIZES[name])], ceilings, device):
+        add("kernels", row)
+    if name == "triton":
+        for row in time_others(backend, ceilings, device):
+            add("kernels", row)
+
+
+def run_capacity(
+    add: Add, shape: Path, name: str, kv_tokens: int, num_requests: int, live_s: float
+) -> dict[str, Any]:
+    """Every policy under two objectives; returns the cost model fitted on the way, by its name."""
+    from app.bench.gpu.capacity import capacities
+
+    stage = load_stage(shape, name, kv_tokens, True)
+    try:
+        title = f"{shape.name}-{name}"
+        model, error, _ = fit_cost_model(
+            stage, title, "legato bench gpu", max_step_tokens=4096, num_mixed=80, repeats=2,
+            tile=128,
+        )  # fmt: skip
+        trial = stage if live_s else None
+        for found in capacities(model, (50.0, 100.0), num_requests, trial, live_s):
+            add("capacity", found)
+        return {title: {"model": model.to_dict(), "error": error.to_dict()}}
+    finally:
+        stage.close()
+        give_back()
+
+
+def load_stage(shape: Path, name: str, kv_tokens: int, graphs: bool) -> LoadedStage:
+    return LoadedStage(
+        shape, backend=name, device="cuda", block_size=BLOCK_SIZES[name], max_requests=128,
+        max_model_len=8192, max_step_tokens=8192, kv_tokens=kv_tokens, cuda_graphs=graphs,
+    )  # fmt: skip
+
+
+def give_back() -> None:
+    """The memory of a stage that is closed: there is no room for the next one beside it."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def resolve(name: str) -> Any:
+    from kernels.registry import resolve_backend
+
+    return resolve_backend(name, "cuda", torch.bfloat16)
