@@ -210,17 +210,12 @@ class InFlight:
     partial: list[tuple[RequestState, int]]  # prefill slices that sample nothing, and their ends
     shape: StepShape
     num_tokens: int
+    num_decode_tokens: int  # of slices that continue a generation, drafts included
     pinned: list[int]  # device blocks that the plan copies from
     host_blocks: Sequence[int]  # host blocks that the plan copies from
     swapped_out: Sequence[RequestState]  # whose KV the plan copies to the host
     planned_at_s: float
     drafted: Sequence[Drafted] = ()  # members of `sampled`
-
-    @property
-    def num_decode_tokens(self) -> int:
-        """Of slices that continue a generation, drafts included."""
-        drafted = sum([1 + part.num_drafts for part in self.drafted])
-        return self.shape.num_decodes + drafted
 
     def members(self) -> list[RequestState]:
         return [*self.sampled, *(state for state, _ in self.partial)]

@@ -146,8 +146,10 @@ class StepContents:
         slices: list[Slice] = self._decode_slices
         sampled, partial = [*self._decode_states, *self._drafted], []
         shape = self.shape
+        num_decode_tokens = shape.num_decodes
         for state, drafted in self._drafted.items():
             length = 1 + drafted.num_drafts
+            num_decode_tokens += length
             start = state.num_computed_tokens - length
             slices.append(Slice(state.request_id, start, length, True))
         for state, count in self._prefills.items():
@@ -179,6 +181,7 @@ class StepContents:
             partial,
             shape,
             self.num_tokens,
+            num_decode_tokens,
             [source for source, _ in running.copies],
             swap.returned if swap.is_pending else (),
             swap.swapped_out if swap.is_pending else (),

@@ -12,8 +12,9 @@ import pytest
 
 from actors.stage import step_times
 from actors.stage.step_times import StepTimes
+from actors.transport.addresses import private_directory
 from actors.transport.messages import STAGE_TIMES
-from actors.transport.wire import Mailbox, Sender, private_directory
+from actors.transport.wire import Mailbox, Sender
 
 TOOK_S = 2.5
 
