@@ -27,7 +27,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadsco
 test: $(VENV)/.installed-dev ## Install what is missing and run the whole suite
 	@LEGATO_FAULTS_FACTOR=$${LEGATO_FAULTS_FACTOR:-5} $(PYTEST) -m "not long"
 
-test-long: $(VENV)/.installed-dev ## The tests that take minutes each: chaos, and how servers end
+test-long: $(VENV)/.installed-dev ## The tests that take minutes each: chaos, how servers end, peers side by side
 	@$(BIN)/python -m pytest -m long
 
 quick: $(VENV)/.installed-dev ## The tests that need neither Ray nor tensor work, in about two minutes

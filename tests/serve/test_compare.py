@@ -20,6 +20,7 @@ DEMO = ROOT / "configs/serve/demo.yaml"
 
 
 @pytest.mark.serve
+@pytest.mark.long
 def test_a_server_is_probed_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY", raising=False)  # as in a user's shell
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)

@@ -31,6 +31,7 @@ def complete(server: Any) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
 
 
+@pytest.mark.long
 def test_a_killed_replica_comes_back_on_its_port_and_ctrl_c_drains(
     serve: Callable[..., Any], tiny_model: Callable[..., Path]
 ) -> None:
