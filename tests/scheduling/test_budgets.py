@@ -307,6 +307,17 @@ def test_auto_adapts_unless_its_tokens_are_given() -> None:
         dataclasses.replace(config, budget="adaptive", token_budget=64).check()
 
 
+@pytest.mark.parametrize(("num_stages", "qps", "longer"), [(1, 20, 1), (1, 0.2, 0), (2, 20, 0)])
+def test_in_a_queue_one_stage_takes_longer_steps(num_stages: int, qps: float, longer: int) -> None:
+    """A loose objective leaves room for steps that gain little."""
+    model = dataclasses.replace(TILED, num_stages=num_stages)
+    longest_s = [
+        max(run(chat(qps, 60), model, budget="adaptive", tbt_s=2.0, budget_options=o).record.gaps_s)
+        for o in ({"ease": 0.1}, {"ease": 0.95})
+    ]
+    assert (longest_s[1] > 1.2 * longest_s[0]) == longer
+
+
 def test_without_an_objective_steps_beside_decodes_are_those_worth_their_time() -> None:
     """A prompt of 2000 tokens fits the buffers, and would make running streams wait for it all."""
     workload = generate(poisson(2.0), fixed_lengths(2000, 200), 20)

@@ -7,7 +7,8 @@ Three bounds, each from what is known at this moment:
    of the decodes it holds, and leave those in the other micro-batches theirs. Where that
    misses the objective all the same, it plans for less of it (`feedback`).
 2. *Rate.* Among the sizes that fit, the one with the least time per token: a step ends at a tile
-   edge, and grows no further than where longer steps hardly gain (`StepSizes`).
+   edge, and grows no further than where longer steps hardly gain (`StepSizes`). In a queue, one
+   stage counts what the decodes cost beside the prefill too, which longer steps share.
 3. *Pace.* While sequence slots or KV blocks are nearly used up, prefill only makes decodes wait
    for a place, so it is spread evenly over the steps instead of bunched: a step prefills what
    its decodes will make room for (prompt tokens per output token, learned), with some advance
@@ -22,8 +23,8 @@ from typing import Any, ClassVar
 from actors.scheduling.budgets.slack import KeptShare, Slack
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
-from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel, RecentQuantile, cost_model_for
+from actors.scheduling.cost.step_sizes import StepSizes
 from actors.scheduling.interfaces import EngineView
 from actors.scheduling.plan import StepShape
 
@@ -33,7 +34,6 @@ OUTSIDE_SHARE = 0.1  # of the objective: more time outside the stages cannot be 
 PATIENCE = 20  # objectives that prompts may stand still
 LEAST_RELIEF = 16  # tokens
 DENIALS = 20  # steps without prefill after which the bound that keeps it out is learnt anew
-DENT = 0.05  # differences of token rate that a profile cannot tell from noise: the longer step
 FULL = 0.98  # share of the places (slots or KV blocks) in use from which no request can start
 
 
@@ -50,6 +50,7 @@ class AdaptiveBudget:
     growth: context tokens by which running requests may still grow; new prompts are held back
         while decodes alone would miss the objective after that growth.
     efficiency: share of the best token rate that ends the wish for longer steps.
+    ease: share of the best prefill rate beside the decodes that ends it in a queue, with one stage.
     allowed_misses: share of the steps that may miss it (see `KeptShare`).
     pace: how fast the pace of prefill adjusts, as a share per step; 0: no pacing.
     """
@@ -64,11 +65,13 @@ class AdaptiveBudget:
     headroom: float = 0.04
     growth: int = 128
     efficiency: float = 0.9
+    ease: float = 0.9
     allowed_misses: float = 0.0075  # of the hundredth that a P99 objective forgives
     pace: float = 0.01
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
     _slack: Slack = field(init=False)
     _sizes: StepSizes = field(init=False)
+    _fastest: StepSizes = field(init=False)  # in a queue
     _pace_tokens: float = INFINITY  # see `_paced`
     _outside: RecentQuantile = field(init=False)  # seconds, see `_watch`
     _answered: list[tuple[StepShape, float]] = field(default_factory=list)  # and not yet watched
@@ -95,7 +98,9 @@ class AdaptiveBudget:
     def __post_init__(self) -> None:
         self._slack = Slack(self.cost, self.tbt_s, self.max_step_tokens, self.smoothness)
         self._kept = KeptShare(self.allowed_misses)
-        self._sizes = StepSizes(self.cost.profile, self.max_step_tokens, self.efficiency)
+        profile, most = self.cost.profile, self.max_step_tokens
+        self._sizes = StepSizes(profile, most, self.efficiency)
+        self._fastest = StepSizes(profile, most, 1.0) if profile.num_stages == 1 else self._sizes
         self._outside = RecentQuantile(self.cost.quantile, max(self.cost.memory, 1), (0.0,))
 
     # ---- interfaces.TokenBudget -------------------------------------------------------
@@ -195,7 +200,10 @@ class AdaptiveBudget:
     def _fill(self, mix: Mix, limit_s: float, engine: EngineView) -> int:
         """Add chunks to `mix` in the order the policy will take them; returns its tokens."""
         profile = self.cost.profile
-        most = max(self._sizes.at_most(self.max_step_tokens), mix.num_tokens)
+        sizes, most = self._sizes, self._sizes.at_most(self.max_step_tokens)
+        if profile.num_stages == 1 and engine.num_waiting > 1:
+            sizes, most = self._fastest, max(most, self._fastest.beside(mix, self.ease))
+        most = max(most, mix.num_tokens)
         limit_s /= self._bound_factor(mix, limit_s)
         # A prompt with a chunk in flight cannot join this step in a pipeline.
         steps = {step.plan.step_id for step in engine.in_flight} if self._one_at_a_time else ()
@@ -207,17 +215,17 @@ class AdaptiveBudget:
                 continue
             chunk = profile.largest_chunk(mix, view.num_computed_tokens, remaining, limit_s)
             if chunk < remaining:
-                return self._snap(mix, view.num_computed_tokens, chunk)
+                return self._snap(mix, view.num_computed_tokens, chunk, sizes)
             mix.add(view.num_computed_tokens, chunk, profile.attention_window)
         waiting = min(engine.num_waiting_tokens, most - mix.num_tokens)
         if waiting > 0 and self._may_grow(engine):
             chunk = profile.largest_chunk(mix, 0, waiting, limit_s)
             if chunk < waiting:
-                return self._snap(mix, 0, chunk)
+                return self._snap(mix, 0, chunk, sizes)
             mix.add(0, chunk, profile.attention_window)
         return mix.num_tokens
 
-    def _snap(self, mix: Mix, start: int, chunk: int) -> int:
+    def _snap(self, mix: Mix, start: int, chunk: int, sizes: StepSizes) -> int:
         """Cut the last chunk back to where tokens are cheapest, and add it; returns the tokens.
 
         Behind a tile edge time jumps while tokens creep: a step just past one costs more per
@@ -225,7 +233,7 @@ class AdaptiveBudget:
         """
         tokens = mix.num_tokens
         if chunk:
-            best = self._sizes.at_most(tokens + chunk)
+            best = sizes.at_most(tokens + chunk)
             chunk = best - tokens if best > tokens else chunk
             mix.add(start, chunk, self.cost.profile.attention_window)
         return tokens + chunk
@@ -270,37 +278,3 @@ class AdaptiveBudget:
         mix = Mix(share, (context + running * self.growth) // stages)
         limit_s = profile.stage_share_s(self._slack.tightest_s, share) * (1.0 - self.headroom)
         return profile.stage_s(mix) * self.cost.bound_factor(mix) <= limit_s
-
-
-class StepSizes:
-    """Which sizes of step are worth their time: tile edges, up to where longer ones gain little.
-
-    efficiency: share of the best token rate that ends the wish for longer steps."""
-
-    def __init__(self, profile: CostModel, max_step_tokens: int, efficiency: float) -> None:
-        self._profile = profile
-        self._most = max_step_tokens
-        self._efficiency = efficiency
-        self._cheapest: list[int] = []  # by tokens; computed when first asked
-
-    def at_most(self, num_tokens: int) -> int:
-        """The longest step up to num_tokens with (nearly) the least time per token.
-
-        From the size on that reaches `efficiency` of the best rate of all, that size is returned:
-        longer steps would only make decodes slower and micro-batches uneven.
-        """
-        if not self._cheapest:
-            self._cheapest = self._compute()
-        return self._cheapest[min(num_tokens, self._most)]
-
-    def _compute(self) -> list[int]:
-        profile, most = self._profile, self._most
-        rates = [0.0] + [n / (profile.overhead_s + profile.linear_s(n)) for n in range(1, most + 1)]
-        enough = self._efficiency * max(rates)
-        sizes, chosen, best = [0], 0, 0.0
-        for n in range(1, most + 1):
-            best = max(best, rates[n])
-            if rates[chosen] < enough and rates[n] >= (1.0 - DENT) * best:
-                chosen = n
-            sizes.append(chosen)
-        return sizes
