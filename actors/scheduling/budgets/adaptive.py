@@ -100,7 +100,7 @@ class AdaptiveBudget:
         self._kept = KeptShare(self.allowed_misses)
         profile, most = self.cost.profile, self.max_step_tokens
         self._sizes = StepSizes(profile, most, self.efficiency)
-        self._fastest = StepSizes(profile, most, 1.0) if profile.num_stages == 1 else self._sizes
+        self._fastest = StepSizes(profile, most, 1.0, dent=0.0)
         self._outside = RecentQuantile(self.cost.quantile, max(self.cost.memory, 1), (0.0,))
 
     # ---- interfaces.TokenBudget -------------------------------------------------------

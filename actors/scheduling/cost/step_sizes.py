@@ -11,12 +11,17 @@ DENT = 0.05  # differences of token rate that a profile cannot tell from noise: 
 class StepSizes:
     """Tile edges, up to where longer steps gain little.
 
-    efficiency: share of the best token rate that ends the wish for longer steps."""
+    efficiency: share of the best token rate that ends the wish for longer steps.
+    dent: what a rate may lack of the best one, for a longer step.
+    """
 
-    def __init__(self, profile: CostModel, max_step_tokens: int, efficiency: float) -> None:
+    def __init__(
+        self, profile: CostModel, max_step_tokens: int, efficiency: float, dent: float = DENT
+    ) -> None:
         self._profile = profile
         self._most = max_step_tokens
         self._efficiency = efficiency
+        self._dent = dent
         self._candidates: list[int] = []
         self._cheapest: list[int] = []  # by tokens; computed when first asked
 
@@ -53,7 +58,7 @@ class StepSizes:
         sizes, chosen, best = [0], 0, 0.0
         for n in range(1, most + 1):
             best = max(best, rates[n])
-            if rates[chosen] < enough and rates[n] >= (1.0 - DENT) * best:
+            if rates[chosen] < enough and rates[n] >= (1.0 - self._dent) * best:
                 chosen = n
             sizes.append(chosen)
         return sizes
