@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from kernels.layer_form import LayerForm
 from kernels.quantized import QuantizedWeight
+from kernels.rank_sums import RankSums, ShareFile
 from kernels.torch_sampling import Adjustment, Judged, SamplingRows
 
 
@@ -274,13 +275,19 @@ class Backend(Protocol):
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
         form: LayerForm,
+        sums: RankSums | None = None,
     ) -> DecoderStack | None:
         """All layers in one call; None without a fused form: then operation by operation.
 
-        cos_sin_PD: of layers without a rotation of their own.
+        cos_sin_PD: of layers without a rotation of their own. sums: of this backend, where the
+        layers are one rank's part.
 
         A residual of None means that x is the embedding itself. The final norm is the caller's.
         """
+        ...
+
+    def rank_sums(self, rank: int, num_ranks: int, share: ShareFile) -> RankSums | None:
+        """Sums through memory; None where there are none, as on all other ranks."""
         ...
 
     def graph_support(self) -> GraphSupport | None:

@@ -31,6 +31,7 @@ from kernels.interface import (
 )
 from kernels.layer_form import LayerForm
 from kernels.quantized import QuantizedWeight, round_to_groups
+from kernels.rank_sums import RankSums, ShareFile
 from kernels.torch_attention import TorchKVLayer, attend
 from kernels.torch_sampling import Adjustment, Judged, SamplingRows
 
@@ -199,7 +200,11 @@ class TorchBackend:
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
         form: LayerForm,
+        sums: RankSums | None = None,
     ) -> DecoderStack | None:
+        return None
+
+    def rank_sums(self, rank: int, num_ranks: int, share: ShareFile) -> RankSums | None:
         return None
 
     def graph_support(self) -> GraphSupport | None:

@@ -49,7 +49,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "vocabulary fleet.picture fleet.routers",
     ),
     # the running engine
-    "transport": ("actors/transport/*.py", "vocabulary fleet.picture"),
+    "transport": ("actors/transport/*.py", "kernels vocabulary fleet.picture"),
     "stage.spec": ("actors/stage/spec.py", ""),
     "stage.model": (
         "actors/stage/{models,weights}/*.py",

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed
 
+from actors.transport.shared_memory import shared_file
 from actors.transport.symmetric import SymmetricMemory
+from kernels.rank_sums import RankSums, ShareFile
 
 # The classes behind torch.distributed's functions are public but typed only in part.
 dist: Any = torch.distributed
 
 _TIMEOUT = timedelta(seconds=300)
+
+MakeRankSums = Callable[[int, int, ShareFile], RankSums | None]
 
 
 class RankGroup:
@@ -31,6 +37,7 @@ class RankGroup:
         self.size = size
         self._group: Any = None
         self._symmetric: SymmetricMemory | None = None
+        self.sums: RankSums | None = None  # through memory, where all ranks share a machine
         if size == 1:
             return
         if address is None:
@@ -48,9 +55,18 @@ class RankGroup:
         """The sum over ranks, in place; returns x."""
         if self._symmetric is not None and self._symmetric.fits(x):
             return self._symmetric.all_reduce(x)
+        if self.sums is not None and self.sums.add(x):
+            return x
         if self._group is not None:
             self._group.allreduce([x]).wait()
         return x
+
+    def use_shared_memory(self, make: MakeRankSums) -> None:
+        """Sum on CPUs through memory from here on, where all ranks share a machine. Every rank
+        calls this; with one rank it does nothing."""
+        if self._group is not None and self._device.type == "cpu":
+            share = partial(shared_file, self._store, self.rank, self.size)
+            self.sums = make(self.rank, self.size, share)
 
     def use_symmetric_memory(self, dtype: torch.dtype) -> None:
         """All-reduce small tensors of this type through symmetric memory from here on. Every rank
@@ -86,6 +102,8 @@ class RankGroup:
         """Leave the group; ranks still waiting in an operation get an error."""
         if self._symmetric is not None:
             self._symmetric.close()
+        if self.sums is not None:
+            self.sums.close()
         if self._group is not None:
             self._group.shutdown()
             self._group = self._symmetric = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +22,7 @@ from kernels.cpu import library, sampling
 from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
 from kernels.cpu.library import FLOAT_CODES, BatchView, view_batch
 from kernels.cpu.linear import CpuLinear, pack_linear, pack_quantized
+from kernels.cpu.ranks import CpuRankSums, file_bytes
 from kernels.cpu.stack import CpuStack
 from kernels.interface import (
     AttentionShape,
@@ -31,6 +33,7 @@ from kernels.interface import (
 )
 from kernels.layer_form import ACTIVATIONS, LayerForm
 from kernels.quantized import QuantizedWeight, concatenate
+from kernels.rank_sums import RankSums, ShareFile
 from kernels.torch_native import TorchBackend
 from kernels.torch_sampling import Adjustment, Judged, SamplingRows
 
@@ -252,10 +255,20 @@ class CpuBackend(TorchBackend):
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
         form: LayerForm,
+        sums: RankSums | None = None,
     ) -> CpuStack | None:
         if any(w.experts is not None for w in layers):
             return None
-        return CpuStack(layers, kv, cos_sin_PD, shape, form)
+        return CpuStack(layers, kv, cos_sin_PD, shape, form, sums)
+
+    def rank_sums(self, rank: int, num_ranks: int, share: ShareFile) -> CpuRankSums | None:
+        fd = share(file_bytes(num_ranks))
+        if fd is None:
+            return None
+        try:
+            return CpuRankSums(fd, rank, num_ranks)
+        finally:
+            os.close(fd)
 
     def adjust_logits(self, logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
         sampling.adjust(logits_SV, adjustments)

@@ -12,6 +12,7 @@ from kernels.cpu import library
 from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
 from kernels.cpu.library import BatchView, view_batch
 from kernels.cpu.linear import CpuLinear
+from kernels.cpu.ranks import CpuRankSums, check
 from kernels.interface import (
     AttentionShape,
     Batch,
@@ -20,6 +21,7 @@ from kernels.interface import (
     Linear,
 )
 from kernels.layer_form import ACTIVATIONS, LayerForm
+from kernels.rank_sums import RankSums
 
 
 class _LayerView(ctypes.Structure):
@@ -53,6 +55,7 @@ class _StackView(ctypes.Structure):
         ("gated", ctypes.c_bool),
         ("parallel", ctypes.c_bool),
         ("whole_qk_norm", ctypes.c_bool),
+        ("ranks", ctypes.c_void_p),
     )
 
 
@@ -70,6 +73,7 @@ class CpuStack:
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
         form: LayerForm,
+        sums: RankSums | None = None,
     ) -> None:
         if not layers or len(layers) != len(kv):
             raise ValueError(f"{len(layers)} layers and {len(kv)} caches make no stack")
@@ -86,7 +90,7 @@ class CpuStack:
         for w, four in zip(layers, linears, strict=True):
             _check_layer(w, four, shape, form, self._dtype, self._hidden)
         # Addresses below point into these.
-        self._kept = (list(layers), linears, caches, tables)
+        self._kept = (list(layers), linears, caches, tables, sums)
         self._block_size = caches[0].block_size
         self._positions = min(table_PD.shape[0] for table_PD in tables)
         self._layers = (_LayerView * len(layers))(
@@ -120,11 +124,11 @@ class CpuStack:
         self._view = _StackView(
             ctypes.addressof(self._layers), views[0], len(layers), form.eps,
             ACTIVATIONS.index(form.activation), form.norm == "layer", form.gated, form.parallel,
-            form.whole_qk_norm,
+            form.whole_qk_norm, sums.handle if isinstance(sums, CpuRankSums) else None,
         )  # fmt: skip
         self._run = library.function(
             "legato_stack_run",
-            None,
+            ctypes.c_int32,
             ctypes.POINTER(_StackView),
             ctypes.POINTER(BatchView),
             *[library.Pointer] * 3,
@@ -147,13 +151,14 @@ class CpuStack:
             added = x_TH.data_ptr()
             residual_TH = self._checked(residual_TH, view.num_tokens)
         out_TH = torch.empty_like(residual_TH)
-        self._run(
+        error = self._run(
             self._view,
             view,
             added,
             residual_TH.data_ptr(),
             out_TH.data_ptr(),
         )
+        check(error)
         return out_TH, residual_TH
 
     def _checked(self, x_TH: torch.Tensor, num_tokens: int) -> torch.Tensor:

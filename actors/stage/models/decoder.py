@@ -83,9 +83,12 @@ class Decoder:
         """Use this cache, one entry per layer; fuses the layers where the backend can."""
         self._kv = kv
         w = self._weights
-        if self._group.size == 1 and w.layers:
+        sums = self._group.sums
+        # Parts of a q/k norm over all heads are summed too, which the fused layers do not.
+        fuses = self._group.size == 1 or (sums is not None and not self._form.whole_qk_norm)
+        if w.layers and fuses:
             self._stack = self._backend.decoder_stack(
-                w.layers, kv, w.cos_sin_PD, self._shape, self._form
+                w.layers, kv, w.cos_sin_PD, self._shape, self._form, sums
             )
 
     def empty_hidden(self, num_tokens: int = 0) -> torch.Tensor:

@@ -8,6 +8,7 @@
 #include "elementwise_kernel.h"
 #include "linear.h"
 #include "pool.h"
+#include "ranks.h"
 #include "stack_memory.h"
 
 namespace legato {
@@ -41,6 +42,7 @@ struct Stack {
   bool gated;
   bool parallel;
   bool whole_qk_norm;
+  Ranks* ranks;  // or null: the layers are whole
 };
 
 namespace {
@@ -96,10 +98,10 @@ class Run {
     gate_up_ = take(2 * size_.inner);
   }
 
-  // added: what the residual still lacks, or null.
-  void layers(const void* added) {
+  // added: what the residual still lacks, or null. After an error the results are undefined.
+  RankError layers(const void* added) {
     const int64_t T = size_.tokens, H = size_.hidden;
-    for (int32_t i = 0; i < stack_.num_layers; ++i) {
+    for (int32_t i = 0; i < stack_.num_layers && error_ == RankError::none; ++i) {
       const StackLayer& layer = stack_.layers[i];
       const void* input = sum_normed(added, layer.input_norm, layer.input_norm_bias, normed_);
       attend(layer, input);
@@ -110,6 +112,7 @@ class Run {
         linear_forward(*layer.out, attended_, size_.attended, T, out_, H);
         mlp(layer, input);
         linear_add(*layer.down, inner_, size_.inner, T, out_, H);
+        sum_ranks();
         added = out_;
         continue;
       }
@@ -119,6 +122,7 @@ class Run {
       const bool last = i + 1 == stack_.num_layers;  // the caller adds what it gives
       added = join(*layer.down, inner_, size_.inner, layer.mlp_out_norm, last);
     }
+    return error_;
   }
 
  private:
@@ -138,17 +142,23 @@ class Run {
   const void* join(const PackedLinear& linear, const void* x, int64_t width, const void* weight,
                    bool keep) {
     const int64_t T = size_.tokens, H = size_.hidden;
-    if (weight == nullptr && !keep) {
+    if (weight == nullptr && !keep && stack_.ranks == nullptr) {
       linear_add(linear, x, width, T, residual_, H);
       return nullptr;
     }
     linear_forward(linear, x, width, T, out_, H);
+    sum_ranks();
     if (weight != nullptr) {
       norm({out_, nullptr, weight, out_, H, stack_.eps, stack_.shape.dtype, nullptr,
             stack_.centred},
            T);
     }
     return out_;
+  }
+
+  void sum_ranks() {
+    if (stack_.ranks == nullptr || error_ != RankError::none) return;
+    error_ = stack_.ranks->sum(out_, size_.tokens * size_.hidden, stack_.shape.dtype);
   }
 
   void attend(const StackLayer& layer, const void* input) {
@@ -190,6 +200,7 @@ class Run {
   Activations activations_;
   void* residual_;
   void* out_;
+  RankError error_ = RankError::none;
   void *normed_, *mlp_normed_, *qkv_, *query_, *attended_, *inner_, *gate_up_;
   std::map<int32_t, AttentionPlan> plans_;  // by window; most models have one
 };
@@ -198,7 +209,9 @@ class Run {
 }  // namespace legato
 
 // x: what the residual still lacks, or null. The last layer's output goes to `out`, not yet added.
-LEGATO_API void legato_stack_run(const legato::Stack* stack, const legato::BatchView* batch,
-                                 const void* x, void* residual, void* out) {
-  if (batch->num_tokens > 0) legato::Run(*stack, *batch, residual, out).layers(x);
+// Returns a RankError.
+LEGATO_API int32_t legato_stack_run(const legato::Stack* stack, const legato::BatchView* batch,
+                                    const void* x, void* residual, void* out) {
+  if (batch->num_tokens == 0) return 0;
+  return static_cast<int32_t>(legato::Run(*stack, *batch, residual, out).layers(x));
 }
