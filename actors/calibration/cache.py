@@ -38,6 +38,7 @@ def key_of(spec: StageSpec, info: StageInfo, gpu: str = "") -> dict[str, Any]:
         "threads": spec.num_threads,
         "cores": os.cpu_count(),
         "processor": gpu or _processor(),
+        "instruction_set": info.instruction_set,
         "num_stages": spec.num_stages,
         "tensor_ranks": spec.tensor_ranks,
         "block_size": spec.block_size,
@@ -46,12 +47,14 @@ def key_of(spec: StageSpec, info: StageInfo, gpu: str = "") -> dict[str, Any]:
 
 
 def _processor() -> str:
+    """Name, family and model: virtual machines give processors of several generations one name."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
     except OSError:
         return ""
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else ""
+    halves = (line.partition(":") for line in first.splitlines())
+    told = {key.strip(): value.strip() for key, _, value in halves}
+    return " ".join(told.get(key, "") for key in ("model name", "cpu family", "model")).strip()
 
 
 def _version(package: str) -> str:
