@@ -28,6 +28,7 @@ from actors.stage.spec import StageSpec
 from actors.transport.messages import pack, unpack
 from kernels.interface import AttentionShape, DecoderStack, GraphSupport, KVLayer, LayerWeights
 from kernels.layer_form import LayerForm
+from kernels.rank_sums import RankSums
 from kernels.torch_native import TorchBackend
 from kernels.torch_sampling import judge
 
@@ -86,6 +87,7 @@ class _Backend(TorchBackend):
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
         form: LayerForm,
+        sums: RankSums | None = None,
     ) -> DecoderStack | None:
         return lambda x_TH, residual_TH, batch: (x_TH, torch.zeros_like(x_TH))
 
