@@ -11,7 +11,7 @@ TARGET := $(or $(CONFIG),$(MODEL),configs/serve/demo.yaml)
 .PHONY: help serve test test-long quick check format pictures build lock clean
 
 help: ## Show what can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 	@echo
 	@echo '  MODEL=path make serve                      serve a local Hugging Face folder'
 	@echo '  CONFIG=configs/serve/x.yaml make serve     serve any config'
@@ -24,13 +24,13 @@ serve: $(VENV)/.installed ## Install what is missing and serve the demo model on
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
 # Two tests at a time on two cores: the times of the fault table hold for one (tests/faults).
-test: $(VENV)/.installed-dev ## Install what is missing and run the whole suite
+test: $(VENV)/.installed-dev ## Install what is missing and run the test suite
 	@LEGATO_FAULTS_FACTOR=$${LEGATO_FAULTS_FACTOR:-5} $(PYTEST) -m "not long"
 
-test-long: $(VENV)/.installed-dev ## The tests that take minutes each: chaos, how servers end, peers side by side
+test-long: $(VENV)/.installed-dev ## Run the tests that take minutes each: chaos, how servers end, peers side by side
 	@$(BIN)/python -m pytest -m long
 
-quick: $(VENV)/.installed-dev ## The tests that need neither Ray nor tensor work, in about two minutes
+quick: $(VENV)/.installed-dev ## Run the tests that need neither Ray nor tensor work, in about two minutes
 	@$(PYTEST) --quick
 
 check: $(VENV)/.installed-dev ## Lint, formatting, strict types, import layers
