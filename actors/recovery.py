@@ -17,7 +17,18 @@ logger = logging.getLogger("legato.recovery")
 
 # One request at fault fails fewer steps in a row: its suspects are halved, and one half succeeds.
 _MAX_FAILED_STEPS = 4
-_BEYOND_REPAIR = ("CUDA error", "NCCL error")  # the process can compute nothing any more
+# No request's fault: a process that can compute nothing any more, and one that lacks what every
+# process needs (a grammar's first mask imports its compiler: without memory, an ImportError).
+_BEYOND_REPAIR = (
+    *("CUDA error", "NCCL error"),
+    *(
+        "ImportError:",
+        "MemoryError:",
+        "OSError:",
+        "can't allocate memory",
+        "can't start new thread",
+    ),
+)
 
 
 def suspects_of(core: Core) -> Suspects:

@@ -134,6 +134,8 @@ class GrammarMasks:
             try:
                 tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
             except (OSError, ValueError) as bad:
+                if isinstance(bad, OSError) and bad.errno is not None:
+                    raise  # no memory, no files: nothing is known of the folder
                 raise ValueError(f"{self._folder} has no tokenizer for grammars: {bad}") from bad
             info = xgrammar.TokenizerInfo.from_huggingface(
                 tokenizer, vocab_size=self._vocab_size, stop_token_ids=list(self._eos)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from app.text.worker import KillableWorker, WorkerDied, WorkerTimeout
+from app.text.worker import KillableWorker, WorkerDied, WorkerTimeout, WorkerUnavailable
 
 TEMPLATE_LIMIT_S: Final = 1.0
 
@@ -35,6 +35,10 @@ class TemplateHostile(TemplateError):
 
 class ConversationInvalid(TemplateError):
     pass
+
+
+class TemplateBusy(Exception):
+    """There is no room to render in; says nothing about template or messages. Try again."""
 
 
 class ChatTemplate:
@@ -78,7 +82,7 @@ class ChatTemplate:
         """The prompt text of a conversation.
 
         variables: further template variables (such as `enable_thinking`); they never shadow the
-        standard ones. Raises TemplateError subclasses.
+        standard ones. Raises TemplateError subclasses, TemplateBusy.
         """
         template = self._pick(bool(tools))
         job = {
@@ -101,6 +105,8 @@ class ChatTemplate:
             ) from None
         except WorkerDied:
             raise TemplateHostile("the chat template used up its memory or time") from None
+        except WorkerUnavailable as unavailable:
+            raise TemplateBusy(f"chats cannot be rendered now: {unavailable}") from unavailable
         if "text" in answer:
             return str(answer["text"])
         if "refused" in answer:

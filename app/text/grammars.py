@@ -11,7 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from actors.scheduling.request import Grammar
-from app.text.worker import KillableWorker, WorkerDied, WorkerStalled, WorkerTimeout
+from app.text.worker import (
+    KillableWorker,
+    WorkerDied,
+    WorkerStalled,
+    WorkerTimeout,
+    WorkerUnavailable,
+)
 
 GRAMMAR_LIMIT_S: Final = 1.5
 _CACHE_ENTRIES: Final = 4096
@@ -24,7 +30,7 @@ class GrammarInvalid(Exception):
 
 
 class GrammarBusy(Exception):
-    """Too many grammars wait to be compiled; try again."""
+    """Too many grammars wait to be compiled, or there is no room to compile one; try again."""
 
 
 class _Verdict(NamedTuple):
@@ -82,6 +88,8 @@ class GrammarChecker:
             answer = self._worker.call(job, self._limit_s)
         except WorkerStalled as stalled:  # says nothing about the grammar
             raise GrammarBusy("the compiler of grammars gets no processor") from stalled
+        except WorkerUnavailable as unavailable:
+            raise GrammarBusy(f"grammars cannot be compiled now: {unavailable}") from unavailable
         except WorkerTimeout:
             return _Verdict(f"does not compile within {self._limit_s:g} s", self._soon())
         except WorkerDied:

@@ -35,6 +35,10 @@ class WorkerDied(Exception):
     """The child ended during the job (out of memory, or it could not start)."""
 
 
+class WorkerUnavailable(Exception):
+    """This process has no room for a child: no files, no memory. Says nothing about the job."""
+
+
 class KillableWorker:
     """One child process `python -m module args...`, started when first needed.
 
@@ -51,8 +55,9 @@ class KillableWorker:
         """Send one JSON-able job, return its JSON answer.
 
         Raises WorkerTimeout after limit_s seconds of work (starting the child has its own
-        limit), WorkerDied when the child ended. A child that was killed or held up from outside
-        says nothing about the job, which is then tried once more.
+        limit), WorkerDied when the child ended, WorkerUnavailable when none can be had. A child
+        that was killed or held up from outside says nothing about the job, which is then tried
+        once more.
         """
         with self._lock:
             try:
@@ -62,8 +67,9 @@ class KillableWorker:
 
     def _attempt(self, job: Any, limit_s: float) -> Any:
         child = self._ready_child()
-        begin_s = _cpu_s(child.pid)
+        begin_s = 0.0
         try:
+            begin_s = _cpu_s(child.pid)
             _write_line(child, json.dumps(job).encode())
             return json.loads(_read_line(child, limit_s))
         except WorkerTimeout as error:
@@ -75,6 +81,9 @@ class KillableWorker:
         except WorkerDied:
             self._kill()
             raise
+        except OSError as error:  # its answer may still come: no other job may read it
+            self._kill()
+            raise WorkerUnavailable(str(error)) from error
 
     def start(self) -> None:
         """Start the child now, so that the first job need not wait for it."""
@@ -90,19 +99,24 @@ class KillableWorker:
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._kill()
-        child = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # The child must find this package also where only sys.path knows it.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )
-        self._child = child
         try:
+            self._child = child = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # The child must find this package also where only sys.path knows it.
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                },
+            )
             _read_line(child, _STARTUP_LIMIT_S)  # the child's first line says that it is ready
         except (WorkerTimeout, WorkerDied):
             self._kill()
             raise
+        except OSError as error:
+            self._kill()
+            raise WorkerUnavailable(str(error)) from error
         return child
 
     def _kill(self) -> None:

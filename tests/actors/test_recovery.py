@@ -70,6 +70,20 @@ async def test_steps_that_fail_in_a_row_or_for_good_cost_the_stages() -> None:
     assert recovery.is_rebuilding
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "ImportError: tokenizers.abi3.so: failed to map segment from shared object",
+        "OSError: [Errno 24] Too many open files",
+        "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried",
+    ],
+)
+async def test_what_every_process_needs_is_not_held_against_a_request(message: str) -> None:
+    recovery, _, _ = _recovery(0)
+    recovery.step_failed(message, 1)
+    assert recovery.is_rebuilding
+
+
 async def test_what_a_background_task_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def fail() -> None:
         raise LookupError("lost in the background")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from app.text.worker import KillableWorker, WorkerStalled, WorkerTimeout
+from app.text.worker import KillableWorker, WorkerStalled, WorkerTimeout, WorkerUnavailable
 
 MODULE = "app.text.template_worker"
 BUSY = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -81,6 +82,25 @@ def test_one_that_overruns_by_itself_is_not_tried_again(
         pytest.skip("this machine gave it no processor")
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     assert children() == []  # no second one was started for it
+
+
+@pytest.mark.parametrize("has_child", [True, False])
+def test_no_room_for_a_process_says_nothing_of_the_job(
+    worker: KillableWorker, children: Children, has_child: bool
+) -> None:
+    if not has_child:
+        worker.close()
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    next_file = os.dup(0)
+    os.close(next_file)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_file, hard))
+    try:
+        with pytest.raises(WorkerUnavailable, match="Too many open files"):
+            render(worker)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert render(worker) == {"text": "ok"}
+    assert len(children()) == 1
 
 
 def wait_for(condition: Callable[[], bool], within_s: float = 20.0) -> None:

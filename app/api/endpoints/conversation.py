@@ -11,7 +11,7 @@ from app.api.context import Context
 from app.api.http.errors import ApiError, invalid
 from app.api.http.options import ApiOptions
 from app.api.schema.chat import Message
-from app.text.chat_template import TemplateError, TemplateHostile, TemplateMissing
+from app.text.chat_template import TemplateBusy, TemplateError, TemplateHostile, TemplateMissing
 
 
 def template_messages(messages: Sequence[Message], options: ApiOptions) -> list[dict[str, Any]]:
@@ -94,6 +94,8 @@ async def prompt_of(
         )
     except TemplateMissing as error:
         raise invalid(f"{error}.", "messages", "no_chat_template") from None
+    except TemplateBusy as busy:
+        raise ApiError(503, f"{busy}.", "messages", "template_busy", retry_after_s=1.0) from None
     except TemplateHostile as error:
         raise ApiError(500, f"{error}.", "messages", "chat_template_failed") from None
     except TemplateError as error:
