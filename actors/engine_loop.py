@@ -2,8 +2,8 @@
 
 It feeds events (submissions and aborts from the replica or from fronts, answers from the pipeline,
 deaths and missed deadlines) to `Core.handle`, and carries out the instructions: plans go to the
-pipeline, outputs to whoever asked, one message per iteration. Planning the next step overlaps
-executing this one because the core keeps up to `depth` steps outstanding.
+pipeline, outputs to the replica or front that asked, one message per iteration. Planning the next
+step overlaps executing this one because the core keeps up to `depth` steps outstanding.
 
 A step finds the caches full of the model's weights, so what counts here is not how much is
 computed but how many functions and objects are touched: what can wait is done some steps at a time.
@@ -179,7 +179,7 @@ class EngineLoop:
                     self._handle(Abort(request_id))
 
     def _owner_gone(self) -> None:
-        # The replica owns this engine: when its socket closes, nobody is left to keep it.
+        # The replica owns this engine: when its socket closes, the engine ends.
         # The log comes first: without its end it cannot be read, and ending stages may fail.
         self._peers.close_door()
         try:

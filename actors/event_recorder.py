@@ -30,7 +30,7 @@ SCHEMA = pa.schema(
 
 
 class EventLog:
-    """Rows in files `events-<start>-<n>.parquet`, each complete when it appears: whoever is killed
+    """Rows in files `events-<start>-<n>.parquet`, each complete when it appears: a kill
     loses the last one alone.
 
     Events can be replayed from the first on, so nothing is deleted: at `max_bytes`, or where the

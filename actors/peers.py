@@ -1,8 +1,8 @@
-"""Everybody whom a scheduler serves: the replica that owns it, and the fronts of its fleet.
+"""All that a scheduler serves: the replica that owns it, and the fronts of its fleet.
 
 The owner's socket is the engine's life: when it closes, the engine ends. Fronts come and go by the
 engine's door. The id of a request tells whose it is, so outputs find their way without a table, and
-a message with somebody else's id ends the connection that it came by.
+a message with another connection's id ends the connection that it came by.
 """
 
 from __future__ import annotations
@@ -107,12 +107,8 @@ class Peers:
         for server in self._servers:
             server.close()
 
-    @property
-    def has_fronts(self) -> bool:
-        return bool(self._fronts)
-
     def knows(self, request_id: int) -> bool:
-        """Whether whoever sent this request is still there."""
+        """Whether the connection that sent this request is still open."""
         number = connection_of(request_id)
         return number == OWNER or number in self._fronts
 
@@ -159,7 +155,7 @@ class Peers:
     # ---- to them ---------------------------------------------------------------------------
 
     def outputs(self, rows: Sequence[tuple[Any, ...]], records: Sequence[Any]) -> None:
-        """One message for everybody who has tokens in this iteration; records go to all."""
+        """One message for each connection that has tokens in this iteration; records go to all."""
         if not self._fronts:
             self._send(self._owner, IterationOutputs(tuple(rows), tuple(records)))
             return
@@ -182,7 +178,7 @@ class Peers:
             self.send(number, RequestsStarted(tuple(share)))
 
     def refuse(self, refusal: RefuseRequests) -> None:
-        """To whoever sent it; a refusal is of one request."""
+        """To the connection that sent it; a refusal is of one request."""
         self.send(connection_of(refusal.refusals[0].request_id), refusal)
 
     def tell_all(self, news: Readiness | Suspects | PrefixNews) -> None:

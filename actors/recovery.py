@@ -42,7 +42,7 @@ def suspects_of(core: Core) -> Suspects:
 
 
 class BackgroundTasks:
-    """Tasks that nobody awaits: kept alive, and what they raise is logged."""
+    """Tasks that are not awaited: kept alive, and what they raise is logged."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -113,7 +113,7 @@ class Recovery:
             self.num_recoveries += 1
             logger.warning("pipeline rebuilt in %.1f s", time.monotonic() - begin_s)
             self._on_rebuilt()
-        except Exception:  # whatever it is, an engine that stays half rebuilt serves nobody
+        except Exception:  # whatever it is, an engine that stays half rebuilt serves nothing
             logger.exception("recovery failed")
             self._give_up("recovery itself failed")
 

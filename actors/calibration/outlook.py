@@ -1,4 +1,4 @@
-"""What a cost model promises, in figures that a person who starts an engine understands."""
+"""What a cost model promises, in figures for the log of an engine's start."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ class Core:
         """Plan greedily while the pipeline has room and there is work."""
         in_flight, requests = self.in_flight, self.requests
         if requests.trials:
-            self.faults.on_trial()  # forget who was cleared or has ended
+            self.faults.on_trial()  # forget those cleared or ended
         while len(in_flight) < self.config.depth and requests.by_id:
             if requests.trials and in_flight:
                 return  # one step at a time, so that a fault is that step's own

@@ -22,7 +22,7 @@ from actors.scheduling.state import Fate, InFlight, RequestState, Status, Suspic
 from actors.scheduling.step import StepBuilder
 
 _MAX_FAILURES_ALONE = 2
-# The same while no step of anybody succeeds. The engine rebuilds its stages before that.
+# The same while no step of any request succeeds. The engine rebuilds its stages before that.
 _MAX_FAILURES_OF_ALL = 5
 _GROUP_FROM_BEFORE = 16  # requests of an earlier engine come one by one; so many make a group
 
@@ -48,7 +48,7 @@ class Faults:
         return []
 
     def plan_trial(self, step: StepBuilder) -> None:
-        """A step of suspects and nobody else: as much as fits of what they have to compute.
+        """A step of suspects alone: as much as fits of what they have to compute.
 
         Worse ranks give up their memory and slots for it. Only while nothing is in flight.
         """

@@ -136,7 +136,7 @@ class StepBuilder(StepContents):
     def add_drafts(self, state: RequestState, drafts: tuple[int, ...]) -> int:
         """Let one of `decodes_alone` carry these; returns how many found memory.
 
-        Nobody is preempted for a guess, and nobody who lacks a block loses it to one.
+        Nothing is preempted for a guess, and no request that lacks a block loses it to one.
         """
         running, num_blocks = self._running, len(state.block_table)
         start = state.num_computed_tokens - 1

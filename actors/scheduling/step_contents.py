@@ -44,7 +44,7 @@ class StepContents:
         self._trimmed: list[tuple[int, int]] = []
         self._new_blocks: dict[int, list[int]] = {}
         self._starting: list[RequestState] = []
-        self.is_trial = False  # the step holds suspects, and nobody else
+        self.is_trial = False  # the step holds suspects alone
 
     # ---- what a policy reads ----------------------------------------------------------
 

@@ -22,7 +22,7 @@ def new_secret() -> bytes:
 
 
 def new_local_address() -> str:
-    """An abstract Unix socket's address that nobody else has."""
+    """The address of an abstract Unix socket, used by no other."""
     return f"@legato-{secrets.token_hex(8)}"
 
 

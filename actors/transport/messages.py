@@ -119,7 +119,7 @@ class RequestsStarted:
 class Suspects:
     """All requests that lost an engine and have not proved harmless, after a change.
 
-    losses: (request id, engines lost). on_trial: those of them that are computed now, with nobody
+    losses: (request id, engines lost). on_trial: those of them that are computed now, with no other
     else.
     """
 

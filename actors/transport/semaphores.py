@@ -38,7 +38,7 @@ def remove(inodes: set[int]) -> None:
 
 
 def remove_orphans(raylet: int | None = None) -> None:
-    """Take away this user's names that nobody needs: those of raylets that have ended, and of
+    """Take away this user's names that are not needed: those of raylets that have ended, and of
     `raylet` those that none of its workers has open, as their engine is gone.
 
     A semaphore is mapped before it has a name, so one that is being made is never among them.

@@ -150,7 +150,7 @@ class Sender:
 class FrameProtocol(asyncio.Protocol):
     """The event-loop end: calls `on_frame` for each frame and `on_lost` once at the end.
 
-    Of a peer that sends faster than its frames are handled it reads some at a time: everybody else
+    Of a peer that sends faster than its frames are handled it reads some at a time: all else
     on the loop has a turn in between, and what is unread stays with the peer.
     """
 

@@ -127,7 +127,7 @@ def _line(where: str, text: str) -> Line:
     if not isinstance(body, dict):
         fail(f"{where}: body: an object is wanted")
     if body.get("stream"):
-        fail(f"{where}: body.stream: a batch has nobody to stream to")
+        fail(f"{where}: body.stream: a batch is not streamed")
     return Line(custom_id, url, body)
 
 

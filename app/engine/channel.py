@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from actors.fleet.snapshot import EngineSnapshot, PrefixNews
 from actors.scheduling.events import Refuse
 from actors.scheduling.request import Request
 from actors.transport.messages import (
@@ -20,12 +19,8 @@ from actors.transport.messages import (
     Hello,
     IterationOutputs,
     Question,
-    Readiness,
     RefuseRequests,
-    RequestsStarted,
     SubmitRequests,
-    Suspects,
-    Welcome,
     pack_kind,
     unpack_kind,
 )
@@ -33,8 +28,6 @@ from actors.transport.wire import FrameProtocol
 from app.engine.client import EngineUnavailable
 
 _ANSWER_WITHIN_S = 10.0
-
-News = Readiness | RequestsStarted | Suspects | Welcome | EngineSnapshot | PrefixNews
 
 
 class QuestionFailed(RuntimeError):
@@ -50,13 +43,13 @@ class SchedulerChannel:
         on_rows: Callable[[Sequence[Any]], None],
         on_records: Callable[[Sequence[Any]], None],
         on_refused: Callable[[Refuse], None],
-        on_news: Callable[[Any], None],
+        on_message: Callable[[Any], None],
         on_lost: Callable[[], None],
     ) -> None:
         self._on_rows = on_rows
         self._on_records = on_records
         self._on_refused = on_refused
-        self._on_news = on_news
+        self._on_message = on_message
         self._on_lost = on_lost
         self._socket: FrameProtocol | None = None
         self._tickets = itertools.count()
@@ -89,7 +82,7 @@ class SchedulerChannel:
         elif isinstance(message, Answer):
             self._answered(message)
         else:
-            self._on_news(message)
+            self._on_message(message)
 
     async def ask(self, question: Question, *arguments: Any) -> Any:
         """The scheduler's answer; raises EngineUnavailable when none comes and QuestionFailed

@@ -48,11 +48,11 @@ class SchedulerLink(SchedulerChannel):
         on_rows: Callable[[Sequence[Any]], None],
         on_records: Callable[[Sequence[Any]], None],
         on_refused: Callable[[Refuse], None],
-        on_news: Callable[[Readiness | RequestsStarted | Suspects | EngineSnapshot], None],
+        on_message: Callable[[Readiness | RequestsStarted | Suspects | EngineSnapshot], None],
         on_lost: Callable[[], None],
         door: Door | None = None,
     ) -> None:
-        super().__init__(on_rows, on_records, on_refused, on_news, on_lost)
+        super().__init__(on_rows, on_records, on_refused, on_message, on_lost)
         self._config = config
         self.door = door
         self.tcp_address: str | None = None

@@ -90,7 +90,7 @@ class LiveEngine:
         if self._membership is not None and self._link.door is not None:
             await self._membership.join(self._link.door, self._link.tcp_address)
         if again := [entry.resumed() for entry in self._open.values()]:
-            self._link.submit(again)  # at once: who waits for readiness is not among them
+            self._link.submit(again)  # at once: requests that wait for readiness are not among them
         self._ready.set()
         with suppress(EngineUnavailable, QuestionFailed):  # lost: the rebuild asks again
             await self._ask_objective()
@@ -282,19 +282,19 @@ class LiveEngine:
             self._open.deliver,
             self._iterated,
             self._refused,
-            self._told,
+            self._on_message,
             self._lost,
             None if self._membership is None else self._membership.new_door(),
         )
 
-    def _told(self, news: Readiness | RequestsStarted | Suspects | EngineSnapshot) -> None:
-        if isinstance(news, RequestsStarted):
-            self._open.started(news.request_ids)
-        elif isinstance(news, Suspects):
-            self._open.suspected(news.losses, news.on_trial)
-        elif isinstance(news, EngineSnapshot):
-            self.snapshot = news
-        elif news.is_ready:
+    def _on_message(self, message: Readiness | RequestsStarted | Suspects | EngineSnapshot) -> None:
+        if isinstance(message, RequestsStarted):
+            self._open.started(message.request_ids)
+        elif isinstance(message, Suspects):
+            self._open.suspected(message.losses, message.on_trial)
+        elif isinstance(message, EngineSnapshot):
+            self.snapshot = message
+        elif message.is_ready:
             self._ready.set()
         else:
             self._ready.clear()

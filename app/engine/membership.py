@@ -8,16 +8,16 @@ from actors.peers import Door
 
 
 class Membership(Protocol):
-    """How an engine is found by the fronts of its fleet: every life of its scheduler anew."""
+    """How fronts of a fleet find an engine: each scheduler that is built for it joins anew."""
 
     def new_door(self) -> Door:
-        """For the next life."""
+        """Where the next scheduler is to accept fronts."""
         ...
 
     async def join(self, door: Door, tcp_address: str | None) -> None:
-        """It lets fronts in."""
+        """Tell fronts that the engine accepts them there."""
         ...
 
     async def part(self) -> None:
-        """It does not any more."""
+        """Tell fronts that it takes nothing more."""
         ...

@@ -190,7 +190,7 @@ class OpenRequests(dict[int, OpenRequest]):
                 self[request_id].has_started = True
 
     def suspected(self, losses: Iterable[tuple[int, int]], on_trial: tuple[int, ...]) -> None:
-        """All that the scheduler suspects, and whom it tries now."""
+        """All that the scheduler suspects, and what it tries now."""
         num_losses = dict(losses)
         for request_id, entry in self.items():
             entry.num_losses = num_losses.get(request_id, 0)

@@ -18,9 +18,7 @@ from app.paths import locate
 from app.simulate import tables
 from app.simulate.hardware import cost_files
 from app.simulate.hardware import deployments as hardware
-from app.simulate.paper import capacities as paper
-from app.simulate.paper import figure7, published
-from app.simulate.paper import steps as paper_steps
+from app.simulate.paper import evaluation, figure7
 from app.simulate.paper.timeline import as_text
 from app.simulate.run.campaign import run_jobs
 from app.simulate.run.capacity import search_capacity
@@ -33,9 +31,6 @@ from app.simulate.workload.lengths import Lengths
 from app.simulate.workload.requests import Workload, generate
 from app.simulate.workload.specs import load_workload, parse_arrivals, parse_lengths
 from app.simulate.workload.traces import read_trace
-
-# A short run flatters every policy: the queue never has time to build up.
-QUICK_REQUESTS, FULL_REQUESTS = 384, 768
 
 # Name -> what yields its rows, and how they are shown.
 STUDIES: dict[str, tuple[Callable[..., Iterator[Any]], Callable[[list[Any]], str]]] = {
@@ -238,29 +233,11 @@ def _search(
 def _paper(
     console: Console, quick: bool, workers: int, cache: Path | None, out: Path | None
 ) -> dict[str, Any]:
-    requests = QUICK_REQUESTS if quick else FULL_REQUESTS
-    if quick:
-        jobs = [
-            j
-            for j in paper.capacity_jobs(requests, ("mistral-7b-a100", "yi-34b-a100-tp2"))
-            if j.dataset == "sharegpt4"
-            and j.tbt_s == next(d.strict_s for d in published.DEPLOYMENTS if d.model == j.model)
-        ]
-    else:
-        jobs = paper.capacity_jobs(requests) + paper.tp8_jobs(requests)
-        jobs += paper.curve_jobs(requests)
+    requests, jobs = evaluation.plan(quick)
     with _progress(console) as progress:
         task = progress.add_task("capacity searches", total=len(jobs))
         results = run_jobs(jobs, cache, workers, lambda *_: progress.advance(task))
-    rows = (
-        paper_steps.validation_rows()
-        + paper_steps.interference_rows()
-        + paper_steps.chunking_rows()
-    )
-    rows += paper_steps.ablation_rows(seeds=(0,) if quick else range(5))
-    rows += paper.capacity_rows(results, requests)
-    if not quick:
-        rows += paper.tp8_rows(results, requests) + paper.curve_rows(results, requests)
+    rows = evaluation.rows(results, requests, quick)
     tables.show(console, tables.paper_table(rows))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

@@ -6,9 +6,8 @@ formula is code, so a number means the same wherever it is printed.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -67,16 +66,6 @@ def quantile(ordered: Sequence[float], q: float) -> float:
     low = int(position)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
-
-
-def token_gaps(token_times_s: Iterable[float]) -> list[float]:
-    """TBT of one request from the times of its tokens; the first token has none.
-
-    >>> token_gaps([1.0, 1.5, 2.5])
-    [0.5, 1.0]
-    """
-    times = list(token_times_s)
-    return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
 def kept_objectives(

@@ -138,4 +138,4 @@ async def test_who_does_not_know_the_secret_hears_nothing(scheduler: Scheduler) 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(stranger.connect(door), 0.5)
     await asyncio.wait_for(stranger.gone.wait(), 10)
-    assert not scheduler.peers.has_fronts
+    assert not scheduler.peers.knows(first_id(1))

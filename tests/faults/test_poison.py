@@ -31,14 +31,14 @@ async def test_rows_2_and_10_nothing_is_lost_but_the_culprits(
     engine = make_engine(tiny_model("llama"))
     await engine.start()
     prompts, stages_lost = make_prompts(LENGTHS), asyncio.Event()
-    told = engine._told
+    handle = engine._on_message
 
-    def listen(news: object) -> None:
-        told(news)  # type: ignore[arg-type]
-        if news == Readiness(is_ready=False):
+    def listen(message: object) -> None:
+        handle(message)  # type: ignore[arg-type]
+        if message == Readiness(is_ready=False):
             stages_lost.set()
 
-    engine._link._on_news = listen
+    engine._link._on_message = listen
 
     async def beside(culprit: tuple[int, ...]) -> object:
         """How a culprit's request ends; the others' answers are those of an unfailed run."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from actors.scheduling.memory.block_manager import BlockManager, HostPool
 from actors.scheduling.prefix import chain_next, chain_root, prefix_digests
+from tests.scheduling.driver import is_shared
 
 
 def name(number: int) -> bytes:
@@ -38,12 +39,12 @@ def test_blocks_are_conserved_and_content_is_found(
         elif action == 2 and tables:
             table = tables[argument % len(tables)]
             for block in table:
-                if not manager.is_shared(block):
+                if not is_shared(manager, block):
                     digest = name(argument)
                     if digest not in content or manager.match([digest]) == []:
                         content[digest] = block
                         manager.commit(block, digest)
-                        assert manager.is_shared(block)
+                        assert is_shared(manager, block)
                         break
         elif action == 3:
             found = manager.match([name(argument)])
@@ -93,7 +94,7 @@ def test_a_second_block_of_the_same_content_stays_private() -> None:
     manager.commit(first, b"x")
     manager.commit(second, b"x")
     assert manager.match([b"x"]) == [first]
-    assert not manager.is_shared(second)
+    assert not is_shared(manager, second)
 
 
 def test_digests_name_the_whole_prefix_and_the_salt() -> None:

@@ -122,6 +122,6 @@ def _between_tokens(
     )
     if fewer is None:
         return Refuse(name, f"{message}: not with this budget", param)
-    fewer = min(fewer, len(engine.decoding))  # how long the others will run nobody can tell yet
+    fewer = min(fewer, len(engine.decoding))  # how long the others will run is not known yet
     wait_s = predictor.ended_s(engine, fewer) if fewer else said.ttft_s
     return Refuse(name, message, param, wait_s)

@@ -89,10 +89,6 @@ class BlockManager:
                 else:
                     self._empty.append(block)
 
-    def is_shared(self, block: int) -> bool:
-        """Another request holds the block too, or may come to: it must not be written."""
-        return self._references[block] > 1 or block in self._digest_of
-
     def match(self, digests: Sequence[bytes]) -> list[int]:
         """The blocks of the longest known prefix; no reference is taken."""
         found: list[int] = []
@@ -125,8 +121,8 @@ class BlockManager:
     def take_changes(self) -> tuple[bool, list[bytes], list[bytes]]:
         """(whole, digests that can be hit since the last call, those that cannot any more).
 
-        whole: the first list is all that can be hit, as nobody asked before or all was forgotten.
-        Changes are kept from the first call on, so whoever calls once goes on calling.
+        whole: the first list is all that can be hit, on the first call or after all was forgotten.
+        Changes are kept from the first call on, so a caller that calls once goes on calling.
         """
         changed, self._changed = self._changed, {}
         if changed is None:

@@ -119,6 +119,6 @@ class ShortestOutput(HeapOrder):
     def finish(self, state: RequestState) -> None:
         tenant, length = state.request.tenant, float(state.num_output_tokens)
         mean = self.means.pop(tenant, length)
-        if len(self.means) >= _MAX_NAMES:  # of clients who name themselves: the longest not seen
+        if len(self.means) >= _MAX_NAMES:  # of clients' own naming: the longest not seen
             del self.means[next(iter(self.means))]
         self.means[tenant] = self.memory * mean + (1 - self.memory) * length

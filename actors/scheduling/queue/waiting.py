@@ -103,7 +103,7 @@ class WaitingQueue:
             del self.parked[tenant]
 
     def unpark_all(self, now_s: float) -> None:
-        """The cap has changed: `head` sets aside again whom the new one keeps out."""
+        """The cap has changed: `head` sets aside again what the new one keeps out."""
         for parked in self.parked.values():
             for state in reversed(parked):  # each goes before its peers
                 if state.status is Status.WAITING:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
-from app.api.context import Context, new_id, objective_of
-from app.api.endpoints.conversation import prompt_of, template_messages
+from app.api.context import Context, new_id
+from app.api.endpoints.conversation import generation_of, prompt_of, template_messages
 from app.api.endpoints.large import listed_wholes, whole
 from app.api.endpoints.logprobs import ChatColumn, TokenTexts, chat_logprobs
 from app.api.endpoints.output import OutputPlan, plan_output, read_delta, template_variables
@@ -20,11 +20,9 @@ from app.api.sampling_params import (
     checked_grammar,
     requested_grammar,
     sampling_params,
-    stop_strings,
 )
 from app.api.schema.chat import ChatRequest
 from app.api.sse import StreamWriter, event, last_event, stream_reply
-from app.engine.client import GenerationRequest
 from app.text.incremental import TextDelta
 from app.text.output.parser import OutputParser
 from app.text.output.pieces import CallDelta, Piece, Reasoning, Text, gathered
@@ -79,23 +77,7 @@ class Chat:
             grammar=grammar,
         )
         completion_id = new_id("chatcmpl")
-        request = GenerationRequest(
-            request_id=completion_id,
-            prompt=tuple(prompt),
-            sampling=sampling,
-            n=n,
-            tenant=call.tenant(body.user),
-            cache_salt=call.cache_salt(body.user),
-            priority=call.check_priority(body.priority),
-            objective=objective_of(body),
-        )
-        rules = output.rules(
-            stop_strings(body, context),
-            frozenset(sampling.stop_token_ids),
-            body.skip_special_tokens is not False,
-        )
-        call.admit_tokens(len(prompt))
-        generation = Generation(context, call, [request], rules, stream=bool(body.stream))
+        generation = generation_of(context, call, body, completion_id, prompt, sampling, output, n)
         answer = ChatWriter(context, body, completion_id, generation, output)
         if body.stream:
             await stream_reply(call, generation, answer)

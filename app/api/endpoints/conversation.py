@@ -1,4 +1,4 @@
-"""Chat messages as the model's template wants them."""
+"""A conversation: its messages as the model's template wants them, and the answer's generation."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.api.context import Context
+from actors.scheduling.request import SamplingParams
+from app.api.context import Context, objective_of
+from app.api.endpoints.output import OutputPlan
+from app.api.generation import Generation
+from app.api.http.call import Call
 from app.api.http.errors import ApiError, invalid
 from app.api.http.options import ApiOptions
+from app.api.sampling_params import stop_strings
 from app.api.schema.chat import Message
+from app.api.schema.common import SamplingFields
+from app.engine.client import GenerationRequest
 from app.text.chat_template import TemplateBusy, TemplateError, TemplateHostile, TemplateMissing
 
 
@@ -103,3 +110,34 @@ async def prompt_of(
     context.check_length(text, "messages")
     # The template writes its own special tokens.
     return Prompt(text, await context.text.encode(text, add_special_tokens=False))
+
+
+def generation_of(
+    context: Context,
+    call: Call,
+    body: SamplingFields,
+    request_id: str,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    output: OutputPlan,
+    n: int = 1,
+) -> Generation:
+    """The answer, generated as it is read. Raises 403 for a priority above the key's and 429 past
+    the key's tokens."""
+    request = GenerationRequest(
+        request_id=request_id,
+        prompt=tuple(prompt),
+        sampling=sampling,
+        n=n,
+        tenant=call.tenant(body.user),
+        cache_salt=call.cache_salt(body.user),
+        priority=call.check_priority(body.priority),
+        objective=objective_of(body),
+    )
+    rules = output.rules(
+        stop_strings(body, context),
+        frozenset(sampling.stop_token_ids),
+        body.skip_special_tokens is not False,
+    )
+    call.admit_tokens(len(prompt))
+    return Generation(context, call, [request], rules, stream=bool(body.stream))

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from actors.scheduling.request import Grammar
-from app.api.context import Context, new_id, objective_of
-from app.api.endpoints.conversation import prompt_of, template_messages
+from app.api.context import Context, new_id
+from app.api.endpoints.conversation import generation_of, prompt_of, template_messages
 from app.api.endpoints.output import plan_output, template_variables
 from app.api.endpoints.response_writer import ResponseWriter
 from app.api.endpoints.tool_choice import ToolPlan, plan_tool_calls
-from app.api.generation import Generation
 from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.sampling_params import (
@@ -19,7 +18,6 @@ from app.api.sampling_params import (
     dump,
     requested_grammar,
     sampling_params,
-    stop_strings,
 )
 from app.api.schema.chat import (
     FunctionCall,
@@ -40,7 +38,6 @@ from app.api.schema.responses import (
     ResponseRequest,
 )
 from app.api.sse import stream_reply
-from app.engine.client import GenerationRequest
 
 
 class Responses:
@@ -79,22 +76,7 @@ class Responses:
             grammar=grammar,
         )
         response_id = new_id("resp").replace("-", "_")
-        request = GenerationRequest(
-            request_id=response_id,
-            prompt=tuple(prompt),
-            sampling=sampling,
-            tenant=call.tenant(body.user),
-            cache_salt=call.cache_salt(body.user),
-            priority=call.check_priority(body.priority),
-            objective=objective_of(body),
-        )
-        rules = output.rules(
-            stop_strings(body, context),
-            frozenset(sampling.stop_token_ids),
-            body.skip_special_tokens is not False,
-        )
-        call.admit_tokens(len(prompt))
-        generation = Generation(context, call, [request], rules, stream=bool(body.stream))
+        generation = generation_of(context, call, body, response_id, prompt, sampling, output)
         writer = ResponseWriter(context, body, response_id, generation, output)
         if body.stream:
             await stream_reply(call, generation, writer)

@@ -90,7 +90,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """With the key where everybody else sends it."""
+    """With the key where other clients send it."""
     headers: list[tuple[bytes, bytes]] = list(scope["headers"])
     names = [name for name, _ in headers]
     if b"authorization" not in names and b"x-api-key" in names:

@@ -1,4 +1,4 @@
-"""Who was refused, and who changed what: lines of the logger `legato.audit`.
+"""Refusals and changes, each with its caller: lines of the logger `legato.audit`.
 
 Keys are named by a digest, never written. Refusals are counted, and told of once a second at most,
 so that a flood of them fills no disk.

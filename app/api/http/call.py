@@ -23,7 +23,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class ClientGone(Exception):
-    """The client closed the connection: there is no one to answer."""
+    """The client closed the connection: there is nothing to answer."""
 
 
 class Call:
@@ -48,17 +48,17 @@ class Call:
         return str(self.scope["state"].get("key_name", ""))
 
     def tenant(self, user: str | None) -> str:
-        """Who has limits and a fair share: the key's holder, whatever `user` it names; without keys
-        nobody else tells clients apart."""
+        """What limits and fair shares go by: the key, whatever `user` it names; without keys
+        nothing but `user` tells clients apart."""
         return self.key_name or user or ""
 
     def cache_salt(self, user: str | None) -> str:
-        """Whose prompts may be found in the prefix cache: nobody else's."""
+        """Prompts are found in the prefix cache by requests of the same salt alone."""
         return "/".join(part for part in (self.key_name, user) if part)
 
     def check_admin(self) -> None:
-        """Raises 403 unless who calls may change settings: a key that is told so, or without any
-        keys whoever can reach a server of this machine alone."""
+        """Raises 403 unless the caller may change settings: by a key with that role or, without any
+        keys, on a server that only this machine reaches."""
         allowance = self.scope["state"].get("allowance")
         if not (self.options.is_local if allowance is None else allowance.is_admin):
             raise ApiError(

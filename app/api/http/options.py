@@ -94,7 +94,7 @@ class ApiOptions:
 
 
 def at_address(options: ApiOptions, host: str) -> ApiOptions:
-    """The options of a server that listens on this host: on loopback nobody's else name is its own.
+    """The options of a server that listens on this host: on loopback no foreign name is its own.
 
     Else any page could give its own name this machine's address (DNS rebinding), and read answers
     and change settings as if it came from here.

@@ -31,7 +31,7 @@ logger = logging.getLogger("legato.http")
 KEEP_ALIVE_S: Final = 30  # an idle connection's life between two requests
 HEAD_LIMIT_S: Final = 30.0
 MAX_HEAD_BYTES: Final = 1 << 16
-LINGER_S: Final = 5.0  # for a client to send the rest of a body that nobody reads any more
+LINGER_S: Final = 5.0  # for a client to send the rest of a body that is not read any more
 _MOST_FILES: Final = 1 << 16
 _SPARE_FILES: Final = 512  # for everything that is no connection
 # With these a client could switch off the notice of its own disconnect, or set Serve's deadline.

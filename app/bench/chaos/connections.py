@@ -1,4 +1,4 @@
-"""`legato bench connections`: thousands of connections, and what they cost everybody else."""
+"""`legato bench connections`: thousands of connections, and what they cost other clients."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def killed(kind: str) -> Callable[[OwnServer, random.Random], Lift]:
 
 
 def frozen(kind: str) -> Callable[[OwnServer, random.Random], Lift]:
-    """For ever: somebody must notice."""
+    """For ever: the server must notice."""
 
     def strike(server: OwnServer, chance: random.Random) -> Lift:
         _signal(_one(server, kind, chance), signal.SIGSTOP)

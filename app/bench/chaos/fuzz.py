@@ -195,7 +195,7 @@ def command(
 def measure(
     url: str, num_requests: int, seed: int, places: int, pid: int | None = None
 ) -> dict[str, Any]:
-    """Raises MeasurementError where nobody answers.
+    """Raises MeasurementError where nothing answers.
 
     live_in_time: what the replica computed while a probe waited, or without its pid the whole
     of that wait."""

@@ -1,7 +1,7 @@
 """A server of the benchmark's own: `legato serve` in a corner of its own, and its processes.
 
 Where the system lets a user make namespaces (`unshare`), the server gets a small shared memory and
-a small disk for its telemetry: both can be filled without harm to anybody else, and whatever stays
+a small disk for its telemetry: both can be filled without harm to other processes, and what stays
 behind in shared memory is the server's.
 """
 
@@ -97,14 +97,14 @@ class OwnServer:
         return [process.pid for process in self.processes().get(kind, [])]
 
     def status(self) -> dict[str, Any]:
-        """The console's; raises httpx.HTTPError or ValueError while nobody answers."""
+        """The console's; raises httpx.HTTPError or ValueError while it does not answer."""
         answer = httpx.get(f"{self.url}/console/status", timeout=15.0)
         answer.raise_for_status()
         found: dict[str, Any] = answer.json()
         return found
 
     def engines(self) -> list[dict[str, Any]]:
-        """Of a fleet, as its front shows them; none while nobody answers."""
+        """Of a fleet, as its front shows them; none while it does not answer."""
         try:
             found: list[dict[str, Any]] = self.status().get("engines", [])
         except (httpx.HTTPError, ValueError):

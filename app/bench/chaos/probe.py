@@ -2,8 +2,8 @@
 
 `python -m app.bench.chaos.probe URL [PID]` asks until its standard input ends, then prints what it
 saw. On a busy machine much of that is waiting for a processor: the probe's own sleeps tell how
-late this machine wakes anybody, and what process PID, the replica, computed while an answer was due
-is the part that is the server's own.
+late this machine wakes a process, and what process PID, the replica, computed while an answer was
+due is the part that is the server's own.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class ChaosRequest:
     pace_s: float = 0.0
 
     def fresh_body(self) -> Mapping[str, Any]:
-        """The body, its schema described anew: a grammar that nobody has compiled yet, of the same
+        """The body, its schema described anew: a grammar that is not compiled yet, of the same
         language."""
         shape = self.body.get("response_format")
         if shape is None:

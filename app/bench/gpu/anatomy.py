@@ -189,7 +189,7 @@ class _Walk:
 def _runner(folder: Path, num_decodes: int, replays: _Replays) -> StageRunner:
     from kernels import registry
 
-    # Known for as long as it takes to load: it is no backend that anybody could serve with.
+    # Known for as long as it takes to load: no backend to serve with.
     registry.BACKENDS["anatomy"] = registry.Entry(f"{__name__}:_Backend", ("cpu",))
     try:
         runner = StageRunner(

@@ -1,6 +1,6 @@
 """Pictures of runs: plain, readable, axes with units. Every function returns a figure.
 
-throughput_latency, tbt_cdf, batch_composition, budget_trace, bubbles, capacity_bars
+tbt_cdf, batch_composition, budget_trace, bubbles, capacity_bars
 
 Figures are made without pyplot: no window, no global state, nothing to close, and a notebook shows
 one exactly where it is returned.
@@ -16,7 +16,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from app.simulate.run.capacity import Probe
 from app.simulate.run.record import Steps
 from app.simulate.run.simulation import SimulatedRun
 
@@ -39,21 +38,6 @@ def _plain(axes: Any) -> None:
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-
-
-def throughput_latency(
-    curves: Mapping[str, Sequence[Probe]], tbt_s: float, title: str = "Latency against load"
-) -> Figure:
-    """P99 TBT over offered load, one line a system, with the objective."""
-    figure, axes = _axes(title, "offered load (requests/s)", "P99 TBT (s)")
-    for colour, (name, probes) in zip(_cycle(), curves.items(), strict=False):
-        points = sorted((p.qps, p.tbt_p99) for p in probes if not p.given_up)
-        if points:
-            axes.plot(*zip(*points, strict=True), marker="o", label=name, color=colour)
-    axes.axhline(tbt_s, color="black", linestyle=":", label=f"objective {tbt_s:g} s")
-    axes.set_yscale("log")
-    axes.legend(frameon=False)
-    return figure
 
 
 def tbt_cdf(

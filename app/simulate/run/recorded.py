@@ -1,4 +1,4 @@
-"""The traffic of a recorded event log: who came when with what, what they were told, and when.
+"""The traffic of a recorded event log: what came when, how it was answered, and when.
 
 An event log (`telemetry.events`) holds every request as the core received it, so that prompts find
 in a simulated prefix cache what they found in the live one, and every token that was sampled.

@@ -43,19 +43,9 @@ _HARMONY: Final = (
 _Format = TypeVar("_Format", bound=Format)
 
 
-def tool_parsers() -> list[str]:
-    """Values of `model.tool_parser`."""
-    return [AUTO, NONE, *sorted(TOOL_FORMATS)]
-
-
-def reasoning_parsers() -> list[str]:
-    """Values of `model.reasoning_parser`."""
-    return [AUTO, NONE, *sorted(REASONING_FORMATS)]
-
-
 @dataclass(frozen=True, slots=True)
 class OutputFormats:
-    """How a model writes tool calls and reasoning; None: it does not, or nobody shall look."""
+    """How a model writes tool calls and reasoning; None: it does not, or the setting says so."""
 
     tools: type[ToolFormat] | None
     reasoning: type[ReasoningFormat] | None

@@ -11,11 +11,11 @@ from app.text.output.harmony import Harmony, HarmonyChannels
 from app.text.output.hermes import Hermes
 from app.text.output.mistral import Mistral
 from app.text.output.registry import (
+    AUTO,
+    NONE,
     REASONING_FORMATS,
     TOOL_FORMATS,
     choose_formats,
-    reasoning_parsers,
-    tool_parsers,
 )
 from app.text.output.thinking import Think
 from tests.text.families import FAMILIES, GPT_OSS, MISTRAL
@@ -73,5 +73,7 @@ def test_an_unknown_name_is_refused(setting: str) -> None:
 
 def test_the_settings_know_every_format() -> None:
     fields = ModelSettings.model_fields
-    assert sorted(get_args(fields["tool_parser"].annotation)) == sorted(tool_parsers())
-    assert sorted(get_args(fields["reasoning_parser"].annotation)) == sorted(reasoning_parsers())
+    assert sorted(get_args(fields["tool_parser"].annotation)) == sorted([AUTO, NONE, *TOOL_FORMATS])
+    assert sorted(get_args(fields["reasoning_parser"].annotation)) == sorted(
+        [AUTO, NONE, *REASONING_FORMATS]
+    )

@@ -1,0 +1,36 @@
+"""The paper's evaluation as a whole: which capacities it needs, and the rows beside its figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.simulate.paper import capacities, published, steps
+from app.simulate.run.campaign import CapacityJob
+
+# A short run flatters every policy: the queue never has time to build up.
+QUICK_REQUESTS, FULL_REQUESTS = 384, 768
+
+
+def plan(quick: bool) -> tuple[int, list[CapacityJob]]:
+    """Requests of a probe, and the capacity searches; quick: two models under one objective."""
+    if not quick:
+        jobs = capacities.capacity_jobs(FULL_REQUESTS) + capacities.tp8_jobs(FULL_REQUESTS)
+        return FULL_REQUESTS, jobs + capacities.curve_jobs(FULL_REQUESTS)
+    strict_s = {d.model: d.strict_s for d in published.DEPLOYMENTS}
+    jobs = [
+        job
+        for job in capacities.capacity_jobs(QUICK_REQUESTS, ("mistral-7b-a100", "yi-34b-a100-tp2"))
+        if job.dataset == "sharegpt4" and job.tbt_s == strict_s[job.model]
+    ]
+    return QUICK_REQUESTS, jobs
+
+
+def rows(results: dict[str, dict[str, Any]], num_requests: int, quick: bool) -> list[published.Row]:
+    """results: of the planned searches, as `run_jobs` returns them."""
+    found = steps.validation_rows() + steps.interference_rows() + steps.chunking_rows()
+    found += steps.ablation_rows(seeds=(0,) if quick else range(5))
+    found += capacities.capacity_rows(results, num_requests)
+    if not quick:
+        found += capacities.tp8_rows(results, num_requests)
+        found += capacities.curve_rows(results, num_requests)
+    return found
