@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.text.output.pieces import CallDelta, Text, gathered
+from app.text.output.pieces import CallDelta, gathered
 from app.text.output.registry import TOOL_FORMATS, OutputFormats
 from tests.text.output.reading import CUTS, TOOLS, cut, pieces_of, read
 
@@ -286,35 +286,3 @@ def test_openings_within_openings_are_not_read_for_ever() -> None:
     found = [*parser.push([answer]), *parser.finish()]
     assert gathered(found) == (answer, "", [])
     assert time.process_time() - begin_s < 10  # a hundred times less, against minutes
-
-
-# ---- behind a grammar --------------------------------------------------------------------
-
-CALL = '{"name": "add", "arguments": {"a": 1, "b": "x}\\"{"}}'
-
-
-@pytest.mark.parametrize(
-    "answer", [CALL, f"[{CALL}]", f"[{CALL}, {CALL}]", f" [ {CALL}\n,{CALL} ] "]
-)
-@given(cuts=CUTS)
-@settings(max_examples=20, deadline=None)
-def test_forced_calls(answer: str, cuts: list[int]) -> None:
-    found = read(FORMATS["hermes"], cut(answer, cuts), is_forced=True)
-    assert found == ("", "", [("add", {"a": 1, "b": 'x}"{'})] * answer.count("name"))
-
-
-def test_forced_arguments_before_the_name_wait_for_it() -> None:
-    answer = '{"arguments": {"a": [1]}, "name": "add"}'
-    assert read(FORMATS["hermes"], list(answer), is_forced=True) == ("", "", [("add", {"a": [1]})])
-
-
-def test_forced_arguments_stream_character_by_character() -> None:
-    parser = FORMATS["hermes"].parser(TOOLS, is_forced=True, by_argument=True, in_reasoning=False)
-    parser.push(['{"name": "add", "arguments": '])
-    assert parser.push(['{"b": "lo']) == [CallDelta(0, None, '{"b": "lo')]
-    assert parser.push(["ng"]) == [CallDelta(0, None, "ng")]
-
-
-def test_text_where_a_grammar_was_to_make_calls_is_shown() -> None:
-    found = pieces_of(FORMATS["hermes"], list("Sorry."), by_argument=True, is_forced=True)
-    assert "".join(piece.text for piece in found if isinstance(piece, Text)) == "Sorry."
