@@ -98,14 +98,13 @@ class StepGraphs:
         self._decode_sizes = decode_sizes(max_requests)
         self._hybrid_sizes = hybrid_sizes(max_hybrid_tokens)
         max_tokens = max([max_requests, *self._hybrid_sizes])
-        self._inputs = StepInputs(
-            max_tokens, max_requests, input_batch.block_tables_RB.shape[1], decoder.device
-        )
+        tables = input_batch.tables_on(decoder.device)
+        self._inputs = StepInputs(max_tokens, max_requests, tables, decoder.device)
         self._hidden_TH: torch.Tensor | None = None
         if not is_first:
             self._hidden_TH = decoder.empty_hidden(max_tokens)
         # The token last drawn for each row of the persistent batch, and a place for those of none.
-        self._num_rows = len(input_batch.tokens_RP)
+        self._num_rows = tables.num_rows
         self._drawn_R = torch.zeros(self._num_rows + 1, dtype=torch.int32, device=decoder.device)
         self._landing = TokenLanding(max_requests, decoder.device)
         self._results = self._make_results(max_tokens)
@@ -146,8 +145,8 @@ class StepGraphs:
         if self._draw is not None:
             rows = self._input_batch.columns.draws(host.rows_S, host.ends_S.astype(np.int64))
             draws = self._draw.pack_draws(rows)
-        block_tables_SB = self._input_batch.block_tables_RB[host.rows_S]
-        self._inputs.fill(host, block_tables_SB, draws, *size[:2], nowhere=self._num_rows)
+        tables_RB = self._input_batch.block_tables_RB
+        self._inputs.fill(host, tables_RB, draws, *size[:2], nowhere=self._num_rows)
         if self._hidden_TH is not None and hidden_TH is not None:
             self._hidden_TH[: host.num_tokens].copy_(hidden_TH, non_blocking=True)
         replay, output = self._graphs[size]
@@ -209,6 +208,7 @@ class StepGraphs:
         batch = self._inputs.batch(num_tokens, num_slices, decodes, max_model_len)
 
         def forward() -> StepOutput:
+            self._inputs.place_tables(num_slices)
             if self._hidden_TH is None:
                 tokens_T = self._known(self._inputs.tokens_T[:num_tokens])
                 x_TH = self._decoder.embed(tokens_T, batch.positions_T)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from actors.scheduling.plan import RequestStart, Slice, StepPlan
 from actors.scheduling.request import SamplingParams
+from actors.stage.device_tables import DeviceTables
 from kernels.interface import Batch
 from kernels.torch_sampling import SamplingRows
 
@@ -130,6 +131,7 @@ class InputBatch:
         self.tokens_RP: NDArray[np.int32] = np.zeros((0, max_model_len + 1), dtype=np.int32)
         self.block_tables_RB: NDArray[np.int32] = np.zeros((0, self._width), dtype=np.int32)
         self.columns = Columns(0)
+        self._device_tables: DeviceTables | None = None
         self._rows: dict[int, int] = {}
         self._info: dict[int, RowInfo] = {}
         self._free: list[int] = []
@@ -147,6 +149,12 @@ class InputBatch:
 
     def info(self, row: int) -> RowInfo:
         return self._info[row]
+
+    def tables_on(self, device: torch.device) -> DeviceTables:
+        """The block tables of the rows there are now, kept on a device from here on."""
+        if self._device_tables is None:
+            self._device_tables = DeviceTables(self.block_tables_RB, device)
+        return self._device_tables
 
     def release(self, request_id: int) -> None:
         """Forget a request; nothing happens for one that is not here."""
@@ -257,31 +265,41 @@ class InputBatch:
     def place(self, host: HostBatch, device: torch.device) -> tuple[Batch, torch.Tensor]:
         """The geometry for the kernels and the input tokens, on the device."""
         num_columns = -(-host.max_kv_length // self._block_size)
+        tables = self._device_tables
+        resident = tables is not None and host.rows_S.max() < tables.num_rows
         placed = _to_device(
             (
                 host.positions_T, host.query_starts_S1, host.starts_S, host.lengths_S,
-                self.block_tables_RB[host.rows_S, :num_columns], host.slot_mapping_T, host.tokens_T,
+                host.slot_mapping_T, host.tokens_T,
+                host.rows_S.astype(np.int32) if resident
+                else self.block_tables_RB[host.rows_S, :num_columns],
             ),
             device,
         )  # fmt: skip
+        block_tables_SB = placed[6]
+        if tables is not None and resident:
+            tables.level(self.block_tables_RB)
+            block_tables_SB = tables.tables_RB[:, :num_columns].index_select(0, placed[6])
         geometry = Batch(
             positions_T=placed[0],
             query_starts_S1=placed[1],
             starts_S=placed[2],
             lengths_S=placed[3],
-            block_tables_SB=placed[4],
-            slot_mapping_T=placed[5],
+            block_tables_SB=block_tables_SB,
+            slot_mapping_T=placed[4],
             num_decodes=host.num_decodes,
             max_length=host.max_length,
             max_kv_length=host.max_kv_length,
         )
-        return geometry, placed[6]
+        return geometry, placed[5]
 
     def _put_blocks(self, row: int, first: int, block_ids: tuple[int, ...]) -> None:
         info, end = self._info[row], first + len(block_ids)
         if end > self._width:
             raise ValueError(f"request {info.request_id} has {end} blocks; {self._width} fit a row")
         self.block_tables_RB[row, first:end] = block_ids
+        if self._device_tables is not None:
+            self._device_tables.note(row, first, end)
         info.num_blocks = end
 
     def _grow(self, num_rows: int) -> None:

@@ -132,6 +132,8 @@ class StageRunner:
             self.capture(capture_on_gpu())
 
     def _make_cache(self, num_blocks: int, num_host_blocks: int) -> None:
+        if self._device.type == "cuda":
+            self._input_batch.tables_on(self._device)
         self._kv = KVCache(
             self._backend, self._num_layers, num_blocks, num_host_blocks, self.spec.block_size,
             self._shape, self._kv_dtype, self._device,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from actors.stage.device_tables import DeviceTables
 from actors.stage.input_batch import HostBatch
 from kernels.interface import Batch
 
@@ -19,11 +21,12 @@ _INT32_PER_DRAW = 6  # three float64
 class StepInputs:
     """Buffers for at most `max_tokens` tokens in `max_slices` slices.
 
-    Block tables lie last, so that a step transfers only the rows it uses.
+    A step brings changes of block tables for as many entries as it may have slices (a decode adds
+    one block at most); where there are more, they go ahead by a transfer of their own.
     """
 
     def __init__(
-        self, max_tokens: int, max_slices: int, table_width: int, device: torch.device
+        self, max_tokens: int, max_slices: int, tables: DeviceTables, device: torch.device
     ) -> None:
         sizes = {
             "positions": max_tokens,
@@ -35,7 +38,9 @@ class StepInputs:
             "last_rows": max_slices,
             "batch_rows": max_slices,
             "draws": max_slices * _INT32_PER_DRAW,
-            "block_tables": max_slices * table_width,
+            "table_rows": max_slices,
+            "edits_at": max_slices,
+            "edits": max_slices,
         }
         padded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values()]
         offsets = list(accumulate(padded, initial=0))
@@ -50,14 +55,18 @@ class StepInputs:
         for (name, size), offset in zip(sizes.items(), offsets, strict=False):
             self._arrays[name] = flat[offset : offset + size]
             views[name] = self._device[offset : offset + size]
-        self._table_offset = offsets[-2]
-        self._table_width = table_width
+        self._max_slices = max_slices
+        self._tables = tables
         self._positions_T = views["positions"]
         self._slot_mapping_T = views["slot_mapping"]
         self._query_starts_S1 = views["query_starts"]
         self._starts_S = views["starts"]
         self._lengths_S = views["lengths"]
-        self._block_tables_SB = views["block_tables"].view(max_slices, table_width)
+        self._table_rows_S = views["table_rows"]
+        self._edits_at_E = views["edits_at"]
+        self._edits_E = views["edits"]
+        width = tables.tables_RB.shape[1]
+        self._block_tables_SB = torch.zeros(max_slices, width, dtype=torch.int32, device=device)
         self.tokens_T = views["tokens"]
         self.last_rows_S = views["last_rows"]
         self.batch_rows_S = views["batch_rows"]
@@ -78,17 +87,29 @@ class StepInputs:
             captured=True,
         )
 
+    def place_tables(self, num_slices: int) -> None:
+        """Bring the tables level and gather the slices' rows: the first thing in a graph."""
+        self._tables.edit(self._edits_at_E, self._edits_E)
+        torch.index_select(
+            self._tables.tables_RB,
+            0,
+            self._table_rows_S[:num_slices],
+            out=self._block_tables_SB[:num_slices],
+        )
+
     def clear(self) -> None:
         """Make all of it padding: no slice has a token, no token a slot."""
         for values in self._arrays.values():
             values[:] = 0
         self._arrays["slot_mapping"][:] = -1
+        self._arrays["table_rows"][:] = self._tables.num_rows
+        self._arrays["edits_at"][:] = self._tables.nowhere
         self._device.copy_(self._host)
 
     def fill(
         self,
         host: HostBatch,
-        block_tables_SB: NDArray[np.int32],
+        tables_RB: NDArray[np.int32],
         draws_S3: NDArray[np.float64] | None,
         num_tokens: int,
         num_slices: int,
@@ -96,13 +117,14 @@ class StepInputs:
     ) -> None:
         """Write a step of this (padded) size and start its transfer.
 
-        nowhere: the row that takes the tokens of slices without a draw.
+        tables_RB: the persistent batch's. nowhere: the row that takes the tokens of slices without
+        a draw.
 
         Waits for the transfer of the step before, which reads the same host memory.
         """
         if self._copied is not None:
             self._copied.synchronize()
-        T, S = host.num_tokens, len(host.rows_S)
+        T = host.num_tokens
         self._put("positions", host.positions_T, num_tokens, 0)
         self._put("tokens", host.tokens_T, num_tokens, 0)
         self._put("slot_mapping", host.slot_mapping_T, num_tokens, -1)
@@ -115,13 +137,15 @@ class StepInputs:
         if draws_S3 is not None:
             draws = draws_S3.view(np.int32).ravel()
             self._put("draws", draws, num_slices * _INT32_PER_DRAW, 0)
-        self._arrays["block_tables"][: S * self._table_width] = block_tables_SB.ravel()
-        used = self._table_offset + S * self._table_width
-        self._device[:used].copy_(self._host[:used], non_blocking=True)
+        self._put("table_rows", host.rows_S, num_slices, self._tables.num_rows)
+        at, blocks = self._tables.take(tables_RB, self._max_slices)
+        self._put("edits_at", at, self._max_slices, self._tables.nowhere)
+        self._put("edits", blocks, self._max_slices, 0)
+        self._device.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
 
-    def _put(self, name: str, values: NDArray[np.int32], size: int, padding: int) -> None:
+    def _put(self, name: str, values: NDArray[Any], size: int, padding: int) -> None:
         target = self._arrays[name]
         target[: len(values)] = values
         target[len(values) : size] = padding

@@ -71,8 +71,7 @@ def test_a_captured_step_is_one_launch_and_a_transfer_each_way() -> None:
         assert row.num_replays == 1
         assert row.num_operations == 2
         assert row.host_us > 0
-        table_bytes = row.num_decodes * 8192 // 16 * 4
-        assert table_bytes < row.bytes_copied < table_bytes + 4096 + 128 * 80
+        assert row.bytes_copied < 4096 + 128 * 80, "block tables stay on the device"
 
 
 def context() -> typer.Context:
