@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+# Parts of a packed transfer begin at multiples of this many int32: 64 bytes.
+_ALIGNMENT = 16
 
 
 def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -16,3 +20,17 @@ def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return host
     return host.pin_memory().to(device, non_blocking=True)
+
+
+def upload_all(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
+    """The arrays on a GPU, by one transfer."""
+    offsets = np.cumsum([0, *(-(-a.size // _ALIGNMENT) * _ALIGNMENT for a in arrays)])
+    host = torch.empty(int(offsets[-1]), dtype=torch.int32, pin_memory=True)
+    flat = host.numpy()
+    for array, offset in zip(arrays, offsets, strict=False):
+        flat[offset : offset + array.size] = array.ravel()
+    on_device = host.to(device, non_blocking=True)
+    return [
+        on_device[offset : offset + array.size].view(array.shape)
+        for array, offset in zip(arrays, offsets, strict=False)
+    ]

@@ -20,9 +20,7 @@ from actors.scheduling.request import SamplingParams
 from actors.stage.device_tables import DeviceTables
 from kernels.interface import Batch
 from kernels.torch_sampling import SamplingRows
-
-# Parts of a packed transfer begin at multiples of this many int32: 64 bytes.
-_ALIGNMENT = 16
+from kernels.upload import upload_all
 
 
 @dataclass(slots=True)
@@ -267,15 +265,17 @@ class InputBatch:
         num_columns = -(-host.max_kv_length // self._block_size)
         tables = self._device_tables
         resident = tables is not None and host.rows_S.max() < tables.num_rows
-        placed = _to_device(
-            (
-                host.positions_T, host.query_starts_S1, host.starts_S, host.lengths_S,
-                host.slot_mapping_T, host.tokens_T,
-                host.rows_S.astype(np.int32) if resident
-                else self.block_tables_RB[host.rows_S, :num_columns],
-            ),
-            device,
+        tables_S = host.rows_S.astype(np.int32)
+        if not resident:
+            tables_S = self.block_tables_RB[host.rows_S, :num_columns]
+        arrays = (
+            host.positions_T, host.query_starts_S1, host.starts_S, host.lengths_S,
+            host.slot_mapping_T, host.tokens_T, tables_S,
         )  # fmt: skip
+        if device.type == "cpu":
+            placed = [torch.from_numpy(np.ascontiguousarray(a)) for a in arrays]
+        else:
+            placed = upload_all(arrays, device)
         block_tables_SB = placed[6]
         if tables is not None and resident:
             tables.level(self.block_tables_RB)
@@ -315,19 +315,3 @@ class InputBatch:
 
 def _unknown(request_id: int) -> KeyError:
     return KeyError(f"request {request_id} is not known to this stage")
-
-
-def _to_device(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
-    """On CPU the arrays themselves; on a GPU one transfer for all of them."""
-    if device.type == "cpu":
-        return [torch.from_numpy(np.ascontiguousarray(a)) for a in arrays]
-    offsets = np.cumsum([0, *(-(-a.size // _ALIGNMENT) * _ALIGNMENT for a in arrays)])
-    host = torch.empty(int(offsets[-1]), dtype=torch.int32, pin_memory=True)
-    flat = host.numpy()
-    for array, offset in zip(arrays, offsets, strict=False):
-        flat[offset : offset + array.size] = array.ravel()
-    on_device = host.to(device, non_blocking=True)
-    return [
-        on_device[offset : offset + array.size].view(array.shape)
-        for array, offset in zip(arrays, offsets, strict=False)
-    ]
