@@ -15,7 +15,7 @@ from kernels.upload import upload
 
 
 class DeviceTables:
-    """A copy of `InputBatch.block_tables_RB`, brought level by `take` or `level`.
+    """A copy of `InputBatch.block_tables_RB`, brought level by `take` or `leveled`.
 
     Entries behind those in use keep what stood there: a block that exists, and is not read.
     """
@@ -57,9 +57,12 @@ class DeviceTables:
             self._write(at[most:], blocks[most:])
         return at[:most], blocks[:most]
 
-    def level(self, host_RB: NDArray[np.int32]) -> None:
-        """Write all changes."""
+    def leveled(
+        self, host_RB: NDArray[np.int32], rows_S: torch.Tensor, num_columns: int
+    ) -> torch.Tensor:
+        """The tables of some rows after all changes, to a width; rows_S is on the device."""
         self.take(host_RB, 0)
+        return self.tables_RB[:, :num_columns].index_select(0, rows_S)
 
     def edit(self, at_E: torch.Tensor, blocks_E: torch.Tensor) -> None:
         """Write what `take` returned, from the device; waits for nothing."""

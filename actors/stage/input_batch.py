@@ -276,16 +276,14 @@ class InputBatch:
             placed = [torch.from_numpy(np.ascontiguousarray(a)) for a in arrays]
         else:
             placed = upload_all(arrays, device)
-        block_tables_SB = placed[6]
         if tables is not None and resident:
-            tables.level(self.block_tables_RB)
-            block_tables_SB = tables.tables_RB[:, :num_columns].index_select(0, placed[6])
+            placed[6] = tables.leveled(self.block_tables_RB, placed[6], num_columns)
         geometry = Batch(
             positions_T=placed[0],
             query_starts_S1=placed[1],
             starts_S=placed[2],
             lengths_S=placed[3],
-            block_tables_SB=block_tables_SB,
+            block_tables_SB=placed[6],
             slot_mapping_T=placed[4],
             num_decodes=host.num_decodes,
             max_length=host.max_length,
