@@ -10,14 +10,14 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
+from actors.engine_config import EngineConfig
 from actors.fleet.routers import build_router
 from actors.fleet.scaling import load_of
 from actors.gc_utils import freeze_gc_heap
@@ -26,9 +26,11 @@ from app.engine.live import LiveEngine
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
 from app.fleet.registry import Member, Registry, this_node
+from app.handle_calls import ServedModel
 from app.replica import HttpReplica, load_text
 from app.server import FOR_STREAMS
-from app.settings import FleetSettings, parse, resolve
+from app.settings import FleetSettings, Settings, parse, resolve
+from app.settings_models import served_name
 
 logger = logging.getLogger("legato.fleet")
 
@@ -38,32 +40,25 @@ _CONFIRM_PERIOD_S = 10.0
 @serve.deployment(name="Front", max_surge_percent=100, **FOR_STREAMS)
 @serve.ingress()
 class Front(HttpReplica):
-    """args: the YAML's `args` (schema: `app.settings.Settings`). engines: the other deployment, so
-    that Serve starts it; nothing is called through it."""
-
-    engine: FleetClient
+    """each: the `args` of every model (`app.settings_models.expand`). engines: their deployments,
+    so that Serve starts them; nothing is called through them."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits
-        self, args: Mapping[str, Any], engines: DeploymentHandle
+        self, each: Sequence[Mapping[str, Any]], *engines: DeploymentHandle
     ) -> None:
-        self.settings = parse(args)
-        fleet = self.settings.fleet or FleetSettings()
-        config = resolve(self.settings)
-        folder = config.stage.model_path
-        name = self.settings.model.name or Path(folder).name
-        self.engine = FleetClient(
-            Finder(_registry(), this_node()),
-            name,
-            folder,
-            build_router(fleet.routing, fleet.routing_options),
-            start_within_s=fleet.start_within_s,
-            resume_within_s=fleet.resume_within_s,
-            allow_inexact=fleet.allow_inexact,
-            request_deadline_s=config.request_deadline_s,
-        )
-        self.text = await asyncio.to_thread(load_text, folder, self.settings.model)
-        await self.engine.start()
-        await self.open(config, name)
+        parsed = [parse(args) for args in each]
+        configs = [resolve(settings) for settings in parsed]
+        self.settings = parsed[0]
+        clients, self.models = [], {}
+        for settings, config, engine in zip(parsed, configs, engines, strict=True):
+            client = _client(settings, config, engine.deployment_name)
+            clients.append(client)
+            folder = config.stage.model_path
+            text = await asyncio.to_thread(load_text, folder, settings.model)
+            self.models[client.name] = ServedModel(client, text)
+        self.engines = clients
+        await asyncio.gather(*[client.start() for client in clients])
+        await self.open(configs)
         freeze_gc_heap()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -86,10 +81,11 @@ class Engine:
         settings = parse(args)
         fleet = settings.fleet or FleetSettings()
         config = dataclasses.replace(resolve(settings), grammars=True)
-        name = settings.model.name or Path(config.stage.model_path).name
+        name = served_name(settings)
         replica = serve.get_replica_context().replica_id.unique_id
         tcp = {"always": True, "never": False}.get(fleet.tcp)
-        self.member = Member(_registry(), replica, tcp)
+        deployment = serve.get_replica_context().deployment
+        self.member = Member(_registry(deployment), replica, tcp)
         self.engine = LiveEngine(config, name, membership=self.member)
         await self.engine.start()
         self.confirming = asyncio.create_task(self._confirm())
@@ -132,5 +128,21 @@ class Engine:
             await engine.close()
 
 
-def _registry() -> Registry:
-    return Registry(serve.get_replica_context().app_name)
+def _client(settings: Settings, config: EngineConfig, engine: str) -> FleetClient:
+    """One model's engines, as this front sees them. engine: their deployment."""
+    fleet = settings.fleet or FleetSettings()
+    return FleetClient(
+        Finder(_registry(engine), this_node()),
+        served_name(settings),
+        config.stage.model_path,
+        build_router(fleet.routing, fleet.routing_options),
+        start_within_s=fleet.start_within_s,
+        resume_within_s=fleet.resume_within_s,
+        allow_inexact=fleet.allow_inexact,
+        request_deadline_s=config.request_deadline_s,
+    )
+
+
+def _registry(deployment: str) -> Registry:
+    """Of the engines of one model."""
+    return Registry(f"{serve.get_replica_context().app_name}/{deployment}")

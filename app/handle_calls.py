@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from actors.scheduling.request import Objective, SamplingParams
 from app.api.endpoints.embeddings import normalized
@@ -21,19 +21,45 @@ from app.engine.client import (
     GenerationRequest,
     ModelCard,
 )
+from app.engine.streams import IterationFeed
 from app.handle_params import check_ids, sampling_from
 from app.text.chat_template import TemplateError
 from app.text.processor import TextProcessor
 
 
-class HandleCalls:
-    """Base of the deployments that answer; they set `engine` and `text`."""
+class ReplicaEngine(EngineClient, Protocol):
+    """`LiveEngine` or `FleetClient`."""
 
-    engine: EngineClient
+    objective: Objective
+    iterations: IterationFeed
+
+    @property
+    def num_blocks(self) -> int: ...
+    async def close(self) -> None: ...
+
+
+class ServedModel(NamedTuple):
+    """What answers for one model."""
+
+    engine: ReplicaEngine
     text: TextProcessor
 
+
+class HandleCalls:
+    """Base of the deployments that answer; they set `models`, by name. Each method takes the name
+    of a `model`, where there are several; without it the first is meant."""
+
+    models: Mapping[str, ServedModel]
+
+    def _served(self, model: str | None) -> ServedModel:
+        if model is None:
+            return next(iter(self.models.values()))
+        if model not in self.models:
+            raise ValueError(f"model: {model!r} is not served here; {', '.join(self.models)} are")
+        return self.models[model]
+
     async def generate(
-        self, prompt: str | list[int], **params: Any
+        self, prompt: str | list[int], *, model: str | None = None, **params: Any
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Stream token events: {"index", "tokens", "text", "finish_reason"}.
 
@@ -41,8 +67,9 @@ class HandleCalls:
         `ignore_eos`, and `output` (token ids already delivered: generation goes on behind them).
         Raises ValueError naming a bad parameter.
         """
-        card: ModelCard = self.engine.card
-        tokens = await self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        engine, text_of = self._served(model)
+        card: ModelCard = engine.card
+        tokens = await text_of.encode(prompt) if isinstance(prompt, str) else list(prompt)
         check_ids(tokens, card, "prompt")
         call = sampling_from(params, len(tokens), card)
         request = GenerationRequest(
@@ -54,8 +81,8 @@ class HandleCalls:
             objective=Objective(call.tbt_s, call.ttft_s),
             output=call.output,
         )
-        detokenizer = self.text.detokenizer()
-        async with aclosing(self.engine.generate(request)) as chunks:
+        detokenizer = text_of.detokenizer()
+        async with aclosing(engine.generate(request)) as chunks:
             async for chunk in chunks:
                 text = detokenizer.push(chunk.tokens)
                 if chunk.finish_reason is not None:
@@ -68,30 +95,37 @@ class HandleCalls:
                 }
 
     async def chat(
-        self, messages: Sequence[Mapping[str, Any]], **params: Any
+        self, messages: Sequence[Mapping[str, Any]], *, model: str | None = None, **params: Any
     ) -> AsyncGenerator[dict[str, Any], None]:
         """As `generate`, of the model's answer to a conversation: [{"role", "content"}, ...]."""
         if not messages:
             raise ValueError("messages: must hold at least one")
+        text_of = self._served(model).text
         try:
-            prompt = await self.text.render_chat(messages)
+            prompt = await text_of.render_chat(messages)
         except TemplateError as error:
             raise ValueError(f"messages: {error}") from error
-        tokens = await self.text.encode(prompt, add_special_tokens=False)
-        async with aclosing(self.generate(tokens, **params)) as events:
+        tokens = await text_of.encode(prompt, add_special_tokens=False)
+        async with aclosing(self.generate(tokens, model=model, **params)) as events:
             async for event in events:
                 yield event
 
     async def embed(
-        self, prompt: str | list[int], *, pooling: str = "mean", normalize: bool = True
+        self,
+        prompt: str | list[int],
+        *,
+        pooling: str = "mean",
+        normalize: bool = True,
+        model: str | None = None,
     ) -> list[float]:
         """A hidden state of the model as a vector. pooling: mean or last."""
         if pooling not in ("mean", "last"):
             raise ValueError(f"pooling: mean or last, not {pooling!r}")
-        card: ModelCard = self.engine.card
+        engine, text = self._served(model)
+        card: ModelCard = engine.card
         if not card.supports_embeddings:
             raise ValueError("this model gives no embeddings")
-        tokens = await self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = await text.encode(prompt) if isinstance(prompt, str) else list(prompt)
         check_ids(tokens, card, "prompt")
         sampling_from({}, len(tokens), card)  # raises for a length that cannot be
         request = GenerationRequest(
@@ -101,15 +135,16 @@ class HandleCalls:
             pooling=pooling,
         )
         vector: tuple[float, ...] = ()
-        async with aclosing(self.engine.generate(request)) as chunks:
+        async with aclosing(engine.generate(request)) as chunks:
             async for chunk in chunks:
                 vector = chunk.pooled or vector
         if not vector:
             raise EngineError("the engine gave no embedding")
         return list(normalized(vector) if normalize else vector)
 
-    async def status(self) -> Mapping[str, Any]:
+    async def status(self, model: str | None = None) -> Mapping[str, Any]:
         """A snapshot of the engine; raises EngineUnavailable while it is being rebuilt."""
-        if not self.engine.is_ready():
+        engine = self._served(model).engine
+        if not engine.is_ready():
             raise EngineUnavailable("the engine is being rebuilt")
-        return await self.engine.status()
+        return await engine.status()

@@ -7,33 +7,43 @@ from typing import Any, cast
 import ray
 from ray import serve
 
+from actors.engine_config import EngineConfig
 from actors.placement import REPLICA_CPUS, bundles
 from app.fleet_server import Engine, Front
 from app.server import LLMServer
 from app.settings import parse, resolve
+from app.settings_models import engine_deployments, expand, is_fleet, resolve_each
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
     """A Serve application from the YAML's `args`; raises SettingsError before anything starts."""
-    args = _with_device(args)
-    settings = parse(args)
-    config = resolve(settings)
+    resolve_each(args)  # it names the model at fault
+    each = [_with_device(own) for own in expand(args)]
+    configs = [resolve(parse(own)) for own in each]
+    if not is_fleet(args):
+        deployment = cast(serve.Deployment, LLMServer).options(**_place(configs[0]))
+        return deployment.bind(each[0])
+    engines = [
+        cast(serve.Deployment, Engine).options(name=name, **_place(config)).bind(own)
+        for name, config, own in zip(engine_deployments(args), configs, each, strict=True)
+    ]
+    front = cast(serve.Deployment, Front).options(ray_actor_options={"num_cpus": REPLICA_CPUS})
+    return front.bind(each, *engines)
+
+
+def _place(config: EngineConfig) -> dict[str, Any]:
+    """What Serve reserves for an engine and its stages."""
     groups = bundles(
         config.stage.num_stages,
         config.stage.tensor_ranks,
         config.cpus_per_rank,
         config.gpus_per_rank,
     )
-    place = {
+    return {
         "placement_group_bundles": groups,
         "placement_group_strategy": "PACK",
         "ray_actor_options": {"num_cpus": groups[0]["CPU"]},
     }
-    if settings.fleet is None:
-        return cast(serve.Deployment, LLMServer).options(**place).bind(args)
-    engines = cast(serve.Deployment, Engine).options(**place).bind(args)
-    front = cast(serve.Deployment, Front).options(ray_actor_options={"num_cpus": REPLICA_CPUS})
-    return front.bind(args, engines)
 
 
 def _with_device(args: dict[str, Any]) -> dict[str, Any]:

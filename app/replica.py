@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,33 +13,20 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from actors.engine_config import EngineConfig
-from actors.scheduling.request import Objective
 from app.api.application import build_api
+from app.api.context import Context, Running
 from app.api.http.options import at_address
 from app.api.http.server import HttpServer
 from app.console.routes import console_routes
-from app.engine.client import EngineClient
 from app.engine.link import EngineFailed
-from app.engine.streams import IterationFeed
-from app.handle_calls import HandleCalls
+from app.handle_calls import HandleCalls, ReplicaEngine
 from app.settings import Settings
 from app.settings_schema import ModelSettings
 from app.telemetry.live import Telemetry
-from app.telemetry.prometheus import CONTENT_TYPE
+from app.telemetry.prometheus import CONTENT_TYPE, render
 from app.telemetry.records import RecordLog
 from app.telemetry.spans import Spans, otlp_exporter
 from app.text.processor import TextProcessor
-
-
-class ReplicaEngine(EngineClient, Protocol):
-    """`LiveEngine` or `FleetClient`."""
-
-    objective: Objective
-    iterations: IterationFeed
-
-    @property
-    def num_blocks(self) -> int: ...
-    async def close(self) -> None: ...
 
 
 def load_text(folder: str, model: ModelSettings) -> TextProcessor:
@@ -52,19 +39,21 @@ def load_text(folder: str, model: ModelSettings) -> TextProcessor:
 
 
 class HttpReplica(HandleCalls):
-    """Base of the deployments. `engine`, `text` and `settings` are set by their `__init__`, which
-    then calls `open`."""
+    """Base of the deployments. `engines`, `models` and `settings` (of the first model) are set by
+    their `__init__`, which then calls `open`."""
 
     settings: Settings
-    engine: ReplicaEngine
-    text: TextProcessor
-    telemetry: Telemetry
+    engines: Sequence[ReplicaEngine]  # to be closed, whether or not they have come up
+    telemetry: Mapping[str, Telemetry]  # of every model
     api: ASGIApp
     http: HttpServer | None
 
-    async def open(self, config: EngineConfig, name: str) -> None:
-        """Answer HTTP."""
-        self.telemetry = self._observe(config, name)
+    async def open(self, configs: Sequence[EngineConfig]) -> None:
+        """Answer HTTP. configs: of every model, in the order of `models`."""
+        self.telemetry = {
+            name: self._observe(config, name)
+            for name, config in zip(self.models, configs, strict=True)
+        }
         self.api = self._build_api()
         self.http = await self._open_http()
 
@@ -72,22 +61,31 @@ class HttpReplica(HandleCalls):
         log = None
         if self.settings.telemetry.directory is not None:
             folder = Path(self.settings.telemetry.directory) / f"replica-{os.getpid()}"
+            if len(self.models) > 1:
+                folder /= name.replace("/", "-")
             log = RecordLog(folder, dataclasses.asdict(config))
         spans_to = self.settings.telemetry.spans_to
         spans = None if spans_to is None else Spans(name, otlp_exporter(spans_to))
-        telemetry = Telemetry(name, self.engine, log, spans)
-        self.engine.iterations.observers.append(telemetry.on_iterations)
+        engine = self.models[name].engine
+        telemetry = Telemetry(name, engine, log, spans)
+        engine.iterations.observers.append(telemetry.on_iterations)
         return telemetry
 
     def _build_api(self) -> ASGIApp:
         options = self.settings.api
         if self.settings.listen is not None:
             options = at_address(options, self.settings.listen_address[0])
-        console = console_routes(self.engine, self.telemetry, options)
-        routes = [Route("/metrics", self._metrics), *console]
-        return build_api(
-            self.engine, self.text, options, events=self.telemetry, extra_routes=routes
-        )
+        running = Running()
+        contexts = {
+            name: Context(engine, text, options, self.telemetry[name], running)
+            for name, (engine, text) in self.models.items()
+        }
+        if len(contexts) > 1:
+            for context in contexts.values():
+                context.models = contexts
+        consoles = [(name, one.engine, self.telemetry[name]) for name, one in self.models.items()]
+        routes = [Route("/metrics", self._metrics), *console_routes(consoles, options)]
+        return build_api(next(iter(contexts.values())), routes)
 
     async def _open_http(self) -> HttpServer | None:
         if self.settings.listen is None:
@@ -101,17 +99,18 @@ class HttpReplica(HandleCalls):
         return http
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self.telemetry.render(), media_type=CONTENT_TYPE)
+        found = render([telemetry.metrics_now() for telemetry in self.telemetry.values()])
+        return Response(found, media_type=CONTENT_TYPE)
 
     async def close(self) -> None:
         """Serve waits for the requests it knows; those of our own server it does not know."""
+        engines = getattr(self, "engines", ())
         http = getattr(self, "http", None)
         if http is not None:
-            self.engine.iterations.close()
+            for engine in engines:
+                engine.iterations.close()
             await http.close()
-        engine = getattr(self, "engine", None)
-        if engine is not None:
+        for engine in engines:
             await engine.close()
-        telemetry = getattr(self, "telemetry", None)
-        if telemetry is not None:
+        for telemetry in getattr(self, "telemetry", {}).values():
             telemetry.close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -19,9 +18,11 @@ from starlette.types import ASGIApp
 from actors.gc_utils import freeze_gc_heap
 from app.engine.link import EngineFailed
 from app.engine.live import LiveEngine
+from app.handle_calls import ServedModel
 from app.ray_environment import DRAIN_S
 from app.replica import HttpReplica, load_text
 from app.settings import parse, resolve
+from app.settings_models import served_name
 
 # Serve's defaults (5 ongoing requests, drain of 20 s, checks every 10 s) suit functions, not
 # token streams: admission is the scheduler's business, and long streams must drain.
@@ -44,14 +45,15 @@ class LLMServer(HttpReplica):
     async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits
         self.settings = parse(args)
         config = dataclasses.replace(resolve(self.settings), grammars=True)
-        name = self.settings.model.name or Path(config.stage.model_path).name
+        name = served_name(self.settings)
         text_task = asyncio.create_task(
             asyncio.to_thread(load_text, config.stage.model_path, self.settings.model)
         )
         self.engine = LiveEngine(config, name)
+        self.engines = [self.engine]
         await self.engine.start()
-        self.text = await text_task
-        await self.open(config, name)
+        self.models = {name: ServedModel(self.engine, await text_task)}
+        await self.open([config])
         freeze_gc_heap()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

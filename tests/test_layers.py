@@ -94,7 +94,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "telemetry": ("app/telemetry/*.py", "vocabulary transport api"),
     "console": ("app/console/*.py", "policies client http"),
     "settings": (
-        "app/{settings,settings_schema}.py",
+        "app/{settings,settings_schema,settings_models}.py",
         "vocabulary core fleet.routers actors stage.spec http installation",
     ),
     "simulate.inputs": (

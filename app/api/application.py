@@ -25,36 +25,26 @@ from app.api.endpoints.probes import Probes
 from app.api.endpoints.quote import Quotes
 from app.api.endpoints.responses import Responses
 from app.api.endpoints.tokens import Tokens
-from app.api.events import ApiEvents
 from app.api.http.anthropic import AnthropicManners
 from app.api.http.audit import Audit
 from app.api.http.call import Call, Endpoint
 from app.api.http.errors import ApiError, from_engine
 from app.api.http.guard import Guard
 from app.api.http.keys import KeyRing
-from app.api.http.options import ApiOptions
 from app.api.http.server import Ingress
 from app.api.http.stalled import StalledClients
 from app.api.schema.openapi import document
-from app.engine.client import EngineClient
-from app.text.processor import TextProcessor
 
 _log = logging.getLogger("legato.api")
 
 
-def build_api(
-    engine: EngineClient,
-    text: TextProcessor,
-    options: ApiOptions,
-    *,
-    events: ApiEvents | None = None,
-    extra_routes: Sequence[BaseRoute] = (),
-) -> ASGIApp:
+def build_api(context: Context, extra_routes: Sequence[BaseRoute] = ()) -> ASGIApp:
     """The application served by every replica.
 
-    extra_routes: further routes (metrics, console); they stand behind the same guard.
+    context: of the first model. extra_routes: further routes (metrics, console); they stand behind
+    the same guard.
     """
-    context = Context(engine, text, options, events or ApiEvents())
+    options = context.options
     probes = Probes(context)
     tokens = Tokens(context)
     messages = Messages(context)
@@ -76,7 +66,7 @@ def build_api(
         route("/v1/slo/quote", Quotes(context), "POST"),
         route("/tokenize", tokens.tokenize, "POST"),
         route("/detokenize", tokens.detokenize, "POST"),
-        route("/openapi.json", _document(engine, options), "GET"),
+        route("/openapi.json", _document(context), "GET"),
         *extra_routes,
     ]
     keys = KeyRing(options.api_keys) if options.api_keys else None
@@ -93,11 +83,12 @@ def build_api(
     return Ingress(app, StalledClients(options.send_timeout_s))
 
 
-def _document(engine: EngineClient, options: ApiOptions) -> Callable[[Call], Awaitable[None]]:
+def _document(context: Context) -> Callable[[Call], Awaitable[None]]:
     """The handler of /openapi.json."""
 
     async def handler(call: Call) -> None:
-        await call.reply(200, _document_text(engine.card.name, bool(options.api_keys)))
+        name, with_keys = context.engine.card.name, bool(context.options.api_keys)
+        await call.reply(200, _document_text(name, with_keys))
 
     return handler
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actors.scheduling.request import Objective
 from app.api.events import ApiEvents
@@ -19,21 +19,38 @@ GivenPrompts = str | list[int] | list[str] | list[list[int]]
 
 
 @dataclass(slots=True)
+class Running:
+    """HTTP requests now generating in this replica, whichever model they ask."""
+
+    num_requests: int = 0
+
+
+@dataclass(slots=True)
 class Context:
-    """The application's parts. num_running: HTTP requests now generating in this replica."""
+    """The application's parts for one model. models: every one behind this address by its name,
+    this one among them; empty where it is alone."""
 
     engine: EngineClient
     text: TextProcessor
     options: ApiOptions
-    events: ApiEvents
-    num_running: int = 0
+    events: ApiEvents = field(default_factory=ApiEvents)
+    running: Running = field(default_factory=Running)
+    models: dict[str, Context] = field(default_factory=dict)
 
-    def check_model(self, name: str | None) -> None:
-        """Raises 404 unless this server serves the model (no name means the one it has)."""
-        if name is not None and name != self.engine.card.name:
+    def of(self, name: str | None) -> Context:
+        """The parts that serve this model; no name means the first that this server has. Raises
+        404 where it has none of that name."""
+        if name is None:
+            return self
+        if self.models:
+            found = self.models.get(name)
+        else:
+            found = self if name == self.engine.card.name else None
+        if found is None:
             raise ApiError(
                 404, f"The model '{name[:128]}' does not exist here.", "model", "model_not_found"
             )
+        return found
 
     def check_length(self, text: str, param: str) -> None:
         """Raises 400 for a text that is too long whatever its tokens, before they are computed."""
@@ -83,15 +100,15 @@ class Context:
 
     def begin(self) -> None:
         """Count an HTTP request in; raises 429 when this replica runs as many as it may."""
-        if self.num_running >= self.options.max_concurrent_requests:
+        if self.running.num_requests >= self.options.max_concurrent_requests:
             raise ApiError(
                 429, "Too many requests are running.", code="overloaded", retry_after_s=1.0
             )
-        self.num_running += 1
+        self.running.num_requests += 1
 
     def end(self) -> None:
         """Count it out again."""
-        self.num_running -= 1
+        self.running.num_requests -= 1
 
 
 def as_list(given: GivenPrompts, param: str, limit: int) -> list[str | list[int]]:

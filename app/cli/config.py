@@ -14,7 +14,8 @@ from pydantic.fields import FieldInfo
 
 from actors.engine_config import EngineConfig
 from app.cli.serve_config import DEFAULT_CONFIG, load_config, place
-from app.settings import Settings, SettingsError, parse, resolve
+from app.settings import Settings, SettingsError
+from app.settings_models import resolve_each
 from app.terminal import WRONG_USAGE, fail
 
 config = typer.Typer(help="Check and explain configurations.", no_args_is_help=True)
@@ -25,14 +26,14 @@ Target = Annotated[
 
 
 def _resolved(target: Path) -> list[EngineConfig]:
-    """The settings of every application; ends the command where one is wrong."""
+    """The settings of every model of every application; ends the command where one is wrong."""
     try:
         config = load_config(target)
     except SettingsError as error:
         fail(error, code=WRONG_USAGE)  # it names the file
     try:
         place(config, None, None)
-        return [resolve(parse(a.get("args") or {})) for a in config["applications"]]
+        return [r for a in config["applications"] for r in resolve_each(a.get("args") or {})]
     except SettingsError as error:
         fail(f"{target}: {error}", code=WRONG_USAGE)
 
@@ -67,6 +68,12 @@ while the engine runs, by a deployment's `user_config` or from the console.
 
 Paths are relative to the working folder. One that begins with `configs/` and does not exist there
 is the one that came with Legato.
+
+Several models behind one address are a list, `models`, in the place of `model`
+([example](serve/two_models.yaml)). Each entry has a section `model` and, where it differs,
+`parallel`, `scheduling`, `slo`, `kv`, `speculation`, `engine` and `fleet`; what it leaves out is
+taken from beside `models`. Its engines are the deployment `Engine-NAME`, with replicas and scaling
+of their own.
 
 This file is the output of `legato config reference`.
 """

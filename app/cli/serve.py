@@ -26,7 +26,8 @@ from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
 from actors.transport import semaphores
 from app.cli.serve_config import DEFAULT_CONFIG, load_config, num_cpus_of, place
 from app.ray_environment import DRAIN_S, set_environment
-from app.settings import SettingsError, parse, resolve
+from app.settings import SettingsError
+from app.settings_models import parse_each, resolve_each, served_name
 from app.terminal import WRONG_USAGE, console, fail, print_error
 
 _AFTER_DRAIN_S = 30.0  # for processes to end once their streams have
@@ -59,7 +60,7 @@ def serve(
         config = load_config(target)
         place(config, host, port)
         for application in config["applications"]:
-            resolve(parse(application.get("args") or {}))
+            resolve_each(application.get("args") or {})
         return config
 
     try:
@@ -264,13 +265,14 @@ def _cause(trouble: str) -> str:
 
 
 def _banner(config: dict[str, Any], address: str, seconds: float) -> None:
-    settings = parse(config["applications"][0]["args"])
-    name = settings.model.name or Path(settings.model.path).resolve().name
+    each = parse_each(config["applications"][0]["args"])
+    settings, name = each[0], served_name(each[0])
     message = {"role": "user", "content": "Hello!"}
     body = json.dumps({"model": name, "messages": [message], "stream": True})
     out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     ready = f"(ready in {seconds:.0f} s)"
-    out.print(f"\n[bold]Legato[/] serves [bold]{name}[/] at [bold]{address}[/]  {ready}")
+    names = ", ".join(map(served_name, each))
+    out.print(f"\n[bold]Legato[/] serves [bold]{names}[/] at [bold]{address}[/]  {ready}")
     out.print(f"  console  {address}/")
     if promise := _promise(address, settings.slo.tbt_ms):  # type: ignore[attr-defined]
         out.print(f"  promise  {promise}")

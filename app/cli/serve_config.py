@@ -10,7 +10,8 @@ import yaml
 
 from app.api.http.options import at_address
 from app.paths import CONFIGS, locate
-from app.settings import SettingsError, parse, resolve
+from app.settings import SettingsError
+from app.settings_models import engine_deployments, is_fleet, parse_each, resolve_each
 
 DEFAULT_CONFIG = Path("configs/serve/demo.yaml")
 
@@ -66,7 +67,7 @@ def place(config: dict[str, Any], host: str | None, port: int | None) -> tuple[s
     listening = [a["args"] for a in config["applications"] if (a.get("args") or {}).get("listen")]
     if listening:
         _check_alone(config)
-        own = parse(listening[0]).listen_address
+        own = parse_each(listening[0])[0].listen_address
         http["host"], http["port"] = host or own[0], port or own[1]
         shown = f"[{http['host']}]" if ":" in http["host"] else http["host"]
         listening[0]["listen"] = f"{shown}:{http['port']}"
@@ -77,7 +78,7 @@ def place(config: dict[str, Any], host: str | None, port: int | None) -> tuple[s
         http["port"] = port or http.get("port", 8000)
     for application in config["applications"]:
         args = application["args"] = dict(application.get("args") or {})
-        options = at_address(parse(args).api, http["host"])
+        options = at_address(parse_each(args)[0].api, http["host"])
         if options.allowed_hosts:
             api = {**(args.get("api") or {}), "allowed_hosts": list(options.allowed_hosts)}
             args["api"] = api
@@ -90,18 +91,18 @@ def num_cpus_of(config: dict[str, Any]) -> int:
 
     total = 0.0
     for application in config["applications"]:
-        settings = parse(application.get("args") or {})
-        stage = resolve(settings)
-        groups = bundles(stage.stage.num_stages, stage.stage.tensor_ranks, stage.cpus_per_rank, 0.0)
-        engine = sum(bundle["CPU"] for bundle in groups)
-        fleet = settings.fleet is not None
-        counts = {"Front": 1, "Engine": 1} if fleet else {"LLMServer": 1}
+        args = application.get("args") or {}
+        engines = engine_deployments(args) if is_fleet(args) else ["LLMServer"]
+        counts = dict.fromkeys([*engines, "Front"] if is_fleet(args) else engines, 1)
         for deployment in application.get("deployments") or []:
             scaled = deployment.get("autoscaling_config") or {}
             most = scaled.get("max_replicas") or deployment.get("num_replicas") or 1
             counts[deployment["name"]] = 1 if most == "auto" else most
-        for name, count in counts.items():
-            total += count * (REPLICA_CPUS if name == "Front" else engine)
+        total += counts.pop("Front", 0) * REPLICA_CPUS
+        for name, resolved in zip(engines, resolve_each(args), strict=True):
+            stage = resolved.stage
+            groups = bundles(stage.num_stages, stage.tensor_ranks, resolved.cpus_per_rank, 0.0)
+            total += counts[name] * sum(bundle["CPU"] for bundle in groups)
     return math.ceil(2 * total)
 
 
@@ -111,8 +112,8 @@ def _check_alone(config: dict[str, Any]) -> None:
     several = any(
         d.get("num_replicas") not in (None, 1) or d.get("autoscaling_config") for d in deployments
     )
-    is_fleet = all((a.get("args") or {}).get("fleet") is not None for a in config["applications"])
-    if len(config["applications"]) > 1 or (several and not is_fleet):
+    fleets = all(is_fleet(a.get("args") or {}) for a in config["applications"])
+    if len(config["applications"]) > 1 or (several and not fleets):
         raise SettingsError(
             "listen: only for one replica; for several engines behind it, set args.fleet"
         )

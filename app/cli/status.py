@@ -23,14 +23,19 @@ def register(app: typer.Typer) -> None:
 def status(
     url: Url = DEFAULT_URL,
     key: Key = None,
+    model: Annotated[
+        str | None, typer.Option(help="Which of several models; the first if absent.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Show what a running server is doing: requests, memory, and the engines of a fleet."""
-    found = _ask(server_root(url), key)
+    found = _ask(server_root(url), key, model)
     if as_json:
         typer.echo(json.dumps(found))
         return
     out = Console(file=sys.stdout, highlight=False)
+    if len(found["models"]) > 1:
+        out.print(f"{found['model']}, one of {', '.join(found['models'])}")
     out.print(_engines(found))
     if fleet := found.get("fleet"):
         inexact = fleet["num_inexact_moves"]
@@ -40,10 +45,11 @@ def status(
         )
 
 
-def _ask(root: str, key: str | None) -> dict[str, Any]:
+def _ask(root: str, key: str | None, model: str | None) -> dict[str, Any]:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = httpx.get(f"{root}/console/status", headers=headers, timeout=15.0)
+        params = {} if model is None else {"model": model}
+        answer = httpx.get(f"{root}/console/status", params=params, headers=headers, timeout=15.0)
         found = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         fail(f"no server answers at {root} ({error})", START_ONE)

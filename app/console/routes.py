@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import RootModel
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
@@ -59,9 +60,13 @@ class _Changes(RootModel[dict[str, Any]]):
 
 
 def console_routes(
-    engine: EngineClient, observer: Observer, options: ApiOptions
+    models: Sequence[tuple[str, EngineClient, Observer]], options: ApiOptions
 ) -> Sequence[BaseRoute]:
-    """`/` (the page), `/console/...` (its files, feed, status, settings)."""
+    """`/` (the page), `/console/...` (its files, feed, status, settings).
+
+    models: by name. `?model=NAME` says which of several is meant, else it is the first.
+    """
+    served = {name: (engine, observer) for name, engine, observer in models}
     files = {f"/console/{file.name}": file for file in sorted(_PAGE.iterdir()) if file.is_file()}
 
     async def page(request: Request) -> Response:
@@ -71,6 +76,7 @@ def console_routes(
         return _file(files[request.url.path])
 
     async def status(request: Request) -> Response:
+        engine, observer = _meant(served, request.query_params.get("model"))
         try:
             snapshot = dict(await engine.status())
         except EngineUnavailable as error:
@@ -78,6 +84,7 @@ def console_routes(
         card = engine.card
         snapshot |= {"ready": engine.is_ready(), "model": card.name, "policies": sorted(POLICIES)}
         snapshot |= {"max_model_len": card.max_model_len, "objectives": observer.objectives()}
+        snapshot["models"] = list(served)
         return JSONResponse(snapshot)
 
     watchers = asyncio.Semaphore(_MAX_WATCHERS)
@@ -88,13 +95,16 @@ def console_routes(
                 429, "Too many consoles are watching.", code="overloaded", retry_after_s=10.0
             )
         return StreamingResponse(
-            _events(engine, observer, watchers), media_type="text/event-stream", headers=_HEADERS
+            _events(*_meant(served, request.query_params.get("model")), watchers),
+            media_type="text/event-stream",
+            headers=_HEADERS,
         )
 
     async def reconfigure(call: Call) -> None:
         changes: dict[str, Any] = {}
         try:
             call.check_admin()
+            engine, _ = _meant(served, QueryParams(call.scope["query_string"]).get("model"))
             changes = (await call.read_json(_Changes)).root
             if not changes:
                 raise invalid("The body must be a JSON object of settings.")
@@ -112,6 +122,17 @@ def console_routes(
         Route("/console/feed", feed),
         Route("/console/settings", Endpoint(reconfigure, options, _log), methods=["POST"]),
     ]
+
+
+_Served = Mapping[str, tuple[EngineClient, Observer]]
+
+
+def _meant(served: _Served, name: str | None) -> tuple[EngineClient, Observer]:
+    if name is None:
+        return next(iter(served.values()))
+    if name not in served:
+        raise ApiError(404, "There is no such model here.", "model", "model_not_found")
+    return served[name]
 
 
 def _file(path: Path) -> Response:

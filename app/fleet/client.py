@@ -65,7 +65,7 @@ class FleetClient:
         request_deadline_s: float = 3600.0,
     ) -> None:
         self._finder = finder
-        self._name = name
+        self.name = name
         self._model_path = model_path
         self._deadline_s = request_deadline_s
         self._fleet = Fleet()
@@ -255,7 +255,7 @@ class FleetClient:
             return
         self.objective = Objective(snapshot.tbt_s, snapshot.ttft_s)
         self._card = ModelCard(
-            name=self._name,
+            name=self.name,
             path=self._model_path,
             max_model_len=welcome.max_model_len,
             vocab_size=welcome.vocab_size,

@@ -38,10 +38,10 @@ class Entry:
 
 
 class Registry:
-    """The engines of one application. Every method asks the cluster, off the event loop."""
+    """One model's engines. Every method asks the cluster, off the event loop."""
 
-    def __init__(self, application: str) -> None:
-        self._prefix = f"{application}/engines/"
+    def __init__(self, name: str) -> None:
+        self._prefix = f"{name}/engines/"
 
     async def put(self, entry: Entry) -> None:
         packed = msgpack.packb(asdict(entry))

@@ -216,10 +216,10 @@ class Telemetry(ApiEvents):
 
     # ---- what is written -------------------------------------------------------------------------
 
-    def render(self) -> bytes:
-        """The metrics as they are now, in Prometheus' text format."""
+    def metrics_now(self) -> Metrics:
+        """The metrics, with all that has happened until now."""
         self.catch_up()
-        return self.metrics.render()
+        return self.metrics
 
     def _count_iteration(self, record: IterationRecord) -> None:
         for name, counter in self._counted.items():

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -189,6 +189,25 @@ class Metrics:
             rows.append(f"| `{family.name}{total}` | {family.type} | {family.documentation} |")
         return "\n".join(rows)
 
-    def render(self) -> bytes:
-        """The exposition text."""
-        return generate_latest(self.registry)
+
+class _Together(Collector):
+    """Several registries as one: each family once, with the samples of all."""
+
+    def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
+        self._registries = registries
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for registry in self._registries:
+            for family in registry.collect():
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        return families.values()
+
+
+def render(metrics: Sequence[Metrics]) -> bytes:
+    """The exposition text of a replica with these models."""
+    registry = CollectorRegistry()
+    registry.register(_Together([each.registry for each in metrics]))
+    return generate_latest(registry)

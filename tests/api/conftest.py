@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 
 from app.api.application import build_api
+from app.api.context import Context
 from app.api.events import ApiEvents
 from app.api.http.options import ApiOptions
 from app.api.http.server import RequestProtocol
@@ -77,7 +78,7 @@ async def start_server(text: TextProcessor, protocol: Any) -> AsyncIterator[Star
             "created_s": 1_700_000_000,
         }
         engine = HandEngine(ModelCard(**{**fields, **card}))
-        app = build_api(engine, used, options or ApiOptions(), events=events)
+        app = build_api(Context(engine, used, options or ApiOptions(), events or ApiEvents()))
         listener = socket.create_server(("127.0.0.1", 0))
         # Small, so that a slow reader is one after kilobytes instead of megabytes.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)

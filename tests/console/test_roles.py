@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from app.api.application import build_api
+from app.api.context import Context
 from app.api.http.options import ApiOptions, KeyLimits, at_address
 from app.console.routes import console_routes
 from app.engine.client import ModelCard
@@ -43,8 +44,8 @@ class Engine(HandEngine):
 def serve(text: TextProcessor, options: ApiOptions) -> tuple[Engine, httpx.AsyncClient]:
     card = ModelCard(MODEL, text.model_path, 4096, text.vocab_size, text.eos_token_ids, 1)
     engine = Engine(card)
-    routes = console_routes(engine, Observer(), options)
-    transport = httpx.ASGITransport(build_api(engine, text, options, extra_routes=routes))
+    routes = console_routes([(MODEL, engine, Observer())], options)
+    transport = httpx.ASGITransport(build_api(Context(engine, text, options), routes))
     return engine, httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 
 from app.api.application import build_api
+from app.api.context import Context
 from app.api.events import ApiEvents
 from app.engine.live import LiveEngine
 from app.settings import parse, resolve
@@ -45,7 +46,7 @@ def live_server(
         engine = LiveEngine(resolve(settings), folder.name)
         await engine.start()
         text = TextProcessor(folder)
-        app = build_api(engine, text, settings.api, events=events)
+        app = build_api(Context(engine, text, settings.api, events or ApiEvents()))
         listener = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(app, log_level="warning")

@@ -13,7 +13,7 @@ from actors.scheduling.request import Objective
 from actors.transport.messages import IterationRecord
 from app.api.events import Deliveries, RequestInfo, RequestOutcome, RequestTiming
 from app.telemetry.live import KnownEngine, Telemetry
-from app.telemetry.prometheus import Metrics
+from app.telemetry.prometheus import Metrics, render
 from app.telemetry.records import ITERATIONS, RecordLog
 from app.telemetry.trace import perfetto
 
@@ -69,7 +69,7 @@ def test_a_request_and_its_tokens_are_counted() -> None:
     assert value(telemetry, "prefix_cache_hit_tokens_total") == 3
     assert value(telemetry, "request_success_total", finished_reason="stop") == 1
     telemetry.on_request_start(request, 200.0, [(200.5, 5, 0)])
-    rendered = telemetry.render().decode()  # counts what has only been noted so far
+    rendered = render([telemetry.metrics_now()]).decode()  # counts what has only been noted so far
     assert "# TYPE legato_inter_token_latency_seconds histogram" in rendered
     assert 'legato_generation_tokens_total{model_name="tiny"} 9.0' in rendered
 
@@ -181,3 +181,14 @@ def test_trace_has_one_track_per_stage() -> None:
         (2, 1_300_000, 200_000),
     ]
     assert {e["args"]["name"] for e in events if e["ph"] == "M"} == {"stage 0", "stage 1"}
+
+
+def test_models_of_one_address_share_each_metrics_description() -> None:
+    both = [Telemetry("small"), Telemetry("large")]
+    for number, telemetry in enumerate(both):
+        telemetry.metrics.generated.inc(1 + number)
+    rendered = render([telemetry.metrics_now() for telemetry in both]).decode()
+    assert rendered.count("# TYPE legato_generation_tokens_total counter") == 1
+    assert rendered.count("# TYPE legato_inter_token_latency_seconds histogram") == 1
+    assert 'legato_generation_tokens_total{model_name="small"} 1.0' in rendered
+    assert 'legato_generation_tokens_total{model_name="large"} 2.0' in rendered

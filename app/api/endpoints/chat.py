@@ -37,10 +37,9 @@ class Chat:
         self._context = context
 
     async def __call__(self, call: Call) -> None:
-        context = self._context
-        options = context.options
         body = await call.read_json(ChatRequest)
-        context.check_model(body.model)
+        context = self._context.of(body.model)
+        options = context.options
         n = body.n or 1
         if n > min(options.max_n, options.max_continuations):
             raise invalid(f"At most {options.max_n} are allowed.", "n")

@@ -30,9 +30,8 @@ class Completions:
         self._context = context
 
     async def __call__(self, call: Call) -> None:
-        context = self._context
         body = await call.read_json(CompletionRequest)
-        context.check_model(body.model)
+        context = self._context.of(body.model)
         given = as_list(body.prompt, "prompt", context.options.max_prompts)
         prompts = await tokenized(given, context, "prompt")
         echoes = await _echoes(context, given) if body.echo else []

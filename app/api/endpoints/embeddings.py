@@ -25,9 +25,8 @@ class Embeddings:
         self._context = context
 
     async def __call__(self, call: Call) -> None:
-        context = self._context
         body = await call.read_json(EmbeddingRequest)
-        context.check_model(body.model)
+        context = self._context.of(body.model)
         if not context.engine.card.supports_embeddings:
             raise invalid("This model gives no embeddings.", "model", "unsupported_model")
         given = as_list(body.input, "input", context.options.max_embedding_inputs)
@@ -49,7 +48,7 @@ class Embeddings:
             for number, prompt in enumerate(prompts)
         ]
         async with call.watch_client() as watch:
-            vectors = await self._vectors(requests)
+            vectors = await _vectors(requests, context)
             watch.stop()
             as_base64, normalize = body.encoding_format == "base64", body.normalize is not False
 
@@ -64,27 +63,30 @@ class Embeddings:
             answer = {"object": "list", "model": context.engine.card.name, "usage": usage}
             await call.reply(200, list(whole(answer, data=data)))
 
-    async def _vectors(self, requests: Sequence[GenerationRequest]) -> list[tuple[float, ...]]:
-        """Every prompt's vector; one failure ends them all."""
-        context = self._context
-        context.begin()
-        tasks = [asyncio.create_task(self._vector(request)) for request in requests]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            context.end()
 
-    async def _vector(self, request: GenerationRequest) -> tuple[float, ...]:
-        vector: tuple[float, ...] = ()
-        async with aclosing(self._context.engine.generate(request)) as chunks:
-            async for chunk in chunks:
-                vector = chunk.pooled or vector
-        if not vector:
-            raise EngineError("The engine gave no embedding.")
-        return vector
+async def _vectors(
+    requests: Sequence[GenerationRequest], context: Context
+) -> list[tuple[float, ...]]:
+    """Every prompt's vector; one failure ends them all."""
+    context.begin()
+    tasks = [asyncio.create_task(_vector(request, context)) for request in requests]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        context.end()
+
+
+async def _vector(request: GenerationRequest, context: Context) -> tuple[float, ...]:
+    vector: tuple[float, ...] = ()
+    async with aclosing(context.engine.generate(request)) as chunks:
+        async for chunk in chunks:
+            vector = chunk.pooled or vector
+    if not vector:
+        raise EngineError("The engine gave no embedding.")
+    return vector
 
 
 def normalized(vector: Sequence[float]) -> tuple[float, ...]:

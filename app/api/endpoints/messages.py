@@ -49,16 +49,15 @@ class Messages:
 
     async def count_tokens(self, call: Call) -> None:
         body = await call.read_json(CountTokensRequest)
-        self._context.check_model(body.model)
-        prompt = await self._prompt(body, self._plan(body))
+        context = self._context.of(body.model)
+        prompt = await _prompt(body, _plan(body, context), context)
         await call.reply_json({"input_tokens": len(prompt.tokens)})
 
     async def create(self, call: Call) -> None:
-        context = self._context
         body = await call.read_json(MessagesRequest)
-        context.check_model(body.model)
-        tools = self._plan(body)
-        prompt = await self._prompt(body, tools)
+        context = self._context.of(body.model)
+        tools = _plan(body, context)
+        prompt = await _prompt(body, tools, context)
         context.check_prompt(prompt.tokens, "messages")
         output = plan_output(context, tools, None, prompt.text)
         grammar: Grammar | None = await checked_grammar(tools.grammar, context, "tools")
@@ -105,44 +104,46 @@ class Messages:
             watch.stop()
             await call.reply_json(writer.message())
 
-    async def _prompt(self, body: Conversation, tools: ToolPlan) -> Prompt:
-        if body.messages[-1].role == "assistant":
-            param = f"messages.{len(body.messages) - 1}.role"
-            raise invalid("The last message must be the user's: answers are not begun.", param)
-        messages = [message for given in _messages(body) for message in given]
-        return await prompt_of(
-            self._context,
-            template_messages(messages, self._context.options),
-            tools=tools.specs,
-            variables=_thinking(body, self._context),
-        )
 
-    def _plan(self, body: Conversation) -> ToolPlan:
-        choice = body.tool_choice
-        if not body.tools:
-            if choice is not None and choice.type in ("any", "tool"):
-                raise invalid("tool_choice needs tools.", "tool_choice")
-            return ToolPlan()
-        tools = [
-            Tool(
-                type="function",
-                function=FunctionSpec(
-                    name=tool.name, description=tool.description, parameters=tool.input_schema
-                ),
-            )
-            for tool in body.tools
-        ]
-        if choice is None:
-            return plan_tool_calls(tools, "auto", True, self._context.options)
-        if choice.type == "tool" and choice.name is None:
-            param = "tool_choice.name"
-            raise invalid(f"Missing required parameter: '{param}'.", param, "missing_parameter")
-        wanted: str | NamedTool = "required" if choice.type == "any" else choice.type
-        if choice.type == "tool":
-            named = NamedFunction(name=choice.name or "")
-            wanted = NamedTool(type="function", function=named)
-        parallel = not choice.disable_parallel_tool_use
-        return plan_tool_calls(tools, wanted, parallel, self._context.options)
+async def _prompt(body: Conversation, tools: ToolPlan, context: Context) -> Prompt:
+    if body.messages[-1].role == "assistant":
+        param = f"messages.{len(body.messages) - 1}.role"
+        raise invalid("The last message must be the user's: answers are not begun.", param)
+    messages = [message for given in _messages(body) for message in given]
+    return await prompt_of(
+        context,
+        template_messages(messages, context.options),
+        tools=tools.specs,
+        variables=_thinking(body, context),
+    )
+
+
+def _plan(body: Conversation, context: Context) -> ToolPlan:
+    choice = body.tool_choice
+    if not body.tools:
+        if choice is not None and choice.type in ("any", "tool"):
+            raise invalid("tool_choice needs tools.", "tool_choice")
+        return ToolPlan()
+    tools = [
+        Tool(
+            type="function",
+            function=FunctionSpec(
+                name=tool.name, description=tool.description, parameters=tool.input_schema
+            ),
+        )
+        for tool in body.tools
+    ]
+    if choice is None:
+        return plan_tool_calls(tools, "auto", True, context.options)
+    if choice.type == "tool" and choice.name is None:
+        param = "tool_choice.name"
+        raise invalid(f"Missing required parameter: '{param}'.", param, "missing_parameter")
+    wanted: str | NamedTool = "required" if choice.type == "any" else choice.type
+    if choice.type == "tool":
+        named = NamedFunction(name=choice.name or "")
+        wanted = NamedTool(type="function", function=named)
+    parallel = not choice.disable_parallel_tool_use
+    return plan_tool_calls(tools, wanted, parallel, context.options)
 
 
 def _stops(fields: SamplingFields, context: Context) -> tuple[str, ...]:

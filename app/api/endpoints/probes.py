@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from app.api.context import Context
 from app.api.http.call import Call
 from app.api.http.errors import ApiError
+from app.engine.client import EngineUnavailable, ModelCard
 
 
 class Probes:
@@ -16,39 +18,43 @@ class Probes:
         self._context = context
 
     async def health(self, call: Call) -> None:
-        """200 once tokens can be generated, else 503."""
-        if not self._context.engine.is_ready():
+        """200 once tokens of any model can be generated, else 503."""
+        ready = {name: one.engine.is_ready() for name, one in self._context.models.items()}
+        if not (any(ready.values()) if ready else self._context.engine.is_ready()):
             raise ApiError(
                 503,
                 "The engine is not ready.",
                 code="engine_unavailable",
                 retry_after_s=self._context.options.unavailable_retry_s,
             )
-        await call.reply_json({"status": "ready"})
+        await call.reply_json({"status": "ready"} | ({"models": ready} if ready else {}))
 
     async def live(self, call: Call) -> None:
         """200 as long as this process answers at all."""
         await call.reply_json({"status": "live"})
 
     async def models(self, call: Call) -> None:
-        """The list of models: this one."""
-        await call.reply_json({"object": "list", "data": [self._model()]})
+        """The list of models; one that no engine has told of yet is not among several."""
+        found = [] if self._context.models else [_shown(self._context.engine.card)]
+        for one in self._context.models.values():
+            with suppress(EngineUnavailable):
+                found.append(_shown(one.engine.card))
+        await call.reply_json({"object": "list", "data": found})
 
     async def model(self, call: Call) -> None:
         """One model by name."""
         name = str(call.scope["path_params"]["model"])
         if not name:
             raise ApiError(404, "No model is named behind /v1/models/.", param="model")
-        self._context.check_model(name)
-        await call.reply_json(self._model())
+        await call.reply_json(_shown(self._context.of(name).engine.card))
 
-    def _model(self) -> dict[str, Any]:
-        card = self._context.engine.card
-        return {
-            "id": card.name,
-            "object": "model",
-            "created": card.created_s,
-            "owned_by": "legato",
-            "max_model_len": card.max_model_len,
-            "supports_embeddings": card.supports_embeddings,
-        }
+
+def _shown(card: ModelCard) -> dict[str, Any]:
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created_s,
+        "owned_by": "legato",
+        "max_model_len": card.max_model_len,
+        "supports_embeddings": card.supports_embeddings,
+    }

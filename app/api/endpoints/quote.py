@@ -19,10 +19,9 @@ class Quotes:
         self._context = context
 
     async def __call__(self, call: Call) -> None:
-        context = self._context
         body = await call.read_json(QuoteRequest)
-        context.check_model(body.model)
-        num_tokens, param = await self._count(body)
+        context = self._context.of(body.model)
+        num_tokens, param = await _count(body, context)
         card = context.engine.card
         if num_tokens >= card.max_model_len:
             raise invalid(
@@ -43,28 +42,28 @@ class Quotes:
         }
         await call.reply_json({**found, **answer_of(quote)})
 
-    async def _count(self, body: QuoteRequest) -> tuple[int, str]:
-        """The prompt's tokens, and the parameter that told them."""
-        context = self._context
-        names = ("prompt_tokens", "prompt", "messages")
-        params = [name for name in names if getattr(body, name) is not None]
-        if len(params) != 1:
-            raise invalid("Give one of prompt_tokens, prompt and messages.", "prompt_tokens")
-        if body.tools is not None and body.messages is None:
-            raise invalid("tools go with messages.", "tools")
-        if body.prompt_tokens is not None:
-            return body.prompt_tokens, params[0]
-        if body.prompt is not None:
-            (tokens,) = await tokenized([body.prompt], context, "prompt")
-        else:
-            prompt = await prompt_of(
-                context,
-                template_messages(body.messages or [], context.options),
-                tools=[tool.model_dump(exclude_none=True) for tool in body.tools or []],
-                add_generation_prompt=True,
-            )
-            tokens = prompt.tokens
-        return len(tokens), params[0]
+
+async def _count(body: QuoteRequest, context: Context) -> tuple[int, str]:
+    """The prompt's tokens, and the parameter that told them."""
+    names = ("prompt_tokens", "prompt", "messages")
+    params = [name for name in names if getattr(body, name) is not None]
+    if len(params) != 1:
+        raise invalid("Give one of prompt_tokens, prompt and messages.", "prompt_tokens")
+    if body.tools is not None and body.messages is None:
+        raise invalid("tools go with messages.", "tools")
+    if body.prompt_tokens is not None:
+        return body.prompt_tokens, params[0]
+    if body.prompt is not None:
+        (tokens,) = await tokenized([body.prompt], context, "prompt")
+    else:
+        prompt = await prompt_of(
+            context,
+            template_messages(body.messages or [], context.options),
+            tools=[tool.model_dump(exclude_none=True) for tool in body.tools or []],
+            add_generation_prompt=True,
+        )
+        tokens = prompt.tokens
+    return len(tokens), params[0]
 
 
 def answer_of(quote: Quote) -> dict[str, Any]:

@@ -47,9 +47,8 @@ class Responses:
         self._context = context
 
     async def __call__(self, call: Call) -> None:
-        context = self._context
         body = await call.read_json(ResponseRequest)
-        context.check_model(body.model)
+        context = self._context.of(body.model)
         tools = _plan(body, context)
         grammar, param = _grammar(body)
         if tools.grammar is not None:

@@ -19,9 +19,8 @@ class Tokens:
 
     async def tokenize(self, call: Call) -> None:
         """Token ids of a text or of a conversation under the chat template."""
-        context = self._context
         body = await call.read_json(TokenizeRequest)
-        context.check_model(body.model)
+        context = self._context.of(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("Give either prompt or messages.", "prompt")
         if body.prompt is not None:
@@ -45,9 +44,8 @@ class Tokens:
 
     async def detokenize(self, call: Call) -> None:
         """The text of token ids."""
-        context = self._context
         body = await call.read_json(DetokenizeRequest)
-        context.check_model(body.model)
+        context = self._context.of(body.model)
         context.check_ids(body.tokens, "tokens")
         text = await context.text.decode_aside(
             body.tokens, skip_special_tokens=body.skip_special_tokens

@@ -61,14 +61,26 @@ function showTiles() {
   );
 }
 
+// One of several models is watched at a time: another is another page.
+function showModels() {
+  if (status.models.length < 2) {
+    $("model").textContent = status.model;
+  } else if (!$("model").querySelector("select")) {
+    const choice = document.createElement("select");
+    for (const name of status.models) choice.add(new Option(name, name, false, name === status.model));
+    choice.onchange = () => { location.search = `?${new URLSearchParams({ model: choice.value })}`; };
+    $("model").replaceChildren(choice);
+  }
+}
+
 async function poll() {
   try {
-    const answer = await fetch("console/status");
+    const answer = await fetch(`console/status${location.search}`);
     status = await answer.json();
     $("state").textContent = status.ready ? "ready" : "not ready";
     $("state").className = `pill ${status.ready ? "good" : "bad"}`;
     if (!status.ready) return;
-    $("model").textContent = status.model;
+    showModels();
     showTiles();
     showFleet($("fleet"), status);
     showCauses();
@@ -84,7 +96,7 @@ async function poll() {
 }
 
 async function settings(changes) {
-  const answer = await fetch("console/settings", {
+  const answer = await fetch(`console/settings${location.search}`, {
     method: "POST",
     headers: { "content-type": "application/json" },
     body: JSON.stringify(changes),
@@ -94,7 +106,7 @@ async function settings(changes) {
 }
 
 function feed() {
-  const source = new EventSource("console/feed");
+  const source = new EventSource(`console/feed${location.search}`);
   source.onmessage = (event) => {
     const { iterations: fresh, gaps_s } = JSON.parse(event.data);
     iterations.push(...fresh);

@@ -1,0 +1,118 @@
+"""`models` in a deployment's `args`: several models behind one address.
+
+    models:
+      - model: {path: configs/models/small}
+      - model: {path: configs/models/large, name: large}
+        parallel: {pipeline_stages: 2}
+        slo: {tbt_ms: 200}
+    scheduling: {max_requests: 64}   # of every model that says nothing of its own
+
+An entry is `args` of its own: what it leaves out is taken from beside `models`. Each has engines of
+its own, the deployment `engine_deployment(name)`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from actors.engine_config import EngineConfig
+from app.paths import locate
+from app.settings import Settings, SettingsError, parse, resolve
+
+# What an entry may say; the rest belongs to the address.
+OWN: Final = ("model", "parallel", "scheduling", "slo", "kv", "speculation", "engine", "fleet")
+
+
+def served_name(settings: Settings) -> str:
+    """What clients call the model."""
+    return settings.model.name or locate(settings.model.path).resolve().name
+
+
+def engine_deployment(name: str | None = None) -> str:
+    """Serve's name for the engines of one of several models; None: of the only one."""
+    return "Engine" if name is None else f"Engine-{_plain(name)}"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+
+
+def is_fleet(args: Mapping[str, Any]) -> bool:
+    """Whether fronts and engines are deployments of their own."""
+    return "models" in args or args.get("fleet") is not None
+
+
+def expand(args: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The whole `args` of every model; those without `models` are of one, as they are.
+
+    Raises SettingsError naming the entry that cannot be.
+    """
+    if "models" not in args:
+        return [dict(args)]
+    shared = {key: value for key, value in args.items() if key != "models"}
+    entries = args["models"]
+    if not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
+        raise SettingsError("models: must be a list of at least one model")
+    expanded = []
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, Mapping):
+            raise SettingsError(f"models.{number}: must be a mapping with a section `model`")
+        for key in entry:
+            if key not in OWN:
+                raise SettingsError(
+                    f"models.{number}.{key}: not a setting of one model; those are {', '.join(OWN)}"
+                )
+        whole: dict[str, Any] = {"fleet": {}, **shared}
+        for key, own in entry.items():
+            beside = whole.get(key)
+            both = isinstance(own, Mapping) and isinstance(beside, Mapping)
+            whole[key] = {**beside, **own} if both else own  # type: ignore[dict-item]
+        whole["fleet"] = {} if whole["fleet"] is None else whole["fleet"]
+        expanded.append(whole)
+    return expanded
+
+
+def parse_each(args: Mapping[str, Any]) -> list[Settings]:
+    """As `app.settings.parse`, of every model."""
+    if "models" not in args:
+        return [parse(args)]
+    found = []
+    for number, whole in enumerate(expand(args)):
+        try:
+            found.append(parse(whole))
+        except SettingsError as error:
+            raise SettingsError(f"models.{number}: {error}") from error
+    _check_names([served_name(settings) for settings in found])
+    return found
+
+
+def resolve_each(args: Mapping[str, Any]) -> list[EngineConfig]:
+    """As `app.settings.resolve`, of every model."""
+    found = []
+    for number, settings in enumerate(parse_each(args)):
+        try:
+            found.append(resolve(settings))
+        except SettingsError as error:
+            where = f"models.{number}: " if "models" in args else ""
+            raise SettingsError(f"{where}{error}") from error
+    return found
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Clients tell models apart by name, Serve their engines."""
+    for of, counts in (("named", Counter(names)), ("written", Counter(map(_plain, names)))):
+        name, count = counts.most_common(1)[0]
+        if count > 1:
+            raise SettingsError(
+                f"models: {count} are {of} {name!r}; give each a `model.name` of its own"
+            )
+
+
+def engine_deployments(args: Mapping[str, Any]) -> list[str]:
+    """Serve's names for the engines of every model, in the order of `models`."""
+    if "models" not in args:
+        return [engine_deployment()]
+    return [engine_deployment(served_name(settings)) for settings in parse_each(args)]

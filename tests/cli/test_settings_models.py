@@ -1,0 +1,80 @@
+"""`models`: several models behind one address, each with settings of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli.serve_config import load_config, num_cpus_of, place
+from app.settings import SettingsError, parse
+from app.settings_models import engine_deployments, expand, parse_each, resolve_each, served_name
+
+DEMO = "configs/models/demo"
+
+
+def two(**second: Any) -> dict[str, Any]:
+    return {
+        "models": [
+            {"model": {"path": DEMO, "name": "a"}, "slo": {"tbt_ms": 50}},
+            {"model": {"path": DEMO, "name": "org/b c"}, **second},
+        ],
+        "slo": {"tbt_ms": 100, "ttft_ms": 2000},
+        "scheduling": {"max_requests": 8},
+        "listen": "127.0.0.1:8000",
+    }
+
+
+def test_one_model_is_as_it_always_was() -> None:
+    args = {"model": {"path": DEMO}, "slo": {"tbt_ms": 50}}
+    assert expand(args) == [args]
+    assert parse_each(args) == [parse(args)]
+    assert engine_deployments(args) == ["Engine"]
+
+
+def test_an_entry_takes_from_beside_models_what_it_does_not_say() -> None:
+    args = two(scheduling={"max_requests": 2}, fleet={"routing": "least_loaded"})
+    first, second = parse_each(args)
+    assert [served_name(s) for s in (first, second)] == ["a", "org/b c"]
+    assert (first.slo.tbt_ms, first.slo.ttft_ms) == (50, 2000)  # type: ignore[attr-defined]
+    assert second.slo.tbt_ms == 100  # type: ignore[attr-defined]
+    assert [c.scheduler.max_requests for c in resolve_each(args)] == [8, 2]
+    assert first.fleet is not None
+    assert second.fleet is not None
+    assert (first.fleet.routing, second.fleet.routing) == ("slack", "least_loaded")
+    assert first.listen == second.listen
+    assert engine_deployments(args) == ["Engine-a", "Engine-org-b-c"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"models": []}, "models: must be a list of at least one"),
+        ({"models": "demo"}, "models: must be a list"),
+        ({"models": [DEMO]}, "models.0: must be a mapping"),
+        ({"models": [{"slo": {}}]}, "models.0: model: Field required"),
+        (two(listen="127.0.0.1:1"), "models.1.listen: not a setting of one model"),
+        (two(slo={"tbt": 1}), "models.1: slo.tbt: unknown setting; did you mean 'tbt_ms'"),
+        (two(model={"path": "nowhere"}), "models.1: model.path: no folder 'nowhere'"),
+        (two(model={"path": DEMO, "name": "a"}), "2 are named 'a'"),
+        (
+            {"models": [{"model": {"path": DEMO, "name": n}} for n in ("a b", "a-b")]},
+            "2 are written 'a-b'",
+        ),
+    ],
+)
+def test_what_cannot_be_is_named(args: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        resolve_each(args)
+    assert said in str(caught.value)
+
+
+def test_the_example_is_two_engines_behind_a_front() -> None:
+    config = load_config(Path("configs/serve/two_models.yaml"))
+    assert place(config, None, 8123) == ("127.0.0.1", 8123)
+    assert num_cpus_of(config) == 2 * (0.5 + 2 * 1.0)
+    args = config["applications"][0]["args"]
+    assert args["listen"] == "127.0.0.1:8123"
+    named = {deployment["name"] for deployment in config["applications"][0]["deployments"]}
+    assert named == set(engine_deployments(args))
