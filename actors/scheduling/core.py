@@ -266,13 +266,13 @@ class Core:
 
     def _plan(self, now_s: float, out: list[Instruction]) -> None:
         """Plan greedily while the pipeline has room and there is work."""
-        in_flight, requests = self.in_flight, self.requests
+        in_flight, requests, speculation = self.in_flight, self.requests, self.speculation
         if requests.trials:
             self.faults.on_trial()  # forget those cleared or ended
         while len(in_flight) < self.config.depth and requests.by_id:
             if requests.trials and in_flight:
                 return  # one step at a time, so that a fault is that step's own
-            if in_flight and self.speculation.holds_back(requests.decoding):
+            if in_flight and speculation.is_on and speculation.holds_back(requests.decoding):
                 return
             step = self._plan_one()
             if step is None:
@@ -291,7 +291,8 @@ class Core:
         self.policy.plan(builder)
         if builder.empty and not self.in_flight:
             self._plan_anything(builder)
-        self.speculation.extend(builder)
+        if self.speculation.is_on:
+            self.speculation.extend(builder)
         return builder.build()
 
     def _plan_trial(self, builder: StepBuilder) -> bool:
@@ -309,7 +310,5 @@ class Core:
         builder.decode(self.requests.decoding)
         for state in builder.runnable_prefills():
             builder.chunk(state, builder.room)
-        if builder.empty:
-            head = builder.head()
-            if head is not None:
-                builder.start(head, builder.room)
+        if builder.empty and (head := builder.head()) is not None:
+            builder.start(head, builder.room)

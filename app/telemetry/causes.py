@@ -9,15 +9,12 @@ or a preemption while the stream sat out, is the cause whatever the parts.
 from __future__ import annotations
 
 import enum
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
 from actors.transport.messages import IterationRecord
 
-_NUM_RECORDS: Final = 4096  # most that are remembered: a gap of seconds is found whole
-_NUM_EARLIER: Final = 64  # before a gap, for comparison
 _FAR_OVER: Final = 2.0  # a step is slow from this multiple of its expected time
 
 
@@ -160,42 +157,3 @@ def _similar_s(num_decodes: int, records: Sequence[IterationRecord]) -> float | 
         return None
     nearest = min(abs(r.num_decode_tokens - num_decodes) for r in alone)
     return median(_stages_s(r) for r in alone if abs(r.num_decode_tokens - num_decodes) == nearest)
-
-
-class RecentSteps:
-    """The latest iteration records, and the causes of gaps among them."""
-
-    def __init__(self) -> None:
-        self._records: list[IterationRecord] = []
-        self._ends_s: list[float] = []
-        self._known: dict[tuple[float, ...], Explanation] = {}
-
-    def add(self, records: Sequence[IterationRecord]) -> None:
-        """Records as they come, oldest first."""
-        self._records += records
-        self._ends_s += [record.done_s for record in records]
-        if len(self._records) > _NUM_RECORDS:
-            del self._records[: -_NUM_RECORDS // 2], self._ends_s[: -_NUM_RECORDS // 2]
-        self._known.clear()
-
-    def covers(self, gap: Gap, start_s: float) -> bool:
-        """Whether every step that ended within it is here: a later one is, or the engine has come
-        to rest since the gap's request began, and so has the request."""
-        if not self._records:
-            return False
-        last = self._records[-1]
-        is_idle = not (last.num_decoding or last.num_prefilling or last.num_waiting)
-        return last.done_s >= (start_s if is_idle else gap.to_s)
-
-    def explain(self, gap: Gap) -> Explanation:
-        """The cause of a gap. Streams that stood still together have one: it is looked up."""
-        first = bisect_right(self._ends_s, gap.from_s)
-        last = bisect_right(self._ends_s, gap.to_s)
-        # Streams of one step get their tokens within a millisecond or so of each other.
-        outside_s = gap.to_s - (self._ends_s[last - 1] if last > first else gap.from_s)
-        key = (first, last, gap.num_tokens, gap.objective_s, round(outside_s, 2))
-        found = self._known.get(key)
-        if found is None:
-            earlier = self._records[max(0, first - _NUM_EARLIER) : first]
-            found = self._known[key] = explain(gap, self._records[first:last], earlier)
-        return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,12 +13,14 @@ from typing import Any, Protocol
 from actors.scheduling.request import Objective
 from actors.transport.messages import IterationRecord
 from app.api.events import ApiEvents, Deliveries, RequestInfo, RequestOutcome, RequestTiming
-from app.telemetry.causes import Cause, Gap, RecentSteps
+from app.telemetry.causes import Cause, Explanation, Gap, explain
 from app.telemetry.definitions import kept_objectives
 from app.telemetry.prometheus import Metrics
 from app.telemetry.records import RecordLog
 from app.telemetry.spans import Spans
 
+_NUM_RECORDS = 4096  # most that are remembered: a gap of seconds is found whole
+_NUM_EARLIER = 64  # before a gap, for comparison
 _WATCHED_GAPS = 4096  # that a console which reads slowly finds
 
 
@@ -50,6 +53,45 @@ class _OpenRequest:
     max_tbt_s: float = 0.0
 
 
+class _Steps:
+    """The latest iteration records, and the causes of gaps among them."""
+
+    def __init__(self) -> None:
+        self._records: list[IterationRecord] = []
+        self._ends_s: list[float] = []
+        self._known: dict[tuple[float, ...], Explanation] = {}
+
+    def add(self, records: Sequence[IterationRecord]) -> None:
+        """Records as they come, oldest first."""
+        self._records += records
+        self._ends_s += [record.done_s for record in records]
+        if len(self._records) > _NUM_RECORDS:
+            del self._records[: -_NUM_RECORDS // 2], self._ends_s[: -_NUM_RECORDS // 2]
+        self._known.clear()
+
+    def covers(self, gap: Gap, start_s: float) -> bool:
+        """Whether every step that ended within it is here: a later one is, or the engine has come
+        to rest since the gap's request began, and so has the request."""
+        if not self._records:
+            return False
+        last = self._records[-1]
+        is_idle = not (last.num_decoding or last.num_prefilling or last.num_waiting)
+        return last.done_s >= (start_s if is_idle else gap.to_s)
+
+    def explain(self, gap: Gap) -> Explanation:
+        """The cause of a gap. Streams that stood still together have one: it is looked up."""
+        first = bisect_right(self._ends_s, gap.from_s)
+        last = bisect_right(self._ends_s, gap.to_s)
+        # Streams of one step get their tokens within a millisecond or so of each other.
+        outside_s = gap.to_s - (self._ends_s[last - 1] if last > first else gap.from_s)
+        key = (first, last, gap.num_tokens, gap.objective_s, round(outside_s, 2))
+        found = self._known.get(key)
+        if found is None:
+            earlier = self._records[max(0, first - _NUM_EARLIER) : first]
+            found = self._known[key] = explain(gap, self._records[first:last], earlier)
+        return found
+
+
 class Telemetry(ApiEvents):
     """engine: what is observed; None: nothing is known of it. log: Parquet, or None.
     spans: OpenTelemetry, or None.
@@ -77,7 +119,7 @@ class Telemetry(ApiEvents):
         }
         self._seen = dict.fromkeys(self._counted, 0)
         self._stage_end_s: list[float] = []
-        self._steps = RecentSteps()
+        self._steps = _Steps()
         self._unexplained: list[tuple[_OpenRequest, int, Gap]] = []  # with their continuation
         self._num_kept = 0
         self._missed: Counter[Cause] = Counter()

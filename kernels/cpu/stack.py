@@ -158,7 +158,8 @@ class CpuStack:
             residual_TH.data_ptr(),
             out_TH.data_ptr(),
         )
-        check(error)
+        if error:
+            check(error)
         return out_TH, residual_TH
 
     def _checked(self, x_TH: torch.Tensor, num_tokens: int) -> torch.Tensor:

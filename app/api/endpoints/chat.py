@@ -25,7 +25,7 @@ from app.api.schema.chat import ChatRequest
 from app.api.sse import StreamWriter, event, last_event, stream_reply
 from app.text.incremental import TextDelta
 from app.text.output.parser import OutputParser
-from app.text.output.pieces import CallDelta, Piece, Reasoning, Text, gathered
+from app.text.output.pieces import AnswerPiece, CallDelta, Reasoning, Text, gathered
 
 _PLAIN_END = '},"logprobs":null,"finish_reason":null}]}\n\n'  # of the event of mere text
 
@@ -193,7 +193,7 @@ class ChatWriter(StreamWriter):
     async def reply(self, call: Call) -> None:
         """Gather everything and send it."""
         generation = self._generation
-        pieces: list[list[Piece]] = [[] for _ in generation.streams]
+        pieces: list[list[AnswerPiece]] = [[] for _ in generation.streams]
         texts = TokenTexts(self._context.text)
         columns = [ChatColumn(texts, self._body.top_logprobs or 0) for _ in generation.streams]
         reasons = [""] * len(pieces)
@@ -214,12 +214,12 @@ class ChatWriter(StreamWriter):
             answer = {**self._head, "usage": self._usage()}
             await call.reply(200, list(whole(answer, choices=listed_wholes(choices))))
 
-    def _read(self, delta: TextDelta) -> list[Piece]:
+    def _read(self, delta: TextDelta) -> list[AnswerPiece]:
         if self._parsers:
             return read_delta(self._parsers[delta.index], delta)
         return [Text(delta.text)]
 
-    def _choice(self, index: int, pieces: Sequence[Piece], reason: str) -> dict[str, Any]:
+    def _choice(self, index: int, pieces: Sequence[AnswerPiece], reason: str) -> dict[str, Any]:
         text, reasoning, calls = gathered(pieces)
         message: dict[str, Any] = {
             "role": "assistant",

@@ -10,7 +10,7 @@ from typing import Any
 
 from app.api.context import Context
 from app.api.endpoints.large import listed_wholes, whole
-from app.api.endpoints.logprobs import Columns, Entries, completion_logprobs
+from app.api.endpoints.logprobs import CompletionColumns, Entries, completion_logprobs
 from app.api.generation import Generation, usage_of
 from app.api.http.call import Call
 from app.api.schema.completions import CompletionRequest
@@ -51,7 +51,7 @@ class CompletionWriter(StreamWriter):
         self._only_echo = body.max_tokens == 0
         self._is_bare = not echoes and not self._only_echo and body.logprobs is None
         self._opened: set[int] = set()
-        self._echoed: dict[int, Columns] = {}  # of prompts, once they are written
+        self._echoed: dict[int, CompletionColumns] = {}  # of prompts, once they are written
         self._sums = [0.0] * len(generation.streams)  # of log-probabilities
         self._counts = [0] * len(generation.streams)
         self._include_usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -85,7 +85,7 @@ class CompletionWriter(StreamWriter):
             await self._read_prompt(delta.index // self._n)
 
     def _opening(
-        self, index: int, text: str, reason: str | None, columns: Columns, prompt: int
+        self, index: int, text: str, reason: str | None, columns: CompletionColumns, prompt: int
     ) -> bytes:
         """A continuation's first event, with its prompt's log-probabilities."""
         choice = {"index": index, "text": text, "finish_reason": reason}
@@ -165,8 +165,8 @@ class CompletionWriter(StreamWriter):
             usage["total_tokens"] = usage["prompt_tokens"]
         return usage
 
-    def _columns(self) -> Columns:
-        return Columns(self._context.text, self._body.logprobs or 0)
+    def _columns(self) -> CompletionColumns:
+        return CompletionColumns(self._context.text, self._body.logprobs or 0)
 
     async def _read_prompt(self, prompt: int) -> None:
         """Write the log-probabilities of an echoed prompt, once for all of its continuations."""
@@ -179,7 +179,7 @@ class CompletionWriter(StreamWriter):
         await columns.add_prompt(list(zip(tokens, padded, strict=False)))
         self._echoed[prompt] = columns
 
-    def _written(self, prompt: int, columns: Columns) -> Iterator[bytes]:
+    def _written(self, prompt: int, columns: CompletionColumns) -> Iterator[bytes]:
         """The `logprobs` of a whole continuation, its echoed prompt's first."""
         if self._body.logprobs is None:
             return iter((b"null",))

@@ -1,8 +1,8 @@
 """Log-probabilities in the two shapes OpenAI gives them.
 
 An answer may hold hundreds of thousands of entries. Of a whole answer they are written as they
-come (`ChatColumn`, `Columns`), so that neither their objects pile up nor one long piece of work
-stops the streams of the process.
+come (`ChatColumn`, `CompletionColumns`), so that neither their objects pile up nor one long stretch
+of work stops the streams of the process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _finite(logprob: float) -> float:
 # ---- /v1/completions ----------------------------------------------------------------------
 
 
-class Columns:
+class CompletionColumns:
     """The four parallel lists of /v1/completions, already written. num_top: as asked for."""
 
     def __init__(self, text: TextProcessor, num_top: int) -> None:
@@ -81,7 +81,7 @@ class Columns:
             if lists[name] is not None:
                 parts.append(json.dumps(lists[name])[1:-1].encode())
 
-    def followed_by(self, others: Columns) -> Iterator[bytes]:
+    def followed_by(self, others: CompletionColumns) -> Iterator[bytes]:
         """JSON of these lists and then the others'."""
         for number, name in enumerate(_NAMES):
             yield f'{", " if number else "{"}"{name}": '.encode()

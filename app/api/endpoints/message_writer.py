@@ -12,7 +12,7 @@ from app.api.http.anthropic import error_object
 from app.api.http.errors import ApiError
 from app.api.sse import StreamWriter, named_event
 from app.text.incremental import TextDelta
-from app.text.output.pieces import CallDelta, Piece, Reasoning, Text
+from app.text.output.pieces import AnswerPiece, CallDelta, Reasoning, Text
 
 
 class MessageWriter(StreamWriter):
@@ -51,7 +51,7 @@ class MessageWriter(StreamWriter):
         if not self._started:
             self._started = True
             self._emit("message_start", message=self.message())
-        pieces: list[Piece] = [Text(delta.text)] if delta.text else []
+        pieces: list[AnswerPiece] = [Text(delta.text)] if delta.text else []
         if self._parser is not None:
             pieces = read_delta(self._parser, delta)
         for piece in pieces:

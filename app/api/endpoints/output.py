@@ -13,7 +13,7 @@ from app.api.http.errors import invalid
 from app.api.schema.common import ReasoningEffort
 from app.text.incremental import TextDelta, TextRules
 from app.text.output.parser import OutputParser
-from app.text.output.pieces import Piece, Tools
+from app.text.output.pieces import AnswerPiece, Tools
 from app.text.output.registry import OutputFormats
 
 EFFORT: Final = "reasoning_effort"  # template variables
@@ -71,7 +71,7 @@ def plan_output(
     return OutputPlan(formats, tools.tools, is_forced, begun)
 
 
-def read_delta(parser: OutputParser, delta: TextDelta) -> list[Piece]:
+def read_delta(parser: OutputParser, delta: TextDelta) -> list[AnswerPiece]:
     """What one delta's text consists of."""
     found = parser.push(delta.pieces or (delta.text,))
     return found if delta.finish_reason is None else [*found, *parser.finish()]

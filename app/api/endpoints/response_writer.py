@@ -12,7 +12,7 @@ from app.api.http.errors import ApiError
 from app.api.schema.responses import ResponseRequest
 from app.api.sse import StreamWriter, named_event
 from app.text.incremental import TextDelta
-from app.text.output.pieces import CallDelta, Piece, Reasoning, Text
+from app.text.output.pieces import AnswerPiece, CallDelta, Reasoning, Text
 
 
 class ResponseWriter(StreamWriter):
@@ -43,7 +43,7 @@ class ResponseWriter(StreamWriter):
         if self._sequence == 0:
             self._emit("response.created", response=self.response())
             self._emit("response.in_progress", response=self.response())
-        pieces: list[Piece] = [Text(delta.text)] if delta.text else []
+        pieces: list[AnswerPiece] = [Text(delta.text)] if delta.text else []
         if self._parser is not None:
             pieces = read_delta(self._parser, delta)
         for piece in pieces:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from app.text.output.call_reader import CallReader
 from app.text.output.interface import ToolFormat
-from app.text.output.pieces import CallDelta, Part, Pieces
+from app.text.output.pieces import AnswerPart, AnswerPieces, CallDelta
 from app.text.output.source import Reading, Source
 
 
 class Forced(ToolFormat):
     """Every call is valid: arguments pass on as they come, character for character."""
 
-    def read(self, source: Source, out: Pieces) -> Reading[None]:
-        out.part = Part.ANSWER
+    def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
+        out.part = AnswerPart.ANSWER
         call, announced = CallReader(in_list=True), False
         while True:
             text = source.text[source.at :]

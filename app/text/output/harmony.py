@@ -11,7 +11,7 @@ from typing import Final
 
 from app.text.output.interface import ReasoningFormat, ToolFormat
 from app.text.output.json_text import json_arguments
-from app.text.output.pieces import Part, Pieces
+from app.text.output.pieces import AnswerPart, AnswerPieces
 from app.text.output.source import Broken, Reading, Source
 
 _TOKENS: Final = (
@@ -35,12 +35,12 @@ class HarmonyChannels(ReasoningFormat):
     recognised_by = ("<|channel|>analysis", "<|channel|>")
     special_tokens = _TOKENS
 
-    def read(self, source: Source, out: Pieces) -> Reading[None]:
+    def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
         while True:
-            out.part = Part.UNDECIDED
+            out.part = AnswerPart.UNDECIDED
             head = yield from source.sees(*_HEADS)
             if not head:
-                out.part = Part.ANSWER
+                out.part = AnswerPart.ANSWER
                 if not (yield from source.shown_until(_HEADS, out.text)):
                     return
             try:
@@ -58,28 +58,28 @@ class Harmony(ToolFormat):
     recognised_by = HarmonyChannels.recognised_by
     special_tokens = _TOKENS
 
-    def read(self, source: Source, out: Pieces) -> Reading[None]:
+    def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
         yield from HarmonyChannels().read(source, out)
 
 
-def _message(source: Source, out: Pieces, header: str) -> Reading[None]:
+def _message(source: Source, out: AnswerPieces, header: str) -> Reading[None]:
     """One message's body, up to what ends it."""
     recipient = _RECIPIENT.search(header)
     if recipient is not None:
-        out.part = Part.ANSWER
+        out.part = AnswerPart.ANSWER
         if (yield from _call(source, out, recipient[1])):
             return
     channel = _CHANNEL.search(header)
     if recipient is None and channel is not None and channel[1] == "analysis":
-        out.part = Part.REASONING
+        out.part = AnswerPart.REASONING
         yield from source.shown_until(_ENDS, out.reasoning)
         out.end_reasoning()
         return
-    out.part = Part.ANSWER
+    out.part = AnswerPart.ANSWER
     yield from source.shown_until(_ENDS, out.text)
 
 
-def _call(source: Source, out: Pieces, name: str) -> Reading[bool]:
+def _call(source: Source, out: AnswerPieces, name: str) -> Reading[bool]:
     """A call; False where its body is none, from whose beginning on it is text."""
     start = source.at
     draft = out.draft(source)

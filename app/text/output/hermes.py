@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.text.output.interface import ToolFormat, ending
 from app.text.output.json_text import json_call
-from app.text.output.pieces import Pieces
+from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Reading, Source
 
 
@@ -16,7 +16,7 @@ class Hermes(ToolFormat):
     openings = ("<tool_call>",)
     closing = ("</tool_call>",)
 
-    def read_calls(self, source: Source, out: Pieces, opening: str) -> Reading[None]:
+    def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         draft = out.draft(source)
         yield from source.blanks()
         yield from json_call(source, draft)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Final
 
-from app.text.output.pieces import Pieces
+from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Broken, Reading, Source
 
 _MOST_IN_VAIN: Final = 1 << 15  # characters: openings within openings would be read for ever
@@ -30,7 +30,7 @@ class ReasoningFormat(Format, ABC):
     """How it writes what it thinks."""
 
     @abstractmethod
-    def read(self, source: Source, out: Pieces) -> Reading[None]:
+    def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
         """Read the reasoning, and return where the answer begins."""
 
     @classmethod
@@ -50,12 +50,12 @@ class ToolFormat(Format):
     closing: ClassVar[tuple[str, ...]] = ()
     is_bare: ClassVar[bool] = False
 
-    def read_calls(self, source: Source, out: Pieces, opening: str) -> Reading[None]:
+    def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         """Read the calls behind an opening ("" at a bare beginning); raises Broken."""
         yield from ()
         raise Broken
 
-    def read(self, source: Source, out: Pieces) -> Reading[None]:
+    def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
         """Read an answer to its end."""
         if self.is_bare and (yield from self._attempt(source, out, "")):
             yield from source.blanks()
@@ -66,7 +66,7 @@ class ToolFormat(Format):
                 return
             yield from self._attempt(source, out, opening)
 
-    def _attempt(self, source: Source, out: Pieces, opening: str) -> Reading[bool]:
+    def _attempt(self, source: Source, out: AnswerPieces, opening: str) -> Reading[bool]:
         """Read calls; what is none becomes text, in which further openings are looked for."""
         start = source.at
         source.at += len(opening)

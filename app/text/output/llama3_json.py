@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.text.output.interface import ToolFormat
 from app.text.output.json_text import json_call
-from app.text.output.pieces import Pieces
+from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Broken, Reading, Source
 
 
@@ -16,7 +16,7 @@ class Llama3Json(ToolFormat):
     openings = ("<|python_tag|>",)
     is_bare = True
 
-    def read_calls(self, source: Source, out: Pieces, opening: str) -> Reading[None]:
+    def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         if not opening and (yield from source.accept(*self.openings)):
             yield from source.blanks()

@@ -7,7 +7,7 @@ from typing import Final
 
 from app.text.output.interface import ToolFormat
 from app.text.output.json_text import json_arguments, json_call
-from app.text.output.pieces import Pieces
+from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Reading, Source
 
 _WORD: Final = re.compile(r"[A-Za-z0-9_\-]+")
@@ -20,7 +20,7 @@ class Mistral(ToolFormat):
     special_tokens = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
     openings = ("[TOOL_CALLS]",)
 
-    def read_calls(self, source: Source, out: Pieces, opening: str) -> Reading[None]:
+    def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         if (yield from source.accept("[")):
             yield from self._list(source, out)
@@ -37,7 +37,7 @@ class Mistral(ToolFormat):
             yield from json_arguments(source, draft)
         draft.close()
 
-    def _list(self, source: Source, out: Pieces) -> Reading[None]:
+    def _list(self, source: Source, out: AnswerPieces) -> Reading[None]:
         while True:
             yield from source.blanks()
             draft = out.draft(source)

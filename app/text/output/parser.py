@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from app.text.output.interface import ReasoningFormat, ToolFormat
-from app.text.output.pieces import Part, Piece, Pieces, Tools
+from app.text.output.pieces import AnswerPart, AnswerPiece, AnswerPieces, Tools
 from app.text.output.source import Reading, Source
 
 
@@ -24,9 +24,9 @@ class OutputParser:
         in_reasoning: bool = False,
     ) -> None:
         self._source = Source()
-        self._out = Pieces(tools, by_argument=by_argument)
+        self._out = AnswerPieces(tools, by_argument=by_argument)
         if in_reasoning:
-            self._out.part = Part.REASONING
+            self._out.part = AnswerPart.REASONING
         self._has_tools = tool_format is not None
         self._reading = _read(tool_format, reasoning_format, self._source, self._out)
         self._num_undecided = 0  # tokens that may yet prove to be reasoning
@@ -40,9 +40,9 @@ class OutputParser:
     @property
     def is_transparent(self) -> bool:
         """Whether all that comes from here on is text."""
-        return not self._has_tools and self._out.part is Part.ANSWER and not self._source.text
+        return not self._has_tools and self._out.part is AnswerPart.ANSWER and not self._source.text
 
-    def push(self, texts: Iterable[str]) -> list[Piece]:
+    def push(self, texts: Iterable[str]) -> list[AnswerPiece]:
         """More text, token by token where tokens are to be counted."""
         for text in texts:
             was = self._out.part
@@ -52,18 +52,18 @@ class OutputParser:
             self._count(was, self._out.part)
         return self._out.take()
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[AnswerPiece]:
         """The text has ended; what is no call by now is text after all."""
         self._source.ended = True
         for _ in self._reading:
             raise AssertionError("a reader waits at the end of the text")
         return self._out.take()
 
-    def _count(self, was: Part, part: Part) -> None:
-        if Part.REASONING in (was, part):
+    def _count(self, was: AnswerPart, part: AnswerPart) -> None:
+        if AnswerPart.REASONING in (was, part):
             self.num_reasoning_tokens += 1 + self._num_undecided
             self._num_undecided = 0
-        elif part is Part.UNDECIDED:
+        elif part is AnswerPart.UNDECIDED:
             self._num_undecided += 1
         else:
             self._num_undecided = 0
@@ -73,11 +73,11 @@ def _read(
     tool_format: ToolFormat | None,
     reasoning_format: ReasoningFormat | None,
     source: Source,
-    out: Pieces,
+    out: AnswerPieces,
 ) -> Reading[None]:
     if reasoning_format is not None:
         yield from reasoning_format.read(source, out)
-    out.part = Part.ANSWER
+    out.part = AnswerPart.ANSWER
     if tool_format is not None:
         yield from tool_format.read(source, out)
     else:

@@ -36,10 +36,10 @@ class CallDelta:
     arguments: str
 
 
-Piece = Text | Reasoning | CallDelta
+AnswerPiece = Text | Reasoning | CallDelta
 
 
-class Part(enum.Enum):
+class AnswerPart(enum.Enum):
     """Which part of an answer is being read."""
 
     UNDECIDED = enum.auto()
@@ -47,7 +47,7 @@ class Part(enum.Enum):
     ANSWER = enum.auto()
 
 
-class Pieces:
+class AnswerPieces:
     """Where readers put what they find; `take` gives it on.
 
     tools: the declared ones. by_argument: a call goes out argument by argument, as each is whole;
@@ -57,12 +57,12 @@ class Pieces:
     def __init__(self, tools: Tools, *, by_argument: bool) -> None:
         self.tools = tools
         self.by_argument = by_argument
-        self.part = Part.UNDECIDED
+        self.part = AnswerPart.UNDECIDED
         self.num_calls = 0
         self.settled_at: int | None = None  # in the source: the end of the last closed call
         self.open: Draft | None = None  # the call being read
         self.num_read_in_vain = 0  # characters of what proved to be no call
-        self._pieces: list[Piece] = []
+        self._pieces: list[AnswerPiece] = []
         self._after_call = False
         self._has_reasoning = False
         self._held = ""  # line ends of the reasoning, dropped where nothing follows
@@ -87,7 +87,7 @@ class Pieces:
 
     def end_reasoning(self) -> None:
         self._held, self._has_reasoning = "", False
-        self.part = Part.ANSWER
+        self.part = AnswerPart.ANSWER
 
     def begin_calls(self) -> None:
         """None of the calls that follow is closed yet."""
@@ -106,7 +106,7 @@ class Pieces:
             self._pieces.pop()
         self._pieces.append(delta)
 
-    def take(self) -> list[Piece]:
+    def take(self) -> list[AnswerPiece]:
         """What was found since the last time."""
         taken, self._pieces = self._pieces, []
         return taken
@@ -122,7 +122,7 @@ class Pieces:
 class Draft:
     """One call while it is read."""
 
-    def __init__(self, pieces: Pieces, source: Source) -> None:
+    def __init__(self, pieces: AnswerPieces, source: Source) -> None:
         self._pieces = pieces
         self._source = source
         self._name: str | None = None
@@ -202,7 +202,7 @@ class Draft:
             self._pieces.call(CallDelta(self._index, name, arguments))
 
 
-def gathered(pieces: Sequence[Piece]) -> tuple[str, str, list[tuple[str, str]]]:
+def gathered(pieces: Sequence[AnswerPiece]) -> tuple[str, str, list[tuple[str, str]]]:
     """All text, all reasoning, and every call's name and arguments."""
     calls: list[tuple[str, str]] = []
     for piece in pieces:

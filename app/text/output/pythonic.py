@@ -8,7 +8,7 @@ import re
 from typing import Any, Final
 
 from app.text.output.interface import ToolFormat
-from app.text.output.pieces import Draft, Pieces
+from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
@@ -26,7 +26,7 @@ class Pythonic(ToolFormat):
     closing = ("<|python_end|>",)
     is_bare = True
 
-    def read_calls(self, source: Source, out: Pieces, opening: str) -> Reading[None]:
+    def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         yield from source.blanks()
         if not opening and (yield from source.accept(*self.openings)):
             yield from source.blanks()

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from app.text.output.interface import ToolFormat
 from app.text.output.json_text import loads
-from app.text.output.pieces import Draft, Pieces
+from app.text.output.pieces import AnswerPieces, Draft
 from app.text.output.source import Broken, Reading, Source
 
 _NAME: Final = re.compile(r"[^<>\s]+")
@@ -42,7 +42,7 @@ class Qwen3Coder(ToolFormat):
     openings = ("<tool_call>", "<function=")
     closing = ("</tool_call>", "</function>")
 
-    def read_calls(self, source: Source, out: Pieces, opening: str) -> Reading[None]:
+    def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
         draft = out.draft(source)
         if opening == "<tool_call>":
             yield from source.blanks()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from app.text.output.interface import ReasoningFormat
-from app.text.output.pieces import Part, Pieces
+from app.text.output.pieces import AnswerPart, AnswerPieces
 from app.text.output.source import Reading, Source
 
 
@@ -17,15 +17,15 @@ class Think(ReasoningFormat):
     recognised_by: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
     special_tokens = ("<think>", "</think>")
 
-    def read(self, source: Source, out: Pieces) -> Reading[None]:
-        if out.part is not Part.REASONING:
+    def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
+        if out.part is not AnswerPart.REASONING:
             start = source.at
             yield from source.blanks()
             if not (yield from source.accept(self.opening)):
                 source.at = start
-                out.part = Part.ANSWER
+                out.part = AnswerPart.ANSWER
                 return
-            out.part = Part.REASONING
+            out.part = AnswerPart.REASONING
         yield from source.shown_until((self.closing,), out.reasoning)
         out.end_reasoning()
         if (yield from source.accept(self.closing)):

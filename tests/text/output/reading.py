@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from app.text.output.pieces import Piece, gathered
+from app.text.output.pieces import AnswerPiece, gathered
 from app.text.output.registry import OutputFormats
 
 NUMBER = {"type": "number"}
@@ -45,7 +45,7 @@ def pieces_of(
     by_argument: bool,
     is_forced: bool = False,
     in_reasoning: bool = False,
-) -> list[Piece]:
+) -> list[AnswerPiece]:
     parser = formats.parser(
         TOOLS, is_forced=is_forced, by_argument=by_argument, in_reasoning=in_reasoning
     )
