@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 
 import chats
+import small_talk
 import tasks
 import tools
 import writing
@@ -22,10 +23,10 @@ MIXTURE: tuple[tuple[Exchange, float], ...] = (
     (writing.story, 17),
     (chats.definition, 20),
     (chats.general_fact, 14),
-    (chats.name_memory, 11),
-    (chats.greeting, 6),
-    (chats.goodbye_less, 4),
-    (chats.goodbye, 2),
+    (small_talk.name_memory, 11),
+    (small_talk.greeting, 6),
+    (small_talk.goodbye_less, 4),
+    (small_talk.goodbye, 2),
     (chats.unknown, 7),
     (chats.music_fact, 6),
     (writing.poem, 7),

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import lexicon as lx
-from chats import Turns, definition, general_fact, greeting, qa
+from chats import Turns, definition, general_fact, qa
 from grammar import expand, pick
+from small_talk import greeting
 
 PLACES = (
     *lx.CITIES,
