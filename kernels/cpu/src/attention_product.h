@@ -84,10 +84,17 @@ struct PairFormat {
   };
 
   static Left broadcast(const uint32_t* word) {
-    const uint32_t bits[2] = {*word << 16, *word & 0xffff0000u};
-    float values[2];
-    std::memcpy(values, bits, sizeof values);
-    return {Vec::set(values[0]), Vec::set(values[1])};
+    // Broadcast as it is read, split in the register: splitting it first would take the word
+    // through the general registers, at more than the multiplications' cost.
+#if defined(__AVX512F__)
+    const __m512i pairs = _mm512_set1_epi32(static_cast<int>(*word));
+    return {{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))},
+            {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000u))))}};
+#else
+    const __m256i pairs = _mm256_set1_epi32(static_cast<int>(*word));
+    return {{_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16))},
+            {_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(int(0xffff0000u))))}};
+#endif
   }
   static Right load(const uint8_t* p) {
     Right right;
