@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kernels.adapters import NO_ADAPTERS, AdapterModule, AdapterRuns, LayerAdapters
 from kernels.layer_form import LayerForm
 from kernels.quantized import QuantizedWeight
 from kernels.rank_sums import RankSums, ShareFile
@@ -49,6 +50,7 @@ class Batch:
     # integers above are upper bounds, any slice may hold one token, several or none (padding, at
     # the end), and the slot of a padding token is -1.
     captured: bool = False
+    adapters: AdapterRuns | None = None  # rows that use one; never of a captured batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class LayerWeights:
     mlp_out_norm_H: torch.Tensor | None = None
     cos_sin_PD: torch.Tensor | None = None
     experts: Experts | None = None  # then without gate_up and down
+    adapters: LayerAdapters = NO_ADAPTERS
 
 
 # (x_TH, residual_TH | None, batch) -> (x_TH, residual_TH)
@@ -189,6 +192,12 @@ class Backend(Protocol):
     ) -> Linear:
         """Layers with the same input, one above the other, in whole numbers where backend and
         formats allow, else in `dtype`, which is that of the activations."""
+        ...
+
+    def add_adapters(
+        self, module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns
+    ) -> None:
+        """y_TO += B A x in place for the rows of all runs; y_TO is what the layer gave for x_TK."""
         ...
 
     # ---- between the linear layers ---------------------------------------------------------

@@ -19,7 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from kernels import adapters as lora
 from kernels import torch_sampling
+from kernels.adapters import AdapterModule, AdapterRuns
 from kernels.interface import (
     AttentionShape,
     Batch,
@@ -97,6 +99,11 @@ class TorchBackend:
         """Turned back into floating point."""
         weight_OK = torch.cat([weight.dequantize(dtype) for weight in weights])
         return self.pack_linear(weight_OK.to(device), bias_O)
+
+    def add_adapters(
+        self, module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns
+    ) -> None:
+        lora.add_adapters(module, x_TK, y_TO, runs)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         wide_TH = x_TH.float()

@@ -43,6 +43,7 @@ class RequestStart:
 
     tokens: prompt followed by every output token known so far.
     block_ids: KV blocks in order; may hold cached prefix blocks already filled.
+    adapter: as of `Request`.
     """
 
     request_id: int
@@ -51,6 +52,7 @@ class RequestStart:
     block_ids: tuple[int, ...]
     sampling: SamplingParams
     pooling: str | None = None
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)

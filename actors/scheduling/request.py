@@ -77,6 +77,8 @@ class Request:
     prompt once and gives the others its KV blocks, copied where they diverge.
     pooling: "mean" or "last" asks for an embedding of the prompt instead of tokens.
     cache_salt: prefix blocks are shared only among equal salts (tenants cannot probe each other).
+    adapter: the stages' adapter slot that it uses, counted from 1; 0: none. Its salt says which
+    adapter that is, for slots are used again.
     num_losses: engines that an earlier life of it was in when they were lost: it is tried beside
     other suspects only, until it has proved harmless.
     """
@@ -93,3 +95,4 @@ class Request:
     pooling: str | None = None
     cache_salt: str = ""
     num_losses: int = 0
+    adapter: int = 0

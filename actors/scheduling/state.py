@@ -176,6 +176,7 @@ class RequestState:
             block_ids=tuple(self.block_table),
             sampling=request.sampling,
             pooling=request.pooling,
+            adapter=request.adapter,
         )
 
     def block_hashes(self, num_blocks: int, block_size: int) -> list[bytes]:

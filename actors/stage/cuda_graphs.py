@@ -138,7 +138,7 @@ class StepGraphs:
 
         The next step overwrites the result.
         """
-        size = self._size_of(host)
+        size = self._size_of(host) if host.adapters is None else None
         if size is None:
             return None
         draws = None

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from actors.scheduling.plan import RequestStart, Slice, StepPlan
 from actors.scheduling.request import SamplingParams
 from actors.stage.device_tables import DeviceTables
+from kernels.adapters import AdapterRuns, runs_of
 from kernels.interface import Batch
 from kernels.torch_sampling import SamplingRows
 from kernels.upload import upload_all
@@ -39,6 +40,7 @@ class Columns:
     """Request parameters, one array each, so that a step reads those of all its rows at once.
 
     adjusts_R: logits are changed before the draw (bias, penalties, grammar).
+    adapter_R: slot of the adapter, counted from 1.
     logprobs_R, prompt_logprobs_R: alternatives asked for; -1: no log-probabilities.
     """
 
@@ -54,6 +56,7 @@ class Columns:
         self.top_p_R: NDArray[np.float32] = np.zeros(num_rows, np.float32)
         self.min_p_R: NDArray[np.float32] = np.zeros(num_rows, np.float32)
         self.seed_R: NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        self.adapter_R: NDArray[np.int32] = np.zeros(num_rows, np.int32)
 
     def put(self, row: int, start: RequestStart) -> None:
         p = start.sampling
@@ -74,6 +77,7 @@ class Columns:
         self.top_p_R[row] = p.top_p
         self.min_p_R[row] = p.min_p
         self.seed_R[row] = p.seed
+        self.adapter_R[row] = start.adapter
 
     def draws(self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]) -> SamplingRows:
         """How these rows draw the tokens that will stand at these positions."""
@@ -97,7 +101,8 @@ class Columns:
 @dataclass(slots=True)
 class HostBatch:
     """One step's batch on the host. rows_S: each slice's row of the persistent batch. A token is
-    drawn for position ends_S[s] where samples_S. The rest as in `kernels.interface.Batch`."""
+    drawn for position ends_S[s] where samples_S. adapters: as `runs_of` gives them. The rest as in
+    `kernels.interface.Batch`."""
 
     rows_S: NDArray[np.intp]
     starts_S: NDArray[np.int32]
@@ -112,6 +117,7 @@ class HostBatch:
     num_decodes: int
     max_length: int
     max_kv_length: int
+    adapters: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]] | None = None
 
 
 class InputBatch:
@@ -122,8 +128,11 @@ class InputBatch:
     behind wrong ones, may stand further on: they are overwritten before they are read).
     """
 
-    def __init__(self, max_requests: int, max_model_len: int, block_size: int) -> None:
+    def __init__(
+        self, max_requests: int, max_model_len: int, block_size: int, max_adapters: int = 0
+    ) -> None:
         self.max_model_len = max_model_len
+        self._max_adapters = max_adapters
         self._block_size = block_size
         self._width = -(-max_model_len // block_size)
         self.tokens_RP: NDArray[np.int32] = np.zeros((0, max_model_len + 1), dtype=np.int32)
@@ -169,6 +178,8 @@ class InputBatch:
                 f"request {start.request_id} has {len(start.tokens)} tokens; "
                 f"the stage has room for {self.max_model_len}"
             )
+        if not 0 <= start.adapter <= self._max_adapters:
+            raise ValueError(f"adapter slot {start.adapter} of {self._max_adapters}")
         self.release(start.request_id)
         if not self._free:
             self._grow(len(self.tokens_RP))
@@ -258,7 +269,14 @@ class InputBatch:
             num_decodes=int(longer[0]) if longer.size else num_slices,
             max_length=int(lengths_S.max()),
             max_kv_length=max_kv_length,
+            adapters=self._runs(rows_S, lengths_S) if self._max_adapters else None,
         )
+
+    def _runs(
+        self, rows_S: NDArray[np.intp], lengths_S: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]] | None:
+        adapters_S = self.columns.adapter_R[rows_S]
+        return runs_of(adapters_S - 1, lengths_S) if adapters_S.any() else None
 
     def place(self, host: HostBatch, device: torch.device) -> tuple[Batch, torch.Tensor]:
         """The geometry for the kernels and the input tokens, on the device."""
@@ -289,6 +307,10 @@ class InputBatch:
             max_length=host.max_length,
             max_kv_length=host.max_kv_length,
         )
+        if host.adapters is not None:
+            rows_N, run_starts, slots = host.adapters
+            on_device_N = torch.from_numpy(rows_N).to(device)
+            geometry.adapters = AdapterRuns(on_device_N, run_starts, slots)
         return geometry, placed[5]
 
     def _put_blocks(self, row: int, first: int, block_ids: tuple[int, ...]) -> None:

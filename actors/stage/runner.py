@@ -14,6 +14,7 @@ import torch
 
 from actors.scheduling.plan import StepPlan, StepResult, logit_rows
 from actors.scheduling.request import Grammar
+from actors.stage.adapters import StageAdapters
 from actors.stage.captured_head import CapturedHead
 from actors.stage.cuda_graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
 from actors.stage.head import Head
@@ -55,6 +56,7 @@ class StageRunner:
         self._kv: KVCache | None = None
         self._graphs: StepGraphs | None = None
         self._ahead: RunAhead | None = None
+        self._adapters: StageAdapters | None = None
         self._applied_step: int | None = None
 
     def load(self, progress: Callable[[float], None] | None = None) -> StageInfo:
@@ -84,7 +86,13 @@ class StageRunner:
             self._group.use_symmetric_memory(dtype)
         self._decoder = Decoder(weights, self._backend, self._shape, config, self._group)
         self._num_layers = len(weights.layers)
-        self._input_batch = InputBatch(spec.max_requests, max_model_len, spec.block_size)
+        if spec.max_adapters:
+            self._adapters = StageAdapters(config, part, spec, dtype, self._device)
+            for layer, adapters in zip(weights.layers, self._adapters.layers, strict=True):
+                layer.adapters = adapters
+        self._input_batch = InputBatch(
+            spec.max_requests, max_model_len, spec.block_size, spec.max_adapters
+        )
         if spec.is_last:
             self._head = self._make_head(folder)
         self._backend.finish_loading()
@@ -223,6 +231,14 @@ class StageRunner:
         """
         if self._sampler is not None:
             self._sampler.grammars.compile(grammar)
+
+    def load_adapter(
+        self, slot: int, folder: Path, pause: Callable[[], None] = lambda: None
+    ) -> None:
+        """As of `StageAdapters.load`; beside steps, in another thread."""
+        if self._adapters is None:
+            raise ValueError("this stage has no adapter slots")
+        self._adapters.load(slot, folder, pause)
 
     def close(self) -> None:
         """Leave the rank group and drop the cache."""

@@ -19,6 +19,7 @@ class StageSpec:
     graph_tokens: largest captured hybrid batch, 0 for decodes only. Larger ones run launch by
         launch, for their kernels take longer than their launches.
     symmetric_memory: small all-reduces of a stage's GPUs by torch's symmetric memory.
+    max_adapters, max_adapter_rank: LoRA slots of every layer, and the most rows of an A; 0: none.
     group_address: "host:port" of the stage's torch.distributed store when tensor_ranks > 1.
     """
 
@@ -43,6 +44,8 @@ class StageSpec:
     cuda_graphs: bool = True
     graph_tokens: int = 2048
     symmetric_memory: bool = False
+    max_adapters: int = 0
+    max_adapter_rank: int = 0
 
     @property
     def is_first(self) -> bool:

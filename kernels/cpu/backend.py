@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kernels.adapters import AdapterModule, AdapterRuns
+from kernels.cpu import adapters as lora
 from kernels.cpu import kv as paged
 from kernels.cpu import library, sampling
 from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
@@ -165,6 +167,11 @@ class CpuBackend(TorchBackend):
             gated,
         )
         return y_TI
+
+    def add_adapters(
+        self, module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns
+    ) -> None:
+        lora.add_adapters(module, x_TK, y_TO, runs)
 
     def allocate_kv(
         self,

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import torch
 
+from kernels.adapters import AdapterModule, LayerAdapters
 from kernels.cpu import library
+from kernels.cpu.adapters import CpuAdapters, RunsView, view_runs
 from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
 from kernels.cpu.library import BatchView, view_batch
 from kernels.cpu.linear import CpuLinear
@@ -41,6 +43,7 @@ class _LayerView(ctypes.Structure):
         ("cache", ctypes.c_void_p),
         ("cos_sin", ctypes.c_void_p),
         ("sliding_window", ctypes.c_int32),
+        ("adapters", ctypes.c_void_p * 4),
     )
 
 
@@ -89,8 +92,13 @@ class CpuStack:
         self._hidden = linears[0][0].in_features
         for w, four in zip(layers, linears, strict=True):
             _check_layer(w, four, shape, form, self._dtype, self._hidden)
+        adapters = [
+            _adapters(w.adapters, four, self._dtype)
+            for w, four in zip(layers, linears, strict=True)
+        ]
+        self._num_slots = max((a.num_slots for four in adapters for a in four if a), default=0)
         # Addresses below point into these.
-        self._kept = (list(layers), linears, caches, tables, sums)
+        self._kept = (list(layers), linears, caches, tables, sums, adapters)
         self._block_size = caches[0].block_size
         self._positions = min(table_PD.shape[0] for table_PD in tables)
         self._layers = (_LayerView * len(layers))(
@@ -111,9 +119,10 @@ class CpuStack:
                     cache.data.data_ptr(),
                     table_PD.data_ptr(),
                     w.sliding_window or 0,
+                    (ctypes.c_void_p * 4)(*[None if a is None else a.address for a in four]),
                 )
-                for w, (qkv, out, gate_up, down), cache, table_PD in zip(
-                    layers, linears, caches, tables, strict=True
+                for w, (qkv, out, gate_up, down), cache, table_PD, four in zip(
+                    layers, linears, caches, tables, adapters, strict=True
                 )
             )
         )
@@ -131,6 +140,7 @@ class CpuStack:
             ctypes.c_int32,
             ctypes.POINTER(_StackView),
             ctypes.POINTER(BatchView),
+            ctypes.POINTER(RunsView),
             *[library.Pointer] * 3,
         )
 
@@ -151,9 +161,13 @@ class CpuStack:
             added = x_TH.data_ptr()
             residual_TH = self._checked(residual_TH, view.num_tokens)
         out_TH = torch.empty_like(residual_TH)
+        runs = None
+        if batch.adapters is not None:
+            runs = view_runs(batch.adapters, self._num_slots, view.num_tokens)
         error = self._run(
             self._view,
             view,
+            runs,
             added,
             residual_TH.data_ptr(),
             out_TH.data_ptr(),
@@ -175,6 +189,21 @@ def _packed(linear: Linear | None) -> CpuLinear:
     if not isinstance(linear, CpuLinear):
         raise TypeError(f"the cpu backend was given a layer of {type(linear).__name__}")
     return linear
+
+
+def _adapters(
+    layer: LayerAdapters, linears: tuple[CpuLinear, ...], dtype: torch.dtype
+) -> list[CpuAdapters | None]:
+    found: list[CpuAdapters | None] = []
+    modules: tuple[AdapterModule | None, ...] = (layer.qkv, layer.out, layer.gate_up, layer.down)
+    for linear, module in zip(linears, modules, strict=True):
+        adapters = None if module is None else CpuAdapters(module)
+        if adapters is not None:
+            sizes = (adapters.in_features, adapters.out_features, adapters.dtype)
+            if sizes != (linear.in_features, linear.out_features, dtype):
+                raise ValueError(f"adapters of {sizes} for a layer of {linear.out_features}")
+        found.append(adapters)
+    return found
 
 
 def _check_layer(

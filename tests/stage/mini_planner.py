@@ -62,6 +62,7 @@ class Live:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     pooling: str | None = None
+    adapter: int = 0
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -92,11 +93,12 @@ class MiniPlanner:
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams | Sequence[SamplingParams],
         pooling: str | None = None,
+        adapters: Sequence[int] | None = None,
     ) -> list[list[int]]:
-        """Generated tokens of each prompt, end token included."""
+        """Generated tokens of each prompt, end token included. adapters: as of `Request`."""
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         lives = [
-            Live(i, tuple(p), s, pooling, list(p))
+            Live(i, tuple(p), s, pooling, 0 if adapters is None else adapters[i], list(p))
             for i, (p, s) in enumerate(zip(prompts, each, strict=True))
         ]
         self.waiting, self.running = list(lives), list[Live]()
@@ -161,7 +163,7 @@ class MiniPlanner:
         self.started.append(
             RequestStart(
                 live.request_id, tuple(live.tokens), len(live.prompt), tuple(live.blocks),
-                live.sampling, live.pooling,
+                live.sampling, live.pooling, live.adapter,
             )
         )  # fmt: skip
 
@@ -180,7 +182,7 @@ class MiniPlanner:
                 if start.request_id == live.request_id:
                     self.started[i] = RequestStart(
                         start.request_id, start.tokens, start.num_prompt_tokens,
-                        tuple(live.blocks), start.sampling, start.pooling,
+                        tuple(live.blocks), start.sampling, start.pooling, start.adapter,
                     )  # fmt: skip
         return True
 

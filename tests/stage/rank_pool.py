@@ -7,6 +7,7 @@ import multiprocessing
 import socket
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from actors.scheduling.plan import StepPlan, StepResult
@@ -41,6 +42,10 @@ def serve_rank(rank: int, pipe: Connection) -> None:
                     if capture:
                         runner.capture(EagerCapture())
                 pipe.send(("ok", infos))
+            elif kind == "load_adapter":
+                for runner in runners:
+                    runner.load_adapter(*payload)
+                pipe.send(("ok", None))
             else:
                 carried = None
                 for runner in runners:
@@ -85,6 +90,9 @@ class RankPool:
             for s in range(num_stages)
         ]
         return self._all(("make", (specs, num_blocks, num_host_blocks, capture)))
+
+    def load_adapter(self, slot: int, folder: Path) -> None:
+        self._all(("load_adapter", (slot, folder)))
 
     def execute(self, plan: StepPlan) -> StepResult:
         answers = self._all(("execute", plan))

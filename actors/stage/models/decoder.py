@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from actors.stage.models.config import DecoderConfig
 from actors.transport.group import RankGroup
+from kernels.adapters import AdapterModule
 from kernels.interface import (
     AttentionShape,
     Backend,
@@ -125,23 +126,33 @@ class Decoder:
         residual_TH, added_TH = x_TH, None
         for w, kv, shape in zip(self._weights.layers, self._kv, self._shapes, strict=True):
             input_TH = self._sum_normed(added_TH, residual_TH, w.input_norm_H, w.input_norm_bias_H)
-            attended_TH = w.out(self._attend(w, input_TH, batch, kv, shape))
+            attended_TX = self._attend(w, input_TH, batch, kv, shape)
+            attended_TH = self._linear(w.out, w.adapters.out, attended_TX, batch)
             if self._form.parallel:
                 if w.post_norm_H is not None:
                     input_TH = self._normed(residual_TH, w.post_norm_H, w.post_norm_bias_H)
-                added_TH = reduce(attended_TH + self._mlp(w, input_TH))
+                added_TH = reduce(attended_TH + self._mlp(w, input_TH, batch))
                 continue
             attended_TH = self._result_normed(reduce(attended_TH), w.attention_out_norm_H)
             input_TH = self._sum_normed(attended_TH, residual_TH, w.post_norm_H, w.post_norm_bias_H)
-            added_TH = self._result_normed(reduce(self._mlp(w, input_TH)), w.mlp_out_norm_H)
+            added_TH = self._result_normed(reduce(self._mlp(w, input_TH, batch)), w.mlp_out_norm_H)
         if added_TH is None:  # a stage without layers passes its input on
             added_TH = torch.zeros_like(residual_TH)
         return added_TH, residual_TH
 
+    def _linear(
+        self, linear: Linear, adapters: AdapterModule | None, x_TK: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
+        y_TO = linear(x_TK)
+        if batch.adapters is not None and adapters is not None:
+            self._backend.add_adapters(adapters, x_TK, y_TO, batch.adapters)
+        return y_TO
+
     def _attend(
         self, w: LayerWeights, x_TH: torch.Tensor, batch: Batch, kv: KVLayer, shape: AttentionShape
     ) -> torch.Tensor:
-        qkv_TX, q_norm_D, k_norm_D = w.qkv(x_TH), w.q_norm_D, w.k_norm_D
+        qkv_TX = self._linear(w.qkv, w.adapters.qkv, x_TH, batch)
+        q_norm_D, k_norm_D = w.q_norm_D, w.k_norm_D
         if self._form.whole_qk_norm and q_norm_D is not None and k_norm_D is not None:
             widths = [len(q_norm_D), len(k_norm_D), len(k_norm_D)]
             q_TX, k_TX, v_TX = torch.split(qkv_TX, widths, dim=1)
@@ -153,14 +164,14 @@ class Decoder:
         )
         return self._backend.attention(q_TND, batch, kv, shape)
 
-    def _mlp(self, w: LayerWeights, x_TH: torch.Tensor) -> torch.Tensor:
+    def _mlp(self, w: LayerWeights, x_TH: torch.Tensor, batch: Batch) -> torch.Tensor:
         if w.gate_up is None or w.down is None:
             return self._mixture(w, x_TH)
-        return self._through(w.gate_up, w.down, x_TH)
+        inner_TX = self._activated(self._linear(w.gate_up, w.adapters.gate_up, x_TH, batch))
+        return self._linear(w.down, w.adapters.down, inner_TX, batch)
 
-    def _through(self, gate_up: Linear, down: Linear, x_TH: torch.Tensor) -> torch.Tensor:
-        form = self._form
-        return down(self._backend.activate(gate_up(x_TH), form.activation, form.gated))
+    def _activated(self, inner_TX: torch.Tensor) -> torch.Tensor:
+        return self._backend.activate(inner_TX, self._form.activation, self._form.gated)
 
     def _mixture(self, w: LayerWeights, x_TH: torch.Tensor) -> torch.Tensor:
         """Tokens grouped by expert, one product per expert that has some. Each token's results are
@@ -180,7 +191,7 @@ class Decoder:
         ):
             if len(places):
                 rows = places // experts.per_token
-                given = self._through(gate_up, down, x_TH[rows])
+                given = down(self._activated(gate_up(x_TH[rows])))
                 given = given * shares_TK.flatten()[places, None]
                 y_TH.index_add_(0, rows, given.to(y_TH.dtype))
         return y_TH

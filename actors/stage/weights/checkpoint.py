@@ -26,15 +26,22 @@ class Checkpoint:
     """The tensors of one folder by name. Close it to unmap the shards.
 
     optional_prefix: at the front of every name but the head's; some checkpoints leave it out.
+    single: what the one file is called where there is one.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, optional_prefix: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        optional_prefix: str = "",
+        single: str = "model.safetensors",
+    ) -> None:
         self.folder = folder
         self._dtype = dtype
         self._handles: dict[Path, Any] = {}
         self._shard_of: dict[str, Path] = {}
         indexed = _read_index(folder)
-        for shard in sorted(set(indexed.values())) if indexed else _shards(folder):
+        for shard in sorted(set(indexed.values())) if indexed else _shards(folder, single):
             handle = _open(shard)
             self._handles[shard] = handle
             for name in handle.keys():  # noqa: SIM118 - a safetensors handle is not iterable
@@ -154,8 +161,8 @@ def _read_index(folder: Path) -> dict[str, Path]:
     return shards
 
 
-def _shards(folder: Path) -> list[Path]:
-    single = folder / "model.safetensors"
+def _shards(folder: Path, name: str) -> list[Path]:
+    single = folder / name
     found = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if found:
         return found

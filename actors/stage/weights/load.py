@@ -18,6 +18,7 @@ from actors.stage.weights.names import (
     gate_up_pieces,
     layer_prefix,
     linear_shapes,
+    num_rows,
     qkv_pieces,
 )
 from actors.stage.weights.quantized import PackedLayers
@@ -145,7 +146,7 @@ class Loader:
         biases = [self._bias(prefix, piece.name, piece) for piece in pieces]
         bias_O = None
         if any(bias is not None for bias in biases):
-            sizes = [_num_rows(piece) for piece in pieces]
+            sizes = [num_rows(piece) for piece in pieces]
             bias_O = torch.cat(
                 [
                     torch.zeros(size, dtype=self.dtype, device=self.device) if b is None else b
@@ -265,10 +266,6 @@ class Loader:
             tensor = tensor[order]
         self.num_parameters += tensor.numel()
         return tensor.to(self.device)
-
-
-def _num_rows(piece: Piece) -> int:
-    return piece.rows[1] - piece.rows[0] if piece.order is None else len(piece.order)
 
 
 def _taken(weight: QuantizedWeight, order: torch.Tensor | None) -> QuantizedWeight:

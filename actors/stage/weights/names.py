@@ -34,6 +34,10 @@ class Piece:
     order: torch.Tensor | None = None
 
 
+def num_rows(piece: Piece) -> int:
+    return piece.rows[1] - piece.rows[0] if piece.order is None else len(piece.order)
+
+
 def layer_prefix(config: DecoderConfig, layer: int) -> str:
     return config.names.layer.format(layer)
 

@@ -3,6 +3,7 @@
 
 #include <map>
 
+#include "adapters.h"
 #include "api.h"
 #include "attention_plan.h"
 #include "elementwise_kernel.h"
@@ -30,7 +31,10 @@ struct StackLayer {
   void* cache;
   const float* cos_sin;
   int32_t sliding_window;  // 0: none
+  const AdapterModule* adapters[4];  // of qkv, out, gate_up, down, or null
 };
+
+enum { kQkv, kOut, kGateUp, kDown };
 
 struct Stack {
   const StackLayer* layers;
@@ -86,9 +90,12 @@ struct Sizes {
 // One step; what it computes in what order is `Decoder.layers` (actors/stage/models/decoder.py).
 class Run {
  public:
-  Run(const Stack& stack, const BatchView& batch, void* residual, void* out)
+  // runs: of adapters, or null.
+  Run(const Stack& stack, const BatchView& batch, const AdapterRuns* runs, void* residual,
+      void* out)
       : stack_(stack), batch_(batch), size_(stack, batch), activations_(size_.total()),
         residual_(residual), out_(out) {
+    if (runs != nullptr) tiles_ = tiles_of(*runs);
     normed_ = take(size_.hidden);
     mlp_normed_ = take(size_.hidden);
     qkv_ = take(size_.qkv);
@@ -110,17 +117,26 @@ class Run {
           input = sum_normed(nullptr, layer.post_norm, layer.post_norm_bias, mlp_normed_);
         }
         linear_forward(*layer.out, attended_, size_.attended, T, out_, H);
+        adapt_with(layer.adapters[kOut], attended_, out_);
         mlp(layer, input);
-        linear_add(*layer.down, inner_, size_.inner, T, out_, H);
+        if (tiles_.empty()) {
+          linear_add(*layer.down, inner_, size_.inner, T, out_, H);
+        } else {
+          linear_forward(*layer.down, inner_, size_.inner, T, normed_, H);
+          adapt_with(layer.adapters[kDown], inner_, normed_);
+          norm({normed_, out_, nullptr, nullptr, H, stack_.eps, stack_.shape.dtype}, T);
+        }
         sum_ranks();
         added = out_;
         continue;
       }
-      added = join(*layer.out, attended_, size_.attended, layer.attention_out_norm, false);
+      added = join(*layer.out, layer.adapters[kOut], attended_, size_.attended,
+                   layer.attention_out_norm, false);
       input = sum_normed(added, layer.post_norm, layer.post_norm_bias, normed_);
       mlp(layer, input);
       const bool last = i + 1 == stack_.num_layers;  // the caller adds what it gives
-      added = join(*layer.down, inner_, size_.inner, layer.mlp_out_norm, last);
+      added = join(*layer.down, layer.adapters[kDown], inner_, size_.inner, layer.mlp_out_norm,
+                   last);
     }
     return error_;
   }
@@ -139,14 +155,15 @@ class Run {
 
   // Adds a linear layer's result to the residual. If it is normed first, or shall be kept, it is
   // returned instead, for the next norm to add.
-  const void* join(const PackedLinear& linear, const void* x, int64_t width, const void* weight,
-                   bool keep) {
+  const void* join(const PackedLinear& linear, const AdapterModule* adapters, const void* x,
+                   int64_t width, const void* weight, bool keep) {
     const int64_t T = size_.tokens, H = size_.hidden;
-    if (weight == nullptr && !keep && stack_.ranks == nullptr) {
+    if (weight == nullptr && !keep && stack_.ranks == nullptr && tiles_.empty()) {
       linear_add(linear, x, width, T, residual_, H);
       return nullptr;
     }
     linear_forward(linear, x, width, T, out_, H);
+    adapt_with(adapters, x, out_);
     sum_ranks();
     if (weight != nullptr) {
       norm({out_, nullptr, weight, out_, H, stack_.eps, stack_.shape.dtype, nullptr,
@@ -154,6 +171,12 @@ class Run {
            T);
     }
     return out_;
+  }
+
+  // Fused forms give the bits that separate operations give, so rows without an adapter have the
+  // same ones beside rows with one.
+  void adapt_with(const AdapterModule* adapters, const void* x, void* y) {
+    if (!tiles_.empty() && adapters != nullptr) adapt(*adapters, tiles_, x, y);
   }
 
   void sum_ranks() {
@@ -165,6 +188,7 @@ class Run {
     ShapeView shape = stack_.shape;
     shape.sliding_window = layer.sliding_window;
     linear_forward(*layer.qkv, input, size_.hidden, size_.tokens, qkv_, size_.qkv);
+    adapt_with(layer.adapters[kQkv], input, qkv_);
     const bool whole = stack_.whole_qk_norm;
     if (whole) {
       const int64_t q = size_.attended, kv = int64_t{shape.num_kv_heads} * shape.head_dim;
@@ -186,11 +210,13 @@ class Run {
 
   void mlp(const StackLayer& layer, const void* input) {
     const int64_t T = size_.tokens, H = size_.hidden, I = size_.inner;
-    if (stack_.gated && stack_.activation == Activation::silu && linear_can_gate(*layer.gate_up)) {
+    if (tiles_.empty() && stack_.gated && stack_.activation == Activation::silu &&
+        linear_can_gate(*layer.gate_up)) {
       linear_silu_mul(*layer.gate_up, input, H, T, inner_, I);
       return;
     }
     linear_forward(*layer.gate_up, input, H, T, gate_up_, stack_.gated ? 2 * I : I);
+    adapt_with(layer.adapters[kGateUp], input, gate_up_);
     activate({gate_up_, inner_, I, stack_.shape.dtype, stack_.activation, stack_.gated}, T);
   }
 
@@ -202,6 +228,7 @@ class Run {
   void* out_;
   RankError error_ = RankError::none;
   void *normed_, *mlp_normed_, *qkv_, *query_, *attended_, *inner_, *gate_up_;
+  AdapterTiles tiles_;
   std::map<int32_t, AttentionPlan> plans_;  // by window; most models have one
 };
 
@@ -209,9 +236,10 @@ class Run {
 }  // namespace legato
 
 // x: what the residual still lacks, or null. The last layer's output goes to `out`, not yet added.
-// Returns a RankError.
+// runs: of adapters, or null. Returns a RankError.
 LEGATO_API int32_t legato_stack_run(const legato::Stack* stack, const legato::BatchView* batch,
-                                    const void* x, void* residual, void* out) {
+                                    const legato::AdapterRuns* runs, const void* x, void* residual,
+                                    void* out) {
   if (batch->num_tokens == 0) return 0;
-  return static_cast<int32_t>(legato::Run(*stack, *batch, residual, out).layers(x));
+  return static_cast<int32_t>(legato::Run(*stack, *batch, runs, residual, out).layers(x));
 }

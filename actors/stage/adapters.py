@@ -1,0 +1,107 @@
+"""The adapter slots of one rank: LoRA adapters held beside the packed weights of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from actors.stage.models.config import DecoderConfig
+from actors.stage.models.split import Range, Split
+from actors.stage.spec import StageSpec
+from actors.stage.weights.adapter_folder import AdapterFolder
+from actors.stage.weights.names import (
+    Piece,
+    gate_up_pieces,
+    layer_prefix,
+    num_rows,
+    qkv_pieces,
+)
+from actors.stage.weights.source import WHOLE, Part
+from kernels.adapters import AdapterModule, LayerAdapters, adapter_module
+
+
+class StageAdapters:
+    """Slots 0 to max_adapters - 1. `layers` are to be joined to the layers' weights.
+
+    Ranks hold the rows of B of what is split by output features, and the columns of A of what is
+    split by input features, so that sums over ranks stay what they are without adapters.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        part: Split,
+        spec: StageSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._config = config
+        self._spec = spec
+        self._dtype = dtype
+        self._device = device
+        self._qkv, self._gate_up = qkv_pieces(config, part), gate_up_pieces(config, part)
+        self._split = part
+        self._numbers = range(*part.layers)
+        self.layers = [self._layer(number) for number in self._numbers]
+
+    def _layer(self, number: int) -> LayerAdapters:
+        part, hidden = self._split, self._config.hidden_size
+        qkv = self._module(hidden, [num_rows(piece) for piece in self._qkv])
+        out = self._module(part.q[1] - part.q[0], [hidden])
+        if self._config.has_experts(number):
+            return LayerAdapters(qkv, out)
+        return LayerAdapters(
+            qkv,
+            out,
+            self._module(hidden, [num_rows(piece) for piece in self._gate_up]),
+            self._module(part.inner[1] - part.inner[0], [hidden]),
+        )
+
+    def _module(self, in_features: int, widths: list[int]) -> AdapterModule:
+        return adapter_module(
+            self._spec.max_adapters, self._spec.max_adapter_rank, in_features, tuple(widths),
+            self._dtype, self._device,
+        )  # fmt: skip
+
+    def load(self, slot: int, folder: Path, pause: Callable[[], None] = lambda: None) -> None:
+        """Fill a slot, which no running request may use, with the adapter of a folder.
+
+        The whole folder is checked before the slot is touched. `pause` is called between small
+        pieces of work: steps may run meanwhile. Raises ModelError naming the file and the cause.
+        """
+        if not 0 <= slot < self._spec.max_adapters:
+            raise ValueError(f"adapter slot {slot} of {self._spec.max_adapters}")
+        adapter = AdapterFolder(folder, self._config, self._spec.max_adapter_rank, self._dtype)
+        try:
+            for number, layer in zip(self._numbers, self.layers, strict=True):
+                self._load_layer(adapter, slot, number, layer, pause)
+        finally:
+            adapter.close()
+
+    def _load_layer(
+        self,
+        adapter: AdapterFolder,
+        slot: int,
+        number: int,
+        layer: LayerAdapters,
+        pause: Callable[[], None],
+    ) -> None:
+        prefix, names = layer_prefix(self._config, number), self._config.names
+
+        def fill(module: AdapterModule | None, pieces: list[Piece], columns: Range | None) -> None:
+            for index, piece in enumerate(pieces if module is not None else ()):
+                assert module is not None
+                name, a_RK, b_OR = prefix + piece.name, None, None
+                if name in adapter.modules:
+                    a_RK = adapter.down(name, WHOLE if columns is None else Part(columns=columns))
+                    b_OR = adapter.up(name, Part(rows=piece.rows), piece.order)
+                module.put(slot, index, a_RK, b_OR)
+                pause()
+
+        whole = (0, self._config.hidden_size)
+        fill(layer.qkv, self._qkv, None)
+        fill(layer.out, [Piece(names.out, whole)], self._split.q)
+        fill(layer.gate_up, self._gate_up, None)
+        fill(layer.down, [Piece(names.down, whole)], self._split.inner)

@@ -1,0 +1,125 @@
+"""LoRA adapters of linear layers: stacked in slots, added to the rows of a batch by runs.
+
+An adapter adds B A x to what a linear layer gives for x. Every layer has the same slots, each of
+which holds one adapter's A and B; rows of a batch that use the same slot are one run. Shape
+suffixes as in `kernels.interface`, besides C slots, M parts of a layer, R rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+# Ranks are padded with zeros to a multiple of this: kernels compute so many rows of A at once.
+RANK_ALIGNMENT = 8
+
+
+@dataclass(slots=True)
+class AdapterModule:
+    """The slots of one linear layer, whose output features are `widths` of parts side by side (q, k
+    and v), each with an A of its own. What a slot's adapter does not change is zero, rank 0.
+
+    b_CRO is scaled. ranks_CM is int32 on the host.
+    """
+
+    a_CMRK: torch.Tensor
+    b_CRO: torch.Tensor
+    ranks_CM: torch.Tensor
+    widths: tuple[int, ...]
+
+    def put(
+        self, slot: int, part: int, a_RK: torch.Tensor | None, b_OR: torch.Tensor | None
+    ) -> None:
+        """Fill one part of a slot; nothing is there for None. No step may be using the slot."""
+        begin = sum(self.widths[:part])
+        columns = slice(begin, begin + self.widths[part])
+        rank = 0 if a_RK is None else len(a_RK)
+        if a_RK is not None and b_OR is not None:
+            self.a_CMRK[slot, part, :rank] = a_RK
+            self.b_CRO[slot, :rank, columns] = b_OR.T
+        self.a_CMRK[slot, part, rank:] = 0
+        self.b_CRO[slot, rank:, columns] = 0
+        self.ranks_CM[slot, part] = rank
+
+
+def adapter_module(
+    num_slots: int,
+    max_rank: int,
+    in_features: int,
+    widths: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> AdapterModule:
+    """Empty slots."""
+    rank = -(-max_rank // RANK_ALIGNMENT) * RANK_ALIGNMENT
+    return AdapterModule(
+        torch.zeros((num_slots, len(widths), rank, in_features), dtype=dtype, device=device),
+        torch.zeros((num_slots, rank, sum(widths)), dtype=dtype, device=device),
+        torch.zeros((num_slots, len(widths)), dtype=torch.int32),
+        widths,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAdapters:
+    """Of one decoder layer; None where an adapter changes nothing."""
+
+    qkv: AdapterModule | None = None
+    out: AdapterModule | None = None
+    gate_up: AdapterModule | None = None
+    down: AdapterModule | None = None
+
+
+NO_ADAPTERS = LayerAdapters()
+
+
+@dataclass(slots=True)
+class AdapterRuns:
+    """Which rows of a batch use which slots: rows_N[starts[i] : starts[i + 1]] use slots[i].
+
+    rows_N is int32 on the stage's device, the others int32 on the host. Rows without an adapter are
+    in no run.
+    """
+
+    rows_N: torch.Tensor
+    starts: NDArray[np.int32]
+    slots: NDArray[np.int32]
+
+
+def runs_of(
+    slots_S: NDArray[np.int32], lengths_S: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]] | None:
+    """Rows, starts and slots of `AdapterRuns` for slices with these slots (-1: none) and lengths;
+    None where no slice has one.
+
+    >>> rows, starts, slots = runs_of(np.int32([1, -1, 0, 1]), np.int32([1, 1, 2, 1]))
+    >>> rows.tolist(), starts.tolist(), slots.tolist()
+    ([2, 3, 0, 4], [0, 2, 4], [0, 1])
+    """
+    slots_T = np.repeat(slots_S, lengths_S)
+    order_T = np.argsort(slots_T, kind="stable")
+    rows_N = order_T[np.count_nonzero(slots_T < 0) :]
+    if not len(rows_N):
+        return None
+    slots_N = slots_T[rows_N]
+    begins = np.flatnonzero(np.diff(slots_N, prepend=-1))
+    starts = np.append(begins, len(rows_N))
+    return rows_N.astype(np.int32), starts.astype(np.int32), slots_N[begins].astype(np.int32)
+
+
+def add_adapters(
+    module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns
+) -> None:
+    """y += B A x in place for the rows of all runs, in torch."""
+    num_parts, rank = module.a_CMRK.shape[1:3]
+    for slot, (begin, end) in zip(runs.slots.tolist(), pairwise(runs.starts.tolist()), strict=True):
+        rows_N = runs.rows_N[begin:end].long()
+        shrunk_NX = x_TK[rows_N] @ module.a_CMRK[slot].flatten(0, 1).T
+        parts = shrunk_NX.view(-1, num_parts, rank).unbind(1)
+        b_parts = torch.split(module.b_CRO[slot], module.widths, dim=1)
+        added_NO = torch.cat([h_NR @ b_RO for h_NR, b_RO in zip(parts, b_parts, strict=True)], 1)
+        y_TO.index_add_(0, rows_N, added_NO)

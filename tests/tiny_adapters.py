@@ -1,0 +1,46 @@
+"""LoRA adapters of the tiny models, saved by peft, and what it answers with them merged."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from tests import tiny_models
+from tests.stage.greedy_reference import MAX_TOKENS, make_prompts
+
+LLAMA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def write(folder: Path, variant: str = "llama", seed: int = 1, **config: Any) -> Path:
+    """An adapter of weights wide enough to change what the model says. config: of `LoraConfig`,
+    by default all linear layers at rank 4."""
+    options = {"r": 4, "lora_alpha": 8, "target_modules": list(LLAMA_MODULES), **config}
+    model = get_peft_model(tiny_models.build(variant), LoraConfig(task_type="CAUSAL_LM", **options))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in sorted(model.named_parameters()):
+            if "lora_" in name:
+                weight.copy_(torch.randn(weight.shape, generator=generator) * 0.15)
+    model.save_pretrained(folder)
+    return folder
+
+
+@functools.cache
+def expected(folder: Path, variant: str = "llama") -> list[list[int]]:
+    """What transformers generates with the adapter merged into the weights by peft."""
+    model: Any = PeftModel.from_pretrained(tiny_models.build(variant), str(folder))
+    model = model.merge_and_unload()
+    answers = []
+    for prompt in make_prompts():
+        ids = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=MAX_TOKENS,
+            do_sample=False,
+        )
+        answers.append(ids[0, len(prompt) :].tolist())
+    return answers
