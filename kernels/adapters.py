@@ -120,6 +120,6 @@ def add_adapters(
         rows_N = runs.rows_N[begin:end].long()
         shrunk_NX = x_TK[rows_N] @ module.a_CMRK[slot].flatten(0, 1).T
         parts = shrunk_NX.view(-1, num_parts, rank).unbind(1)
-        b_parts = torch.split(module.b_CRO[slot], module.widths, dim=1)
+        b_parts = torch.split(module.b_CRO[slot], list(module.widths), dim=1)
         added_NO = torch.cat([h_NR @ b_RO for h_NR, b_RO in zip(parts, b_parts, strict=True)], 1)
         y_TO.index_add_(0, rows_N, added_NO)
