@@ -90,10 +90,12 @@ class AdapterRuns:
     slots: NDArray[np.int32]
 
 
-def runs_of(
-    slots_S: NDArray[np.int32], lengths_S: NDArray[np.int32]
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]] | None:
-    """Rows, starts and slots of `AdapterRuns` for slices with these slots (-1: none) and lengths;
+# Rows, starts and slots of `AdapterRuns`.
+HostRuns = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
+
+
+def runs_of(slots_S: NDArray[np.int32], lengths_S: NDArray[np.int32]) -> HostRuns | None:
+    """For slices with these slots (-1: none) and lengths;
     None where no slice has one.
 
     >>> rows, starts, slots = runs_of(np.int32([1, -1, 0, 1]), np.int32([1, 1, 2, 1]))

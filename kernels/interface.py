@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.adapters import NO_ADAPTERS, AdapterModule, AdapterRuns, LayerAdapters
+from kernels.graph_support import GraphSupport
 from kernels.layer_form import LayerForm
 from kernels.quantized import QuantizedWeight
 from kernels.rank_sums import RankSums, ShareFile
@@ -129,22 +130,6 @@ DecoderStack = Callable[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class GraphSupport:
-    """What CUDA graphs of a stage's steps take from a backend.
-
-    hybrid: batches with prefill chunks can be captured as well as decodes (see Batch.captured).
-    pack_draws: how rows draw -> (S, 3) float64 on the host, for one transfer.
-    draw: (logits_SV, packed_S3 on the device) -> int32 tokens_S; waits for nothing.
-    judge: as `Backend.chosen_logprobs`, but its answer stays on the device; waits for nothing.
-    """
-
-    hybrid: bool
-    pack_draws: Callable[[SamplingRows], NDArray[np.float64]]
-    draw: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    judge: Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, ...]]
-
-
 class Backend(Protocol):
     """Tensors are contiguous and of the model dtype unless said otherwise.
 
@@ -197,7 +182,7 @@ class Backend(Protocol):
     def add_adapters(
         self, module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns
     ) -> None:
-        """y_TO += B A x in place for the rows of all runs; y_TO is what the layer gave for x_TK."""
+        """y_TO += B A x in place for the rows of all runs."""
         ...
 
     # ---- between the linear layers ---------------------------------------------------------

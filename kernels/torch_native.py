@@ -22,11 +22,11 @@ from torch.nn import functional
 from kernels import adapters as lora
 from kernels import torch_sampling
 from kernels.adapters import AdapterModule, AdapterRuns
+from kernels.graph_support import GraphSupport
 from kernels.interface import (
     AttentionShape,
     Batch,
     DecoderStack,
-    GraphSupport,
     KVLayer,
     LayerWeights,
     Linear,

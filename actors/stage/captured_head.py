@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from actors.stage.cuda_graphs import StepGraphs, StepOutput
 from actors.stage.head import NotFinite
-from actors.stage.input_batch import HostBatch, InputBatch
+from actors.stage.host_batch import HostBatch
+from actors.stage.input_batch import InputBatch
 from actors.stage.landing import Landing
 from actors.stage.sampler import Sampler, token_logprobs
 

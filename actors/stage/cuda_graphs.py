@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.stage.input_batch import HostBatch, InputBatch
+from actors.stage.host_batch import HostBatch
+from actors.stage.input_batch import InputBatch
 from actors.stage.landing import Landing, TokenLanding
 from actors.stage.models.decoder import Decoder
 from actors.stage.step_inputs import StepInputs
-from kernels.interface import GraphSupport
 from kernels.torch_sampling import SamplingRows
 from kernels.upload import upload
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
-from actors.stage.input_batch import HostBatch
+from actors.stage.host_batch import HostBatch
 
 
 def drawing_rows(

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from actors.scheduling.plan import Slice, StepPlan, StepResult, TokenLogprobs
 from actors.stage.cuda_graphs import StepOutput
 from actors.stage.drafts import accept, drawing_rows
-from actors.stage.input_batch import HostBatch, InputBatch
+from actors.stage.host_batch import HostBatch
+from actors.stage.input_batch import InputBatch
 from actors.stage.models.decoder import Decoder
 from actors.stage.sampler import Sampler
 from actors.transport.group import RankGroup

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from actors.scheduling.plan import RequestStart, Slice, StepPlan
 from actors.scheduling.request import SamplingParams
 from actors.stage.device_tables import DeviceTables
-from kernels.adapters import AdapterRuns, runs_of
+from actors.stage.host_batch import HostBatch
+from kernels.adapters import AdapterRuns, HostRuns, runs_of
 from kernels.interface import Batch
 from kernels.torch_sampling import SamplingRows
 from kernels.upload import upload_all
@@ -96,28 +97,6 @@ class Columns:
         for name, values in vars(self).items():
             getattr(larger, name)[: len(values)] = values
         return larger
-
-
-@dataclass(slots=True)
-class HostBatch:
-    """One step's batch on the host. rows_S: each slice's row of the persistent batch. A token is
-    drawn for position ends_S[s] where samples_S. adapters: as `runs_of` gives them. The rest as in
-    `kernels.interface.Batch`."""
-
-    rows_S: NDArray[np.intp]
-    starts_S: NDArray[np.int32]
-    lengths_S: NDArray[np.int32]
-    ends_S: NDArray[np.int32]
-    samples_S: NDArray[np.bool_]
-    query_starts_S1: NDArray[np.int32]
-    positions_T: NDArray[np.int32]
-    tokens_T: NDArray[np.int32]
-    slot_mapping_T: NDArray[np.int32]
-    num_tokens: int
-    num_decodes: int
-    max_length: int
-    max_kv_length: int
-    adapters: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]] | None = None
 
 
 class InputBatch:
@@ -272,9 +251,7 @@ class InputBatch:
             adapters=self._runs(rows_S, lengths_S) if self._max_adapters else None,
         )
 
-    def _runs(
-        self, rows_S: NDArray[np.intp], lengths_S: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]] | None:
+    def _runs(self, rows_S: NDArray[np.intp], lengths_S: NDArray[np.int32]) -> HostRuns | None:
         adapters_S = self.columns.adapter_R[rows_S]
         return runs_of(adapters_S - 1, lengths_S) if adapters_S.any() else None
 

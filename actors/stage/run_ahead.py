@@ -20,7 +20,8 @@ import numpy as np
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.stage.captured_head import CapturedHead
 from actors.stage.cuda_graphs import StepGraphs, StepOutput
-from actors.stage.input_batch import HostBatch, InputBatch
+from actors.stage.host_batch import HostBatch
+from actors.stage.input_batch import InputBatch
 
 # How long one look for the next plan may sleep before it is seen whether the tokens have come.
 _LOOK_S = 0.0002

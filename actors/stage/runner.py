@@ -18,7 +18,8 @@ from actors.stage.adapters import StageAdapters
 from actors.stage.captured_head import CapturedHead
 from actors.stage.cuda_graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
 from actors.stage.head import Head
-from actors.stage.input_batch import HostBatch, InputBatch
+from actors.stage.host_batch import HostBatch
+from actors.stage.input_batch import InputBatch
 from actors.stage.kv import KVCache
 from actors.stage.memory import available_bytes
 from actors.stage.models.config import DecoderConfig, ModelError

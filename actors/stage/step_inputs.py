@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from actors.stage.device_tables import DeviceTables
-from actors.stage.input_batch import HostBatch
+from actors.stage.host_batch import HostBatch
 from kernels.interface import Batch
 
 # Parts begin at multiples of this many int32: 64 bytes.

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.interface import AttentionShape, Batch, GraphSupport, KVLayer, Linear
+from kernels.graph_support import GraphSupport
+from kernels.interface import AttentionShape, Batch, KVLayer, Linear
 from kernels.torch_native import TorchBackend
 from kernels.torch_sampling import Adjustment, SamplingRows, judge
 from kernels.triton import cache, logits, sampling

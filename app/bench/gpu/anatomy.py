@@ -26,7 +26,8 @@ from actors.stage.cuda_graphs import StepOutput
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
 from actors.transport.messages import pack, unpack
-from kernels.interface import AttentionShape, DecoderStack, GraphSupport, KVLayer, LayerWeights
+from kernels.graph_support import GraphSupport
+from kernels.interface import AttentionShape, DecoderStack, KVLayer, LayerWeights
 from kernels.layer_form import LayerForm
 from kernels.rank_sums import RankSums
 from kernels.torch_native import TorchBackend
