@@ -49,7 +49,7 @@ class GrammarMasks:
         self._eos = tuple(token for token in eos_token_ids if token < vocab_size)
         self._lock = threading.Lock()  # guards the cache, for moments
         # Held while one is compiled, which takes up to seconds. The cache is read without it: a
-        # step looks its grammar up in the middle of somebody else's compilation.
+        # step looks its grammar up in the middle of another grammar's compilation.
         self._compiling = threading.Lock()
         self._compiler: Any = None
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()

@@ -40,8 +40,8 @@ class _Partial:
 
 
 class NotFinite(RuntimeError):
-    """The step computed no numbers. It fails, so that whoever overflows is found and ended by
-    itself, and nobody gets tokens drawn from nothing."""
+    """The step computed no numbers. It fails, so that the request that overflows is found and
+    ended by itself, and none gets tokens drawn from nothing."""
 
     def __init__(self) -> None:
         super().__init__("the model's output is not finite: weights or activations overflow")

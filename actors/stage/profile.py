@@ -26,7 +26,7 @@ class DeviceMemory(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """Free now, with everything given back that nobody holds."""
+        """Free now, with everything given back that is not held."""
         ...
 
 

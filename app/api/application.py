@@ -25,7 +25,7 @@ from app.api.endpoints.probes import Probes
 from app.api.endpoints.quote import Quotes
 from app.api.endpoints.responses import Responses
 from app.api.endpoints.tokens import Tokens
-from app.api.http.anthropic import AnthropicManners
+from app.api.http.anthropic import AnthropicAdapter
 from app.api.http.audit import Audit
 from app.api.http.call import Call, Endpoint
 from app.api.http.errors import ApiError, from_engine
@@ -74,7 +74,7 @@ def build_api(context: Context, extra_routes: Sequence[BaseRoute] = ()) -> ASGIA
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(AnthropicManners),
+            Middleware(AnthropicAdapter),
             Middleware(Guard, options=options, keys=keys, audit=audit),
         ],
         exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _crash},

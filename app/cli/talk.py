@@ -29,7 +29,7 @@ MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")
 Seed = Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")]
 
 
-class Talk:
+class ChatClient:
     """One server and its first model; every failure ends the command with a message."""
 
     def __init__(self, url: str, key: str | None) -> None:
@@ -87,7 +87,7 @@ def generate(
     ] = False,
 ) -> None:
     """Continue a text with a running server's model, token by token."""
-    talk = Talk(url, api_key)
+    talk = ChatClient(url, api_key)
     body: dict[str, Any] = {
         "prompt": prompt,
         "max_tokens": max_tokens,
@@ -117,7 +117,7 @@ def chat(
     temperature: Temperature = 0.7,
 ) -> None:
     """Chat with a running server's model; an empty line or Ctrl-D ends."""
-    talk = Talk(url, api_key)
+    talk = ChatClient(url, api_key)
     console.print(f"{talk.model} at {talk.url}; an empty line ends", style="dim", markup=False)
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     while True:

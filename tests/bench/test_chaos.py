@@ -21,7 +21,7 @@ from app.bench.chaos.figures import chaos_figures, pauses_s
 from app.bench.chaos.fleet_faults import FLEET_FAULTS
 from app.bench.chaos.own_server import OwnServer, is_fleet
 from app.bench.chaos.requests import Answer, ChaosRequest, Verdict, draw_pool, judge
-from app.bench.chaos.run import Seen, Struck
+from app.bench.chaos.run import ChaosRecord, InjectedFault
 from app.bench.chaos.soak import growth
 from app.bench.report import MeasurementError
 
@@ -113,19 +113,19 @@ def test_a_fleet_is_whole_with_all_its_engines_and_no_doomed_one(tmp_path: Path)
 
 def test_a_pause_is_the_longest_gap_around_a_fault() -> None:
     seen = answer("abcdef", event_times_s=[0.0, 1.0, 2.0, 6.0, 7.0, 12.0])
-    assert pauses_s(Struck("stage killed", at_s=2.5, recovered_s=6.5), [seen]) == [4.0]
-    assert pauses_s(Struck("stage killed", at_s=13.0, recovered_s=14.0), [seen]) == []
+    assert pauses_s(InjectedFault("stage killed", at_s=2.5, recovered_s=6.5), [seen]) == [4.0]
+    assert pauses_s(InjectedFault("stage killed", at_s=13.0, recovered_s=14.0), [seen]) == []
 
 
 def test_figures_are_clean_only_without_loss_and_leak() -> None:
-    survived = Struck("stage killed", at_s=1.5, recovered_s=3.0)
-    clean = chaos_figures(Seen([survived], [answer()]), [answer()], [], [])
+    survived = InjectedFault("stage killed", at_s=1.5, recovered_s=3.0)
+    clean = chaos_figures(ChaosRecord([survived], [answer()]), [answer()], [], [])
     assert clean["is_clean"]
     assert (clean["num_survived"], clean["pauses_ms"]["longest"]) == (1, 1000.0)
     for seen, leaks in (
-        (Seen([survived], [answer("one")]), []),
-        (Seen([replace(survived, recovered_s=None)], [answer()]), []),
-        (Seen([survived], [answer()]), ["2 KV blocks are not free"]),
+        (ChaosRecord([survived], [answer("one")]), []),
+        (ChaosRecord([replace(survived, recovered_s=None)], [answer()]), []),
+        (ChaosRecord([survived], [answer()]), ["2 KV blocks are not free"]),
     ):
         assert not chaos_figures(seen, [answer()], leaks, [])["is_clean"]
 

@@ -75,7 +75,7 @@ class Keys:
             raise ValueError(f"{key} {found!r} is not supported; supported: {value!r}")
 
     def unread(self) -> str | None:
-        """A key that would change results and that nobody has read, if there is one."""
+        """A key that would change results and has not been read, if there is one."""
         for key in sorted(MEANINGFUL - self._read):
             value = self.values.get(key)
             if not any(value == neutral for neutral in _NEUTRAL):

@@ -41,7 +41,7 @@ def _object(status: int, message: str, param: str | None) -> dict[str, Any]:
     return {"type": "error", "error": {"type": error_type(status), "message": message}}
 
 
-class AnthropicManners:
+class AnthropicAdapter:
     """ASGI middleware; other paths pass untouched."""
 
     def __init__(self, app: ASGIApp) -> None:

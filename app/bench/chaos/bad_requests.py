@@ -18,7 +18,7 @@ Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class BadRequest:
     """One request. kind: what is wrong with it."""
 
     kind: str
@@ -29,7 +29,7 @@ class Bad:
 
 
 @dataclass(frozen=True, slots=True)
-class Raw:
+class RawJson:
     """A value as these bytes: what no encoder of JSON writes."""
 
     text: bytes
@@ -49,12 +49,12 @@ _NUMBERS = (
     -1, 0, -(2**31), 2**31, 2**53 + 1, 2**63, -(2**63) - 1, 2**64, 10**30, 0.5, -0.5, 1e308, 5e-324,
 )  # fmt: skip
 _NOT_NUMBERS = tuple(
-    map(Raw, (b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-0", b"01", b"0x10", b"1_000", b"+1",
-              b".5", b"1.", b"9" * 400))
+    map(RawJson, (b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-0", b"01", b"0x10", b"1_000",
+                  b"+1", b".5", b"1.", b"9" * 400))
 )  # fmt: skip
 _NOT_TEXTS = tuple(
-    map(Raw, (b'"\xff"', b'"\xc3"', b'"\\ud800"', b'"\\x41"', b'"\n"', b'"\x00"', b'"\xed\xa0\x80"',
-              b"'a'", b'"\\u12"', b'"abc', b"undefined", b"True", b"None"))
+    map(RawJson, (b'"\xff"', b'"\xc3"', b'"\\ud800"', b'"\\x41"', b'"\n"', b'"\x00"',
+                  b'"\xed\xa0\x80"', b"'a'", b'"\\u12"', b'"abc', b"undefined", b"True", b"None"))
 )  # fmt: skip
 _TEXTS = (
     "",
@@ -70,14 +70,14 @@ _TEXTS = (
 _ANY: tuple[Any, ...] = (None, True, False, 1, 1.5, "5", [], {}, [[]], [None], {"a": 1}, [1], ["a"])
 
 
-def bad_requests(document: Schema, seed: int, model: str) -> Iterator[Bad]:
+def bad_requests(document: Schema, seed: int, model: str) -> Iterator[BadRequest]:
     """Without end; the same for the same seed and document."""
-    draw = Drawer(document, random.Random(seed), model)
+    draw = RequestSpoiler(document, random.Random(seed), model)
     while True:
         yield draw.one()
 
 
-class Drawer:
+class RequestSpoiler:
     """Makes one bad request after the other."""
 
     def __init__(self, document: Schema, chance: random.Random, model: str) -> None:
@@ -92,28 +92,28 @@ class Drawer:
             if path in _GOOD and "post" in operations
         }  # fmt: skip
         self._paths = list(self._schemas)
-        self._makers: list[Callable[[str, dict[str, Any]], Bad]] = [
+        self._makers: list[Callable[[str, dict[str, Any]], BadRequest]] = [
             *[self._wrong_value] * 8, *[self._several_wrong] * 2, self._missing, self._extra,
             self._twice, self._deep, self._cut, self._noise, self._flipped, self._no_object,
             self._other_type, self._other_method,
         ]  # fmt: skip
 
-    def one(self) -> Bad:
+    def one(self) -> BadRequest:
         path = self._chance.choice(self._paths)
         return self._chance.choice(self._makers)(path, {"model": self._model, **_GOOD[path]})
 
     # ---- by the schema ------------------------------------------------------------------------
 
-    def _wrong_value(self, path: str, body: dict[str, Any]) -> Bad:
+    def _wrong_value(self, path: str, body: dict[str, Any]) -> BadRequest:
         name = self._chance.choice(list(self._schemas[path]))
         body[name] = self._wrong(self._schemas[path][name], 3)
-        return Bad("wrong value", path, dump(body))
+        return BadRequest("wrong value", path, dump(body))
 
-    def _several_wrong(self, path: str, body: dict[str, Any]) -> Bad:
+    def _several_wrong(self, path: str, body: dict[str, Any]) -> BadRequest:
         names = list(self._schemas[path])
         for name in self._chance.sample(names, min(len(names), self._chance.randint(2, 6))):
             body[name] = self._wrong(self._schemas[path][name], 3)
-        return Bad("several wrong", path, dump(body))
+        return BadRequest("several wrong", path, dump(body))
 
     def _wrong(self, schema: Schema, depth: int) -> Any:
         """A value that this schema most likely refuses, somewhere inside at times."""
@@ -152,13 +152,13 @@ class Drawer:
 
     # ---- by its form --------------------------------------------------------------------------
 
-    def _missing(self, path: str, body: dict[str, Any]) -> Bad:
+    def _missing(self, path: str, body: dict[str, Any]) -> BadRequest:
         required = [key for key in body if key not in ("max_tokens", "max_output_tokens")]
         del body[self._chance.choice(required)]
-        return Bad("missing", path, dump(body))
+        return BadRequest("missing", path, dump(body))
 
-    def _extra(self, path: str, body: dict[str, Any]) -> Bad:
-        return Bad("extra", path, dump({**body, self._name(): self._chance.choice(_ANY)}))
+    def _extra(self, path: str, body: dict[str, Any]) -> BadRequest:
+        return BadRequest("extra", path, dump({**body, self._name(): self._chance.choice(_ANY)}))
 
     def _name(self) -> str:
         return (
@@ -166,53 +166,53 @@ class Drawer:
             + "_no"
         )
 
-    def _twice(self, path: str, body: dict[str, Any]) -> Bad:
+    def _twice(self, path: str, body: dict[str, Any]) -> BadRequest:
         text = dump(body)
         name = self._chance.choice(list(self._schemas[path]))
         again = json.dumps(name).encode() + b":" + dump(self._chance.choice(_ANY))
-        return Bad("twice", path, text[:-1] + b"," + again + b"}")
+        return BadRequest("twice", path, text[:-1] + b"," + again + b"}")
 
-    def _deep(self, path: str, body: dict[str, Any]) -> Bad:
+    def _deep(self, path: str, body: dict[str, Any]) -> BadRequest:
         chance = self._chance
         opening, closing = chance.choice([(b"[", b"]"), (b'{"a":', b"}")])
         depth = chance.choice([100, 198, 199, 200, 201, 1000, 50_000])
         inner = chance.choice([b"1", b""])
         closed = closing * depth if chance.random() < 0.5 else b""
-        body[chance.choice(list(self._schemas[path]))] = Raw(opening * depth + inner + closed)
-        return Bad("deep", path, dump(body))
+        body[chance.choice(list(self._schemas[path]))] = RawJson(opening * depth + inner + closed)
+        return BadRequest("deep", path, dump(body))
 
-    def _cut(self, path: str, body: dict[str, Any]) -> Bad:
+    def _cut(self, path: str, body: dict[str, Any]) -> BadRequest:
         text = dump(body)
-        return Bad("cut", path, text[: self._chance.randrange(len(text))])
+        return BadRequest("cut", path, text[: self._chance.randrange(len(text))])
 
-    def _noise(self, path: str, body: dict[str, Any]) -> Bad:
-        return Bad("noise", path, self._chance.randbytes(self._chance.randrange(400)))
+    def _noise(self, path: str, body: dict[str, Any]) -> BadRequest:
+        return BadRequest("noise", path, self._chance.randbytes(self._chance.randrange(400)))
 
-    def _flipped(self, path: str, body: dict[str, Any]) -> Bad:
+    def _flipped(self, path: str, body: dict[str, Any]) -> BadRequest:
         text = bytearray(dump(body))
         for _ in range(self._chance.randint(1, 4)):
             text[self._chance.randrange(len(text))] = self._chance.randrange(256)
-        return Bad("flipped", path, bytes(text))
+        return BadRequest("flipped", path, bytes(text))
 
-    def _no_object(self, path: str, body: dict[str, Any]) -> Bad:
+    def _no_object(self, path: str, body: dict[str, Any]) -> BadRequest:
         values = (*_ANY, *_NUMBERS, *_NOT_NUMBERS, *_NOT_TEXTS, [body])
         chosen = self._chance.choice([value for value in values if value != {}])
-        return Bad("no object", path, dump(chosen))
+        return BadRequest("no object", path, dump(chosen))
 
-    def _other_type(self, path: str, body: dict[str, Any]) -> Bad:
+    def _other_type(self, path: str, body: dict[str, Any]) -> BadRequest:
         kind = self._chance.choice(
             ["text/plain", "multipart/form-data", "nonsense", "", "application/jsonx"]
         )
-        return Bad("content type", path, dump(body), kind)
+        return BadRequest("content type", path, dump(body), kind)
 
-    def _other_method(self, path: str, body: dict[str, Any]) -> Bad:
+    def _other_method(self, path: str, body: dict[str, Any]) -> BadRequest:
         method = self._chance.choice(["GET", "PUT", "DELETE", "PATCH", "TRACE", "FOO"])
         where = self._chance.choice(
             [path, path + "/", path + "/x", "/" + path, path + "?a=b", "/%00", "/%ff"]
         )
         if where in (path, path + "?a=b") and method == "POST":
             method = "PUT"
-        return Bad("method or path", where, dump(body), method=method)
+        return BadRequest("method or path", where, dump(body), method=method)
 
 
 def _bounds(schema: Schema) -> tuple[Any, ...]:
@@ -230,8 +230,8 @@ def _bounds(schema: Schema) -> tuple[Any, ...]:
 
 
 def dump(value: Any) -> bytes:
-    """JSON, with the bytes of `Raw` as they are."""
-    if isinstance(value, Raw):
+    """JSON, with the bytes of `RawJson` as they are."""
+    if isinstance(value, RawJson):
         return value.text
     if isinstance(value, Mapping):
         members = (json.dumps(key).encode() + b":" + dump(item) for key, item in value.items())

@@ -17,7 +17,7 @@ import typer
 from rich.progress import Progress
 
 from app.bench.chaos.bad_bytes import BadBytes, bad_bytes
-from app.bench.chaos.bad_requests import Bad, bad_requests
+from app.bench.chaos.bad_requests import BadRequest, bad_requests
 from app.bench.chaos.own_server import own_server
 from app.bench.chaos.probe import probing
 from app.bench.load.client import first_model, server_root
@@ -42,7 +42,7 @@ class FuzzCount:
     accepted: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
-    def note(self, bad: Bad, status: int, text: bytes) -> None:
+    def note(self, bad: BadRequest, status: int, text: bytes) -> None:
         self.statuses[str(status)] += 1
         self.kinds[bad.kind] += 1
         if status < 300:
@@ -62,7 +62,7 @@ class FuzzCount:
         self.wrong.append(f"{what} {content[:300]!r} -> {text[:200]!r}")
 
 
-def _explains(text: bytes, bad: Bad) -> bool:
+def _explains(text: bytes, bad: BadRequest) -> bool:
     """Whether a refusal says something."""
     return len(text) > 2 or bad.method in ("HEAD", "TRACE")
 
@@ -79,7 +79,7 @@ class Fuzzer:
         self._num_left = num_requests
         self._places = places
         document = httpx.get(f"{url}/openapi.json", timeout=30.0).json()
-        self._requests: Iterator[Bad] = bad_requests(document, seed, first_model(url))
+        self._requests: Iterator[BadRequest] = bad_requests(document, seed, first_model(url))
         self._bytes: Iterator[BadBytes] = bad_bytes(seed)
         self.count = FuzzCount()
 

@@ -28,7 +28,7 @@ _CANARY_EVERY_S = 0.1
 
 
 @dataclass(slots=True)
-class Struck:
+class InjectedFault:
     """One fault; times on `time.perf_counter`."""
 
     kind: str
@@ -39,10 +39,10 @@ class Struck:
 
 
 @dataclass(slots=True)
-class Seen:
+class ChaosRecord:
     """Everything that the figures are made of."""
 
-    faults: list[Struck] = field(default_factory=list)
+    faults: list[InjectedFault] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
 
 
@@ -72,9 +72,9 @@ class ChaosRun:
         self._faults = FLEET_FAULTS if server.num_engines else faults.FAULTS
         self._qps = qps
         self._over = asyncio.Event()
-        self.seen = Seen()
+        self.seen = ChaosRecord()
 
-    async def run(self, seconds: float, most_faults: int | None = None) -> Seen:
+    async def run(self, seconds: float, most_faults: int | None = None) -> ChaosRecord:
         """Faults for so long, or so many; then every open stream to its end."""
         workers = [asyncio.create_task(self._stream()) for _ in range(self._num_streams)]
         if self._qps:
@@ -150,9 +150,9 @@ class ChaosRun:
             self._say(struck)
             await asyncio.sleep(chance.uniform(*_REST_S))
 
-    async def _strike(self, kind: str, after_s: float) -> Struck:
+    async def _strike(self, kind: str, after_s: float) -> InjectedFault:
         await asyncio.sleep(after_s)
-        struck = Struck(kind, time.perf_counter())
+        struck = InjectedFault(kind, time.perf_counter())
         self.seen.faults.append(struck)
         try:
             struck.held_s, lift = await asyncio.to_thread(
@@ -167,7 +167,7 @@ class ChaosRun:
             lift()
         return struck
 
-    async def _recovered(self, struck: Sequence[Struck]) -> None:
+    async def _recovered(self, struck: Sequence[InjectedFault]) -> None:
         """Until a new request is answered as ever, by a fleet that is whole. Raises
         MeasurementError if that does not come to be."""
         within_s = FLEET_RECOVERS_WITHIN_S if self._server.num_engines else RECOVERS_WITHIN_S
@@ -187,13 +187,13 @@ class ChaosRun:
         why = None if answer is None else answer.error
         raise MeasurementError(f"no recovery within {within_s:g} s of: {names} ({why})")
 
-    def _say(self, struck: Sequence[Struck]) -> None:
+    def _say(self, struck: Sequence[InjectedFault]) -> None:
         for fault in struck:
             took = "skipped: " + fault.skipped if fault.skipped else _took(fault)
             console.print(f"  {len(self.seen.faults):3d}  {fault.kind}: {took}", soft_wrap=True)
 
 
-def _took(fault: Struck) -> str:
+def _took(fault: InjectedFault) -> str:
     assert fault.recovered_s is not None
     return f"held {fault.held_s:.1f} s, serving again after {fault.recovered_s - fault.at_s:.1f} s"
 

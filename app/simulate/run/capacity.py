@@ -117,7 +117,7 @@ def probe_load(
 ) -> tuple[Probe, Summary]:
     """Serve `base` at `qps` and judge it."""
     workload = base.at_rate(qps)
-    stop = _Hopeless(workload, tbt_s, delay_limit_s)
+    stop = _CannotPass(workload, tbt_s, delay_limit_s)
     result = simulate(workload, deployment, seed=seed, should_stop=stop)
     summary = result.summary()
     slack = 1.0 + 1e-9  # sums of floats
@@ -138,7 +138,7 @@ def probe_load(
     return probe, summary
 
 
-class _Hopeless:
+class _CannotPass:
     """True as soon as a probe cannot pass whatever still comes."""
 
     def __init__(self, workload: Workload, tbt_s: float, delay_limit_s: float) -> None:
