@@ -1,4 +1,4 @@
-"""What CUDA graphs of a stage's steps take from a backend; shape suffixes as in `kernels.interface`."""
+"""What CUDA graphs of a stage take from a backend; shape suffixes as in `kernels.interface`."""
 
 from __future__ import annotations
 

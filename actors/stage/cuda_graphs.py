@@ -30,6 +30,7 @@ from actors.stage.input_batch import InputBatch
 from actors.stage.landing import Landing, TokenLanding
 from actors.stage.models.decoder import Decoder
 from actors.stage.step_inputs import StepInputs
+from kernels.graph_support import GraphSupport
 from kernels.torch_sampling import SamplingRows
 from kernels.upload import upload
 
