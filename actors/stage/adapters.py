@@ -21,6 +21,13 @@ from actors.stage.weights.names import (
 from actors.stage.weights.source import WHOLE, Part
 from kernels.adapters import AdapterModule, LayerAdapters, adapter_module
 
+# Called between small pieces of work.
+Pause = Callable[[], None]
+
+
+def no_pause() -> None:
+    """Work on."""
+
 
 class StageAdapters:
     """Slots 0 to max_adapters - 1. `layers` are to be joined to the layers' weights.
@@ -65,7 +72,7 @@ class StageAdapters:
             self._dtype, self._device,
         )  # fmt: skip
 
-    def load(self, slot: int, folder: Path, pause: Callable[[], None] = lambda: None) -> None:
+    def load(self, slot: int, folder: Path, pause: Pause = no_pause) -> None:
         """Fill a slot, which no running request may use, with the adapter of a folder.
 
         The whole folder is checked before the slot is touched. `pause` is called between small
@@ -86,7 +93,7 @@ class StageAdapters:
         slot: int,
         number: int,
         layer: LayerAdapters,
-        pause: Callable[[], None],
+        pause: Pause,
     ) -> None:
         prefix, names = layer_prefix(self._config, number), self._config.names
 

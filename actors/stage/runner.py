@@ -14,7 +14,7 @@ import torch
 
 from actors.scheduling.plan import StepPlan, StepResult, logit_rows
 from actors.scheduling.request import Grammar
-from actors.stage.adapters import StageAdapters
+from actors.stage.adapters import Pause, StageAdapters, no_pause
 from actors.stage.captured_head import CapturedHead
 from actors.stage.cuda_graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
 from actors.stage.head import Head
@@ -91,9 +91,8 @@ class StageRunner:
             self._adapters = StageAdapters(config, part, spec, dtype, self._device)
             for layer, adapters in zip(weights.layers, self._adapters.layers, strict=True):
                 layer.adapters = adapters
-        self._input_batch = InputBatch(
-            spec.max_requests, max_model_len, spec.block_size, spec.max_adapters
-        )
+        sizes = (spec.max_requests, max_model_len, spec.block_size, spec.max_adapters)
+        self._input_batch = InputBatch(*sizes)
         if spec.is_last:
             self._head = self._make_head(folder)
         self._backend.finish_loading()
@@ -233,13 +232,10 @@ class StageRunner:
         if self._sampler is not None:
             self._sampler.grammars.compile(grammar)
 
-    def load_adapter(
-        self, slot: int, folder: Path, pause: Callable[[], None] = lambda: None
-    ) -> None:
+    def load_adapter(self, slot: int, folder: Path, pause: Pause = no_pause) -> None:
         """As of `StageAdapters.load`; beside steps, in another thread."""
-        if self._adapters is None:
-            raise ValueError("this stage has no adapter slots")
-        self._adapters.load(slot, folder, pause)
+        if self._adapters is not None:
+            self._adapters.load(slot, folder, pause)
 
     def close(self) -> None:
         """Leave the rank group and drop the cache."""
