@@ -266,11 +266,7 @@ class StageRunner:
         config, spec = self._config, self.spec
         if spec.rank == 0:
             self._sampler = Sampler(
-                self._input_batch,
-                self._backend,
-                folder,
-                config.vocab_size,
-                config.eos_token_ids,
+                self._input_batch, self._backend, folder, config.vocab_size, config.eos_token_ids
             )
         return Head(self._decoder, self._input_batch, self._sampler, self._group, spec.is_first)
 
