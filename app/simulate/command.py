@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,6 +94,9 @@ def command(
         str, typer.Option("--study", help="routing or scaling: a fleet under each of them.")
     ] = "",
     quick: Annotated[bool, typer.Option(help="With --paper: a part of it, in a minute.")] = False,
+    trace: Annotated[
+        list[str] | None, typer.Option(help="With --paper: DATASET=FILE, lengths in its place.")
+    ] = None,
     workers: Annotated[int, typer.Option(help="Processes for searches.", min=1)] = 1,
     cache: Annotated[
         Path | None, typer.Option(help="With --paper: keep finished capacity searches here.")
@@ -106,7 +109,7 @@ def command(
         if figure_7:
             result = _figure7(console, out)
         elif reproduce:
-            result = _paper(console, quick, workers, cache, out)
+            result = _paper(console, quick, trace or [], workers, cache, out)
         elif fleet_study:
             result = _study(console, fleet_study, replicas, seed, workers, out)
         elif find_config:
@@ -231,13 +234,18 @@ def _search(
 
 
 def _paper(
-    console: Console, quick: bool, workers: int, cache: Path | None, out: Path | None
+    console: Console,
+    quick: bool,
+    traces: Sequence[str],
+    workers: int,
+    cache: Path | None,
+    out: Path | None,
 ) -> dict[str, Any]:
-    requests, jobs = evaluation.plan(quick)
+    requests, jobs = evaluation.plan(quick, recorded := evaluation.parse_traces(traces))
     with _progress(console) as progress:
         task = progress.add_task("capacity searches", total=len(jobs))
         results = run_jobs(jobs, cache, workers, lambda *_: progress.advance(task))
-    rows = evaluation.rows(results, requests, quick)
+    rows = evaluation.rows(results, requests, quick, recorded)
     tables.show(console, tables.paper_table(rows))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

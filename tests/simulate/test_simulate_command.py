@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from app.simulate.command import register
-from app.simulate.paper import published
+from app.simulate.paper import evaluation, published
 from app.simulate.paper.capacities import (
     capacity_jobs,
     capacity_rows,
@@ -71,6 +72,8 @@ def test_capacity_prints_its_probes() -> None:
         (["--policy", "magic"], "magic"),
         (["--routing", "teleport", "--replicas", "2"], "teleport"),
         (["--search", "yi-34b/abacus"], "abacus"),
+        (["--capacity", "--workload", "gone.csv"], "gone.csv"),
+        (["--paper", "--trace", "novels=a.csv"], "sharegpt4, arxiv"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: list[str], message: str) -> None:
@@ -80,6 +83,19 @@ def test_wrong_arguments_are_named(arguments: list[str], message: str) -> None:
     else:
         assert result.exit_code == 2
         assert message in result.output
+
+
+def test_a_trace_stands_in_the_place_of_a_dataset(tmp_path: Path) -> None:
+    file = tmp_path / "short.csv"
+    file.write_text("num_prefill_tokens,num_decode_tokens\n64,8\n128,16\n")
+    traces = evaluation.parse_traces([f"sharegpt4={file}"])
+    _, jobs = evaluation.plan(True, traces)
+    assert {job.lengths for job in jobs} == {str(file)}
+    job = replace(jobs[0], num_requests=40)
+    recorded = run_jobs([job], tmp_path / "cache.json")[job.key]
+    assert recorded["qps"] > 1.0  # a hundred tokens, where the dataset has thousands
+    run_jobs([replace(job, lengths="")], tmp_path / "cache.json")
+    assert len(json.loads((tmp_path / "cache.json").read_text("utf-8"))) == 2
 
 
 def test_finished_searches_are_not_repeated(tmp_path: Path) -> None:

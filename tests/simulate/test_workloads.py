@@ -146,9 +146,29 @@ def test_every_shipped_workload_loads(path: Path) -> None:
     assert len(specs.load_workload(path)) > 50
 
 
+def test_a_trace_gives_lengths_to_draw_from(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.csv"
+    file.write_text("num_prefill_tokens,num_decode_tokens\n80,8\n160,24\n")
+    rng = np.random.default_rng(0)
+    for text, pairs in ((f"{file}", {(80, 8), (160, 24)}), (f"{file}/8", {(10, 1), (20, 3)})):
+        prompts, outputs = specs.parse_lengths(text)(64, rng)
+        assert set(zip(prompts.tolist(), outputs.tolist(), strict=True)) == pairs
+    file.write_text("num_prefill_tokens,num_decode_tokens\n")
+    with pytest.raises(ValueError, match="no request"):
+        specs.parse_lengths(str(file))
+    with pytest.raises(OSError, match=r"missing\.csv"):
+        specs.parse_lengths("missing.csv")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("nonsense", "known: arxiv"), ("fixed:1", "argument"), ("fixed:a,b", "numbers")],
+    [
+        ("nonsense", "known: arxiv"),
+        ("fixed:1", "argument"),
+        ("fixed:a,b", "numbers"),
+        ("zipf/x", "number stands"),
+        ("a/b", "known: arxiv"),
+    ],
 )
 def test_wrong_names_say_what_is_right(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from app.simulate.paper import capacities, published, steps
 from app.simulate.run.campaign import CapacityJob
+from app.simulate.workload.traces import trace_lengths
 
 # A short run flatters every policy: the queue never has time to build up.
 QUICK_REQUESTS, FULL_REQUESTS = 384, 768
 
 
-def plan(quick: bool) -> tuple[int, list[CapacityJob]]:
-    """Requests of a probe, and the capacity searches; quick: two models under one objective."""
+def parse_traces(texts: Sequence[str]) -> dict[str, str]:
+    """`DATASET=FILE` as a mapping. Raises ValueError naming the datasets, OSError for no file."""
+    traces = {}
+    for text in texts:
+        dataset, _, file = text.partition("=")
+        if dataset not in published.DATASETS or not file:
+            known = ", ".join(published.DATASETS)
+            raise ValueError(f"--trace {text}: use DATASET=FILE with one of {known}")
+        trace_lengths(file)
+        traces[dataset] = file
+    return traces
+
+
+def plan(quick: bool, traces: Mapping[str, str]) -> tuple[int, list[CapacityJob]]:
+    """Requests of a probe, and the capacity searches; quick: two models under one objective.
+
+    traces: files of recorded lengths, by the dataset in whose place they stand.
+    """
+    num_requests, jobs = _plan(quick)
+    return num_requests, [replace(job, lengths=traces.get(job.dataset, "")) for job in jobs]
+
+
+def _plan(quick: bool) -> tuple[int, list[CapacityJob]]:
     if not quick:
         jobs = capacities.capacity_jobs(FULL_REQUESTS) + capacities.tp8_jobs(FULL_REQUESTS)
         return FULL_REQUESTS, jobs + capacities.curve_jobs(FULL_REQUESTS)
@@ -25,10 +49,15 @@ def plan(quick: bool) -> tuple[int, list[CapacityJob]]:
     return QUICK_REQUESTS, jobs
 
 
-def rows(results: dict[str, dict[str, Any]], num_requests: int, quick: bool) -> list[published.Row]:
+def rows(
+    results: dict[str, dict[str, Any]],
+    num_requests: int,
+    quick: bool,
+    traces: Mapping[str, str],
+) -> list[published.Row]:
     """results: of the planned searches, as `run_jobs` returns them."""
     found = steps.validation_rows() + steps.interference_rows() + steps.chunking_rows()
-    found += steps.ablation_rows(seeds=(0,) if quick else range(5))
+    found += steps.ablation_rows(seeds=(0,) if quick else range(5), traces=traces)
     found += capacities.capacity_rows(results, num_requests)
     if not quick:
         found += capacities.tp8_rows(results, num_requests)

@@ -33,6 +33,11 @@ class CapacityJob:
     seed: int = 0
     budget: str = "fixed"
     order: str = "auto"
+    lengths: str = ""  # in the place of the dataset's: a trace
+
+    @property
+    def cache_key(self) -> str:
+        return f"{self.key}|{self.lengths}" if self.lengths else self.key
 
     @property
     def key(self) -> str:
@@ -64,7 +69,7 @@ def run_job(job: CapacityJob) -> dict[str, Any]:
     deployment = Deployment(config, model)
     found = search_capacity(
         deployment,
-        parse_lengths(job.dataset),
+        parse_lengths(job.lengths or job.dataset),
         job.tbt_s,
         guess_qps=job.guess_qps,
         num_requests=job.num_requests,
@@ -80,16 +85,17 @@ def run_jobs(
     on_done: Callable[[CapacityJob, dict[str, Any]], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Results by key; those in `cache` (a JSON file) are reused, new ones added as they come."""
-    results: dict[str, dict[str, Any]] = {}
+    cached: dict[str, dict[str, Any]] = {}
     if cache is not None and cache.exists():
-        results = json.loads(cache.read_text("utf-8"))
+        cached = json.loads(cache.read_text("utf-8"))
+    results = {job.key: cached[job.cache_key] for job in jobs if job.cache_key in cached}
     missing = {job.key: job for job in jobs if job.key not in results}
 
     def done(job: CapacityJob, result: dict[str, Any]) -> None:
-        results[job.key] = result
+        results[job.key] = cached[job.cache_key] = result
         if cache is not None:
             cache.parent.mkdir(parents=True, exist_ok=True)
-            lines = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(results.items())]
+            lines = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(cached.items())]
             cache.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
         if on_done is not None:
             on_done(job, result)

@@ -23,7 +23,7 @@ from app.simulate.workload.requests import (
     generate,
     multi_turn,
 )
-from app.simulate.workload.traces import read_trace
+from app.simulate.workload.traces import SUFFIXES, read_trace, trace_lengths
 
 _LENGTHS: dict[str, Callable[..., Lengths]] = {
     "sharegpt4": sharegpt4,
@@ -45,14 +45,27 @@ _ARRIVALS: dict[str, Callable[..., Arrivals]] = {
 
 
 def parse_lengths(text: str) -> Lengths:
-    """`name` or `name:a,b,c`, and `name/8` for lengths divided by eight.
+    """`name`, `name:a,b,c` or a CSV or Parquet trace; behind it `/8` divides lengths by eight.
 
-    Raises ValueError naming the distributions there are, or the arguments one takes.
+    Raises ValueError naming the distributions there are, or the arguments one takes; OSError for
+    a trace that is not there.
     """
-    body, _, divisor = text.partition("/")
-    name, arguments = _split(body)
-    lengths = _call(_LENGTHS, "length distribution", name, arguments)
-    return scaled(lengths, float(divisor)) if divisor else lengths
+    body, divisor = text, ""
+    if not text.endswith(SUFFIXES):
+        head, slash, tail = text.rpartition("/")
+        if slash and (head.endswith(SUFFIXES) or "/" not in head):
+            body, divisor = head, tail
+    if body.endswith(SUFFIXES):
+        lengths = trace_lengths(body)
+    else:
+        name, arguments = _split(body)
+        lengths = _call(_LENGTHS, "length distribution", name, arguments)
+    if not divisor:
+        return lengths
+    try:
+        return scaled(lengths, float(divisor))
+    except ValueError as error:
+        raise ValueError(f"{text!r}: a number stands behind '/'") from error
 
 
 def parse_arrivals(text: str, qps: float) -> Arrivals:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from app.simulate.workload.arrivals import poisson
+from app.simulate.workload.lengths import Ints, Lengths, Rng
 from app.simulate.workload.requests import Workload
 
+SUFFIXES = (".csv", ".parquet")
 _ALIASES = {
     "arrival_s": ("arrival_s", "arrived_at", "timestamp", "start_s"),
     "prompt_tokens": ("prompt_tokens", "num_prefill_tokens", "ContextTokens", "num_prompt_tokens"),
@@ -23,10 +25,39 @@ def read_trace(path: str | Path, qps: float | None = None, seed: int = 0) -> Wor
     Column names of the common public traces are understood. Without arrivals (or with `qps`
     given) requests arrive as a Poisson process. Raises ValueError naming a missing column.
     """
+    path = Path(path)
+    columns = _read_columns(path)
+    prompts, outputs = columns["prompt_tokens"], columns["output_tokens"]
+    if "arrival_s" in columns and qps is None:
+        arrivals = columns["arrival_s"].astype(np.float64)
+        order = np.argsort(arrivals, kind="stable")
+        return Workload(arrivals[order], prompts[order], outputs[order], name=path.stem)
+    if qps is None:
+        raise ValueError(f"{path} has no arrival times: give a rate")
+    arrivals = poisson(qps)(len(prompts), np.random.default_rng(seed))
+    return Workload(arrivals, prompts, outputs, name=path.stem)
+
+
+def trace_lengths(path: str | Path) -> Lengths:
+    """Lengths drawn from the file's requests, with replacement: prompt and output stay a pair.
+
+    Raises OSError for no file, ValueError naming a missing column.
+    """
+    columns = _read_columns(Path(path))
+    prompts, outputs = columns["prompt_tokens"], columns["output_tokens"]
+
+    def draw(n: int, rng: Rng) -> tuple[Ints, Ints]:
+        rows = rng.integers(0, len(prompts), n)
+        return prompts[rows], outputs[rows]
+
+    return draw
+
+
+def _read_columns(path: Path) -> dict[str, Any]:
+    """By name: lengths as whole numbers of at least 1, arrival_s as it stands, if it does."""
     import pyarrow.csv
     import pyarrow.parquet
 
-    path = Path(path)
     table: Any = (
         pyarrow.parquet.read_table(path)
         if path.suffix == ".parquet"
@@ -40,13 +71,7 @@ def read_trace(path: str | Path, qps: float | None = None, seed: int = 0) -> Wor
     for name in ("prompt_tokens", "output_tokens"):
         if name not in columns:
             raise ValueError(f"{path}: no column for {name}; it has {table.column_names}")
-    prompts = np.maximum(1, columns["prompt_tokens"].astype(np.int64))
-    outputs = np.maximum(1, columns["output_tokens"].astype(np.int64))
-    if "arrival_s" in columns and qps is None:
-        arrivals = columns["arrival_s"].astype(np.float64)
-        order = np.argsort(arrivals, kind="stable")
-        return Workload(arrivals[order], prompts[order], outputs[order], name=path.stem)
-    if qps is None:
-        raise ValueError(f"{path} has no arrival times: give a rate")
-    arrivals = poisson(qps)(len(prompts), np.random.default_rng(seed))
-    return Workload(arrivals, prompts, outputs, name=path.stem)
+        columns[name] = np.maximum(1, columns[name].astype(np.int64))
+    if not len(columns["prompt_tokens"]):
+        raise ValueError(f"{path} holds no request")
+    return columns
