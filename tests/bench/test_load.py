@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import statistics
+from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 
@@ -38,6 +40,15 @@ def test_a_load_has_two_requests_at_least() -> None:
 def test_unknown_lengths_are_refused(name: str) -> None:
     with pytest.raises(typer.BadParameter):
         lengths_of(name)
+
+
+def test_lengths_may_be_a_trace(tmp_path: Path) -> None:
+    file = tmp_path / "one.csv"
+    file.write_text("num_prefill_tokens,num_decode_tokens\n80,16\n")
+    prompts, outputs = lengths_of(f"{file}/8")(3, np.random.default_rng(0))
+    assert (prompts.tolist(), outputs.tolist()) == ([10] * 3, [2] * 3)
+    with pytest.raises(typer.BadParameter, match=r"gone\.csv"):
+        lengths_of("gone.csv")
 
 
 async def test_an_arrival_does_not_wait_for_the_answer_before_it() -> None:

@@ -18,14 +18,23 @@ from app.simulate.workload.lengths import (
     sharegpt4,
 )
 from app.simulate.workload.requests import Workload, generate
+from app.simulate.workload.specs import names_trace, parse_lengths
 
 LengthsOption = Annotated[
-    str, typer.Option(help="sharegpt, arxiv, either with /DIVISOR, or PROMPTxOUTPUT tokens.")
+    str,
+    typer.Option(
+        help="sharegpt, arxiv or a CSV or Parquet trace, each with /DIVISOR; or PROMPTxOUTPUT."
+    ),
 ]
 
 
 def lengths_of(name: str) -> Lengths:
-    """Raises typer.BadParameter for an unknown name."""
+    """Raises typer.BadParameter for an unknown name, or a trace that cannot be read."""
+    if names_trace(name):
+        try:
+            return parse_lengths(name)
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(f"{name!r}: {error}") from error
     kind, _, divisor = name.partition("/")
     if kind in ("sharegpt", "arxiv"):
         lengths = sharegpt4() if kind == "sharegpt" else arxiv_summarization()

@@ -68,6 +68,11 @@ def parse_lengths(text: str) -> Lengths:
         raise ValueError(f"{text!r}: a number stands behind '/'") from error
 
 
+def names_trace(text: str) -> bool:
+    """Whether `parse_lengths` would read a file."""
+    return text.endswith(SUFFIXES) or text.rpartition("/")[0].endswith(SUFFIXES)
+
+
 def parse_arrivals(text: str, qps: float) -> Arrivals:
     """`name` or `name:a,b`; the arguments behind the rate. Raises ValueError as above."""
     name, arguments = _split(text)
