@@ -25,7 +25,7 @@ from app.engine.link import EngineFailed
 from app.engine.live import LiveEngine
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
-from app.fleet.registry import Member, Registry, this_node
+from app.fleet.registry import Member, Registry, registry_of, this_node
 from app.handle_calls import ServedModel
 from app.replica import HttpReplica, load_text
 from app.server import FOR_STREAMS
@@ -139,10 +139,11 @@ def _client(settings: Settings, config: EngineConfig, engine: str) -> FleetClien
         start_within_s=fleet.start_within_s,
         resume_within_s=fleet.resume_within_s,
         allow_inexact=fleet.allow_inexact,
+        sleeps=fleet.sleeps,
         request_deadline_s=config.request_deadline_s,
     )
 
 
 def _registry(deployment: str) -> Registry:
     """Of the engines of one model."""
-    return Registry(f"{serve.get_replica_context().app_name}/{deployment}")
+    return registry_of(serve.get_replica_context().app_name, deployment)

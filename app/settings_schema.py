@@ -183,6 +183,12 @@ class FleetSettings(_Section):
         gt=0,
         description="A stream that has lost its engine and finds no other ends then.",
     )
+    sleeps: bool = Field(
+        False,
+        description="All engines may end while nobody asks (`min_replicas: 0` of `Engine`). A "
+        "front without any is then ready, and a request wakes one: start_within_s must be longer "
+        "than an engine takes to start.",
+    )
     allow_inexact: bool = Field(
         False,
         description="A stream may go on at an engine that rounds otherwise (another processor, "

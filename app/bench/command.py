@@ -37,6 +37,7 @@ BENCHES: Mapping[str, str] = {
     "budgets": "studies.budgets",
     "validate": "studies.validate",
     "bubbles": "studies.bubbles",
+    "scaling": "studies.scaling",
     "simulator": "studies.simulator",
     "accuracy": "studies.accuracy",
     "gpu": "gpu.command",

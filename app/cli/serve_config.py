@@ -65,6 +65,7 @@ def place(config: dict[str, Any], host: str | None, port: int | None) -> tuple[s
     """
     http = config["http_options"] = dict(config.get("http_options") or {})
     listening = [a["args"] for a in config["applications"] if (a.get("args") or {}).get("listen")]
+    _check_sleep(config)
     if listening:
         _check_alone(config)
         own = parse_each(listening[0])[0].listen_address
@@ -104,6 +105,30 @@ def num_cpus_of(config: dict[str, Any]) -> int:
             groups = bundles(stage.num_stages, stage.tensor_ranks, resolved.cpus_per_rank, 0.0)
             total += counts[name] * sum(bundle["CPU"] for bundle in groups)
     return math.ceil(2 * total)
+
+
+def _check_sleep(config: dict[str, Any]) -> None:
+    """`fleet.sleeps` and `min_replicas: 0` are two sides of one thing: fronts that wake engines,
+    and engines that may end."""
+    for application in config["applications"]:
+        args = application.get("args") or {}
+        if not is_fleet(args):
+            continue
+        least = {
+            d.get("name"): (d.get("autoscaling_config") or {}).get("min_replicas", 1)
+            for d in application.get("deployments") or []
+        }
+        for name, settings in zip(engine_deployments(args), parse_each(args), strict=True):
+            sleeps = settings.fleet is not None and settings.fleet.sleeps
+            if sleeps and least.get(name, 1) != 0:
+                raise SettingsError(
+                    f"fleet.sleeps: needs autoscaling_config.min_replicas: 0 of deployment {name}"
+                )
+            if not sleeps and least.get(name, 1) == 0:
+                raise SettingsError(
+                    f"deployment {name}: min_replicas: 0 needs fleet.sleeps: true, or no request "
+                    "wakes an engine"
+                )
 
 
 def _check_alone(config: dict[str, Any]) -> None:

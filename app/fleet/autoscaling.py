@@ -13,13 +13,16 @@ It runs in Serve's controller, on what each engine says of itself (`record_autos
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from actors.fleet.scaling import Bounds, Load, build_scaling
+from app.fleet.registry import registry_of
 
 logger = logging.getLogger("ray.serve")
+_LOOK_S = 1.0
 
 
 class Context(Protocol):
@@ -30,6 +33,8 @@ class Context(Protocol):
     capacity_adjusted_min_replicas: int
     capacity_adjusted_max_replicas: int
     current_time: float | None
+    app_name: str
+    deployment_name: str
 
 
 class Autoscaler:
@@ -41,6 +46,7 @@ class Autoscaler:
         build_scaling(scaling, Bounds(), options)
         self._scaling = scaling
         self._options = options
+        self._num_waiting, self._looked_s = 0, -math.inf
 
     def __call__(self, context: Context) -> tuple[int, dict[str, float]]:
         """How many replicas, and what to remember."""
@@ -52,11 +58,27 @@ class Autoscaler:
         state: Mapping[str, float] = getattr(context, "policy_state", None) or {}
         num_starting = max(0, context.target_num_replicas - len(loads))
         wanted, kept = build_scaling(self._scaling, bounds, self._options).wanted(
-            loads, num_starting, 0, now_s, state
+            loads, num_starting, self._waiting(context, now_s), now_s, state
         )
         if wanted != context.target_num_replicas:
             logger.info("engines: %d, wanted: %d", context.target_num_replicas, wanted)
         return wanted, dict(kept)
+
+    def _waiting(self, context: Context, now_s: float) -> int:
+        """Requests that wait for an engine to start: fronts tell of them where there may be none.
+
+        Serve's controller asks ten times a second, the cluster's store is asked once.
+        """
+        if context.capacity_adjusted_min_replicas > 0:
+            return 0
+        if now_s - self._looked_s >= _LOOK_S:
+            registry = registry_of(context.app_name, context.deployment_name)
+            try:
+                self._num_waiting = registry.num_waiting(time.time())
+            except Exception as error:  # the store is away: nothing is decided by its silence
+                logger.warning("asking who waits: %s: %s", type(error).__name__, error)
+            self._looked_s = now_s
+        return self._num_waiting
 
 
 def loads_of(metrics: Mapping[str, Mapping[Any, Any]]) -> dict[str, Load]:

@@ -49,7 +49,7 @@ class FleetClient:
     """Implements `app.engine.client.EngineClient`; everything runs on the front's event loop.
 
     start_within_s: what a new request waits for an engine. resume_within_s: what a stream that
-    lost its engine waits for another.
+    lost its engine waits for another. sleeps: while nobody asks there may be no engine.
     """
 
     def __init__(
@@ -62,11 +62,13 @@ class FleetClient:
         start_within_s: float = 20.0,
         resume_within_s: float = 120.0,
         allow_inexact: bool = False,
+        sleeps: bool = False,
         request_deadline_s: float = 3600.0,
     ) -> None:
         self._finder = finder
         self.name = name
         self._model_path = model_path
+        self._sleeps = sleeps
         self._deadline_s = request_deadline_s
         self._fleet = Fleet()
         self._placement = Placement(self._fleet, router, allow_inexact)
@@ -119,6 +121,10 @@ class FleetClient:
                         connection.cut()
                 self._whereabouts.settle()
                 self._whereabouts.end_waits(now_s)
+                if self._sleeps:
+                    # One that has never met an engine does not know what it may promise clients.
+                    waiting = max(self._whereabouts.num_nowhere, int(self._card is None))
+                    await self._finder.tell_waiting(waiting)
             except Exception:  # the watch must outlive whatever one stream raises
                 logger.exception("watching the fleet")
 
@@ -131,6 +137,8 @@ class FleetClient:
         return self._card
 
     def is_ready(self) -> bool:
+        if self._sleeps and self._card is not None and not self._fleet.engines:
+            return True  # a request wakes one
         return any(sight.snapshot.accepts for sight in self._fleet.engines.values())
 
     @property
@@ -185,7 +193,9 @@ class FleetClient:
     async def status(self) -> Mapping[str, Any]:
         connections = self._known()
         if not connections:
-            raise EngineUnavailable("no engine is there", retry_after_s=RETRY_AFTER_S)
+            asleep = self._sleeps and self._card is not None
+            why = "all engines sleep: a request wakes one" if asleep else "no engine is there"
+            raise EngineUnavailable(why, retry_after_s=RETRY_AFTER_S)
         asked = [connection.ask("status") for connection in connections]
         found = await asyncio.gather(*asked, return_exceptions=True)
         answers = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from app.fleet.registry import Registry
 logger = logging.getLogger("legato.fleet")
 
 _PERIOD_S = 1.0
+_TELL_AGAIN_S = 5.0
 _FORGET_AFTER_S = 30.0  # an entry whose engine cannot be reached; a living one says so again
 
 
@@ -32,6 +34,8 @@ class Finder:
         self._looked = asyncio.Event()
         self._connecting: dict[str, asyncio.Task[None]] = {}
         self._failing_since_s: dict[str, float] = {}
+        self._front_id = secrets.token_hex(6)
+        self._told_waiting, self._told_at_s = 0, 0.0
 
     def start(self, listener: Listener) -> None:
         self._task = asyncio.create_task(self._run(listener))
@@ -45,6 +49,14 @@ class Finder:
         await self._looked.wait()
         if self._connecting:
             await asyncio.wait(self._connecting.values())
+
+    async def tell_waiting(self, count: int) -> None:
+        """Tell whoever scales the fleet that so many requests wait for an engine to start."""
+        now_s = time.monotonic()
+        if count == self._told_waiting and (not count or now_s - self._told_at_s < _TELL_AGAIN_S):
+            return
+        await self._registry.tell_waiting(self._front_id, count)
+        self._told_waiting, self._told_at_s = count, now_s
 
     async def close(self) -> None:
         for task in (self._task, *self._connecting.values()):

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import secrets
+import time
 from dataclasses import asdict, dataclass
 
 import msgpack
@@ -22,6 +23,7 @@ from actors.transport.addresses import new_local_address, new_secret
 logger = logging.getLogger("legato.fleet")
 
 _NAMESPACE = "legato"
+_WAITING_FOR_S = 15.0  # fronts say it again before
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Registry:
 
     def __init__(self, name: str) -> None:
         self._prefix = f"{name}/engines/"
+        self._waiting = f"{name}/waiting/"
 
     async def put(self, entry: Entry) -> None:
         packed = msgpack.packb(asdict(entry))
@@ -60,6 +63,27 @@ class Registry:
         )
         return [key.decode().removeprefix(self._prefix) for key in keys]
 
+    async def tell_waiting(self, front_id: str, count: int) -> None:
+        """That many requests wait at this front for an engine to start; 0: none any more."""
+        key = f"{self._waiting}{front_id}"
+        if count:
+            packed = msgpack.packb((time.time(), count))
+            await asyncio.to_thread(internal_kv._internal_kv_put, key, packed, namespace=_NAMESPACE)
+        else:
+            await asyncio.to_thread(internal_kv._internal_kv_del, key, namespace=_NAMESPACE)
+
+    def num_waiting(self, now_s: float) -> int:
+        """At all fronts; asks the cluster. What was last said long ago was said by one that died.
+
+        now_s: by `time.time`.
+        """
+        total = 0
+        for key in internal_kv._internal_kv_list(self._waiting, namespace=_NAMESPACE):
+            packed = internal_kv._internal_kv_get(key, namespace=_NAMESPACE)
+            said_s, count = (0.0, 0) if packed is None else msgpack.unpackb(packed)
+            total += count if now_s - said_s < _WAITING_FOR_S else 0
+        return total
+
     async def get(self, engine_id: str) -> Entry | None:
         packed = await asyncio.to_thread(
             internal_kv._internal_kv_get, self._key(engine_id), namespace=_NAMESPACE
@@ -68,6 +92,11 @@ class Registry:
 
     def _key(self, engine_id: str) -> str:
         return f"{self._prefix}{engine_id}"
+
+
+def registry_of(application: str, deployment: str) -> Registry:
+    """deployment: of the engines."""
+    return Registry(f"{application}/{deployment}")
 
 
 def this_node() -> str:

@@ -46,6 +46,11 @@ class Whereabouts:
     def num_open(self) -> int:
         return sum(len(c.open) for c in self._connections.values()) + len(self._nowhere)
 
+    @property
+    def num_nowhere(self) -> int:
+        """Those that wait for an engine that can compute them."""
+        return len(self._nowhere)
+
     def begin(self, travellers: Sequence[Traveller]) -> None:
         """New ones: they go to an engine now, or to the first that will have them."""
         self._nowhere |= {id(t): t for t in travellers}

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.serve_config import load_config, num_cpus_of
+from app.cli.serve_config import load_config, num_cpus_of, place
+from app.settings import SettingsError
 
 
 @pytest.mark.parametrize(
@@ -20,3 +21,18 @@ from app.cli.serve_config import load_config, num_cpus_of
 )
 def test_there_is_room_for_the_new_beside_the_old(name: str, most: float) -> None:
     assert num_cpus_of(load_config(Path(f"configs/serve/{name}.yaml"))) == most
+
+
+@pytest.mark.parametrize(
+    ("sleeps", "least", "said"),
+    [(True, 1, "fleet.sleeps: needs"), (False, 0, "needs fleet.sleeps: true")],
+)
+def test_a_fleet_that_sleeps_is_one_that_wakes(sleeps: bool, least: int, said: str) -> None:
+    config = load_config(Path("configs/serve/autoscaled.yaml"))
+    application = config["applications"][0]
+    application["args"]["fleet"]["sleeps"] = sleeps
+    application["deployments"][0]["autoscaling_config"]["min_replicas"] = least
+    with pytest.raises(SettingsError, match=said):
+        place(config, None, None)
+    application["args"]["fleet"]["sleeps"] = not sleeps
+    place(config, None, None)

@@ -42,6 +42,8 @@ class Context:
     policy_state: dict[str, float] = field(default_factory=dict)
     capacity_adjusted_min_replicas: int = 1
     capacity_adjusted_max_replicas: int = 3
+    app_name: str = "app"
+    deployment_name: str = "Engine"
 
     @property
     def raw_metrics(self) -> dict[str, dict[str, list[Sample]]]:
@@ -93,3 +95,36 @@ def test_a_wrong_option_is_refused_where_it_is_given() -> None:
         Autoscaler("slack", targt=0.5)
     with pytest.raises(ConfigError):
         Autoscaler("slak")
+
+
+class Fronts:
+    """What the cluster's store says of the fronts."""
+
+    count = 0
+    num_asked = 0
+
+    def num_waiting(self, now_s: float) -> int:
+        self.num_asked += 1
+        return self.count
+
+
+def test_who_waits_at_the_fronts_wakes_a_fleet_that_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    fronts, names = Fronts(), set[str]()
+
+    def registry(application: str, deployment: str) -> Fronts:
+        names.add(f"{application}/{deployment}")
+        return fronts
+
+    monkeypatch.setattr("app.fleet.autoscaling.registry_of", registry)
+    policy = Autoscaler("slack")
+    asleep = Context({}, 0.0, 0, capacity_adjusted_min_replicas=0)
+    assert policy(asleep)[0] == 0
+    fronts.count = 2
+    assert policy(replace(asleep, current_time=0.5))[0] == 0  # asked once a second
+    assert policy(replace(asleep, current_time=1.5))[0] == 1
+    assert (fronts.num_asked, names) == (2, {"app/Engine"})
+
+
+def test_fronts_of_a_fleet_that_never_sleeps_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.fleet.autoscaling.registry_of", lambda *names: pytest.fail("asked"))
+    assert Autoscaler("slack")(Context({}, 0.0, 1))[0] == 1

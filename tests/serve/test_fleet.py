@@ -196,6 +196,48 @@ def test_ctrl_c_lets_streams_end(
 
 
 @pytest.mark.long
+def test_a_fleet_that_nobody_asks_sleeps_and_a_request_wakes_it(
+    serve: Callable[..., Any], tiny_model: Callable[..., Path]
+) -> None:
+    options = {"scaling": "slack", "idle_s": 3, "calm_s": 3}
+    scaling = {
+        "min_replicas": 0,
+        "max_replicas": 1,
+        "upscale_delay_s": 0,
+        "downscale_delay_s": 0,
+        "metrics_interval_s": 1,
+        "policy": {
+            "policy_function": "app.fleet.autoscaling:Autoscaler",
+            "policy_kwargs": options,
+        },
+    }
+    args = {
+        "model": {"path": str(tiny_model("llama"))},
+        "kv": {"memory_gib": 0.01},
+        "fleet": {"sleeps": True, "start_within_s": 120},
+    }
+    with serve(args, autoscaling_config=scaling) as server, httpx.Client(timeout=150) as client:
+        body = {"model": server.model, "prompt": [5, 6, 7], "max_tokens": 16, "temperature": 0}
+
+        def ask() -> str:
+            answer = client.post(f"{server.url}/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            return str(answer.json()["choices"][0]["text"])
+
+        awake = ask()
+        for _ in range(2):
+            end_s = time.monotonic() + 60
+            while client.get(f"{server.url}/console/status").status_code == 200:
+                assert time.monotonic() < end_s
+                time.sleep(0.2)  # polling, bounded
+            said = client.get(f"{server.url}/console/status").json()["reason"]
+            assert "sleep" in said
+            assert client.get(f"{server.url}/health").status_code == 200
+            assert client.get(f"{server.url}/v1/models").json()["data"][0]["id"] == server.model
+            assert ask() == awake
+
+
+@pytest.mark.long
 def test_streams_go_on_without_controller_and_store(
     serve: Callable[..., Any], tiny_model: Callable[..., Path]
 ) -> None:

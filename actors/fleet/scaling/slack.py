@@ -79,7 +79,9 @@ class SlackScaling(Scaling):
         needed = self._unless_idle(needed, now_s, loads, num_queued, state, kept)
         if self.bounds.clamp(needed) >= have:
             return self.bounds.clamp(needed), kept
-        spared = max(needed, min(have, math.ceil(MARGIN * demand / target - 1e-9)))
+        # Work that has not quite faded from memory keeps no last engine.
+        with_margin = math.ceil(MARGIN * demand / target - 1e-9) if needed else 0
+        spared = max(needed, min(have, with_margin))
         return self._calm(self.bounds.clamp(spared), have, now_s, state, kept), kept
 
     # ---- work -------------------------------------------------------------------------

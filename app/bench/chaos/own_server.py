@@ -166,12 +166,18 @@ def free_port() -> int:
 
 @contextmanager
 def own_server(
-    config: Path, args: Mapping[str, Mapping[str, Any]], log: Path, *, records: bool = False
+    config: Path,
+    args: Mapping[str, Mapping[str, Any]],
+    log: Path,
+    *,
+    records: bool = False,
+    change: Callable[[dict[str, Any]], None] | None = None,
 ) -> Iterator[OwnServer]:
     """`legato serve` of this config until the block ends, then Ctrl-C.
 
     args: sections of settings that replace the config's, key by key. records: it also writes logs
-    of all that telemetry has, and has a small disk for them where the system allows.
+    of all that telemetry has, and has a small disk for them where the system allows. change: made
+    to the application, beside its args.
     Raises MeasurementError where it does not start.
     """
     folder = Path(tempfile.mkdtemp(prefix="legato-chaos-"))
@@ -184,6 +190,8 @@ def own_server(
     port = free_port()
     path = folder / _CONFIG
     configured = _configured(config, sections)
+    if change is not None:
+        change(configured["applications"][0])
     path.write_text(yaml.safe_dump(configured))
     command = [sys.executable, "-m", "app.cli.main", "serve", str(path), "--port", str(port)]
     corner = has_corners()

@@ -1,0 +1,127 @@
+"""Of `legato bench scaling`: its arrivals, and what was seen, part by part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from app.bench.load.client import Job, Trace
+from app.bench.load.figures import load_figures
+from app.bench.load.workload import Load
+
+FACTOR = 3.0
+Looks = Sequence[tuple[float, int]]  # (seconds since the start, engines that serve)
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Of the load, in seconds: at the base rate, at three times that, at the base rate again."""
+
+    before_s: float
+    during_s: float
+    after_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.before_s + self.during_s + self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What clients saw of a part of the run. kept: share of requests within both objectives."""
+
+    name: str
+    from_s: float
+    to_s: float
+    num_requests: int
+    num_cut: int
+    kept: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    tbt_p50_ms: float
+    tbt_p99_ms: float
+
+
+def tripled(lengths: str, qps: float, phases: Phases, seed: int) -> list[Job]:
+    """The arrivals of all three phases, in order."""
+    jobs: list[Job] = []
+    begin_s = 0.0
+    for number, (seconds, factor) in enumerate(
+        ((phases.before_s, 1.0), (phases.during_s, FACTOR), (phases.after_s, 1.0))
+    ):
+        load = Load(lengths, factor * qps, seconds, seed=seed + number)
+        jobs += [
+            replace(job, arrival_s=begin_s + job.arrival_s)
+            for job in load.jobs()
+            if job.arrival_s < seconds
+        ]
+        begin_s += seconds
+    return jobs
+
+
+def changes(looks: Looks) -> list[dict[str, float]]:
+    """When the number of engines changed, and to what; the first is the number at the start."""
+    found: list[dict[str, float]] = []
+    for at_s, count in looks:
+        if not found or found[-1]["engines"] != count:
+            found.append({"at_s": round(at_s, 1) if found else 0.0, "engines": count})
+    return found
+
+
+def cold_starts(looks: Looks, phases: Phases) -> list[float]:
+    """From the rise of the load to each new engine, in seconds."""
+    rises: list[float] = []
+    most = 0
+    for at_s, count in looks:
+        if most and count > most:
+            rises.append(at_s - phases.before_s)
+        most = max(most, count)
+    return rises
+
+
+def parts_of(
+    traces: Sequence[Trace], looks: Looks, phases: Phases, objectives: Mapping[str, float | None]
+) -> list[Part]:
+    """What clients saw, by arrival: before, until the engines have come, with them, after."""
+    rise_s, fall_s = phases.before_s, phases.before_s + phases.during_s
+    starts_s = [rise_s + s for s in cold_starts(looks, phases) if s < phases.during_s]
+    whole_s = min(fall_s, max(starts_s, default=rise_s))
+    bounds = [
+        ("before", 0.0, rise_s),
+        ("tripled, engines starting", rise_s, whole_s),
+        ("tripled, all engines", whole_s, fall_s),
+        ("after", fall_s, math.inf),
+    ]
+    return [
+        _part(name, from_s, to_s, chosen, objectives)
+        for name, from_s, to_s in bounds
+        if (chosen := [t for t in traces if from_s <= t.job.arrival_s < to_s])
+    ]
+
+
+def _part(
+    name: str,
+    from_s: float,
+    to_s: float,
+    traces: Sequence[Trace],
+    objectives: Mapping[str, float | None],
+) -> Part:
+    figures = load_figures(traces, **objectives)
+    return Part(
+        name,
+        round(from_s, 1),
+        round(to_s if math.isfinite(to_s) else traces[-1].job.arrival_s, 1),
+        figures.num_requests,
+        figures.num_failed,
+        round(figures.goodput_qps * figures.span_s) / len(traces),
+        figures.ttft_p50_ms,
+        figures.ttft_p99_ms,
+        figures.tbt_p50_ms,
+        figures.tbt_p99_ms,
+    )
+
+
+def whole(traces: Sequence[Trace], objectives: Mapping[str, float | None]) -> dict[str, float]:
+    figures = load_figures(traces, **objectives)
+    return {"ttft_p50_ms": figures.ttft_p50_ms, "goodput_qps": figures.goodput_qps}
