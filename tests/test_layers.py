@@ -114,7 +114,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "app/bench/**.py",
         "kernels kernels.backends vocabulary cost core policies calibration actors stage stage.spec"
         " stage.model transport engine client telemetry settings installation simulate.inputs"
-        " simulate.run fleet",
+        " simulate.run fleet fleet.routers app.fleet",
     ),
     "composition": (
         "app/{main,server,fleet_server,replica,handle_calls,handle_params}.py",

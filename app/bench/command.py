@@ -38,6 +38,7 @@ BENCHES: Mapping[str, str] = {
     "validate": "studies.validate",
     "bubbles": "studies.bubbles",
     "scaling": "studies.scaling",
+    "routing": "studies.routing",
     "simulator": "studies.simulator",
     "accuracy": "studies.accuracy",
     "gpu": "gpu.command",

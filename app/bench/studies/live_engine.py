@@ -6,8 +6,8 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,24 +66,33 @@ async def _one(
     return trace
 
 
-@asynccontextmanager
-async def local_engine(args: Mapping[str, Any]) -> AsyncGenerator[EngineClient, None]:
-    """A live engine of these settings, on a Ray cluster of its own."""
+@contextmanager
+def local_cluster() -> Iterator[None]:
+    """A Ray cluster of this process's own."""
     set_environment()  # before Ray is imported, which reads it
     import ray
 
-    from app.engine.live import LiveEngine
-    from app.settings import parse, resolve
-
-    settings = parse(args)
     ray.init(
-        num_cpus=max(os.cpu_count() or 1, 4),
+        num_cpus=max(os.cpu_count() or 1, 8),
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",
         runtime_env={"env_vars": {"PYTHONPATH": str(_ROOT)}},
     )
     try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@asynccontextmanager
+async def local_engine(args: Mapping[str, Any]) -> AsyncGenerator[EngineClient, None]:
+    """A live engine of these settings, on a Ray cluster of its own."""
+    with local_cluster():
+        from app.engine.live import LiveEngine
+        from app.settings import parse, resolve
+
+        settings = parse(args)
         engine = LiveEngine(resolve(settings), Path(settings.model.path).name)
         await engine.start()
         try:
@@ -91,5 +100,3 @@ async def local_engine(args: Mapping[str, Any]) -> AsyncGenerator[EngineClient, 
             yield engine
         finally:
             await engine.close()
-    finally:
-        ray.shutdown()
