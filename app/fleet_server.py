@@ -15,6 +15,8 @@ from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from actors.engine_config import EngineConfig
@@ -25,6 +27,7 @@ from app.engine.link import EngineFailed
 from app.engine.live import LiveEngine
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
+from app.fleet.overview import occupancy
 from app.fleet.registry import Member, Registry, registry_of, this_node
 from app.handle_calls import ServedModel
 from app.replica import HttpReplica, load_text
@@ -43,6 +46,8 @@ class Front(HttpReplica):
     """each: the `args` of every model (`app.settings_models.expand`). engines: their deployments,
     so that Serve starts them; nothing is called through them."""
 
+    engines: Sequence[FleetClient]
+
     async def __init__(  # type: ignore[misc]  # Serve awaits
         self, each: Sequence[Mapping[str, Any]], *engines: DeploymentHandle
     ) -> None:
@@ -60,6 +65,11 @@ class Front(HttpReplica):
         await asyncio.gather(*[client.start() for client in clients])
         await self.open(configs)
         freeze_gc_heap()
+
+    async def _metrics(self, request: Request) -> Response:
+        for client in self.engines:
+            self.telemetry[client.name].metrics.occupied(*occupancy(client.snapshots))
+        return await super()._metrics(request)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self.api

@@ -152,8 +152,12 @@ class FleetClient:
         return next((c.welcome.num_blocks for c in self._connections.values() if c.welcome), 0)
 
     @property
+    def snapshots(self) -> list[EngineSnapshot]:
+        """Of the engines that have told of themselves."""
+        return [sight.snapshot for sight in self._fleet.engines.values()]
+
+    @property
     def num_engines(self) -> int:
-        """Engines that have told of themselves."""
         return len(self._fleet.engines)
 
     @property

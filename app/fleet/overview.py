@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
+
+from actors.fleet.snapshot import EngineSnapshot
 
 if TYPE_CHECKING:
     from app.fleet.connection import Connection, Traveller
@@ -64,6 +66,17 @@ class Moves:
             "num_engines_lost": self.num_losses,
             "latest_moves": list(self._latest),
         }
+
+
+def occupancy(snapshots: Collection[EngineSnapshot]) -> tuple[int, int, float]:
+    """(running, waiting, share of the KV blocks in use) of all engines together."""
+    num_blocks = sum(snapshot.num_blocks for snapshot in snapshots)
+    num_free = sum(snapshot.num_free_blocks for snapshot in snapshots)
+    return (
+        sum(snapshot.num_running for snapshot in snapshots),
+        sum(snapshot.num_waiting for snapshot in snapshots),
+        1.0 - num_free / num_blocks if num_blocks else 0.0,
+    )
 
 
 def overview(answers: Mapping[Connection, Mapping[str, Any]], moves: Moves) -> dict[str, Any]:

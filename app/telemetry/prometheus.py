@@ -174,6 +174,12 @@ class Metrics:
         if records:
             self._state(records[-1], num_blocks)
 
+    def occupied(self, num_running: int, num_waiting: int, kv_share: float) -> None:
+        """Of several engines, whose records come one by one."""
+        self.running.set(num_running)
+        self.waiting.set(num_waiting)
+        self.kv_usage.set(kv_share)
+
     def _state(self, record: IterationRecord, num_blocks: int) -> None:
         self.running.set(record.num_decoding + record.num_prefilling)
         self.waiting.set(record.num_waiting)
