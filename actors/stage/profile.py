@@ -9,6 +9,7 @@ itself, is the cache's. The graphs are captured again over the real cache: they 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -16,6 +17,8 @@ import torch
 from actors.scheduling.plan import RequestStart, Slice, StepPlan
 from actors.scheduling.request import SamplingParams
 from actors.stage.spec import StageSpec
+
+_PRODUCT_SIZES = (16, 32, 64)  # tokens, see kernels.triton.linear
 
 
 class DeviceMemory(Protocol):
@@ -54,6 +57,22 @@ def cache_bytes(
     peak = memory.peak_bytes(step)
     capture()
     return max(0, memory.free_bytes() - peak)
+
+
+def plans_to_measure(spec: StageSpec, max_model_len: int) -> list[StepPlan]:
+    """The largest step, on a GPU behind one for each size that quantised products have a kernel
+    for: what they compile is compiled before the first request."""
+    sizes = () if spec.device == "cpu" else _PRODUCT_SIZES
+    tokens = [n for n in sizes if n < spec.max_step_tokens] + [spec.max_step_tokens]
+    return [
+        replace(largest_plan(replace(spec, max_step_tokens=n), max_model_len), step_id=2 * i)
+        for i, n in enumerate(tokens)
+    ]
+
+
+def ending(plan: StepPlan) -> StepPlan:
+    """The step after it, which forgets its requests."""
+    return StepPlan(plan.step_id + 1, (), released=tuple(s.request_id for s in plan.slices))
 
 
 def largest_plan(spec: StageSpec, max_model_len: int) -> StepPlan:

@@ -26,7 +26,7 @@ from actors.stage.models.config import DecoderConfig, ModelError
 from actors.stage.models.decoder import Decoder
 from actors.stage.models.read import load_config
 from actors.stage.models.split import Split, split
-from actors.stage.profile import DeviceMemory, GpuMemory, cache_bytes, largest_plan
+from actors.stage.profile import DeviceMemory, GpuMemory, cache_bytes, ending, plans_to_measure
 from actors.stage.run_ahead import Following, Launched, RunAhead
 from actors.stage.sampler import Sampler
 from actors.stage.spec import StageInfo, StageSpec
@@ -126,12 +126,11 @@ class StageRunner:
         return free
 
     def _largest_step(self) -> None:
-        plan = largest_plan(self.spec, self._input_batch.max_model_len)
-        hidden_TH = None
-        if not self._is_first:
-            hidden_TH = self._decoder.empty_hidden(sum(s.num_tokens for s in plan.slices)).zero_()
-        self.execute(plan, hidden_TH)
-        self.execute(StepPlan(1, (), released=tuple(s.request_id for s in plan.slices)), None)
+        for plan in plans_to_measure(self.spec, self._input_batch.max_model_len):
+            num_tokens = sum(s.num_tokens for s in plan.slices)
+            hidden_TH = None if self._is_first else self._decoder.empty_hidden(num_tokens).zero_()
+            self.execute(plan, hidden_TH)
+            self.execute(ending(plan), None)
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Make the KV cache; `execute` works from here on."""

@@ -48,7 +48,8 @@ class StepInputs:
         self._host = torch.zeros(offsets[-1], dtype=torch.int32, pin_memory=self._on_gpu)
         self._device = torch.zeros(offsets[-1], dtype=torch.int32, device=device)
         # Recorded behind each transfer: when it is done, the host memory may be written.
-        self._copied = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]
+        # Whoever waits sleeps.
+        self._copied = torch.cuda.Event(blocking=True) if self._on_gpu else None  # type: ignore[no-untyped-call]
         flat = self._host.numpy()
         self._arrays: dict[str, NDArray[np.int32]] = {}
         views: dict[str, torch.Tensor] = {}

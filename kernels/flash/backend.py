@@ -34,6 +34,7 @@ class FlashBackend(TritonBackend):
     def __init__(
         self, flash: FlashLibrary | None = None, one_call_up_to: int | None = None
     ) -> None:
+        super().__init__()
         self._flash = library.load() if flash is None else flash
         self.one_call_up_to = one_call_up_to
         self._lengths: tuple[Batch, Lengths] | None = None

@@ -8,10 +8,11 @@ from kernels.interface import AttentionShape, Batch
 from kernels.triton.cache import PagedKV
 from kernels.triton.decode import decode_attention
 from kernels.triton.prefill import prefill_attention
+from kernels.triton.work_list import WorkLists
 
 
 def attention(
-    q_TND: torch.Tensor, batch: Batch, layer: PagedKV, shape: AttentionShape
+    q_TND: torch.Tensor, batch: Batch, layer: PagedKV, shape: AttentionShape, lists: WorkLists
 ) -> torch.Tensor:
     """-> (T, N * D). Rows of padding tokens (captured batches) are left as they are."""
     T, N, D = q_TND.shape
@@ -27,7 +28,8 @@ def attention(
         decode_slots = first_chunk = batch.num_decodes
         has_chunks = batch.num_decodes < S
     if decode_slots:
-        decode_attention(q_TND, out_TND, batch, layer, shape, decode_slots)
+        work = lists.of(batch, decode_slots, shape, q_TND.dtype)
+        decode_attention(q_TND, out_TND, batch, layer, shape, work)
     if has_chunks:
         prefill_attention(q_TND, out_TND, batch, layer, shape, first_chunk, decode_slots)
     return out_TND.view(T, N * D)

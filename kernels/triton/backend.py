@@ -21,6 +21,7 @@ from kernels.triton.linear import QuantizedLinear
 from kernels.triton.norm import rms_norm
 from kernels.triton.packing import pack_weight
 from kernels.triton.rope import rope_and_cache
+from kernels.triton.work_list import WorkLists
 
 
 class TritonBackend(TorchBackend):
@@ -32,6 +33,9 @@ class TritonBackend(TorchBackend):
     name = "triton"
     kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({"fp8": FLOAT8})
     captures_hybrid = True  # see GraphSupport
+
+    def __init__(self) -> None:
+        self._work_lists = WorkLists()
 
     def pack_linear(
         self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None, quantization: str = "none"
@@ -60,6 +64,8 @@ class TritonBackend(TorchBackend):
         dtype: torch.dtype,
         device: torch.device,
     ) -> list[KVLayer]:
+        if device.type == "cuda":
+            logits.warm(device)  # the rest is warmed by the step that measures memory
         return [*cache.allocate(num_layers, num_blocks, block_size, shape, dtype, device)]
 
     def kv_block_bytes(self, block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
@@ -92,7 +98,7 @@ class TritonBackend(TorchBackend):
     def attention(
         self, q_TND: torch.Tensor, batch: Batch, layer: KVLayer, shape: AttentionShape
     ) -> torch.Tensor:
-        return attention(q_TND, batch, paged(layer), shape)
+        return attention(q_TND, batch, paged(layer), shape, self._work_lists)
 
     def graph_support(self) -> GraphSupport | None:
         return GraphSupport(self.captures_hybrid, sampling.pack_rows, sampling.sample_rows, judge)

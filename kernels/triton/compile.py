@@ -17,7 +17,8 @@ from unittest import mock
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
 
 _POINTERS = {
     torch.float64: "*fp64",
@@ -89,6 +90,23 @@ def compiling_for(arch: int) -> Iterator[list[CompiledKernel]]:
         yield compiled
 
 
+@contextlib.contextmanager
+def noting_variants(arch: int) -> Iterator[dict[str, set[str]]]:
+    """Collects, by kernel, the variants that launches would compile, by Triton's own rule of what
+    they depend on; runs and compiles nothing."""
+    variants: dict[str, set[str]] = {}
+    backend = make_backend(GPUTarget("cuda", arch, 32))
+
+    def note(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
+        bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+        _, specialization, rest = bind(*args, **options)
+        key = str((specialization, sorted(rest.items())))
+        variants.setdefault(kernel.fn.__name__, set()).add(key)
+
+    with mock.patch.object(triton.JITFunction, "run", note):
+        yield variants
+
+
 def _source(kernel: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     names = set(kernel.arg_names)
     given = {name: options.pop(name) for name in [*options] if name in names}
@@ -100,7 +118,8 @@ def _source(kernel: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
     for index, parameter in enumerate(kernel.params):
         value = bound[parameter.name]
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+        special = not parameter.do_not_specialize
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1 and special):
             signature[parameter.name] = "constexpr"
             constants[parameter.name] = value
         elif isinstance(value, torch.Tensor):
@@ -108,7 +127,7 @@ def _source(kernel: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[
             attributes[(index,)] = _DIVISIBLE_BY_16
         elif isinstance(value, int):
             signature[parameter.name] = "i32"
-            if value % 16 == 0:
+            if value % 16 == 0 and special:
                 attributes[(index,)] = _DIVISIBLE_BY_16
         else:
             signature[parameter.name] = "fp32"

@@ -30,7 +30,7 @@ def _unpack(
     return tl.load(codes_ptr + offsets, mask=inside_O[:, None], other=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _quantized_linear_kernel(
     x_ptr: tl.tensor,
     codes_ptr: tl.tensor,

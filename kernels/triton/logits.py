@@ -21,7 +21,7 @@ _BLOCK_EDITS = 256
 _BLOCK_V = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_edits", "row_stride"])
 def _edit_kernel(
     logits_ptr: tl.tensor,
     edits_ptr: tl.tensor,
@@ -44,14 +44,16 @@ def _edit_kernel(
     tl.store(at, x, mask=inside)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["row_stride", "V", "W"], do_not_specialize_on_alignment=["masks_ptr"]
+)
 def _mask_kernel(
     logits_ptr: tl.tensor,
     rows_ptr: tl.tensor,
     masks_ptr: tl.tensor,
     row_stride: tl.tensor,
-    V: tl.constexpr,
-    W: tl.constexpr,
+    V: tl.tensor,
+    W: tl.tensor,
     BLOCK_V: tl.constexpr,
 ) -> None:
     entry = tl.program_id(0).to(tl.int64)
@@ -117,7 +119,18 @@ def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
             on_device[: len(masked)],
             on_device[len(masked) :],
             logits_SV.stride(0),
-            V=V,
-            W=num_words,
+            V,
+            num_words,
             BLOCK_V=_BLOCK_V,
         )
+
+
+def warm(device: torch.device) -> None:
+    """Compile both kernels, which no step runs before a request asks for them."""
+    nothing = np.zeros(0, dtype=np.int32)
+    mask_W = torch.full((1,), -1, dtype=torch.int32)
+    changes = [
+        Adjustment(0, nothing, nothing, ((0, 1.0),)),
+        Adjustment(1, nothing, nothing, allowed_W=mask_W),
+    ]
+    adjust(torch.zeros((2, 32), dtype=torch.float32, device=device), changes)

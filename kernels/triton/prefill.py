@@ -41,7 +41,7 @@ def _find_slice(
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_slice", "num_slices", "num_decode_slots", "table_stride"])
 def _prefill_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,

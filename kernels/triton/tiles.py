@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +15,8 @@ import torch
 # latency at the end of a tile; older GPUs have fewer multiprocessors and gain from more of them.
 _FALLBACK_MULTIPROCESSORS = 132
 _PROGRAMS_PER_MULTIPROCESSOR = 2
-# One request must not hold the whole batch: even in a full batch a context longer than this
-# many positions per program is split further.
-_LONGEST_PART = 4096
-_MOST_SPLITS = 64
+# The interpreter runs programs one after another: few, but enough that work is cut.
+_INTERPRETED_MULTIPROCESSORS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,33 +87,17 @@ def decode_tile(head_dim: int, group: int, dtype: torch.dtype) -> DecodeTile:
 def _num_multiprocessors() -> int:
     if torch.cuda.is_available():
         return int(torch.cuda.get_device_properties(0).multi_processor_count)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return _INTERPRETED_MULTIPROCESSORS
     return _FALLBACK_MULTIPROCESSORS
 
 
-@dataclass(frozen=True, slots=True)
-class KVSplits:
-    """At most `count` parts per context, each a multiple of `granule` positions."""
-
-    count: int
-    granule: int
+def num_programs() -> int:
+    """Programs of a launch that shares its work out evenly among as many as run at once."""
+    return _num_multiprocessors() * _PROGRAMS_PER_MULTIPROCESSOR
 
 
-def kv_splits(num_programs: int, longest_context: int, block_k: int) -> KVSplits:
-    """How finely contexts are cut; `count` is a power of two (few variants to compile).
-
-    num_programs: what the launch would have without splitting (requests * kv heads). A batch
-    that fills the GPU by itself cuts only long contexts: parts cost a merge.
-    """
-    target = _num_multiprocessors() * _PROGRAMS_PER_MULTIPROCESSOR
-    to_fill = -(-target // max(1, num_programs))
-    granule = block_k if to_fill >= 4 else 256 if to_fill >= 2 else 1024
-    wanted = max(to_fill, -(-longest_context // _LONGEST_PART))
-    count = max(1, min(wanted, -(-longest_context // granule), _MOST_SPLITS))
-    return KVSplits(_power_of_two_at_least(count), granule)
-
-
-def splits_to_fill(num_programs: int, most: int = 16) -> int:
+def splits_to_fill(count: int, most: int = 16) -> int:
     """Ways to cut the inner sum of a small product so that its programs fill the GPU."""
-    target = _num_multiprocessors() * _PROGRAMS_PER_MULTIPROCESSOR
-    splits = max(1, min(most, target // max(1, num_programs)))
+    splits = max(1, min(most, num_programs() // max(1, count)))
     return 1 << (splits.bit_length() - 1)

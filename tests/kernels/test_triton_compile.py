@@ -22,6 +22,7 @@ KERNELS = {
     "_expand_kernel",
     "_mask_kernel",
     "_merge_kernel",
+    "_plan_kernel",
     "_prefill_kernel",
     "_quantized_linear_kernel",
     "_rms_norm_kernel",
@@ -29,6 +30,23 @@ KERNELS = {
     "_sample_kernel",
     "_silu_mul_kernel",
 }
+
+
+@pytest.mark.tensors
+def test_nothing_compiles_while_serving() -> None:
+    """Neither sizes nor lengths of batches make another variant of a kernel: one each, of which
+    those that no step runs by itself are the ones that are warmed with the cache."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.kernels.kernel_variants"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    counts = json.loads(done.stdout)
+    assert set(counts["variants"]) == {
+        "_decode_kernel", "_edit_kernel", "_mask_kernel", "_merge_kernel", "_plan_kernel",
+        "_prefill_kernel", "_rope_and_cache_kernel",
+    }  # fmt: skip
+    assert set(counts["variants"].values()) == {1}
+    assert counts["before_warming"] == counts["variants"]
 
 
 @pytest.mark.tensors

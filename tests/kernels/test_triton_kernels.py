@@ -16,7 +16,6 @@ from kernels.torch_native import TorchBackend  # noqa: E402
 from kernels.triton import cache  # noqa: E402
 from kernels.triton.backend import TritonBackend, paged  # noqa: E402
 from kernels.triton.packing import pack_weight, unpack_weight  # noqa: E402
-from kernels.triton.tiles import kv_splits  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 # The interpreter's matrix product is wrong in bfloat16.
@@ -121,19 +120,3 @@ def test_a_foreign_cache_is_refused(backend: TritonBackend) -> None:
     )
     with pytest.raises(TypeError, match="TorchKVLayer"):
         backend.read_block(layer, 0)
-
-
-@pytest.mark.parametrize(
-    ("programs", "longest", "count"),
-    [
-        (8, 1024, 16),  # one request: cut down to single tiles until the GPU is full
-        (8, 64, 1),
-        (1024, 1024, 1),  # a full batch fills the GPU by itself
-        (1024, 32_768, 8),  # but no request may hold it up alone
-    ],
-)
-def test_contexts_are_cut_as_finely_as_the_gpu_wants(
-    monkeypatch: pytest.MonkeyPatch, programs: int, longest: int, count: int
-) -> None:
-    monkeypatch.setattr("kernels.triton.tiles._num_multiprocessors", lambda: 132)
-    assert kv_splits(programs, longest, 64).count == count

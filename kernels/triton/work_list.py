@@ -1,0 +1,140 @@
+"""What decode attention has to do, cut into equal shares: the device makes the list itself.
+
+The unit is one tile of kv positions of one kv head. Units lie in a row, by slice, then head, then
+tile, and each program takes an equal run of them. So a launch has as many programs as fill the GPU,
+whatever the batch and however long a context may become, and a captured one serves every length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.interface import AttentionShape, Batch
+from kernels.triton.tiles import decode_tile, num_programs
+
+_BLOCK_S = 128
+
+
+@triton.jit
+def context(
+    starts_ptr: tl.tensor, s: tl.tensor, inside: tl.tensor, WINDOW: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """[begin, end) of the kv positions that the one token of slice s sees."""
+    end = tl.load(starts_ptr + s, mask=inside, other=0) + 1
+    begin = end * 0
+    if WINDOW > 0:
+        begin = tl.maximum(end - WINDOW, 0)
+    return begin, end
+
+
+@triton.jit
+def _tiles_of(
+    starts_ptr: tl.tensor,
+    lengths_ptr: tl.tensor,
+    s: tl.tensor,
+    num_slices: tl.tensor,
+    BLOCK_K: tl.constexpr,
+    WINDOW: tl.constexpr,
+) -> tl.tensor:
+    """Tiles of each slice: none of padding, which has no token, nor of chunks, which have more."""
+    begin, end = context(starts_ptr, s, s < num_slices, WINDOW)
+    length = tl.load(lengths_ptr + s, mask=s < num_slices, other=0)
+    return tl.where(length == 1, tl.cdiv(end - begin, BLOCK_K), 0)
+
+
+@triton.jit(do_not_specialize=["num_slices"])
+def _plan_kernel(
+    starts_ptr: tl.tensor,
+    lengths_ptr: tl.tensor,
+    tile_starts_ptr: tl.tensor,
+    first_slice_ptr: tl.tensor,
+    num_slices: tl.tensor,
+    G: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+) -> None:
+    # Each program adds all lengths up for itself: programs that need not wait for each other.
+    program = tl.program_id(0)
+    column = tl.arange(0, BLOCK_S)
+    total = 0
+    for base in range(0, num_slices, BLOCK_S):
+        s = base + column
+        total += tl.sum(_tiles_of(starts_ptr, lengths_ptr, s, num_slices, BLOCK_K, WINDOW), 0)
+    begin = program * tl.cdiv(total * G, tl.num_programs(0))
+    before = 0
+    first = 0
+    for base in range(0, num_slices, BLOCK_S):
+        s = base + column
+        tiles_S = _tiles_of(starts_ptr, lengths_ptr, s, num_slices, BLOCK_K, WINDOW)
+        end_S = before + tl.cumsum(tiles_S, 0)
+        first += tl.sum(((end_S * G <= begin) & (s < num_slices)).to(tl.int32), 0)
+        before += tl.sum(tiles_S, 0)
+        if program == 0:
+            tl.store(tile_starts_ptr + s + 1, end_S, mask=s < num_slices)
+    tl.store(first_slice_ptr + program, first)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """tile_starts_S1: tiles of one head before each slice, and of all. first_slice_P: of each
+    program, the slice in which its share begins; S where there is none for it."""
+
+    tile_starts_S1: torch.Tensor
+    first_slice_P: torch.Tensor
+
+    @property
+    def num_slices(self) -> int:
+        return self.tile_starts_S1.shape[0] - 1
+
+    @property
+    def num_programs(self) -> int:
+        return self.first_slice_P.shape[0]
+
+
+def plan_work(batch: Batch, num_slices: int, shape: AttentionShape, dtype: torch.dtype) -> WorkList:
+    """The one-token slices among the first `num_slices`."""
+    device = batch.starts_S.device
+    tile = decode_tile(shape.head_dim, shape.num_heads // shape.num_kv_heads, dtype)
+    # Zeros, for nothing writes the first.
+    tile_starts_S1 = torch.zeros(num_slices + 1, dtype=torch.int32, device=device)
+    first_slice_P = torch.empty(num_programs(), dtype=torch.int32, device=device)
+    _plan_kernel[(first_slice_P.shape[0],)](
+        batch.starts_S,
+        batch.lengths_S,
+        tile_starts_S1,
+        first_slice_P,
+        num_slices,
+        G=shape.num_kv_heads,
+        BLOCK_K=tile.block_k,
+        WINDOW=shape.sliding_window or 0,
+        BLOCK_S=_BLOCK_S,
+        num_warps=4,
+    )
+    return WorkList(tile_starts_S1, first_slice_P)
+
+
+class WorkLists:
+    """Of the latest batch: made once for all layers with the same window.
+
+    A batch to be captured must be an object of its own, so that its list is made inside the graph.
+    """
+
+    def __init__(self) -> None:
+        self._batch: Batch | None = None
+        self._lists: dict[tuple[object, ...], WorkList] = {}
+
+    def of(
+        self, batch: Batch, num_slices: int, shape: AttentionShape, dtype: torch.dtype
+    ) -> WorkList:
+        """See `plan_work`."""
+        if self._batch is not batch:
+            self._batch, self._lists = batch, {}
+        key = (shape, dtype, num_slices)
+        if key not in self._lists:
+            self._lists[key] = plan_work(batch, num_slices, shape, dtype)
+        return self._lists[key]

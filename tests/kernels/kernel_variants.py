@@ -1,0 +1,53 @@
+"""`python -m tests.kernels.kernel_variants`: how many variants of each kernel a server compiles.
+
+Batches of many sizes through the launchers, kernels not interpreted and not run; prints JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import torch
+
+from app.bench.gpu import checks
+from app.bench.gpu.checks import AttentionCase
+from kernels.torch_sampling import Adjustment
+from kernels.triton import logits
+from kernels.triton.backend import TritonBackend
+from kernels.triton.compile import noting_variants
+
+HEADS = (4, 2, 64)
+DECODES = (((0, 1),), ((15, 1), (3, 1)), ((700, 1),) * 16, ((99, 1),) * 33)
+HYBRIDS = (((0, 7),), ((300, 16),), ((5, 1), (0, 300)), ((9, 1),) * 16 + ((16, 64), (0, 1)))
+
+
+def main() -> None:
+    backend, device, dtype = TritonBackend(), torch.device("cpu"), torch.bfloat16
+    with noting_variants(90) as variants:
+        for slices in DECODES + HYBRIDS:
+            for pad in (None, (3, 3), (30, 0)):
+                if pad is not None and pad[0] != pad[1] and slices in DECODES:
+                    continue
+                case = AttentionCase("", HEADS, 16, slices, pad=pad)
+                q_TND, batch, cache = checks.attention_inputs(case, backend, dtype, device)
+                backend.attention(q_TND, batch, cache, case.shape)
+                for _ in checks.check_rope(case, backend, dtype, device, False):
+                    pass
+        nothing = np.zeros(0, dtype=np.int32)
+        for vocabulary, num_rows in ((32_000, 1), (32_000, 2), (32_000, 16), (32_000, 17)):
+            mask_W = torch.ones(vocabulary // 32, dtype=torch.int32)
+            rows = [
+                Adjustment(i, nothing, nothing, ((3, 1.0),), allowed_W=mask_W)
+                for i in range(num_rows)
+            ]
+            logits.adjust(torch.zeros(num_rows + 1, vocabulary), rows)
+        warmed = {name: len(found) for name, found in variants.items()}
+        logits.warm(device)
+    counts = {name: len(found) for name, found in variants.items()}
+    sys.stdout.write(json.dumps({"variants": counts, "before_warming": warmed}))
+
+
+if __name__ == "__main__":
+    main()
