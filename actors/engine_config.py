@@ -55,4 +55,5 @@ class EngineConfig:
     is_rebuild: bool = False  # streams wait: nothing is made ready or checked that need not be
     event_log: str | None = None  # folder for every event and plan, as Parquet
     event_log_bytes: int = 1 << 30  # at which recording ends
+    adapters: tuple[tuple[int, str], ...] = ()  # slots of the stages, and the folder of each
     max_rebuilds: int = 3  # in a row, without a step between them

@@ -56,6 +56,7 @@ from actors.stage_set import StageSet, StagesFailed
 from actors.steps_in_flight import IterationRecords, StepDeadline
 from actors.transport.messages import (
     AbortRequests,
+    Ask,
     Readiness,
     RefuseRequests,
     StepError,
@@ -203,8 +204,13 @@ class EngineLoop:
         elif isinstance(message, AbortRequests):
             for request_id in message.request_ids:
                 self._handle(Abort(request_id))
+        elif message.question == "load_adapter":
+            self._tasks.start(self._answer_later(number, message))
         else:
             self._peers.send(number, self._questions.answer(message))
+
+    async def _answer_later(self, number: int, ask: Ask) -> None:
+        self._peers.send(number, await self._questions.answer_later(ask))
 
     async def _submit_with_grammar(self, request: Request, grammar: Grammar) -> None:
         """The last stage compiles the grammar off its step loop before the request may start."""

@@ -49,6 +49,18 @@ class Questions:
             logger.exception("no answer to %s%r", ask.question, ask.arguments)
             return Answer(ask.ticket, None, f"{type(error).__name__}: {error}")
 
+    async def answer_later(self, ask: Ask) -> Answer:
+        """The same where the answer takes its time."""
+        try:
+            return Answer(ask.ticket, await getattr(self, ask.question)(*ask.arguments))
+        except Exception as error:  # whatever it is, who asked must hear of it
+            logger.exception("no answer to %s%r", ask.question, ask.arguments)
+            return Answer(ask.ticket, None, f"{type(error).__name__}: {error}")
+
+    async def load_adapter(self, slot: int, folder: str) -> str | None:
+        """As of `StageSet.load_adapter`."""
+        return await self._stages.load_adapter(slot, folder)
+
     def quote(self, *arguments: Any) -> Quote:
         """As of `Core.quote`."""
         return self._core.quote(*arguments)

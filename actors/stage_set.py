@@ -45,6 +45,7 @@ class StageSet:
         self.pipeline: Pipeline | None = None  # takes plans while the stages live
         self._sizes = (0, 0)
         self.pids: list[list[int]] = []
+        self._adapters = dict(config.adapters)  # folder by slot, for stages that are built anew
         self._here: list[psutil.Process] = []  # of the stages, those on this node
 
     async def build(self) -> tuple[StageInfo, int, int]:
@@ -68,10 +69,10 @@ class StageSet:
         for process in self._here:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        await self._load()
+        await self._load(is_rebuild=True)
         await self._open()
 
-    async def _load(self) -> tuple[StageInfo, int]:
+    async def _load(self, is_rebuild: bool = False) -> tuple[StageInfo, int]:
         self._actors = create_stages(self._config, current_group())
         flat = [actor for ranks in self._actors for actor in ranks]
         reporter = asyncio.create_task(self._report(flat))
@@ -80,6 +81,13 @@ class StageSet:
             pids = iter(await asyncio.gather(*[actor.pid.remote() for actor in flat]))
             self.pids = [[next(pids) for _ in ranks] for ranks in self._actors]
             self._here = await self._processes_here()
+            for slot, folder in self._adapters.items():
+                problem = await self._fill_slot(slot, folder)
+                if problem is not None and not (is_rebuild or self._config.is_rebuild):
+                    self._kill_actors()
+                    raise StagesFailed(problem)
+                if problem is not None:  # it costs its own requests, and nobody else's
+                    logger.error("adapter slot %d is lost: %s", slot, problem)
         except TimeoutError as error:
             self._kill_actors()
             raise StagesFailed(f"loading took over {self._config.load_timeout_s:.0f} s") from error
@@ -154,6 +162,21 @@ class StageSet:
             return await self._actors[-1][0].compile_grammar.remote(grammar)
         except ray.exceptions.RayError as error:
             raise StagesFailed(str(error)) from error
+
+    async def load_adapter(self, slot: int, folder: str) -> str | None:
+        """Fill a slot that no request uses; what is wrong with the folder, if anything."""
+        try:
+            problem = await self._fill_slot(slot, folder)
+        except ray.exceptions.RayError as error:
+            raise StagesFailed(str(error)) from error
+        if problem is None:
+            self._adapters[slot] = folder
+        return problem
+
+    async def _fill_slot(self, slot: int, folder: str) -> str | None:
+        flat = [actor for ranks in self._actors for actor in ranks]
+        told = await asyncio.gather(*[actor.load_adapter.remote(slot, folder) for actor in flat])
+        return next((problem for problem in told if problem is not None), None)
 
     def close(self) -> None:
         pipeline, self.pipeline = self.pipeline, None

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from actors.scheduling.request import Objective, SamplingParams
 from app.api.endpoints.embeddings import normalized
 from app.engine.client import (
+    AdapterControl,
     EngineClient,
     EngineError,
     EngineUnavailable,
@@ -47,13 +48,16 @@ class ServedModel(NamedTuple):
 
 class HandleCalls:
     """Base of the deployments that answer; they set `models`, by name. Each method takes the name
-    of a `model`, where there are several; without it the first is meant."""
+    of a `model`, where there are several, or of an adapter; without it the first is meant."""
 
     models: Mapping[str, ServedModel]
+    adapters: AdapterControl | None = None
 
-    def _served(self, model: str | None) -> ServedModel:
+    def _served(self, model: str | None) -> tuple[EngineClient, TextProcessor]:
         if model is None:
             return next(iter(self.models.values()))
+        if self.adapters is not None and model in self.adapters.adapters:
+            return self.adapters.adapters[model], next(iter(self.models.values())).text
         if model not in self.models:
             raise ValueError(f"model: {model!r} is not served here; {', '.join(self.models)} are")
         return self.models[model]
@@ -100,7 +104,7 @@ class HandleCalls:
         """As `generate`, of the model's answer to a conversation: [{"role", "content"}, ...]."""
         if not messages:
             raise ValueError("messages: must hold at least one")
-        text_of = self._served(model).text
+        text_of = self._served(model)[1]
         try:
             prompt = await text_of.render_chat(messages)
         except TemplateError as error:
@@ -144,7 +148,7 @@ class HandleCalls:
 
     async def status(self, model: str | None = None) -> Mapping[str, Any]:
         """A snapshot of the engine; raises EngineUnavailable while it is being rebuilt."""
-        engine = self._served(model).engine
+        engine = self._served(model)[0]
         if not engine.is_ready():
             raise EngineUnavailable("the engine is being rebuilt")
         return await engine.status()

@@ -80,6 +80,8 @@ class HttpReplica(HandleCalls):
             name: Context(engine, text, options, self.telemetry[name], running)
             for name, (engine, text) in self.models.items()
         }
+        for context in contexts.values():
+            context.adapters = self.adapters
         if len(contexts) > 1:
             for context in contexts.values():
                 context.models = contexts

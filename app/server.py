@@ -16,6 +16,7 @@ from ray import serve
 from starlette.types import ASGIApp
 
 from actors.gc_utils import freeze_gc_heap
+from app.engine.adapters import AdapterEngine
 from app.engine.link import EngineFailed
 from app.engine.live import LiveEngine
 from app.handle_calls import ServedModel
@@ -49,7 +50,11 @@ class LLMServer(HttpReplica):
         text_task = asyncio.create_task(
             asyncio.to_thread(load_text, config.stage.model_path, self.settings.model)
         )
-        self.engine = LiveEngine(config, name)
+        if self.settings.adapters is None:
+            self.engine = LiveEngine(config, name)
+        else:
+            names = tuple(self.settings.adapters.paths)
+            self.engine = self.adapters = AdapterEngine(config, name, names)
         self.engines = [self.engine]
         await self.engine.start()
         self.models = {name: ServedModel(self.engine, await text_task)}

@@ -105,6 +105,9 @@ def resolve(settings: Settings) -> EngineConfig:
             f"parallel.pipeline_stages: {stages} stages for {config['num_hidden_layers']} layers"
         )
     scheduler = _scheduler(settings, max_model_len)
+    adapters = settings.adapters
+    if adapters is not None and settings.fleet is not None:
+        raise SettingsError("adapters: not yet with `fleet` or `models`; leave one of them out")
     stage = StageSpec(
         model_path=str(locate(model.path).resolve()),
         num_stages=stages,
@@ -124,6 +127,8 @@ def resolve(settings: Settings) -> EngineConfig:
         cuda_graphs=parallel.cuda_graphs,
         graph_tokens=parallel.graph_tokens,
         symmetric_memory=parallel.symmetric_memory,
+        max_adapters=0 if adapters is None else adapters.max_adapters,
+        max_adapter_rank=0 if adapters is None else adapters.max_rank,
     )
     gpus = parallel.gpus_per_rank
     if gpus is None:
@@ -149,6 +154,10 @@ def resolve(settings: Settings) -> EngineConfig:
         event_log=settings.telemetry.directory if settings.telemetry.events else None,
         event_log_bytes=int(settings.telemetry.events_gib * GIB),
         max_rebuilds=settings.engine.max_rebuilds,
+        adapters=tuple(
+            (slot, str(locate(path).resolve()))
+            for slot, path in enumerate([] if adapters is None else adapters.paths.values())
+        ),
     )
 
 

@@ -206,6 +206,22 @@ class FleetSettings(_Section):
         return self
 
 
+class AdapterSettings(_Section):
+    """LoRA adapters, each a model of its own name; more are loaded and unloaded live."""
+
+    max_adapters: int = Field(ge=1, le=1024, description="Slots: adapters loaded at a time.")
+    max_rank: int = Field(16, ge=1, le=1024, description="Memory of a slot is kept for this rank.")
+    paths: Mapping[str, str] = Field(
+        default_factory=dict, description="Folders as peft saves them, by name, loaded at start."
+    )
+
+    @model_validator(mode="after")
+    def _they_fit(self) -> AdapterSettings:
+        if len(self.paths) > self.max_adapters:
+            raise ValueError(f"{len(self.paths)} paths for {self.max_adapters} slots")
+        return self
+
+
 class Settings(_Section):
     """The whole of a deployment's `args`."""
 
@@ -221,6 +237,7 @@ class Settings(_Section):
     fleet: FleetSettings | None = Field(
         None, description="Absent: every replica is a front and an engine in one."
     )
+    adapters: AdapterSettings | None = Field(None, description="Absent: none; not with `fleet`.")
     listen: str | None = Field(
         None,
         pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\[\]]+):\d{1,5}$",

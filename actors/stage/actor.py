@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -30,6 +31,8 @@ from actors.stage.spec import StageInfo, StageSpec
 from actors.transport.addresses import free_address
 from actors.transport.messages import TICKET, StageAnswer, StageMessage, pack, unpack
 from actors.transport.wire import ConnectionLost, Mailbox, Sender
+
+_PAUSE_S = 0.002  # between pieces of an adapter
 
 if TYPE_CHECKING:
     import torch
@@ -126,6 +129,16 @@ class StageActor:
         try:
             self._running().compile_grammar(grammar)
         except ValueError as error:
+            return str(error)
+        return None
+
+    def load_adapter(self, slot: int, folder: str) -> str | None:
+        """As of `StageAdapters.load`; what is wrong with the folder, if anything. Steps go on, and
+        between pieces of this work have the cores and the interpreter to themselves."""
+        self._enter()
+        try:
+            self._running().load_adapter(slot, Path(folder), lambda: time.sleep(_PAUSE_S))
+        except (ValueError, OSError) as error:
             return str(error)
         return None
 

@@ -51,6 +51,7 @@ class StageAdapters:
         self._qkv, self._gate_up = qkv_pieces(config, part), gate_up_pieces(config, part)
         self._split = part
         self._numbers = range(*part.layers)
+        self.filled: set[int] = set()  # slots counted from 1, as requests name them
         self.layers = [self._layer(number) for number in self._numbers]
 
     def _layer(self, number: int) -> LayerAdapters:
@@ -81,9 +82,11 @@ class StageAdapters:
         if not 0 <= slot < self._spec.max_adapters:
             raise ValueError(f"adapter slot {slot} of {self._spec.max_adapters}")
         adapter = AdapterFolder(folder, self._config, self._spec.max_adapter_rank, self._dtype)
+        self.filled.discard(slot + 1)
         try:
             for number, layer in zip(self._numbers, self.layers, strict=True):
                 self._load_layer(adapter, slot, number, layer, pause)
+            self.filled.add(slot + 1)
         finally:
             adapter.close()
 

@@ -8,7 +8,7 @@ Every write goes to a position, never to an end: applying a plan twice leaves th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,10 +108,10 @@ class InputBatch:
     """
 
     def __init__(
-        self, max_requests: int, max_model_len: int, block_size: int, max_adapters: int = 0
+        self, max_requests: int, max_model_len: int, block_size: int, adapters: Container[int] = ()
     ) -> None:
         self.max_model_len = max_model_len
-        self._max_adapters = max_adapters
+        self._adapters = adapters  # slots that are filled, counted from 1
         self._block_size = block_size
         self._width = -(-max_model_len // block_size)
         self.tokens_RP: NDArray[np.int32] = np.zeros((0, max_model_len + 1), dtype=np.int32)
@@ -157,8 +157,8 @@ class InputBatch:
                 f"request {start.request_id} has {len(start.tokens)} tokens; "
                 f"the stage has room for {self.max_model_len}"
             )
-        if not 0 <= start.adapter <= self._max_adapters:
-            raise ValueError(f"adapter slot {start.adapter} of {self._max_adapters}")
+        if start.adapter and start.adapter not in self._adapters:
+            raise ValueError(f"no adapter is loaded in slot {start.adapter}")
         self.release(start.request_id)
         if not self._free:
             self._grow(len(self.tokens_RP))
@@ -248,7 +248,7 @@ class InputBatch:
             num_decodes=int(longer[0]) if longer.size else num_slices,
             max_length=int(lengths_S.max()),
             max_kv_length=max_kv_length,
-            adapters=self._runs(rows_S, lengths_S) if self._max_adapters else None,
+            adapters=self._runs(rows_S, lengths_S) if self._adapters else None,
         )
 
     def _runs(self, rows_S: NDArray[np.intp], lengths_S: NDArray[np.int32]) -> HostRuns | None:

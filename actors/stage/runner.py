@@ -91,8 +91,9 @@ class StageRunner:
             self._adapters = StageAdapters(config, part, spec, dtype, self._device)
             for layer, adapters in zip(weights.layers, self._adapters.layers, strict=True):
                 layer.adapters = adapters
-        sizes = (spec.max_requests, max_model_len, spec.block_size, spec.max_adapters)
-        self._input_batch = InputBatch(*sizes)
+        sizes = (spec.max_requests, max_model_len, spec.block_size)
+        filled = () if self._adapters is None else self._adapters.filled
+        self._input_batch = InputBatch(*sizes, filled)
         if spec.is_last:
             self._head = self._make_head(folder)
         self._backend.finish_loading()

@@ -27,7 +27,7 @@ _Kind = TypeVar("_Kind")
 
 # ---- replica -> scheduler ------------------------------------------------------------------
 
-Question = Literal["status", "stage_pids", "reconfigure", "quote", "leave"]
+Question = Literal["status", "stage_pids", "reconfigure", "quote", "leave", "load_adapter"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from app.api.context import Context
+from app.api.endpoints.adapters import AdapterChanges
 from app.api.endpoints.chat import Chat
 from app.api.endpoints.completions import Completions
 from app.api.endpoints.embeddings import Embeddings
@@ -48,6 +49,7 @@ def build_api(context: Context, extra_routes: Sequence[BaseRoute] = ()) -> ASGIA
     probes = Probes(context)
     tokens = Tokens(context)
     messages = Messages(context)
+    adapters = AdapterChanges(context)
 
     def route(path: str, handler: Callable[[Call], Awaitable[None]], method: str) -> Route:
         return Route(path, Endpoint(handler, options, _log), methods=[method])
@@ -64,6 +66,8 @@ def build_api(context: Context, extra_routes: Sequence[BaseRoute] = ()) -> ASGIA
         route("/v1/messages/count_tokens", messages.count_tokens, "POST"),
         route("/v1/embeddings", Embeddings(context), "POST"),
         route("/v1/slo/quote", Quotes(context), "POST"),
+        route("/v1/load_lora_adapter", adapters.load, "POST"),
+        route("/v1/unload_lora_adapter", adapters.unload, "POST"),
         route("/tokenize", tokens.tokenize, "POST"),
         route("/detokenize", tokens.detokenize, "POST"),
         route("/openapi.json", _document(context), "GET"),

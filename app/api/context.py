@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from actors.scheduling.request import Objective
 from app.api.events import ApiEvents
@@ -12,7 +12,7 @@ from app.api.http.errors import ApiError, invalid
 from app.api.http.options import ApiOptions
 from app.api.schema.common import ScheduleFields
 from app.api.schema.other import QuoteRequest
-from app.engine.client import EngineClient
+from app.engine.client import AdapterControl, EngineClient
 from app.text.processor import TextProcessor
 
 GivenPrompts = str | list[int] | list[str] | list[list[int]]
@@ -28,7 +28,7 @@ class Running:
 @dataclass(slots=True)
 class Context:
     """The application's parts for one model. models: every one behind this address by its name,
-    this one among them; empty where it is alone."""
+    this one among them; empty where it is alone. adapters: each is a model as well."""
 
     engine: EngineClient
     text: TextProcessor
@@ -36,6 +36,7 @@ class Context:
     events: ApiEvents = field(default_factory=ApiEvents)
     running: Running = field(default_factory=Running)
     models: dict[str, Context] = field(default_factory=dict)
+    adapters: AdapterControl | None = None
 
     def of(self, name: str | None) -> Context:
         """The parts that serve this model; no name means the first that this server has. Raises
@@ -46,6 +47,8 @@ class Context:
             found = self.models.get(name)
         else:
             found = self if name == self.engine.card.name else None
+        if found is None and self.adapters is not None and name in self.adapters.adapters:
+            return replace(self, engine=self.adapters.adapters[name])
         if found is None:
             raise ApiError(
                 404, f"The model '{name[:128]}' does not exist here.", "model", "model_not_found"

@@ -33,6 +33,7 @@ BENCHES: Mapping[str, str] = {
     "overhead": "engine.overhead",
     "planning": "engine.planning",
     "speculation": "engine.speculation",
+    "adapters": "engine.adapters",
     "policies": "studies.policies",
     "budgets": "studies.budgets",
     "validate": "studies.validate",

@@ -84,7 +84,9 @@ class SchedulerChannel:
         else:
             self._on_message(message)
 
-    async def ask(self, question: Question, *arguments: Any) -> Any:
+    async def ask(
+        self, question: Question, *arguments: Any, within_s: float = _ANSWER_WITHIN_S
+    ) -> Any:
         """The scheduler's answer; raises EngineUnavailable when none comes and QuestionFailed
         when answering raised."""
         ticket = next(self._tickets)
@@ -93,7 +95,7 @@ class SchedulerChannel:
             self._send(Ask(ticket, question, arguments))
             if self._socket is None:
                 raise TimeoutError
-            return await asyncio.wait_for(answer, _ANSWER_WITHIN_S)
+            return await asyncio.wait_for(answer, within_s)
         except TimeoutError as error:
             raise EngineUnavailable("the scheduler does not answer") from error
         finally:

@@ -58,6 +58,7 @@ class GenerationRequest:
     pooling: str | None = None
     output: tuple[int, ...] = ()  # already delivered (failover); only with n == 1
     cache_salt: str | None = None  # whose cached prefixes it may find; None: its tenant's
+    adapter: int = 0  # as of `actors.scheduling.request.Request`
 
 
 @dataclass(slots=True)
@@ -99,6 +100,7 @@ class ModelCard:
     eos_token_ids: tuple[int, ...]
     created_s: int
     supports_embeddings: bool = True
+    parent: str | None = None  # of an adapter: the model that it changes
 
 
 class EngineClient(Protocol):
@@ -148,4 +150,22 @@ class EngineClient(Protocol):
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         """Change scheduling settings live; raises RequestRefused naming a bad key."""
+        ...
+
+
+class AdapterControl(Protocol):
+    """An engine's adapters, which are loaded and unloaded while it serves."""
+
+    @property
+    def adapters(self) -> Mapping[str, EngineClient]:
+        """By name, what serves each."""
+        ...
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Raises RequestRefused for a name or folder that cannot be, or without a free slot."""
+        ...
+
+    def unload_adapter(self, name: str) -> int:
+        """Take its name away; its running requests, whose number is returned, go on and keep its
+        slot. Raises RequestRefused where no adapter has this name."""
         ...

@@ -236,6 +236,7 @@ def core_requests(request: GenerationRequest, ids: Iterator[int], now_s: float) 
             group=request.request_id if request.n > 1 else None,
             pooling=request.pooling,
             cache_salt=request.tenant if request.cache_salt is None else request.cache_salt,
+            adapter=request.adapter,
         )
         for index in range(request.n)
     ]

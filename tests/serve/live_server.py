@@ -17,6 +17,8 @@ import uvicorn
 from app.api.application import build_api
 from app.api.context import Context
 from app.api.events import ApiEvents
+from app.api.http.options import at_address
+from app.engine.adapters import AdapterEngine
 from app.engine.live import LiveEngine
 from app.settings import parse, resolve
 from app.text.processor import TextProcessor
@@ -43,10 +45,17 @@ def live_server(
 
     async def main() -> None:
         settings = parse({"model": {"path": str(folder)}, **sections})
-        engine = LiveEngine(resolve(settings), folder.name)
+        adapters: AdapterEngine | None = None
+        if settings.adapters is not None:
+            names = tuple(settings.adapters.paths)
+            adapters = AdapterEngine(resolve(settings), folder.name, names)
+        engine = adapters or LiveEngine(resolve(settings), folder.name)
         await engine.start()
         text = TextProcessor(folder)
-        app = build_api(Context(engine, text, settings.api, events or ApiEvents()))
+        # Adapters are loaded by whoever is on this machine.
+        options = settings.api if adapters is None else at_address(settings.api, "127.0.0.1")
+        context = Context(engine, text, options, events or ApiEvents(), adapters=adapters)
+        app = build_api(context)
         listener = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(app, log_level="warning")

@@ -35,10 +35,12 @@ class Probes:
 
     async def models(self, call: Call) -> None:
         """The list of models; one that no engine has told of yet is not among several."""
-        found = [] if self._context.models else [_shown(self._context.engine.card)]
+        found = [] if self._context.models else [shown(self._context.engine.card)]
+        if self._context.adapters is not None:
+            found += [shown(one.card) for one in self._context.adapters.adapters.values()]
         for one in self._context.models.values():
             with suppress(EngineUnavailable):
-                found.append(_shown(one.engine.card))
+                found.append(shown(one.engine.card))
         await call.reply_json({"object": "list", "data": found})
 
     async def model(self, call: Call) -> None:
@@ -46,10 +48,12 @@ class Probes:
         name = str(call.scope["path_params"]["model"])
         if not name:
             raise ApiError(404, "No model is named behind /v1/models/.", param="model")
-        await call.reply_json(_shown(self._context.of(name).engine.card))
+        await call.reply_json(shown(self._context.of(name).engine.card))
 
 
-def _shown(card: ModelCard) -> dict[str, Any]:
+def shown(card: ModelCard) -> dict[str, Any]:
+    """The model object."""
+    parent = {} if card.parent is None else {"parent": card.parent}
     return {
         "id": card.name,
         "object": "model",
@@ -57,4 +61,5 @@ def _shown(card: ModelCard) -> dict[str, Any]:
         "owned_by": "legato",
         "max_model_len": card.max_model_len,
         "supports_embeddings": card.supports_embeddings,
+        **parent,
     }

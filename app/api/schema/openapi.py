@@ -25,6 +25,7 @@ from app.api.schema.other import (
     EmbeddingRequest,
     EmbeddingResponse,
     ErrorResponse,
+    LoadAdapterRequest,
     Model,
     ModelList,
     QuoteRequest,
@@ -32,6 +33,8 @@ from app.api.schema.other import (
     Status,
     TokenizeRequest,
     TokenizeResponse,
+    UnloadAdapterRequest,
+    UnloadAdapterResponse,
 )
 from app.api.schema.responses import ResponseObject, ResponseRequest
 
@@ -125,6 +128,14 @@ OPERATIONS: Final = (
     ),
     Operation("/v1/models", "get", "The models served here.", ModelList),
     Operation("/v1/models/{model}", "get", "One model.", Model, path_parameter="model"),
+    Operation("/v1/load_lora_adapter", "post", "Load an adapter.", Model, LoadAdapterRequest),
+    Operation(
+        "/v1/unload_lora_adapter",
+        "post",
+        "Unload an adapter.",
+        UnloadAdapterResponse,
+        UnloadAdapterRequest,
+    ),
     Operation("/health", "get", "Whether tokens can be generated.", Status),
     Operation("/live", "get", "Whether the process answers.", Status, may_be_unavailable=False),
     Operation("/openapi.json", "get", "This document.", Document, may_be_unavailable=False),
@@ -142,6 +153,8 @@ def document(version: str, model: str, *, with_keys: bool) -> dict[str, Any]:
     references, schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")
     for request in requests:
         own = schemas["$defs"][request.__name__]
+        if "model" not in own["properties"]:
+            continue
         names = [model] if "model" in own.get("required", ()) else [model, None]
         own["properties"]["model"] = {"title": "Model", "enum": names}
     paths: dict[str, Any] = {}

@@ -126,6 +126,25 @@ class Model(BaseModel):
     owned_by: str
     max_model_len: int
     supports_embeddings: bool
+    parent: str | None = Field(default=None, description="Of an adapter: the model it changes.")
+
+
+class LoadAdapterRequest(Strict):
+    lora_name: Annotated[str, Field(min_length=1, max_length=128)] = Field(
+        description="By which requests name it as their model."
+    )
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
+        description="A folder of the server, as peft saves it."
+    )
+
+
+class UnloadAdapterRequest(Strict):
+    lora_name: Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class UnloadAdapterResponse(BaseModel):
+    id: str
+    num_running: int = Field(description="Requests that run on it still.")
 
 
 class ModelList(BaseModel):

@@ -37,6 +37,8 @@ class LoadedStage:
         block_size: int = BLOCK_SIZE,
         max_model_len: int | None = None,
         cuda_graphs: bool = True,
+        max_adapters: int = 0,
+        max_adapter_rank: int = 0,
     ) -> None:
         self.config: dict[str, Any] = json.loads((model / "config.json").read_text())
         self.spec = StageSpec(
@@ -52,6 +54,8 @@ class LoadedStage:
             max_step_tokens=max_step_tokens,
             num_threads=threads,
             cuda_graphs=cuda_graphs,
+            max_adapters=max_adapters,
+            max_adapter_rank=max_adapter_rank,
         )
         self.kv_tokens = kv_tokens
         self.runner = StageRunner(self.spec)
@@ -61,19 +65,23 @@ class LoadedStage:
         self._next_request = 0
         self._next_step = 0
 
-    def enter(self, shape: StepShape) -> list[int]:
-        """Enter the requests of a step; their KV is whatever memory holds, which costs the same."""
+    def enter(self, shape: StepShape, adapters: Sequence[int] = ()) -> list[int]:
+        """Enter the requests of a step; their KV is whatever memory holds, which costs the same.
+        adapters: of each, as of `RequestStart`; none where there are fewer."""
         started, ids, block = [], [], 0
         context = shape.decode_context_tokens // max(1, shape.num_decodes)
         lengths = [context] * shape.num_decodes + [s + n for s, n in shape.prefills]
-        for length in lengths:
+        for number, length in enumerate(lengths):
             count = -(-(length + 1) // self.spec.block_size)
             self._next_request += 1
             ids.append(self._next_request)
             tokens = tuple((7 * i + self._next_request) % 4000 for i in range(length))
             blocks = tuple(range(block, block + count))
             sampling = SamplingParams(max_tokens=10_000)
-            started.append(RequestStart(self._next_request, tokens, length, blocks, sampling))
+            adapter = adapters[number] if number < len(adapters) else 0
+            started.append(
+                RequestStart(self._next_request, tokens, length, blocks, sampling, adapter=adapter)
+            )
             block += count
         self._execute((), started=tuple(started))
         return ids

@@ -89,11 +89,15 @@ def local_cluster() -> Iterator[None]:
 async def local_engine(args: Mapping[str, Any]) -> AsyncGenerator[EngineClient, None]:
     """A live engine of these settings, on a Ray cluster of its own."""
     with local_cluster():
+        from app.engine.adapters import AdapterEngine
         from app.engine.live import LiveEngine
         from app.settings import parse, resolve
 
         settings = parse(args)
-        engine = LiveEngine(resolve(settings), Path(settings.model.path).name)
+        name = Path(settings.model.path).name
+        engine = LiveEngine(resolve(settings), name)
+        if settings.adapters is not None:
+            engine = AdapterEngine(resolve(settings), name, tuple(settings.adapters.paths))
         await engine.start()
         try:
             await asyncio.to_thread(wait_until_idle)

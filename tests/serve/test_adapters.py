@@ -1,0 +1,205 @@
+"""LoRA adapters on a live engine: models of their own, loaded and unloaded while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from actors.scheduling.request import SamplingParams
+from app.engine.adapters import AdapterEngine
+from app.engine.client import EngineClient, GenerationRequest
+from app.settings import SettingsError, parse, resolve
+from tests import tiny_adapters
+from tests.serve.live_server import LiveServer, live_server
+from tests.stage.greedy_reference import GREEDY, expected, make_prompts
+
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    return [tiny_adapters.write(root / f"a{n}", seed=n) for n in range(3)]
+
+
+@pytest.fixture(scope="module")
+def server(
+    ray_cluster: None, tiny_model: Callable[..., Path], folders: list[Path]
+) -> Iterator[LiveServer]:
+    paths = {"zero": str(folders[0]), "one": str(folders[1])}
+    with live_server(
+        tiny_model("llama"),
+        parallel={"pipeline_stages": 2},
+        scheduling={"token_budget": 32},
+        kv={"block_size": 4, "memory_gib": 0.01},
+        adapters={"max_adapters": 3, "max_rank": 8, "paths": paths},
+    ) as started:
+        yield started
+
+
+def engine_of(server: LiveServer) -> AdapterEngine:
+    assert isinstance(server.engine, AdapterEngine)
+    return server.engine
+
+
+async def tokens(
+    engine: EngineClient, name: str, prompt: Sequence[int], begun: asyncio.Event | None = None
+) -> tuple[list[int], int]:
+    """What it answers, and how many tokens of the prompt were cached."""
+    found, num_cached = list[int](), 0
+    request = GenerationRequest(name, tuple(prompt), GREEDY)
+    async for chunk in engine.generate(request):
+        found += chunk.tokens
+        num_cached = max(num_cached, chunk.num_cached_tokens)
+        if begun is not None:
+            begun.set()
+    return found, num_cached
+
+
+def everywhere(
+    server: LiveServer, names: Sequence[str | None], interrupt: Callable[[], None] | None = None
+) -> list[list[tuple[list[int], int]]]:
+    """All prompts to all of these models at once: by model (None: the base), by prompt."""
+
+    async def ask_all() -> list[list[tuple[list[int], int]]]:
+        engine, begun = engine_of(server), asyncio.Event()
+        asked = [
+            tokens(engine if name is None else engine.adapters[name], f"{name}-{n}", prompt, begun)
+            for name in names
+            for n, prompt in enumerate(make_prompts())
+        ]
+        gathered = asyncio.gather(*asked)
+        if interrupt is not None:
+            await begun.wait()
+            interrupt()
+        answers = await gathered
+        each = len(make_prompts())
+        return [answers[start : start + each] for start in range(0, len(answers), each)]
+
+    return asyncio.run_coroutine_threadsafe(ask_all(), server.loop).result(timeout=180)
+
+
+def plain(answers: list[list[tuple[list[int], int]]]) -> list[list[list[int]]]:
+    return [[found for found, _ in of_model] for of_model in answers]
+
+
+def test_models_share_batches_and_no_cached_prefix(server: LiveServer, folders: list[Path]) -> None:
+    """The prompts are the same for all models: what one has cached is wrong for another."""
+    names = (None, "zero", "one")
+    wanted = [expected("llama"), *map(tiny_adapters.expected, folders[:2])]
+    assert plain(everywhere(server, names)) == wanted
+    again = everywhere(server, names)
+    assert plain(again) == wanted
+    assert all(of_model[-1][1] > 0 for of_model in again)  # the longest prompt: cached by now
+
+
+def kill_a_stage(server: LiveServer) -> None:
+    async def pids() -> list[list[int]]:
+        return await server.engine.stage_pids()
+
+    asyncio.ensure_future(pids(), loop=server.loop).add_done_callback(
+        lambda asked: os.kill(asked.result()[1][0], signal.SIGKILL)
+    )
+
+
+@pytest.mark.parametrize("victim", ["stage", "scheduler"])
+def test_a_lost_engine_keeps_the_adapters(
+    server: LiveServer, folders: list[Path], victim: str
+) -> None:
+    ends: dict[str, Callable[[], None]] = {
+        "stage": lambda: kill_a_stage(server),
+        "scheduler": lambda: server.engine._link.kill(),
+    }
+    answers = everywhere(server, (None, "zero", "one"), ends[victim])
+    assert plain(answers) == [expected("llama"), *map(tiny_adapters.expected, folders[:2])]
+
+
+def post(server: LiveServer, what: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/{what}_lora_adapter", json=body, timeout=60)
+
+
+def complete(server: LiveServer, model: str) -> httpx.Response:
+    body = {"model": model, "prompt": "hello", "max_tokens": 4, "temperature": 0}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+
+
+def listed(server: LiveServer) -> dict[str, str | None]:
+    models = httpx.get(f"{server.url}/v1/models").json()["data"]
+    return {model["id"]: model.get("parent") for model in models}
+
+
+def test_loaded_and_unloaded_over_http(
+    server: LiveServer, folders: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    base = {server.model: None, "zero": server.model, "one": server.model}
+    assert listed(server) == base
+    assert complete(server, "two").status_code == 404
+    with caplog.at_level(logging.WARNING, "legato.audit"):
+        loaded = post(server, "load", lora_name="two", lora_path=str(folders[2]))
+    assert loaded.status_code == 200, loaded.text
+    assert loaded.json()["parent"] == server.model
+    assert "load_lora_adapter" in caplog.text
+    assert listed(server) == {**base, "two": server.model}
+    assert complete(server, "two").json()["model"] == "two"
+    assert plain(everywhere(server, ["two"])) == [tiny_adapters.expected(folders[2])]
+
+    again = post(server, "load", lora_name="two", lora_path=str(folders[2]))
+    assert (again.status_code, again.json()["error"]["param"]) == (400, "lora_name")
+    full = post(server, "load", lora_name="three", lora_path=str(folders[2]))
+    assert full.status_code == 400
+    assert "all 3 adapter slots are taken" in full.json()["error"]["message"]
+
+    gone = post(server, "unload", lora_name="two")
+    assert (gone.status_code, gone.json()) == (200, {"id": "two", "num_running": 0})
+    assert post(server, "unload", lora_name="two").status_code == 404
+    assert complete(server, "two").status_code == 404
+    assert listed(server) == base
+
+    bad = post(server, "load", lora_name="two", lora_path="/nowhere")
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "lora_path")
+    assert "/nowhere is missing" in bad.json()["error"]["message"]
+    # The slot that was full of another adapter: nothing is left of that.
+    assert post(server, "load", lora_name="two", lora_path=str(folders[0])).status_code == 200
+    assert plain(everywhere(server, ["two"])) == [tiny_adapters.expected(folders[0])]
+    assert post(server, "unload", lora_name="two").status_code == 200
+
+
+def test_an_unloaded_adapter_keeps_its_slot_while_it_runs(
+    server: LiveServer, folders: list[Path]
+) -> None:
+    async def run() -> list[int]:
+        engine = engine_of(server)
+        await engine.load_adapter("two", str(folders[2]))
+        sampling = SamplingParams(max_tokens=150)
+        stream = engine.adapters["two"].generate(
+            GenerationRequest("long", tuple(make_prompts()[0]), sampling)
+        )
+        first = await anext(stream)
+        assert engine.unload_adapter("two") == 1
+        assert "two" not in engine.adapters
+        assert engine._free_slots() == []
+        found = list(first.tokens)
+        async for chunk in stream:
+            found += chunk.tokens
+        assert len(engine._free_slots()) == 1
+        return found
+
+    found = asyncio.run_coroutine_threadsafe(run(), server.loop).result(timeout=120)
+    wanted = tiny_adapters.expected(folders[2])[0]
+    assert found[: len(wanted)] == wanted
+
+
+def test_settings_that_cannot_be(tiny_model: Callable[..., Path]) -> None:
+    args: dict[str, Any] = {"model": {"path": str(tiny_model("llama"))}}
+    with pytest.raises(SettingsError, match="2 paths for 1 slots"):
+        parse({**args, "adapters": {"max_adapters": 1, "paths": {"a": "x", "b": "y"}}})
+    with pytest.raises(SettingsError, match="adapters: not yet with `fleet`"):
+        resolve(parse({**args, "adapters": {"max_adapters": 1}, "fleet": {}}))
