@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import StepTimePredictor, StepView
 from actors.scheduling.memory.running import RunningRequests
+from actors.scheduling.queue import build_order
 from actors.scheduling.queue.waiting import WaitingQueue
 from actors.scheduling.state import Fate, RequestState, Status
 
@@ -21,7 +22,7 @@ class LiveRequests:
     def __init__(
         self, config: SchedulerConfig, order: str, cost_model: StepTimePredictor | None
     ) -> None:
-        self.waiting = WaitingQueue(config, order)
+        self.waiting = WaitingQueue(config, build_order(order, config))
         self.running = RunningRequests(config, cost_model)
         self.by_id: dict[int, RequestState] = {}  # every request not ENDED
         self.now_s = 0.0
@@ -162,5 +163,6 @@ class LiveRequests:
 
     def switch_order(self, name: str, config: SchedulerConfig) -> None:
         """Every request keeps what it has; only which comes next changes."""
-        self.waiting.switch_order(name, config, self.by_id.values(), self.now_s)
+        order = build_order(name, config)
+        self.waiting.switch_order(order, self.by_id.values(), self.now_s)
         self.running.resort()

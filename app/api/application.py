@@ -26,7 +26,7 @@ from app.api.endpoints.probes import Probes
 from app.api.endpoints.quote import Quotes
 from app.api.endpoints.responses import Responses
 from app.api.endpoints.tokens import Tokens
-from app.api.http.anthropic import AnthropicAdapter
+from app.api.http.anthropic import PREFIX, AnthropicAdapter
 from app.api.http.audit import Audit
 from app.api.http.call import Call, Endpoint
 from app.api.http.errors import ApiError, from_engine
@@ -77,14 +77,12 @@ def build_api(context: Context, extra_routes: Sequence[BaseRoute] = ()) -> ASGIA
     audit = Audit()
     app = Starlette(
         routes=routes,
-        middleware=[
-            Middleware(AnthropicAdapter),
-            Middleware(Guard, options=options, keys=keys, audit=audit),
-        ],
+        middleware=[Middleware(Guard, options=options, keys=keys, audit=audit)],
         exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _crash},
     )
     app.router.redirect_slashes = False
-    return Ingress(app, StalledClients(options.send_timeout_s))
+    stalled = StalledClients(options.send_timeout_s)
+    return Ingress(app, stalled, {PREFIX: AnthropicAdapter(app)})
 
 
 def _document(context: Context) -> Callable[[Call], Awaitable[None]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from actors.scheduling.queue import build_order
 from actors.scheduling.queue.waiting import WaitingQueue
 from actors.scheduling.state import RequestState, Status, Suspicion
 from tests.scheduling.short_lives import config, request
 
 
 def _queue(**settings: object) -> WaitingQueue:
-    return WaitingQueue(config(**settings), "fcfs")
+    settled = config(**settings)
+    return WaitingQueue(settled, build_order("fcfs", settled))
 
 
 def _state(number: int, tenant: str = "") -> RequestState:
@@ -87,7 +89,7 @@ def test_another_order_keeps_all_that_wait() -> None:
     assert queue.head(0.0) is None  # two are parked
     settings = config()
     queue.config = settings
-    queue.switch_order("shortest", settings, states, 1.0)
+    queue.switch_order(build_order("shortest", settings), states, 1.0)
     assert not queue.parked
     assert queue.head(1.0) in states[1:]
     assert queue.num_requests == 2

@@ -20,11 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from actors.scheduling.budgets.slack import KeptShare, Slack
+from actors.scheduling.budgets.slack import KeptShare, Slack, StepSizes
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.online import OnlineCostModel, RecentQuantile, cost_model_for
-from actors.scheduling.cost.step_sizes import StepSizes
 from actors.scheduling.interfaces import EngineView
 from actors.scheduling.plan import StepShape
 

@@ -42,15 +42,12 @@ def _object(status: int, message: str, param: str | None) -> dict[str, Any]:
 
 
 class AnthropicAdapter:
-    """ASGI middleware; other paths pass untouched."""
+    """ASGI middleware, for paths below `PREFIX` alone."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _is_ours(scope["path"]):
-            await self._app(scope, receive, send)
-            return
         await self._app({**scope, "headers": _headers(scope)}, receive, _Reshaper(send))
 
 
@@ -83,10 +80,6 @@ class _Reshaper:
             headers.append((b"request-id", request_id.encode()))
         await self._send({**head, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
-
-
-def _is_ours(path: str) -> bool:
-    return path == PREFIX or path.startswith(f"{PREFIX}/")
 
 
 def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import resource
 import socket
+from collections.abc import Mapping
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final, Protocol
@@ -66,21 +67,31 @@ def entered(scope: Scope, send: Send) -> Scope:
 
 
 class Ingress:
-    """ASGI middleware, outermost. stalled: what drops clients that stop reading, if it is here."""
+    """ASGI middleware, outermost. stalled: what drops clients that stop reading, if it is here.
+    adapted: by the first two parts of a path (/v1/messages), the application for what is there and
+    below, in place of `app`."""
 
-    def __init__(self, app: ASGIApp, stalled: StalledClients | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        stalled: StalledClients | None = None,
+        adapted: Mapping[str, ASGIApp] | None = None,
+    ) -> None:
         self._app = app
         self._stalled = stalled
+        self._adapted = adapted or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = entered(scope, send)
         transport = scope.get(TRANSPORT)
+        head = "/".join(scope.get("path", "").split("/", 3)[:3])
+        app = self._adapted.get(head, self._app)
         if transport is None or self._stalled is None:
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
         self._stalled.enter(transport)
         try:
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
         finally:
             self._stalled.leave(transport)
 
