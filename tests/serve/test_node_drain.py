@@ -1,0 +1,26 @@
+"""A node leaves a fleet of several: a process and a cluster of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.long
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_streams_outlive_the_node_of_their_engine() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.serve.node_drain"],
+        cwd=Path(__file__).resolve().parents[2],
+        env={key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert "nothing was lost" in done.stdout, done.stderr[-3000:]
