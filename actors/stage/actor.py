@@ -56,7 +56,7 @@ class StageActor:
 
     def __init__(self, spec: StageSpec) -> None:
         self._spec = spec = spec if spec.device == "cpu" else _on_own_device(spec)
-        self._is_last = spec.is_last
+        self._is_last, self._is_alone = spec.is_last, spec.is_alone
         self._runner: StageRunner | None = None
         self._mailbox: Mailbox | None = None
         self._next: Sender | None = None
@@ -173,7 +173,7 @@ class StageActor:
         return ticket, frame[TICKET.size :]
 
     def forward_first(self, gated: tuple[int, bytes]) -> StageMessage | StageAnswer:
-        if self._spec.is_alone:
+        if self._is_alone:
             return self._serve_alone(gated)
         ticket, packed = gated
         return self._step((ticket, packed, None, (), None))
@@ -242,7 +242,7 @@ class StageActor:
             try:
                 begun = None if self._step_times is None else self._step_times.begin()
                 plan = self._plan_of(packed)
-                looks = self._spec.is_alone and self._mailbox is not None
+                looks = self._is_alone and self._mailbox is not None
                 following = self._following if looks else None
                 output = self._running().execute(plan, hidden, following)
             # The boundary of fault isolation: whatever one step raises must reach the scheduler

@@ -22,8 +22,9 @@ from starlette.routing import BaseRoute, Route
 
 from actors.scheduling.policies import POLICIES
 from app.api.http.audit import note_change
-from app.api.http.call import Call, Endpoint
+from app.api.http.call import Call
 from app.api.http.errors import ApiError, invalid
+from app.api.http.guard import Endpoint
 from app.api.http.options import ApiOptions
 from app.engine.client import EngineClient, EngineUnavailable, RequestRefused
 

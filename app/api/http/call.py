@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
-from app.api.http.errors import ApiError, from_engine
+from app.api.http.errors import ApiError, invalid
 from app.api.http.options import ApiOptions
 from app.api.http.server import BODY_WRITER, BodyWriter
-from app.api.http.validation import parse_body
-from app.engine.client import EngineError
+from app.api.http.validation import check_size, complaint, unreadable
 
 _PART_BYTES: Final = 1 << 18  # of a response that are sent at a time
 
@@ -100,7 +101,7 @@ class Call:
         content_type = (self.header(b"content-type") or b"").split(b";")[0].strip().lower()
         if content_type != b"application/json":
             raise ApiError(415, "The body must be JSON: send 'Content-Type: application/json'.")
-        return parse_body(model, await self._read_body(), self.options.max_json_nodes)
+        return _parse_body(model, await self._read_body(), self.options.max_json_nodes)
 
     async def _read_body(self) -> bytes:
         limit = self.options.max_body_bytes
@@ -248,34 +249,34 @@ class ClientWatch:
             self._task.cancel()
 
 
-class Log(Protocol):
-    def exception(self, message: str, *args: object) -> None: ...
+def _parse_body(model: type[_Model], body: bytes, max_nodes: int) -> _Model:
+    """Parse JSON (depth at most 200, UTF-8) and validate it; raises ApiError 400.
+
+    NaN and Infinity are read, to be refused where they stand, by name. max_nodes bounds objects,
+    lists and members together: a body of two megabytes can hold a million of them, and checking
+    those would stop every stream of the process for half a second.
+    """
+    # Counting bytes is quick and never counts too few; only a suspect is counted exactly.
+    if body.count(b"{") + body.count(b"[") + body.count(b":") > max_nodes:
+        check_size(body, max_nodes)
+    try:
+        content = _parse(body)
+    except ValueError as error:
+        raise unreadable(body, str(error)) from None
+    if not isinstance(content, dict):
+        raise invalid("The body must be a JSON object.")
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise complaint(error, content) from None
 
 
-class Endpoint:
-    """An ASGI app around one handler: failures become OpenAI error objects."""
-
-    def __init__(
-        self, handler: Callable[[Call], Awaitable[None]], options: ApiOptions, log: Log
-    ) -> None:
-        self._handler = handler
-        self._options = options
-        self._log = log
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call(scope, receive, send, self._options)
-        try:
-            await self._handler(call)
-        except ClientGone:
-            return
-        except ApiError as error:
-            await self._fail(call, error)
-        except EngineError as error:
-            await self._fail(call, from_engine(error))
-        except Exception as error:  # the last line of defence: log it, tell the client, live on
-            self._log.exception("request %s failed", call.request_id)
-            await self._fail(call, from_engine(error))
-
-    async def _fail(self, call: Call, error: ApiError) -> None:
-        if not call.started:
-            await call.reply_error(error)
+def _parse(body: bytes) -> Any:
+    """Parse without the garbage collector running at every few hundred new objects."""
+    if not gc.isenabled():
+        return from_json(body, allow_inf_nan=True)
+    gc.disable()
+    try:
+        return from_json(body, allow_inf_nan=True)
+    finally:
+        gc.enable()

@@ -1,4 +1,5 @@
-"""The first thing every request meets: header limits, request id, origin, key and rate.
+"""What stands around every handler: before it header limits, request id, origin, key and rate,
+behind it failures as error objects.
 
 Plain ASGI, so that streamed tokens pass through one function call and nothing else.
 """
@@ -7,15 +8,18 @@ from __future__ import annotations
 
 import re
 import uuid
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.http.audit import Audit
-from app.api.http.errors import ApiError
+from app.api.http.call import Call, ClientGone
+from app.api.http.errors import ApiError, from_engine
 from app.api.http.keys import KeyRing
 from app.api.http.options import ApiOptions
+from app.engine.client import EngineError
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -162,3 +166,36 @@ async def send_error(error: ApiError, send: Send) -> None:
         }
     )
     await send({"type": "http.response.body", "body": body})
+
+
+class Log(Protocol):
+    def exception(self, message: str, *args: object) -> None: ...
+
+
+class Endpoint:
+    """An ASGI app around one handler: failures become OpenAI error objects."""
+
+    def __init__(
+        self, handler: Callable[[Call], Awaitable[None]], options: ApiOptions, log: Log
+    ) -> None:
+        self._handler = handler
+        self._options = options
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = Call(scope, receive, send, self._options)
+        try:
+            await self._handler(call)
+        except ClientGone:
+            return
+        except ApiError as error:
+            await self._fail(call, error)
+        except EngineError as error:
+            await self._fail(call, from_engine(error))
+        except Exception as error:  # the last line of defence: log it, tell the client, live on
+            self._log.exception("request %s failed", call.request_id)
+            await self._fail(call, from_engine(error))
+
+    async def _fail(self, call: Call, error: ApiError) -> None:
+        if not call.started:
+            await call.reply_error(error)

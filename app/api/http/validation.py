@@ -1,19 +1,15 @@
-"""Bytes of a body to a checked schema object, or one clear complaint that names the parameter."""
+"""What is wrong with a body: one clear complaint that names the parameter."""
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
+from pydantic import ValidationError
 
 from app.api.http.errors import ApiError, invalid
-
-_Model = TypeVar("_Model", bound=BaseModel)
 
 _MAX_DEPTH: Final = 199  # the parser's own limit
 _MAX_SCANNED: Final = 100_000
@@ -21,47 +17,17 @@ _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _TOKEN: Final = re.compile(_STRING.pattern + rb"|[\[\]{}:]", re.DOTALL)
 
 
-def parse_body(model: type[_Model], body: bytes, max_nodes: int) -> _Model:
-    """Parse JSON (depth at most 200, UTF-8) and validate it; raises ApiError 400.
-
-    NaN and Infinity are read, to be refused where they stand, by name. max_nodes bounds objects,
-    lists and members together: a body of two megabytes can hold a million of them, and checking
-    those would stop every stream of the process for half a second.
-    """
-    # Counting bytes is quick and never counts too few; only a suspect is counted exactly.
-    if _num_marks(body) > max_nodes and _num_marks(_STRING.sub(b"", body)) > max_nodes:
+def check_size(body: bytes, max_nodes: int) -> None:
+    """Raises ApiError 400 where a body holds more than so many objects, lists and members."""
+    bare = _STRING.sub(b"", body)
+    if bare.count(b"{") + bare.count(b"[") + bare.count(b":") > max_nodes:
         param = _parameter_at(body, max_nodes=max_nodes)
         where = f" up to '{param}'" if param else ""
         raise invalid(f"More than {max_nodes} objects, lists and members{where}.", param)
-    try:
-        content = _parse(body)
-    except ValueError as error:
-        raise _unreadable(body, str(error)) from None
-    if not isinstance(content, dict):
-        raise invalid("The body must be a JSON object.")
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        raise _complaint(error, content) from None
 
 
-def _parse(body: bytes) -> Any:
-    """Parse without the garbage collector running at every few hundred new objects."""
-    if not gc.isenabled():
-        return from_json(body, allow_inf_nan=True)
-    gc.disable()
-    try:
-        return from_json(body, allow_inf_nan=True)
-    finally:
-        gc.enable()
-
-
-def _num_marks(body: bytes) -> int:
-    """Objects, lists and members, and whatever looks like one inside a string."""
-    return body.count(b"{") + body.count(b"[") + body.count(b":")
-
-
-def _unreadable(body: bytes, reason: str) -> ApiError:
+def unreadable(body: bytes, reason: str) -> ApiError:
+    """What is no JSON; reason: the parser's."""
     param = _parameter_at(body, max_depth=_MAX_DEPTH) if "recursion" in reason else None
     where = f" in '{param}'" if param else ""
     return invalid(f"The body is not readable JSON{where}: {reason}.", param, "invalid_json")
@@ -91,7 +57,8 @@ def _parameter_at(
     return _brief(key.decode("utf-8", "replace")) if key else None
 
 
-def _complaint(error: ValidationError, content: Any) -> ApiError:
+def complaint(error: ValidationError, content: Any) -> ApiError:
+    """What the schema object does not take of this content."""
     found = error.errors(include_url=False, include_context=True, include_input=False)
     first = max(found, key=lambda one: _progress(one["loc"], found[0]["loc"], content))
     kind, message = str(first["type"]), str(first["msg"])
