@@ -30,7 +30,7 @@ from actors.gc_utils import freeze_gc_heap
 from actors.peers import OWNER, Door, Message, Peers, connection_of
 from actors.publication import Publication
 from actors.questions import Questions
-from actors.recovery import BackgroundTasks, Recovery, suspects_of
+from actors.recovery import BackgroundTasks, Recovery, grammars_of, suspects_of
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
@@ -94,7 +94,9 @@ class EngineLoop:
         self._probe: PipelineProbe | None = None  # while steps are measured, before the core is
         self._tasks = BackgroundTasks()
         self._recovery = Recovery(
-            self.stages, config.max_rebuilds, self._tasks, self._stages_lost, self._stages_rebuilt
+            *(self.stages, config.max_rebuilds, self._tasks, self._stages_lost),
+            lambda: grammars_of(self._core),
+            self._stages_rebuilt,
         )
         self._told_suspects = False
 

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, NoReturn
 
 from actors.scheduling.core import Core
+from actors.scheduling.request import Grammar
 from actors.stage_set import StageSet
 from actors.transport.messages import Suspects
 
@@ -41,6 +42,13 @@ def suspects_of(core: Core) -> Suspects:
     )
 
 
+def grammars_of(core: Core | None) -> set[Grammar]:
+    """Of the requests that go on once the stages are built anew."""
+    states = () if core is None else core.requests.by_id.values()
+    found = (state.request.sampling.grammar for state in states)
+    return {grammar for grammar in found if grammar is not None}
+
+
 class BackgroundTasks:
     """Tasks that are not awaited: kept alive, and what they raise is logged."""
 
@@ -61,7 +69,8 @@ class BackgroundTasks:
 class Recovery:
     """Rebuilds the stages when they are lost or fail every step; bounded, whatever is raised.
 
-    on_lost is called as a rebuild begins, on_rebuilt once the stages answer again.
+    on_lost is called as a rebuild begins, on_rebuilt once the stages answer again and have what the
+    requests need that go on then: `grammars`.
     """
 
     def __init__(
@@ -70,12 +79,14 @@ class Recovery:
         max_rebuilds: int,
         tasks: BackgroundTasks,
         on_lost: Callable[[], None],
+        grammars: Callable[[], Collection[Grammar]],
         on_rebuilt: Callable[[], None],
     ) -> None:
         self._stages = stages
         self._max_rebuilds = max_rebuilds
         self._tasks = tasks
         self._on_lost = on_lost
+        self._grammars = grammars
         self._on_rebuilt = on_rebuilt
         self.num_rebuilds_in_a_row = 0  # to be set to 0 where a step succeeds
         self.is_rebuilding = False
@@ -106,6 +117,7 @@ class Recovery:
                     self._give_up(f"{self._max_rebuilds} rebuilds did not help")
                 try:
                     await self._stages.rebuild()
+                    await self._stages.prepare(self._grammars())
                     break
                 except Exception as failure:  # a full disk, no sockets, no memory: it counts
                     reason = f"{type(failure).__name__}: {failure}"

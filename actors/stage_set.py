@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import psutil
@@ -23,6 +23,7 @@ from actors.transport.pipeline import CallPipeline, Pipeline
 logger = logging.getLogger("legato.stages")
 
 _REPORT_EVERY_S = 5.0
+_PREPARE_LIMIT_S = 60.0
 
 
 class StagesFailed(Exception):
@@ -177,6 +178,17 @@ class StageSet:
         flat = [actor for ranks in self._actors for actor in ranks]
         told = await asyncio.gather(*[actor.load_adapter.remote(slot, folder) for actor in flat])
         return next((problem for problem in told if problem is not None), None)
+
+    async def prepare(self, grammars: Collection[Grammar]) -> None:
+        """Compile what the next steps need. Raises StagesFailed.
+
+        The first grammar of a stage imports the compiler, for seconds: in a step that would hold up
+        every stream, and look like a stage that is stuck.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PREPARE_LIMIT_S):
+                for grammar in grammars:
+                    await self.compile_grammar(grammar)
 
     def close(self) -> None:
         pipeline, self.pipeline = self.pipeline, None

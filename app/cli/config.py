@@ -47,9 +47,9 @@ def check(target: Target = DEFAULT_CONFIG) -> None:
 
 @config.command()
 def show(target: Target = DEFAULT_CONFIG) -> None:
-    """Print the resolved engine settings (JSON), defaults filled in."""
-    for resolved in _resolved(target):
-        typer.echo(json.dumps(dataclasses.asdict(resolved), indent=2, default=str))
+    """Print the resolved engine settings (JSON), defaults filled in; of several models, a list."""
+    each = [dataclasses.asdict(resolved) for resolved in _resolved(target)]
+    typer.echo(json.dumps(each[0] if len(each) == 1 else each, indent=2, default=str))
 
 
 @config.command()

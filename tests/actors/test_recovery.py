@@ -8,13 +8,20 @@ from typing import Any
 import pytest
 
 from actors.recovery import BackgroundTasks, Recovery
+from actors.scheduling.request import Grammar
+
+GRAMMAR = Grammar("regex", "a+")
 
 
 class Stages:
-    """Building them fails so often."""
+    """Building them fails so often. prepared: the grammars of each time that succeeded."""
 
     def __init__(self, num_failures: int) -> None:
         self.num_failures = num_failures
+        self.prepared: list[set[Grammar]] = []
+
+    async def prepare(self, grammars: set[Grammar]) -> None:
+        self.prepared.append(grammars)
 
     async def rebuild(self) -> None:
         if self.num_failures:
@@ -30,7 +37,14 @@ def _recovery(num_failures: int) -> tuple[Recovery, list[str], asyncio.Event]:
     told: list[str] = []
     rebuilt = asyncio.Event()
     stages: Any = Stages(num_failures)
-    recovery = Recovery(stages, 3, BackgroundTasks(), lambda: told.append("lost"), rebuilt.set)
+
+    def on_rebuilt() -> None:
+        told.append(f"prepared {stages.prepared}")
+        rebuilt.set()
+
+    recovery = Recovery(
+        stages, 3, BackgroundTasks(), lambda: told.append("lost"), lambda: {GRAMMAR}, on_rebuilt
+    )
     return recovery, told, rebuilt
 
 
@@ -40,7 +54,10 @@ async def test_a_full_disk_for_a_while_costs_two_rebuilds() -> None:
     recovery.lose("another too")
     assert recovery.is_rebuilding
     await rebuilt.wait()
-    assert (recovery.is_rebuilding, recovery.num_recoveries, told) == (False, 1, ["lost"])
+    assert (recovery.is_rebuilding, recovery.num_recoveries, told) == (
+        *(False, 1),
+        ["lost", f"prepared {[{GRAMMAR}]}"],
+    )
 
 
 async def test_a_full_disk_for_good_ends_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
