@@ -214,7 +214,9 @@ def test_noise_is_uniform_along_tokens_positions_and_seeds() -> None:
         "tokens": hashes(row_keys(one[:1] + 3, one[:1] + 9), 0, 20_000)[0],
         "positions": hashes(row_keys(one + 1, many), 77, 1)[:, 0],
         "seeds": hashes(row_keys(many, one + 5), 49_151, 1)[:, 0],
-        "positions of the last seed": hashes(row_keys(one + 2**63 - 1, many), 0, 1)[:, 0],
+        "positions of the last seed": hashes(row_keys(np.full(20_000, 2**63 - 1), many), 0, 1)[
+            :, 0
+        ],
         "tokens and positions": hashes(row_keys(one[:141], many[:141]), 0, 141).diagonal(),
     }
     for name, drawn in along.items():
