@@ -60,10 +60,10 @@ class Head:
         sampler: Sampler | None,
         group: RankGroup,
         share_tokens: bool,
-        race: RankRace | None = None,
+        race: RankRace,
     ) -> None:
         """sampler: on rank 0 only. share_tokens: this stage is also the first, so the other ranks
-        need the sampled tokens. race: where there are several ranks."""
+        need the sampled tokens. race: for where there are several ranks."""
         self._decoder = decoder
         self._input_batch = input_batch
         self._sampler = sampler
@@ -127,10 +127,8 @@ class Head:
         columns_SV: torch.Tensor,
     ) -> _Sampled:
         """Ranks draw each in its own columns where they can, and gather the logits of the rest."""
-        if self._race is None:
-            return self._sample(ids, rows_S, positions_S, self._decoder.whole(columns_SV), None)
         alone_S = race_alone(self._input_batch.columns, rows_S, positions_S)
-        if not alone_S.any():
+        if self._group.size == 1 or not alone_S.any():
             return self._sample(ids, rows_S, positions_S, self._decoder.whole(columns_SV), None)
         alone, others = np.flatnonzero(alone_S), np.flatnonzero(~alone_S)
         drawn = self._race.draw(rows_S[alone], positions_S[alone], _rows(columns_SV, alone))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from actors.stage.input_batch import Columns, InputBatch
 from actors.stage.models.decoder import Decoder
+from actors.stage.sampler import held_back
 from actors.transport.group import RankGroup
 from kernels.interface import Backend
 
@@ -57,7 +58,7 @@ def race_alone(
     """Which draws need no more than each rank's own logits: the same on every rank."""
     alone_S: NDArray[np.bool_] = ~(
         columns.adjusts_R[rows_S]
-        | columns.held_back(rows_S, positions_S)
+        | held_back(columns, rows_S, positions_S)
         | (columns.top_k_R[rows_S] > 0)
         | (columns.top_p_R[rows_S] < 1)
         | (columns.min_p_R[rows_S] > 0)

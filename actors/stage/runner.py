@@ -35,6 +35,7 @@ from actors.stage.weights.folder import open_folder
 from actors.stage.weights.load import Loader
 from actors.transport.group import RankGroup
 from kernels.interface import AttentionShape, Backend
+from kernels.random_stream import DRAW_VERSION
 from kernels.registry import resolve_backend
 
 _log = logging.getLogger(__name__)
@@ -110,6 +111,7 @@ class StageRunner:
             eos_token_ids=config.eos_token_ids,
             num_parameters=loader.num_parameters,
             instruction_set=self._backend.instruction_set(self._device),
+            draw_version=DRAW_VERSION,
         )
 
     def _available_bytes(self, dtype: torch.dtype) -> int:
@@ -269,9 +271,7 @@ class StageRunner:
             self._sampler = Sampler(
                 self._input_batch, self._backend, folder, config.vocab_size, config.eos_token_ids
             )
-        race = None
-        if self._group.size > 1:
-            race = RankRace(self._decoder, self._backend, self._input_batch, self._group)
+        race = RankRace(self._decoder, self._backend, self._input_batch, self._group)
         return Head(
             self._decoder, self._input_batch, self._sampler, self._group, spec.is_first, race
         )

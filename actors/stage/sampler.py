@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from actors.scheduling.plan import TokenLogprobs
 from actors.stage.grammar import GrammarMasks
-from actors.stage.input_batch import InputBatch
+from actors.stage.input_batch import Columns, InputBatch
 from kernels.interface import Backend
 from kernels.torch_sampling import Adjustment, Judged
 
@@ -57,7 +57,7 @@ class Sampler:
     ) -> NDArray[np.intp]:
         """Which of these draws are from adjusted logits."""
         columns = self._input_batch.columns
-        return np.flatnonzero(columns.held_back(rows_S, positions_S) | columns.adjusts_R[rows_S])
+        return np.flatnonzero(held_back(columns, rows_S, positions_S) | columns.adjusts_R[rows_S])
 
     def adjust(
         self,
@@ -67,7 +67,7 @@ class Sampler:
         which: NDArray[np.intp],
     ) -> None:
         """Adjust in place the logits of those draws that `which` numbers."""
-        held_back_S = self._input_batch.columns.held_back(rows_S, positions_S)
+        held_back_S = held_back(self._input_batch.columns, rows_S, positions_S)
         adjustments = [
             self._adjustment(s, int(rows_S[s]), int(positions_S[s]), bool(held_back_S[s]))
             for s in which.tolist()
@@ -101,6 +101,16 @@ class Sampler:
         tokens = torch.from_numpy(np.ascontiguousarray(tokens_R)).to(logits_RV.device)
         judged = self._backend.chosen_logprobs(logits_RV, tokens, max(counts))
         return token_logprobs(tokens_R, judged, counts)
+
+
+def held_back(
+    columns: Columns, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Whose stop tokens are forbidden so far."""
+    held_back_S: NDArray[np.bool_] = (
+        positions_S - columns.num_prompt_R[rows_S] < columns.min_tokens_R[rows_S]
+    )
+    return held_back_S
 
 
 def token_logprobs(

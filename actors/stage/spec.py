@@ -68,6 +68,7 @@ class StageInfo:
     kv_block_bytes: memory of one block over this rank's layers.
     available_bytes: memory that is free for KV now.
     instruction_set: what the backend computes with; another one rounds in another order.
+    draw_version: of how it draws tokens; another one gives a seed another text.
     """
 
     hidden_size: int
@@ -80,3 +81,4 @@ class StageInfo:
     eos_token_ids: tuple[int, ...]
     num_parameters: int
     instruction_set: str = ""
+    draw_version: int = 1

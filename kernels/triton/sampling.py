@@ -5,8 +5,7 @@ the first few ids. The threshold is found by bisection over the row (which stays
 cache), each pass jumping to the next logit that really occurs, so a dozen passes give the exact
 answer where a sort would move the row many times over.
 
-The race of the kept tokens is in float64, of which most GPUs have little: a block of tokens takes
-part only where a bound in float32 says that one of them may win, which few do.
+The kept tokens then race (`race.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from kernels.random_stream import row_keys
 from kernels.torch_sampling import SamplingRows, inverse_temperatures
+from kernels.triton.race import hash_of, run_race, scores_of
 
 _BLOCK_V = 2048
 # exp(-104) is 0 in float32: logits further below the highest have no probability to lose.
@@ -132,77 +132,6 @@ def _kept_weights(
 
 
 @triton.jit
-def _hash(token: tl.tensor, key: tl.tensor) -> tl.tensor:
-    """32 bits for each token of a row, in int64; see `kernels.random_stream`."""
-    x = token.to(tl.uint32) + key.to(tl.uint32)
-    x = ((x ^ (x >> 17)) * tl.full((), 0xED5AD4BB, tl.uint32)) ^ (key >> 32).to(tl.uint32)
-    x = (x ^ (x >> 11)) * tl.full((), 0xAC4C1B51, tl.uint32)
-    x = (x ^ (x >> 15)) * tl.full((), 0x31848BAB, tl.uint32)
-    return (x ^ (x >> 14)).to(tl.int64)
-
-
-@triton.jit
-def _natural_log(x: tl.tensor) -> tl.tensor:
-    """Of positive normal float64 numbers, as `kernels.torch_sampling.natural_log`."""
-    bits = x.to(tl.int64, bitcast=True)
-    exponent = (bits >> 52) - 1022
-    mantissa = ((bits & 0xFFFFFFFFFFFFF) | (1022 << 52)).to(tl.float64, bitcast=True)
-    is_low = mantissa < tl.full((), 0.7071067811865476, tl.float64)
-    mantissa = tl.where(is_low, mantissa + mantissa, mantissa)
-    exponent = tl.where(is_low, exponent - 1, exponent).to(tl.float64)
-    one = tl.full((), 1.0, tl.float64)
-    z = (mantissa - one) / (mantissa + one)
-    w = z * z
-    p = one / 15.0
-    p = p * w + one / 13.0
-    p = p * w + one / 11.0
-    p = p * w + one / 9.0
-    p = p * w + one / 7.0
-    p = p * w + one / 5.0
-    p = p * w + one / 3.0
-    p = p * w + one
-    return exponent * tl.full((), 0.6931471805599453, tl.float64) + (z + z) * p
-
-
-@triton.jit
-def _scores(logit: tl.tensor, inverse: tl.tensor, hash_V: tl.tensor) -> tl.tensor:
-    """In float64, each operation rounded by itself, as `kernels.torch_sampling` defines them."""
-    one = tl.full((), 1.0, tl.float64)
-    above = (2 * hash_V + 1).to(tl.float64) * tl.full((), 2.0**-33, tl.float64)
-    noise = -_natural_log(-_natural_log(one - above))
-    return logit.to(tl.float64) * inverse.to(tl.float64) + noise
-
-
-@triton.jit
-def _race(
-    raw: tl.tensor,
-    id_V: tl.tensor,
-    kept: tl.tensor,
-    inverse: tl.tensor,
-    key: tl.tensor,
-    score: tl.tensor,
-    token: tl.tensor,
-    tolerance: tl.tensor,
-    first_id: tl.tensor,
-) -> tuple[tl.tensor, tl.tensor]:
-    """The better of (score, token) and the kept tokens of a block; the lowest id among equals. Ids
-    are within the row, whose first token is first_id of the vocabulary."""
-    hash_V = _hash(first_id + id_V, key)
-    # With v = (2 h + 1) / 2^33, the noise -log(-log(1 - v)) is at most -log(v).
-    above = (hash_V.to(tl.float32) + 0.5) * (2.0**-32)
-    most = raw * inverse - tl.log(above)
-    may_win = kept & (most >= score.to(tl.float32) - tolerance)
-    if tl.max(may_win.to(tl.int32), 0) > 0:
-        found = tl.where(kept, _scores(raw, inverse, hash_V), -float("inf"))
-        best = tl.max(found, 0)
-        first = tl.min(tl.where(found == best, id_V, 0x7FFFFFFF), 0)
-        better = (best > score) | ((best == score) & (first < token))
-        score = tl.where(better, best, score)
-        token = tl.where(better, first, token)
-    return score, token
-
-
-@triton.jit
 def _sample_kernel(
     logits_ptr: tl.tensor,
     parameters_ptr: tl.tensor,
@@ -251,14 +180,14 @@ def _sample_kernel(
             threshold = by_mass
         key = tl.load(key_ptr + row * 3)
         tolerance = 1e-3 + 1e-6 * tl.abs(highest)
-        score = _scores(raw_highest, inverse, _hash(first_id + token, key))
+        score = scores_of(raw_highest, inverse, hash_of(first_id + token, key))
         ties = 0
         for begin in range(0, V, BLOCK_V):
             raw = _load_logits(row_ptr, begin + column, V, 1.0)
             x = raw * inverse
             weight, block_ties = _kept_weights(x, highest, threshold, ties, num_ties, min_p)
             ties += block_ties
-            score, token = _race(
+            score, token = run_race(
                 raw, begin + column, weight > 0, inverse, key, score, token, tolerance, first_id
             )
     tl.store(out_ptr + row, first_id + token)
