@@ -51,14 +51,13 @@ ROOMS: dict[str, tuple[str, str]] = {
     # the running engine
     "transport": ("actors/transport/*.py", "kernels vocabulary fleet.picture"),
     "stage.spec": ("actors/stage/spec.py", ""),
-    "stage.tier": ("actors/stage/tier/*.py", "kernels stage.spec"),
     "stage.model": (
         "actors/stage/{models,weights}/*.py",
         "kernels kernels.backends transport stage.spec",
     ),
     "stage": (
         "actors/stage/*.py",
-        "kernels kernels.backends vocabulary transport stage.spec stage.model stage.tier",
+        "kernels kernels.backends vocabulary transport stage.spec stage.model",
     ),
     "calibration": (
         "actors/calibration/{fit,measure,cache,probe}.py",
