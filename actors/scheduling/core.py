@@ -21,6 +21,7 @@ from actors.scheduling.events import (
     Event,
     Execute,
     Instruction,
+    Moved,
     Output,
     PipelineLost,
     Reconfigure,
@@ -29,6 +30,7 @@ from actors.scheduling.events import (
     StepFailed,
     Submit,
     Tick,
+    TierHolds,
     WakeAt,
 )
 from actors.scheduling.faults import Faults
@@ -43,6 +45,7 @@ from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.outcomes import Outcomes
 from actors.scheduling.policies import Policy, build_policy
 from actors.scheduling.request import FinishReason
+from actors.scheduling.second_tier import SecondTier
 from actors.scheduling.speculation.speculation import Speculation
 from actors.scheduling.state import Fate, InFlight, RequestState, Status
 from actors.scheduling.step import StepBuilder
@@ -71,6 +74,8 @@ class Core:
         self.outcomes = Outcomes(self.requests)
         self.speculation = Speculation(config, cost_model)
         self.faults = Faults(self.requests)
+        has_tier = config.tier_ranks > 0 and config.prefix_cache
+        self.tier = SecondTier(self.requests, cost_model) if has_tier else None
         self.in_flight: deque[InFlight] = deque()
         self.requests.in_flight = self.in_flight
         self.num_steps = 0  # planned so far: the next step's id
@@ -87,6 +92,8 @@ class Core:
             PipelineLost: self._pipeline_lost,
             Reconfigure: self._reconfigure,
             Tick: self._tick,
+            TierHolds: self._tier_event,
+            Moved: self._tier_event,
         }
 
     @property
@@ -109,7 +116,11 @@ class Core:
         self._handlers[type(event)](event, out)
         if self.config.queue_timeout_s is not None:
             self._expire(now_s, out)
+        if self.tier is not None:
+            self.tier.head()  # may be fetched while nobody can be planned
         self._plan(now_s, out)
+        if self.tier is not None:
+            out += self.tier.take()
         return out
 
     def quote(self, now_s: float, *asked: Any) -> Quote:
@@ -136,6 +147,7 @@ class Core:
             "num_swaps": running.swap.num_swaps,
             "num_free_host_blocks": running.swap.host.num_free,
             "tokens_per_s": requests.tokens_per_s,
+            **({} if self.tier is None else self.tier.statistics()),
         }
 
     # ---- events -----------------------------------------------------------------------
@@ -218,6 +230,9 @@ class Core:
         steps = list(self.in_flight)
         self.in_flight.clear()
         self.requests.num_in_flight = 0
+        if self.tier is not None:
+            self.tier.lost()
+            self.tier.told(event.tier)
         outputs = self.faults.pipeline_lost(steps)
         if outputs:
             out.append(Emit(tuple(outputs)))
@@ -250,6 +265,14 @@ class Core:
 
     def _tick(self, event: Tick, out: list[Instruction]) -> None:
         self._wake_at_s = None
+
+    def _tier_event(self, event: TierHolds | Moved, out: list[Instruction]) -> None:
+        if self.tier is None:
+            raise ValueError(f"{type(event).__name__}, but there is no second tier")
+        if isinstance(event, Moved):
+            self.tier.moved(event)
+        else:
+            self.tier.told(event.ranks)
 
     def _expire(self, now_s: float, out: list[Instruction]) -> None:
         """Refuse what has waited too long; ask to be woken for the next."""

@@ -134,7 +134,7 @@ class StepContents:
 
     def head(self) -> RequestState | None:
         """The next waiting request."""
-        return self._requests.waiting.head(self._requests.now_s)
+        return self._requests.head()
 
     # ---- the result -------------------------------------------------------------------
 
