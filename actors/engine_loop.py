@@ -27,6 +27,7 @@ from actors.engine_config import EngineConfig
 from actors.event_recorder import EventLog
 from actors.fleet.publish import Publisher
 from actors.gc_utils import freeze_gc_heap
+from actors.kv_moves import KVMoves
 from actors.peers import OWNER, Door, Message, Peers, connection_of
 from actors.publication import Publication
 from actors.questions import Questions
@@ -40,13 +41,16 @@ from actors.scheduling.events import (
     Emit,
     Event,
     Execute,
+    Fetch,
     Instruction,
     PipelineLost,
     Refuse,
+    Save,
     StepDone,
     StepFailed,
     Submit,
     Tick,
+    TierHolds,
     WakeAt,
 )
 from actors.scheduling.plan import StepResult
@@ -96,6 +100,9 @@ class EngineLoop:
         self._recovery = Recovery(
             self.stages, config.max_rebuilds, self._tasks, self._stages_lost, self._stages_rebuilt
         )
+        self._moves = KVMoves(
+            self.stages, self._tasks, config.step_deadline_s, self._handle, self._lost
+        )
         self._told_suspects = False
 
     # ---- life --------------------------------------------------------------------------------
@@ -110,6 +117,7 @@ class EngineLoop:
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
             max_model_len=min(self._config.scheduler.max_model_len, info.max_model_len),
+            tier_ranks=len(self.stages.tier),
         )
         if self._config.calibrate and scheduler.cost_model is None:
             scheduler = await self._calibrate(scheduler, info)
@@ -125,6 +133,8 @@ class EngineLoop:
         self._questions = Questions(
             core, self._handle, self.stages, self._recovery, self._outstanding, self._publication
         )
+        if core.tier is not None:
+            self._handle(TierHolds(self.stages.tier))
         await self._peers.connect_owner(socket_path)
         address = None if door is None else await self._open_door(door, info, num_blocks)
         freeze_gc_heap()
@@ -264,11 +274,12 @@ class EngineLoop:
 
     def _stages_lost(self) -> None:
         self._outstanding.clear()
+        self._moves.forget()
         self._tell_ready(False)
 
     def _stages_rebuilt(self) -> None:
         self._tell_ready(True)
-        self._handle(PipelineLost())
+        self._handle(PipelineLost(self.stages.tier))
 
     def _tell_ready(self, is_ready: bool) -> None:
         self._peers.tell_all(Readiness(is_ready))
@@ -289,6 +300,8 @@ class EngineLoop:
                 self._peers.refuse(RefuseRequests((instruction,)))
             elif isinstance(instruction, WakeAt):
                 self._wake_at(instruction.time_s - now_s)
+            elif isinstance(instruction, Save | Fetch) and not self._recovery.is_rebuilding:
+                self._moves.begin(instruction)  # (else PipelineLost follows, and forgets it)
         records = [] if self._records is None else self._records.take_due(now_s)
         if rows or records:
             self._peers.outputs(rows, records)

@@ -12,7 +12,9 @@ import psutil
 import ray
 
 from actors.engine_config import GIB, EngineConfig
+from actors.kv_tier import tier_specs
 from actors.placement import create_stages, current_group, load_stages
+from actors.scheduling.events import TierChange
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.spec import StageInfo
@@ -44,6 +46,8 @@ class StageSet:
         self._actors: list[list[Any]] = []
         self.pipeline: Pipeline | None = None  # takes plans while the stages live
         self._sizes = (0, 0)
+        self._info: StageInfo | None = None  # of the first rank
+        self.tier: tuple[tuple[bytes, ...], ...] = ()  # digests that each rank's store begins with
         self.pids: list[list[int]] = []
         self._adapters = dict(config.adapters)  # folder by slot, for stages that are built anew
         self._here: list[psutil.Process] = []  # of the stages, those on this node
@@ -99,6 +103,7 @@ class StageSet:
             raise StagesFailed(f"a stage died while loading: {type(error).__name__}") from error
         finally:
             reporter.cancel()
+        self._info = infos[0]
         return infos[0], self._blocks_that_fit(infos)
 
     async def _report(self, flat: list[Any]) -> None:
@@ -143,6 +148,8 @@ class StageSet:
         try:
             async with asyncio.timeout(self._config.load_timeout_s):
                 await asyncio.gather(*[actor.allocate.remote(*self._sizes) for actor in flat])
+                if self._config.kv.has_tier:
+                    self.tier = await self._open_tier()
                 await pipeline.open(self._on_answer, self._on_lost)
         except Exception as error:  # of Ray, of its compiler, of the system's sockets and disks
             pipeline.close()
@@ -150,6 +157,23 @@ class StageSet:
             message = f"the stages could not be connected: {type(error).__name__}: {error}"
             raise StagesFailed(message) from error
         self.pipeline = pipeline
+
+    async def _open_tier(self) -> tuple[tuple[bytes, ...], ...]:
+        assert self._info is not None
+        specs = tier_specs(self._config, self._info)
+        flat = [actor for ranks in self._actors for actor in ranks]
+        pairs = zip(flat, specs, strict=True)
+        return tuple(await asyncio.gather(*[actor.open_tier.remote(s) for actor, s in pairs]))
+
+    async def move(
+        self, blocks: tuple[tuple[int, bytes], ...], limit_s: float | None
+    ) -> list[tuple[int, TierChange]]:
+        """As of `StageActor.move`, on every rank. Raises StagesFailed."""
+        flat = [actor for ranks in self._actors for actor in ranks]
+        try:
+            return await asyncio.gather(*[actor.move.remote(blocks, limit_s) for actor in flat])
+        except ray.exceptions.RayError as error:
+            raise StagesFailed(f"a move of KV failed: {type(error).__name__}") from error
 
     def _make_pipeline(self) -> Pipeline:
         config, depth = self._config, self._config.scheduler.depth

@@ -37,6 +37,29 @@ class KVCache:
                 for _ in self.layers
             ]
 
+    @property
+    def block_bytes(self) -> int:
+        """Of what `read` returns."""
+        return sum(self._read(layer, 0).numel() for layer in self.layers)
+
+    def read(self, block: int) -> bytearray:
+        """The bytes of one block, layer after layer."""
+        return bytearray(torch.cat([self._read(layer, block) for layer in self.layers]).numpy())
+
+    def write(self, block: int, content: bytes | bytearray) -> None:
+        """Put back what `read` returned, of a cache of the same shape."""
+        flat, begin = torch.frombuffer(content, dtype=torch.uint8), 0
+        for layer in self.layers:
+            like = self._backend.read_block(layer, block)
+            end = begin + like.nbytes
+            self._backend.write_block(
+                layer, block, flat[begin:end].view(like.dtype).view(like.shape)
+            )
+            begin = end
+
+    def _read(self, layer: KVLayer, block: int) -> torch.Tensor:
+        return self._backend.read_block(layer, block).reshape(-1).view(torch.uint8)
+
     def transfer(self, plan: StepPlan) -> None:
         """Execute the plan's swaps and copies, in its order: out, in, then device to device."""
         for block, host_block in plan.swap_out:

@@ -21,6 +21,7 @@ from actors.stage.head import Head
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 from actors.stage.kv import KVCache
+from actors.stage.kv_mover import KVMover
 from actors.stage.memory import available_bytes
 from actors.stage.models.config import DecoderConfig, ModelError
 from actors.stage.models.decoder import Decoder
@@ -29,7 +30,7 @@ from actors.stage.models.split import Split, split
 from actors.stage.profile import DeviceMemory, GpuMemory, cache_bytes, ending, plans_to_measure
 from actors.stage.run_ahead import Following, Launched, RunAhead
 from actors.stage.sampler import Sampler
-from actors.stage.spec import StageInfo, StageSpec
+from actors.stage.spec import StageInfo, StageSpec, TierSpec
 from actors.stage.weights.folder import open_folder
 from actors.stage.weights.load import Loader
 from actors.transport.group import RankGroup
@@ -138,6 +139,11 @@ class StageRunner:
         self._make_cache(num_blocks, num_host_blocks)
         if self._device.type == "cuda" and self.spec.cuda_graphs:
             self.capture(capture_on_gpu())
+
+    def open_tier(self, spec: TierSpec) -> KVMover:
+        """Moves blocks between the cache, once allocated, and a store. Raises OSError."""
+        assert self._kv is not None
+        return KVMover(spec, self._kv, self._device)
 
     def _make_cache(self, num_blocks: int, num_host_blocks: int) -> None:
         if self._device.type == "cuda":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,8 @@ def digest(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def block(number: int) -> bytes:
-    return bytes((number + i) % 251 for i in range(SIZE))
+def block(number: int) -> Block:
+    return bytearray((number + i) % 251 for i in range(SIZE))
 
 
 MakeDisk = Callable[..., DiskTier]
@@ -92,7 +92,7 @@ def test_a_disk_is_bounded_and_forgets_the_longest_unused(make_disk: MakeDisk) -
     disk = make_disk(3)
     for number in range(3):
         assert disk.put(digest(number), block(number))
-    assert disk.get(digest(0)) == block(0)
+    disk.used([digest(0)])
     disk.put(digest(3), block(3))
     assert disk.take_lost() == [digest(1)]
     assert disk.held() == [digest(2), digest(0), digest(3)]
@@ -172,7 +172,7 @@ class SlowDisk:
 
     def __init__(self) -> None:
         self.may_write, self.may_read = threading.Event(), threading.Event()
-        self.content: dict[bytes, bytes] = {}
+        self.content: dict[bytes, Block] = {}
 
     def held(self) -> list[bytes]:
         return list(self.content)
@@ -182,12 +182,15 @@ class SlowDisk:
 
     def put(self, digest: bytes, block: Block) -> bool:
         self.may_write.wait()
-        self.content[digest] = bytes(block)
+        self.content[digest] = block
         return True
 
-    def get(self, digest: bytes) -> bytes | None:
+    def get(self, digest: bytes) -> Block | None:
         self.may_read.wait()
         return self.content.get(digest)
+
+    def used(self, digests: Iterable[bytes]) -> None:
+        pass
 
     def take_lost(self) -> list[bytes]:
         return []

@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
 
 logger = logging.getLogger("legato.tier")
@@ -111,28 +112,34 @@ class DiskTier:
             self._known.move_to_end(digest)
         return True
 
-    def get(self, digest: bytes) -> bytes | None:
+    def get(self, digest: bytes) -> bytearray | None:
         """One block, or None where it is absent or not what was written."""
         if digest not in self:
             return None
         path = self._path(digest)
         try:
-            content = path.read_bytes()
+            content = bytearray(self._file_bytes + 1)  # room to see that a file is too long
+            with path.open("rb", buffering=0) as file:
+                del content[file.readinto(content) or 0 :]
         except OSError:
-            content = b""
+            content = bytearray()
         block = self._checked(digest, content)
         if block is None:
             logger.warning("%s is not what was written: deleted", path)
             with self._lock:
                 self._forget(digest)
             return None
-        with contextlib.suppress(OSError):
-            used_ns = time.time_ns()
-            os.utime(path, ns=(used_ns, used_ns))  # tells the next engine what was used last
-        with self._lock:
-            if digest in self._known:
-                self._known.move_to_end(digest)
         return block
+
+    def used(self, digests: Iterable[bytes]) -> None:
+        """These have been of use, the last of them most recently."""
+        for digest in digests:
+            with self._lock:
+                if digest in self._known:
+                    self._known.move_to_end(digest)
+            with contextlib.suppress(OSError):  # tells the next engine
+                now_ns = time.time_ns()
+                os.utime(self._path(digest), ns=(now_ns, now_ns))
 
     def take_lost(self) -> list[bytes]:
         """Blocks that have gone since the last call."""
@@ -147,7 +154,7 @@ class DiskTier:
     def _path(self, digest: bytes) -> Path:
         return self.folder / (digest.hex() + _SUFFIX)
 
-    def _checked(self, digest: bytes, content: bytes) -> bytes | None:
+    def _checked(self, digest: bytes, content: bytearray) -> bytearray | None:
         if len(content) != self._file_bytes:
             return None
         magic, key, named, checksum = _HEADER.unpack_from(content)

@@ -11,12 +11,12 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Protocol
 
-Block = bytes | bytearray
+Block = bytearray
 
 # Memory of blocks that wait to be written. What comes while it is full is not written to disk.
 _BACKLOG_BYTES = 256 << 20
@@ -28,7 +28,8 @@ class Disk(Protocol):
     def held(self) -> list[bytes]: ...
     def __contains__(self, digest: bytes) -> bool: ...
     def put(self, digest: bytes, block: Block) -> bool: ...
-    def get(self, digest: bytes) -> bytes | None: ...
+    def get(self, digest: bytes) -> bytearray | None: ...
+    def used(self, digests: Iterable[bytes]) -> None: ...
     def take_lost(self) -> list[bytes]: ...
     def close(self) -> None: ...
 
@@ -78,7 +79,8 @@ class BlockStore:
         Reading is ahead of the caller. limit_s: for all of them together.
         """
         deadline_s = time.monotonic() + limit_s
-        ahead: list[Block | Future[bytes | None]] = []
+        ahead: list[Block | Future[Block | None]] = []
+        count = 0
         try:
             for digest in digests:
                 block = self._in_memory(digest)
@@ -96,15 +98,16 @@ class BlockStore:
                     with self._lock:
                         self._keep_in_host(digest, block)
                         self._gone.add(digest)
-                    yield block
-                else:
-                    yield found
+                    found = block
+                count += 1
+                yield found
         except TimeoutError:
             return
         finally:
             for waits in ahead:
                 if isinstance(waits, Future):
                     waits.cancel()
+            self._used(digests[:count])
 
     def take_changes(self) -> tuple[list[bytes], list[bytes]]:
         """(digests held that were not at the last call, digests that are held no more)."""
@@ -137,11 +140,16 @@ class BlockStore:
 
     def _in_memory(self, digest: bytes) -> Block | None:
         with self._lock:
-            block = self._host.get(digest)
-            if block is None:
-                return self._backlog.get(digest)
-            self._host.move_to_end(digest)
-            return block
+            return self._host.get(digest) or self._backlog.get(digest)
+
+    def _used(self, digests: Sequence[bytes]) -> None:
+        """A chain's tail is of no use without its head, so the head counts as used last."""
+        with self._lock:
+            for digest in reversed(digests):
+                if digest in self._host:
+                    self._host.move_to_end(digest)
+        if self._reader is not None and self._disk is not None:
+            self._reader.submit(self._disk.used, tuple(reversed(digests)))
 
     def _keep_in_host(self, digest: bytes, block: Block) -> None:
         if self._most_in_host < 1:

@@ -1,0 +1,58 @@
+"""The core's Save and Fetch, carried out on every rank of every stage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from actors.recovery import BackgroundTasks
+from actors.scheduling.events import Event, Fetch, Moved, Save
+from actors.stage_set import StageSet, StagesFailed
+
+
+class KVMoves:
+    """Every move is answered, or the stages are lost. Belongs to the running event loop."""
+
+    def __init__(
+        self,
+        stages: StageSet,
+        tasks: BackgroundTasks,
+        deadline_s: float,
+        handle: Callable[[Event], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        """deadline_s: of a move, on top of what a fetch may take."""
+        self._stages = stages
+        self._tasks = tasks
+        self._deadline_s = deadline_s
+        self._handle = handle
+        self._lost = lost
+        self._era = 0  # of the stages that answer
+
+    def begin(self, move: Save | Fetch) -> None:
+        self._tasks.start(self._carry_out(move, self._era))
+
+    def forget(self) -> None:
+        """The stages are lost: whatever they still answer is not passed on."""
+        self._era += 1
+
+    async def _carry_out(self, move: Save | Fetch, era: int) -> None:
+        limit_s = move.limit_s if isinstance(move, Fetch) else None
+        deadline_s = self._deadline_s + (limit_s or 0.0)
+        failure = f"no answer to a move of KV within {deadline_s:.1f} s"
+        moved: Moved | None = None
+        try:
+            async with asyncio.timeout(deadline_s):
+                answers = await self._stages.move(move.blocks, limit_s)
+            counts, changes = zip(*answers, strict=True)
+            moved = Moved(move.move_id, min(counts), tuple(changes))
+        except TimeoutError:
+            pass
+        except StagesFailed as error:
+            failure = str(error)
+        if era != self._era:
+            return
+        if moved is None:
+            self._lost(failure)
+        else:
+            self._handle(moved)
