@@ -68,6 +68,7 @@ class SecondTier:
 
     def statistics(self) -> dict[str, float]:
         return {
+            "num_moves": len(self.moves),
             "num_tier_blocks": self.num_held,
             "num_saved_blocks": self.num_saved_blocks,
             "num_fetched_blocks": self.num_fetched_blocks,

@@ -25,10 +25,20 @@ def fewest_files(folder: Path) -> int:
     return min([len(list(place.glob("*.kv"))) for place in places], default=0)
 
 
+async def at_rest(engine: LiveEngine) -> dict[str, Any]:
+    """The engine's statistics once nothing is outstanding, moves of KV included."""
+    for _ in range(600):
+        status = await settled(engine)
+        if not status["num_moves"]:
+            return status
+        await asyncio.sleep(0.05)  # polling for an end, bounded
+    raise AssertionError(f"the moves never ended: {status}")
+
+
 async def until_kept(engine: LiveEngine, folder: Path, num_blocks: int) -> None:
     """Until so many blocks are told and on disk, of every rank."""
     for _ in range(600):
-        status = await settled(engine)
+        status = await at_rest(engine)
         if status["num_tier_blocks"] >= num_blocks and fewest_files(folder) >= num_blocks:
             return
         await asyncio.sleep(0.05)  # polling for an end, bounded
@@ -72,7 +82,7 @@ async def test_prompts_come_back_after_a_restart(
         try:
             for _ in range(2):
                 assert await ask_all(engine, make_prompts()) == expected("llama")
-            status = await settled(engine)
+            status = await at_rest(engine)
             assert status["num_free_blocks"] == status["num_blocks"], "KV blocks leaked"
             if life == 0:
                 await until_kept(engine, tmp_path, num_blocks)
