@@ -163,6 +163,10 @@ class GraphPipeline(Watched):
         self._graph = output.experimental_compile(
             _submit_timeout=600.0, _max_inflight_executions=self._depth + 2
         )
+        # Ray registers a reader as it first reads or closes, and ends the process where the channel
+        # has gone with its writer by then. Answers may never be read, so: now.
+        for channel in self._graph.dag_output_channels:
+            channel.ensure_registered_as_reader()
         # Ray starts an actor to stand in for the reader of the graph's answers. Only writers on
         # other nodes ever ask it for anything: on one node it is a process that wakes for nothing.
         # (Killed while it starts, it would leave its process behind: so it is asked to leave.)
