@@ -24,7 +24,7 @@ from actors.calibration.outlook import within_reach
 from actors.calibration.probe import PipelineProbe, ProbeFailed
 from actors.calibration.start import calibrate_at_start, keep_learnt
 from actors.engine_config import EngineConfig
-from actors.event_recorder import EventLog
+from actors.event_recorder import EventLog, open_log
 from actors.fleet.publish import Publisher
 from actors.gc_utils import freeze_gc_heap
 from actors.kv_moves import KVMoves
@@ -41,16 +41,14 @@ from actors.scheduling.events import (
     Emit,
     Event,
     Execute,
-    Fetch,
     Instruction,
+    Move,
     PipelineLost,
     Refuse,
-    Save,
     StepDone,
     StepFailed,
     Submit,
     Tick,
-    TierHolds,
     WakeAt,
 )
 from actors.scheduling.plan import StepResult
@@ -100,9 +98,7 @@ class EngineLoop:
         self._recovery = Recovery(
             self.stages, config.max_rebuilds, self._tasks, self._stages_lost, self._stages_rebuilt
         )
-        self._moves = KVMoves(
-            self.stages, self._tasks, config.step_deadline_s, self._handle, self._lost
-        )
+        self._moves = KVMoves(self.stages, self._tasks, config, self._handle, self._lost)
         self._told_suspects = False
 
     # ---- life --------------------------------------------------------------------------------
@@ -125,7 +121,9 @@ class EngineLoop:
         self._call = core.handle
         self._records = IterationRecords(core)
         if self._config.event_log is not None:
-            self._record_events(Path(self._config.event_log), core)
+            self._events = open_log(Path(self._config.event_log), self._config.event_log_bytes)
+        if self._events is not None:
+            self._call = Recorder(core, self._events.write).handle
         info = replace(info, max_model_len=scheduler.max_model_len)
         if door is not None:
             publisher = Publisher(door.engine_id, bits_of(self._config.stage, info), core)
@@ -134,7 +132,7 @@ class EngineLoop:
             core, self._handle, self.stages, self._recovery, self._outstanding, self._publication
         )
         if core.tier is not None:
-            self._handle(TierHolds(self.stages.tier))
+            self._moves.start()
         await self._peers.connect_owner(socket_path)
         address = None if door is None else await self._open_door(door, info, num_blocks)
         freeze_gc_heap()
@@ -153,14 +151,6 @@ class EngineLoop:
 
         publication.start()
         return await self._peers.open_door(door, welcome)
-
-    def _record_events(self, folder: Path, core: Core) -> None:
-        try:
-            self._events = EventLog(folder, max_bytes=self._config.event_log_bytes)
-        except OSError as error:  # a full disk must not keep the engine from its tokens
-            logger.error("events are not recorded: %s", error)
-            return
-        self._call = Recorder(core, self._events.write).handle
 
     async def _calibrate(self, scheduler: SchedulerConfig, info: StageInfo) -> SchedulerConfig:
         """The settings with a cost model, where one can be measured."""
@@ -300,7 +290,7 @@ class EngineLoop:
                 self._peers.refuse(RefuseRequests((instruction,)))
             elif isinstance(instruction, WakeAt):
                 self._wake_at(instruction.time_s - now_s)
-            elif isinstance(instruction, Save | Fetch) and not self._recovery.is_rebuilding:
+            elif isinstance(instruction, Move) and not self._recovery.is_rebuilding:
                 self._moves.begin(instruction)  # (else PipelineLost follows, and forgets it)
         records = [] if self._records is None else self._records.take_due(now_s)
         if rows or records:

@@ -136,3 +136,12 @@ def continued(path: Path) -> list[Path]:
                 break
             found.append(file)
     return found
+
+
+def open_log(folder: Path, max_bytes: int) -> EventLog | None:
+    """None, and a line in the log, where nothing can be written: the engine serves all the same."""
+    try:
+        return EventLog(folder, max_bytes=max_bytes)
+    except OSError as error:
+        logger.error("events are not recorded: %s", error)
+        return None

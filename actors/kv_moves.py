@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from actors.engine_config import EngineConfig
 from actors.recovery import BackgroundTasks
-from actors.scheduling.events import Event, Fetch, Moved, Save
+from actors.scheduling.events import Event, Fetch, Move, Moved, TierHolds
 from actors.stage_set import StageSet, StagesFailed
 
 
@@ -17,26 +18,29 @@ class KVMoves:
         self,
         stages: StageSet,
         tasks: BackgroundTasks,
-        deadline_s: float,
+        config: EngineConfig,
         handle: Callable[[Event], None],
         lost: Callable[[str], None],
     ) -> None:
-        """deadline_s: of a move, on top of what a fetch may take."""
         self._stages = stages
         self._tasks = tasks
-        self._deadline_s = deadline_s
+        self._deadline_s = config.step_deadline_s  # on top of what a fetch may take
         self._handle = handle
         self._lost = lost
         self._era = 0  # of the stages that answer
 
-    def begin(self, move: Save | Fetch) -> None:
+    def start(self) -> None:
+        """Tell the core what the stores begin with."""
+        self._handle(TierHolds(self._stages.tier))
+
+    def begin(self, move: Move) -> None:
         self._tasks.start(self._carry_out(move, self._era))
 
     def forget(self) -> None:
         """The stages are lost: whatever they still answer is not passed on."""
         self._era += 1
 
-    async def _carry_out(self, move: Save | Fetch, era: int) -> None:
+    async def _carry_out(self, move: Move, era: int) -> None:
         limit_s = move.limit_s if isinstance(move, Fetch) else None
         deadline_s = self._deadline_s + (limit_s or 0.0)
         failure = f"no answer to a move of KV within {deadline_s:.1f} s"

@@ -170,6 +170,8 @@ class StageSet:
     ) -> list[tuple[int, TierChange]]:
         """As of `StageActor.move`, on every rank. Raises StagesFailed."""
         flat = [actor for ranks in self._actors for actor in ranks]
+        if not flat:
+            raise StagesFailed("a move of KV failed: there are no stages")
         try:
             return await asyncio.gather(*[actor.move.remote(blocks, limit_s) for actor in flat])
         except ray.exceptions.RayError as error:

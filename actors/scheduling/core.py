@@ -127,29 +127,6 @@ class Core:
         """What would become of a request now (`admission.quote`); nothing changes."""
         return quote(self.requests, self.limits, now_s, *asked)
 
-    def statistics(self) -> dict[str, float]:
-        """Plain numbers for metrics and the console."""
-        requests, running = self.requests, self.requests.running
-        return {
-            "num_waiting": requests.num_waiting,
-            "num_waiting_tokens": requests.num_waiting_tokens,
-            "num_decoding": len(requests.decoding),
-            "num_prefilling": len(requests.prefilling),
-            "num_finishing": running.num_finishing,
-            "num_in_flight": len(self.in_flight),
-            "num_steps": self.num_steps,
-            "num_forced_steps": self.num_forced_steps,
-            "num_blocks": self.config.num_blocks,
-            "num_free_blocks": running.block_manager.num_free,
-            "num_cached_blocks": running.block_manager.num_cached,
-            "num_evictions": running.block_manager.num_evictions,
-            "num_preemptions": requests.num_preemptions,
-            "num_swaps": running.swap.num_swaps,
-            "num_free_host_blocks": running.swap.host.num_free,
-            "tokens_per_s": requests.tokens_per_s,
-            **({} if self.tier is None else self.tier.statistics()),
-        }
-
     # ---- events -----------------------------------------------------------------------
 
     def _submit(self, event: Submit, out: list[Instruction]) -> None:

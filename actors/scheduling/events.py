@@ -177,4 +177,5 @@ class Fetch:
     limit_s: float
 
 
-Instruction = Execute | Emit | Refuse | WakeAt | Save | Fetch
+Move = Save | Fetch
+Instruction = Execute | Emit | Refuse | WakeAt | Move

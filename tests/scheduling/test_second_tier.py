@@ -13,6 +13,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.event_log import check_replay, config_row, to_row
 from actors.scheduling.events import Fetch, Moved, PipelineLost, Reconfigure, Save, TierHolds
 from actors.scheduling.request import Request, SamplingParams
+from actors.scheduling.statistics import statistics
 from tests.scheduling.driver import Driver
 
 COSTS: Mapping[str, Any] = {
@@ -77,7 +78,7 @@ def test_every_completed_block_is_saved_once() -> None:
     finish(driver)
     digests = [digest for save in saves(driver) for _, digest in save.blocks]
     assert len(digests) == len(set(digests)) == 32 // 4
-    assert driver.core.statistics()["num_tier_blocks"] == 32 // 4
+    assert statistics(driver.core)["num_tier_blocks"] == 32 // 4
     assert not fetches(driver), "what the device has is not fetched"
 
 
@@ -230,4 +231,4 @@ def test_events_that_cannot_be() -> None:
         with pytest.raises(ValueError, match="no second tier"):
             core.handle(TierHolds(()), 0.0)
         core.handle(PipelineLost(), 0.0)
-        assert "num_tier_blocks" not in core.statistics()
+        assert "num_tier_blocks" not in statistics(core)

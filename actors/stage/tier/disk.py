@@ -128,6 +128,7 @@ class DiskTier:
             logger.warning("%s is not what was written: deleted", path)
             with self._lock:
                 self._forget(digest)
+            _delete(path)
             return None
         return block
 
@@ -164,15 +165,18 @@ class DiskTier:
         return block if hashlib.sha256(block).digest() == checksum else None
 
     def _make_room(self, num_blocks: int) -> None:
+        gone: list[bytes] = []
         with self._lock:
             while self._known and len(self._known) + num_blocks > self._most:
-                self._forget(next(iter(self._known)))
+                gone.append(next(iter(self._known)))
+                self._forget(gone[-1])
+        for digest in gone:  # without the lock: nobody who asks may wait for a disk
+            _delete(self._path(digest))
 
     def _forget(self, digest: bytes) -> None:
         if digest in self._known:
             del self._known[digest]
             self._lost.append(digest)
-        _delete(self._path(digest))
 
 
 def _digest_of(name: str) -> bytes | None:
