@@ -7,6 +7,7 @@ from pathlib import Path
 
 from actors.fleet.snapshot import BitClass
 from actors.stage.spec import StageInfo, StageSpec
+from kernels.random_stream import DRAW_VERSION
 
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 1 << 12
@@ -22,6 +23,7 @@ def bits_of(spec: StageSpec, info: StageInfo) -> BitClass:
         quantisation=spec.quantization,
         kv_dtype=spec.kv_dtype,
         tensor_ranks=spec.tensor_ranks,
+        draw=DRAW_VERSION,
     )
 
 

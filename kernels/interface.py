@@ -298,6 +298,13 @@ class Backend(Protocol):
         """One token id per row of adjusted float32 logits, which are left as they are."""
         ...
 
+    def race(
+        self, logits_SV: torch.Tensor, rows: SamplingRows, first_id: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Scores and tokens that win in a part of the vocabulary, from first_id on; for rows
+        without top_k, top_p and min_p."""
+        ...
+
     def chosen_logprobs(
         self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
     ) -> Judged:

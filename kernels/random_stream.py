@@ -1,9 +1,14 @@
-"""The counter-based random stream that sampling draws from.
+"""The counter-based random stream that draws race by: a number for every (seed, position, token).
 
-A draw depends on (seed, position) alone, never on the batch, the policy or what was drawn
-before, so a replayed request repeats its tokens. The finaliser is SplitMix64's (Steele, Lea and
-Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014), applied once to the seed
-and once to the position added to it; `kernels/cpu/src/sampling.cpp` computes the same bits.
+A draw depends on these alone, never on the batch, the policy or what was drawn before, so a
+replayed request repeats its tokens. Seed and position are mixed by SplitMix64's finaliser (Steele,
+Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014) into the key of a
+row, and the key is mixed with the token's id by a 32-bit hash of three multiplications (C. Wellons'
+triple32, with the key's other half between them). A row's numbers are all distinct.
+
+`kernels.torch_sampling`, `kernels/cpu/src/sampling.cpp` and `kernels.triton.sampling` compute the
+same bits. Whoever changes a bit of a draw counts DRAW_VERSION up: engines of different versions do
+not continue each other's streams.
 """
 
 from __future__ import annotations
@@ -11,42 +16,44 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_MASK = (1 << 64) - 1
+DRAW_VERSION = 2  # 1: inverse of the cumulative distribution, in the order of ids
+
+HASH_FACTORS = (0xED5AD4BB, 0xAC4C1B51, 0x31848BAB)
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 
-def _mix64(z: int) -> int:
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
+def row_keys(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """The key of each (seed, position), both taken modulo 2**64.
 
-
-def uniform(seed: int, position: int) -> float:
-    """The draw in [0, 1), of 53 bits, that belongs to `position` of the stream `seed`.
-
-    Both are taken modulo 2**64.
-
-    >>> uniform(0, 0) == uniform(0, 0) and uniform(0, 0) != uniform(0, 1)
-    True
-    """
-    state = _mix64((seed + _GOLDEN_GAMMA) & _MASK)
-    return (_mix64((state + (position + 1) * _GOLDEN_GAMMA) & _MASK) >> 11) * 2.0**-53
-
-
-def uniforms(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The draw of each (seed, position), as `uniform` makes it.
-
-    >>> uniforms(np.array([3, -1]), np.array([5, 0])).tolist() == [uniform(3, 5), uniform(-1, 0)]
-    True
+    >>> keys = row_keys(np.array([3, -1, 3]), np.array([5, 0, 5]))
+    >>> bool(keys[0] == keys[2]), bool(keys[0] == keys[1])
+    (True, False)
     """
     gamma, one = np.uint64(_GOLDEN_GAMMA), np.uint64(1)
-    with np.errstate(over="ignore"):  # both are taken modulo 2**64
-        state = _mix64_all(seeds.astype(np.uint64) + gamma)
-        mixed = _mix64_all(state + (positions.astype(np.uint64) + one) * gamma)
-    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    with np.errstate(over="ignore"):
+        state = _mix64(seeds.astype(np.uint64) + gamma)
+        return _mix64(state + (positions.astype(np.uint64) + one) * gamma)
 
 
-def _mix64_all(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix64(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
+
+
+def hashes(keys_S: NDArray[np.uint64], first_id: int, num_tokens: int) -> NDArray[np.uint32]:
+    """(S, num_tokens) numbers of 32 bits, of the tokens from first_id on: each row's are distinct.
+
+    >>> key = row_keys(np.array([1]), np.array([2]))
+    >>> bool((hashes(key, 0, 9)[:, 4:] == hashes(key, 4, 5)).all())
+    True
+    """
+    low_S1 = (keys_S & np.uint64(0xFFFFFFFF)).astype(np.uint32)[:, None]
+    high_S1 = (keys_S >> np.uint64(32)).astype(np.uint32)[:, None]
+    a, b, c = (np.uint32(factor) for factor in HASH_FACTORS)
+    with np.errstate(over="ignore"):
+        x = np.arange(first_id, first_id + num_tokens, dtype=np.uint32) + low_S1
+        x = ((x ^ (x >> np.uint32(17))) * a) ^ high_S1
+        x = (x ^ (x >> np.uint32(11))) * b
+        x = (x ^ (x >> np.uint32(15))) * c
+        return x ^ (x >> np.uint32(14))

@@ -9,8 +9,15 @@ Semantics, the same everywhere, in this order:
  3. otherwise logits / temperature; top_k keeps the k highest (lower id first among equals);
     top_p keeps the fewest highest whose probability, among those kept so far, reaches p;
     min_p keeps tokens of at least min_p times the highest probability;
- 4. u = uniform(seed, position) picks the first token, in id order, whose cumulative kept
-    probability exceeds u times their total.
+ 4. the kept tokens race: the highest of logit / temperature + noise(seed, position, id) is drawn,
+    the lowest id among equals. The noise is Gumbel's, so a token wins with its probability.
+
+The race is defined bit by bit, in float64, each operation rounded by itself: the score is logit
+(float32) times the float32 reciprocal of the temperature, which is exact, plus -log(-log(u)) with
+u = 1 - (2 h + 1) / 2**33 and h the token's hash (`kernels.random_stream`); `natural_log` says which
+logarithm. So all samplers draw the same tokens, parts of a vocabulary can race apart and their
+winners afterwards (`race`), and two distributions that are near each other mostly draw the same
+token, wherever in the order of ids they differ.
 
 Shape suffixes: S rows that sample, V vocabulary, W = ceil(V / 32) words of a bit mask.
 """
@@ -24,7 +31,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.random_stream import uniform
+from kernels.random_stream import HASH_FACTORS, row_keys
+
+_32_BITS = 0xFFFFFFFF
+_MOST_NOISE = 1 << 18  # numbers
 
 # Log-probability and rank of each row's token; log-probabilities and ids of the likeliest.
 Judged = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
@@ -116,18 +126,85 @@ def _draw(logits_SV: torch.Tensor, rows: SamplingRows, warm: NDArray[np.intp]) -
     def column(values: NDArray[np.float32] | NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(values[warm]).to(device)[:, None]
 
-    scaled_SV = logits_SV / column(rows.temperature_S)
-    kept_SV = kept_probabilities(
-        scaled_SV, column(rows.top_k_S), column(rows.top_p_S), column(rows.min_p_S)
-    )
-    cumulative_SV = kept_SV.double().cumsum(dim=-1)
-    draws = [uniform(int(rows.seed_S[s]), int(rows.position_S[s])) for s in warm]
-    u_S1 = torch.tensor(draws, dtype=torch.float64, device=device)[:, None]
-    picked_S = torch.searchsorted(cumulative_SV, u_S1 * cumulative_SV[:, -1:], right=True)[:, 0]
-    # u * total may round up to the total itself: the last kept token is then the one.
-    last_S = kept_SV.shape[1] - 1 - (kept_SV > 0).flip(-1).int().argmax(dim=-1)
-    picked: NDArray[np.int64] = torch.minimum(picked_S, last_S).cpu().numpy()
+    scores_SV = _scores(logits_SV, rows, warm, 0)
+    top_k_S1, top_p_S1, min_p_S1 = column(rows.top_k_S), column(rows.top_p_S), column(rows.min_p_S)
+    if bool(((top_k_S1 > 0) | (top_p_S1 < 1) | (min_p_S1 > 0)).any()):
+        scaled_SV = logits_SV / column(rows.temperature_S)
+        kept_SV = kept_probabilities(scaled_SV, top_k_S1, top_p_S1, min_p_S1)
+        scores_SV.masked_fill_(kept_SV == 0, float("-inf"))
+    picked: NDArray[np.int64] = scores_SV.argmax(dim=-1).cpu().numpy()
     return picked
+
+
+def race(
+    logits_SV: torch.Tensor, rows: SamplingRows, first_id: int = 0
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Who wins among the tokens from first_id on, and by which score: (scores_S, tokens_S).
+
+    The best score over all parts of a vocabulary, the lowest id among equals, is the token that
+    `sample` draws. For rows without top_k, top_p and min_p. At temperature 0 the score is
+    the logit.
+    """
+    scores_SV = logits_SV.double()
+    warm = np.flatnonzero(rows.temperature_S > 0)
+    if warm.size:
+        at = torch.from_numpy(warm).to(logits_SV.device)
+        scores_SV[at] = _scores(logits_SV[at], rows, warm, first_id)
+    best_S, token_S = scores_SV.max(dim=-1)
+    return best_S.cpu().numpy(), token_S.cpu().numpy() + first_id
+
+
+def inverse_temperatures(temperature_S: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What logits are multiplied by; 0 where the temperature is."""
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse_S = np.minimum(np.float32(1) / temperature_S, np.float32(3e38))
+    return np.where(temperature_S > 0, inverse_S, np.float32(0))
+
+
+def _scores(
+    logits_SV: torch.Tensor, rows: SamplingRows, which: NDArray[np.intp], first_id: int
+) -> torch.Tensor:
+    """Float64 scores of the race, of those rows of `rows` that `logits_SV` holds."""
+    keys_S = row_keys(rows.seed_S[which], rows.position_S[which])
+    inverse_S = torch.from_numpy(inverse_temperatures(rows.temperature_S[which])).double()
+    scores_SV = logits_SV.double()
+    scores_SV *= inverse_S.to(logits_SV.device)[:, None]
+    low_S, high_S = (keys_S & np.uint64(_32_BITS)), (keys_S >> np.uint64(32))
+    keys_S2 = torch.from_numpy(np.stack((low_S, high_S), 1).astype(np.int64)).to(logits_SV.device)
+    num_tokens = logits_SV.shape[1]
+    few = max(1, _MOST_NOISE // num_tokens)  # rows at once: intermediate results are many
+    for s in range(0, len(keys_S), few):
+        scores_SV[s : s + few] += gumbel_noise(keys_S2[s : s + few], first_id, num_tokens)
+    return scores_SV
+
+
+def gumbel_noise(keys_S2: torch.Tensor, first_id: int, num_tokens: int) -> torch.Tensor:
+    """(S, num_tokens) float64: the noise of the tokens from first_id on. keys_S2: the lower and the
+    upper half of each row's key."""
+    low_S1, high_S1 = keys_S2[:, :1], keys_S2[:, 1:]
+    a, b, c = HASH_FACTORS
+    x = torch.arange(first_id, first_id + num_tokens, device=keys_S2.device)
+    x = (x + low_S1) & _32_BITS  # of 64: products wrap and keep these
+    x = (((x ^ (x >> 17)) * a) & _32_BITS) ^ high_S1
+    x = ((x ^ (x >> 11)) * b) & _32_BITS
+    x = ((x ^ (x >> 15)) * c) & _32_BITS
+    hash_SV = x ^ (x >> 14)
+    wait_SV = -natural_log(1.0 - (2 * hash_SV + 1).double() * 2.0**-33)
+    return -natural_log(wait_SV)
+
+
+def natural_log(x: torch.Tensor) -> torch.Tensor:
+    """The logarithm of positive float64 numbers, to about 1e-13 of it: the same bits wherever each
+    of these operations is rounded by itself."""
+    mantissa, exponent = torch.frexp(x)
+    is_low = mantissa < 0.7071067811865476
+    mantissa = torch.where(is_low, mantissa + mantissa, mantissa)
+    z = (mantissa - 1.0) / (mantissa + 1.0)
+    w = z * z
+    p = torch.full_like(w, 1.0 / 15)
+    for n in (13, 11, 9, 7, 5, 3, 1):
+        p = p * w + 1.0 / n
+    return (exponent - is_low.int()).double() * 0.6931471805599453 + (z + z) * p
 
 
 def kept_probabilities(

@@ -31,7 +31,8 @@ class BitClass:
     """Engines of equal classes give a stream the same bytes, so a stream may move among them.
 
     Everything that decides how a number is rounded, and nothing else. model names the weights, with
-    their revision; tensor_ranks is here because partial sums are added in another order.
+    their revision; tensor_ranks is here because partial sums are added in another order; draw is
+    the version of how tokens are drawn, which a seed's text depends on.
     """
 
     model: str
@@ -41,6 +42,7 @@ class BitClass:
     quantisation: str = ""
     kv_dtype: str = ""
     tensor_ranks: int = 1
+    draw: int = 1
 
     def differs_in(self, other: BitClass) -> tuple[str, ...]:
         """Names of the fields that are not equal.

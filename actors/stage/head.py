@@ -20,6 +20,7 @@ from actors.stage.drafts import accept, drawing_rows
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 from actors.stage.models.decoder import Decoder
+from actors.stage.rank_race import RankRace, race_alone
 from actors.stage.sampler import Sampler
 from actors.transport.group import RankGroup
 
@@ -27,6 +28,8 @@ from actors.transport.group import RankGroup
 _HEAD_ROWS = 256
 
 PromptLogprobs = tuple[int, int, tuple[TokenLogprobs, ...]]
+# Of each draw (request id, token), and of those that want it (request id, log-probabilities).
+_Sampled = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, TokenLogprobs], ...]]
 
 
 @dataclass(slots=True)
@@ -57,13 +60,15 @@ class Head:
         sampler: Sampler | None,
         group: RankGroup,
         share_tokens: bool,
+        race: RankRace | None = None,
     ) -> None:
         """sampler: on rank 0 only. share_tokens: this stage is also the first, so the other ranks
-        need the sampled tokens."""
+        need the sampled tokens. race: where there are several ranks."""
         self._decoder = decoder
         self._input_batch = input_batch
         self._sampler = sampler
         self._group = group
+        self._race = race
         self._share_tokens = share_tokens and group.size > 1
         self._partials: dict[int, _Partial] = {}  # of requests that pool by the mean
 
@@ -88,17 +93,17 @@ class Head:
         if sampling.size:
             sampling, last_rows, positions = drawing_rows(plan, host, sampling)
             ids = [plan.slices[i].request_id for i in sampling.tolist()]
-            drawn_S = None
             if not output.headed:
                 if len(last_rows) == len(output.x_TH):
                     normed_SH = self._decoder.final_norm(output.x_TH, output.residual_TH)
                 else:
                     normed_SH = self._normed(output, last_rows)
-                raw_SV = self._decoder.logits(normed_SH)
+                columns_SV = self._decoder.columns(normed_SH)
+                tokens, logprobs = self._draw(ids, rows_S[sampling], positions, columns_SV)
             else:
                 raw_SV = None if output.logits_SV is None else _rows(output.logits_SV, sampling)
                 drawn_S = None if output.tokens_S is None else _rows(output.tokens_S, sampling)
-            tokens, logprobs = self._sample(ids, rows_S[sampling], positions, raw_SV, drawn_S)
+                tokens, logprobs = self._sample(ids, rows_S[sampling], positions, raw_SV, drawn_S)
         if self._group.rank != 0:
             return None
         if plan.drafts:
@@ -114,6 +119,34 @@ class Head:
             for request_id in request_ids:
                 self._sampler.grammars.release(request_id)
 
+    def _draw(
+        self,
+        ids: Sequence[int],
+        rows_S: NDArray[np.intp],
+        positions_S: NDArray[np.int64],
+        columns_SV: torch.Tensor,
+    ) -> _Sampled:
+        """Ranks draw each in its own columns where they can, and gather the logits of the rest."""
+        if self._race is None:
+            return self._sample(ids, rows_S, positions_S, self._decoder.whole(columns_SV), None)
+        alone_S = race_alone(self._input_batch.columns, rows_S, positions_S)
+        if not alone_S.any():
+            return self._sample(ids, rows_S, positions_S, self._decoder.whole(columns_SV), None)
+        alone, others = np.flatnonzero(alone_S), np.flatnonzero(~alone_S)
+        drawn = self._race.draw(rows_S[alone], positions_S[alone], _rows(columns_SV, alone))
+        if drawn[0] < 0:
+            raise NotFinite
+        tokens = dict(zip(alone.tolist(), drawn.tolist(), strict=True))
+        logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+        if others.size:
+            raw_SV = self._decoder.whole(_rows(columns_SV, others))
+            sampled, logprobs = self._sample(
+                [ids[i] for i in others.tolist()], rows_S[others], positions_S[others], raw_SV, None
+            )
+            tokens.update(zip(others.tolist(), (t for _, t in sampled), strict=True))
+        self._input_batch.put_tokens(rows_S[alone], positions_S[alone], drawn)
+        return tuple((request_id, tokens[i]) for i, request_id in enumerate(ids)), logprobs
+
     def _sample(
         self,
         ids: Sequence[int],
@@ -121,7 +154,7 @@ class Head:
         positions_S: NDArray[np.int64],
         raw_SV: torch.Tensor | None,
         ready_S: torch.Tensor | None,
-    ) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, TokenLogprobs], ...]]:
+    ) -> _Sampled:
         """Draw, share with the other ranks, and note the tokens in the persistent batch."""
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
         drawn_S = np.full(len(ids), -1, dtype=np.int64)

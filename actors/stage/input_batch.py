@@ -91,6 +91,15 @@ class Columns:
             position_S=positions_S,
         )
 
+    def held_back(
+        self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Whose stop tokens are forbidden so far."""
+        held_back_S: NDArray[np.bool_] = (
+            positions_S - self.num_prompt_R[rows_S] < self.min_tokens_R[rows_S]
+        )
+        return held_back_S
+
     def grown(self, num_rows: int) -> Columns:
         """The same rows, and free ones after them."""
         larger = Columns(num_rows)

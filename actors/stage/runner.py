@@ -27,6 +27,7 @@ from actors.stage.models.decoder import Decoder
 from actors.stage.models.read import load_config
 from actors.stage.models.split import Split, split
 from actors.stage.profile import DeviceMemory, GpuMemory, cache_bytes, largest_plan
+from actors.stage.rank_race import RankRace
 from actors.stage.run_ahead import Following, Launched, RunAhead
 from actors.stage.sampler import Sampler
 from actors.stage.spec import StageInfo, StageSpec
@@ -268,7 +269,12 @@ class StageRunner:
             self._sampler = Sampler(
                 self._input_batch, self._backend, folder, config.vocab_size, config.eos_token_ids
             )
-        return Head(self._decoder, self._input_batch, self._sampler, self._group, spec.is_first)
+        race = None
+        if self._group.size > 1:
+            race = RankRace(self._decoder, self._backend, self._input_batch, self._group)
+        return Head(
+            self._decoder, self._input_batch, self._sampler, self._group, spec.is_first, race
+        )
 
     def _activation_bytes(self, dtype: torch.dtype) -> int:
         """Memory of a full step beside weights and cache, with a margin for fragmentation."""

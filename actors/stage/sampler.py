@@ -56,8 +56,8 @@ class Sampler:
         self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]
     ) -> NDArray[np.intp]:
         """Which of these draws are from adjusted logits."""
-        held_back_S = self._held_back(rows_S, positions_S)
-        return np.flatnonzero(held_back_S | self._input_batch.columns.adjusts_R[rows_S])
+        columns = self._input_batch.columns
+        return np.flatnonzero(columns.held_back(rows_S, positions_S) | columns.adjusts_R[rows_S])
 
     def adjust(
         self,
@@ -67,22 +67,12 @@ class Sampler:
         which: NDArray[np.intp],
     ) -> None:
         """Adjust in place the logits of those draws that `which` numbers."""
-        held_back_S = self._held_back(rows_S, positions_S)
+        held_back_S = self._input_batch.columns.held_back(rows_S, positions_S)
         adjustments = [
             self._adjustment(s, int(rows_S[s]), int(positions_S[s]), bool(held_back_S[s]))
             for s in which.tolist()
         ]
         self._backend.adjust_logits(logits_SV, adjustments)
-
-    def _held_back(
-        self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
-        """Whose stop tokens are forbidden so far."""
-        columns = self._input_batch.columns
-        held_back_S: NDArray[np.bool_] = (
-            positions_S - columns.num_prompt_R[rows_S] < columns.min_tokens_R[rows_S]
-        )
-        return held_back_S
 
     def _adjustment(self, s: int, row: int, position: int, held_back: bool) -> Adjustment:
         info, p = self._input_batch.info(row), self._input_batch.info(row).sampling

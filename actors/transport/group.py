@@ -84,6 +84,13 @@ class RankGroup:
         self._group.allgather([parts], [local_RV.contiguous()]).wait()
         return torch.cat(parts, dim=-1) if self.rank == 0 else None
 
+    def gather_all(self, x: torch.Tensor) -> torch.Tensor:
+        """Every rank's x, of equal shapes, along a new first dimension, on every rank."""
+        parts = [torch.empty_like(x) for _ in range(self.size)] if self._group else [x]
+        if self._group is not None:
+            self._group.allgather([parts], [x.contiguous()]).wait()
+        return torch.stack(parts)
+
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Rank 0's x, in place, on every rank."""
         if self._group is not None:

@@ -283,6 +283,11 @@ class CpuBackend(TorchBackend):
     def sample(self, logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
         return sampling.sample(logits_SV, rows)
 
+    def race(
+        self, logits_SV: torch.Tensor, rows: SamplingRows, first_id: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        return sampling.race(logits_SV, rows, first_id)
+
     def chosen_logprobs(
         self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
     ) -> Judged:

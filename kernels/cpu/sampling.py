@@ -1,8 +1,9 @@
 """Sampling on the CPU in C++ (src/sampling.cpp): the functions of `kernels.torch_sampling`, faster.
 
-The semantics, row by row, are those of `kernels.torch_sampling`; tokens are the same except where
-two cumulative probabilities agree to within float rounding. A row's token does not depend on the
-others. Rows run on the library's threads; nothing is sorted.
+The semantics, row by row, are those of `kernels.torch_sampling`, and so are the tokens, to the bit;
+what top_p and min_p keep may differ by a token whose probability is within float rounding of the
+bound. A row's token does not depend on the others. Rows run on the library's threads; nothing is
+sorted.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class _AdjustmentView(ctypes.Structure):
 def _function(name: str) -> Any:
     signatures: dict[str, tuple[Any, ...]] = {
         "sample": (Pointer, _INT64, _INT64, _INT64, *[Pointer] * 7),
+        "race": (Pointer, *[_INT64] * 3, *[Pointer] * 3, _INT64, Pointer, Pointer),
         "adjust": (Pointer, _INT64, _INT64),
         "chosen_logprobs": (Pointer, *[_INT64] * 3, Pointer, _INT64, *[Pointer] * 4),
     }
@@ -56,18 +58,15 @@ def sample(logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
     """One token id per row of adjusted float32 logits, which are left as they are."""
     _check_logits(logits_SV)
     num_rows, vocabulary = logits_SV.shape
-    columns: list[NDArray[Any]] = []
-    for values, dtype in (
+    columns = _columns(
+        num_rows,
         (rows.temperature_S, np.float32),
         (rows.top_k_S, np.int32),
         (rows.top_p_S, np.float32),
         (rows.min_p_S, np.float32),
         (rows.seed_S, np.int64),
         (rows.position_S, np.int64),
-    ):
-        if values.shape != (num_rows,):
-            raise ValueError(f"a column of {values.shape} for {num_rows} rows")
-        columns.append(np.ascontiguousarray(values, dtype=dtype))
+    )
     tokens_S = np.empty(num_rows, np.int64)
     _function("sample")(
         logits_SV.data_ptr(),
@@ -78,6 +77,39 @@ def sample(logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
         tokens_S.ctypes.data,
     )
     return tokens_S
+
+
+def race(
+    logits_SV: torch.Tensor, rows: SamplingRows, first_id: int = 0
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Scores and winners among the tokens from first_id on, as in `kernels.torch_sampling`."""
+    _check_logits(logits_SV)
+    num_rows, vocabulary = logits_SV.shape
+    columns = _columns(
+        num_rows,
+        (rows.temperature_S, np.float32),
+        (rows.seed_S, np.int64),
+        (rows.position_S, np.int64),
+    )
+    scores_S, tokens_S = np.empty(num_rows, np.float64), np.empty(num_rows, np.int64)
+    _function("race")(
+        logits_SV.data_ptr(),
+        num_rows,
+        vocabulary,
+        logits_SV.stride(0),
+        *[column.ctypes.data for column in columns],
+        first_id,
+        scores_S.ctypes.data,
+        tokens_S.ctypes.data,
+    )
+    return scores_S, tokens_S
+
+
+def _columns(num_rows: int, *columns: tuple[NDArray[Any], Any]) -> list[NDArray[Any]]:
+    for values, _ in columns:
+        if values.shape != (num_rows,):
+            raise ValueError(f"a column of {values.shape} for {num_rows} rows")
+    return [np.ascontiguousarray(values, dtype=dtype) for values, dtype in columns]
 
 
 def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:

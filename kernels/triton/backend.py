@@ -103,6 +103,11 @@ class TritonBackend(TorchBackend):
     def sample(self, logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
         return sampling.sample(logits_SV, rows)
 
+    def race(
+        self, logits_SV: torch.Tensor, rows: SamplingRows, first_id: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        return sampling.race(logits_SV, rows, first_id)
+
 
 def paged(layer: KVLayer) -> PagedKV:
     if not isinstance(layer, PagedKV):

@@ -30,7 +30,7 @@ _POINTERS = {
     torch.uint8: "*u8",
     torch.bool: "*i1",
 }
-_OPTIONS = {"num_warps", "num_stages"}
+_OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion"}
 _DIVISIBLE_BY_16 = [["tt.divisibility", 16]]
 
 

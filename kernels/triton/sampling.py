@@ -4,6 +4,9 @@ What top_k and top_p keep is everything above a threshold logit plus, among thos
 the first few ids. The threshold is found by bisection over the row (which stays in the L2
 cache), each pass jumping to the next logit that really occurs, so a dozen passes give the exact
 answer where a sort would move the row many times over.
+
+The race of the kept tokens is in float64, of which most GPUs have little: a block of tokens takes
+part only where a bound in float32 says that one of them may win, which few do.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from kernels.random_stream import uniforms
-from kernels.torch_sampling import SamplingRows
+from kernels.random_stream import row_keys
+from kernels.torch_sampling import SamplingRows, inverse_temperatures
 
 _BLOCK_V = 2048
 # exp(-104) is 0 in float32: logits further below the highest have no probability to lose.
@@ -129,24 +132,97 @@ def _kept_weights(
 
 
 @triton.jit
+def _hash(token: tl.tensor, key: tl.tensor) -> tl.tensor:
+    """32 bits for each token of a row, in int64; see `kernels.random_stream`."""
+    x = token.to(tl.uint32) + key.to(tl.uint32)
+    x = ((x ^ (x >> 17)) * tl.full((), 0xED5AD4BB, tl.uint32)) ^ (key >> 32).to(tl.uint32)
+    x = (x ^ (x >> 11)) * tl.full((), 0xAC4C1B51, tl.uint32)
+    x = (x ^ (x >> 15)) * tl.full((), 0x31848BAB, tl.uint32)
+    return (x ^ (x >> 14)).to(tl.int64)
+
+
+@triton.jit
+def _natural_log(x: tl.tensor) -> tl.tensor:
+    """Of positive normal float64 numbers, as `kernels.torch_sampling.natural_log`."""
+    bits = x.to(tl.int64, bitcast=True)
+    exponent = (bits >> 52) - 1022
+    mantissa = ((bits & 0xFFFFFFFFFFFFF) | (1022 << 52)).to(tl.float64, bitcast=True)
+    is_low = mantissa < tl.full((), 0.7071067811865476, tl.float64)
+    mantissa = tl.where(is_low, mantissa + mantissa, mantissa)
+    exponent = tl.where(is_low, exponent - 1, exponent).to(tl.float64)
+    one = tl.full((), 1.0, tl.float64)
+    z = (mantissa - one) / (mantissa + one)
+    w = z * z
+    p = one / 15.0
+    p = p * w + one / 13.0
+    p = p * w + one / 11.0
+    p = p * w + one / 9.0
+    p = p * w + one / 7.0
+    p = p * w + one / 5.0
+    p = p * w + one / 3.0
+    p = p * w + one
+    return exponent * tl.full((), 0.6931471805599453, tl.float64) + (z + z) * p
+
+
+@triton.jit
+def _scores(logit: tl.tensor, inverse: tl.tensor, hash_V: tl.tensor) -> tl.tensor:
+    """In float64, each operation rounded by itself, as `kernels.torch_sampling` defines them."""
+    one = tl.full((), 1.0, tl.float64)
+    above = (2 * hash_V + 1).to(tl.float64) * tl.full((), 2.0**-33, tl.float64)
+    noise = -_natural_log(-_natural_log(one - above))
+    return logit.to(tl.float64) * inverse.to(tl.float64) + noise
+
+
+@triton.jit
+def _race(
+    raw: tl.tensor,
+    id_V: tl.tensor,
+    kept: tl.tensor,
+    inverse: tl.tensor,
+    key: tl.tensor,
+    score: tl.tensor,
+    token: tl.tensor,
+    tolerance: tl.tensor,
+    first_id: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The better of (score, token) and the kept tokens of a block; the lowest id among equals. Ids
+    are within the row, whose first token is first_id of the vocabulary."""
+    hash_V = _hash(first_id + id_V, key)
+    # With v = (2 h + 1) / 2^33, the noise -log(-log(1 - v)) is at most -log(v).
+    above = (hash_V.to(tl.float32) + 0.5) * (2.0**-32)
+    most = raw * inverse - tl.log(above)
+    may_win = kept & (most >= score.to(tl.float32) - tolerance)
+    if tl.max(may_win.to(tl.int32), 0) > 0:
+        found = tl.where(kept, _scores(raw, inverse, hash_V), -float("inf"))
+        best = tl.max(found, 0)
+        first = tl.min(tl.where(found == best, id_V, 0x7FFFFFFF), 0)
+        better = (best > score) | ((best == score) & (first < token))
+        score = tl.where(better, best, score)
+        token = tl.where(better, first, token)
+    return score, token
+
+
+@triton.jit
 def _sample_kernel(
     logits_ptr: tl.tensor,
     parameters_ptr: tl.tensor,
-    uniform_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    score_ptr: tl.tensor,
     out_ptr: tl.tensor,
     row_stride: tl.tensor,
+    first_id: tl.tensor,
     V: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ) -> None:
     row = tl.program_id(0)
     row_ptr = logits_ptr + row.to(tl.int64) * row_stride
     raw_highest, token = _highest(row_ptr, V, BLOCK_V)
-    temperature = tl.load(parameters_ptr + row * 6 + 2)
-    if temperature > 0:
+    score = raw_highest.to(tl.float64)
+    inverse = tl.load(parameters_ptr + row * 6 + 2)
+    if (inverse > 0) & (tl.abs(raw_highest) < float("inf")):
         top_k = tl.load(parameters_ptr + row * 6 + 3)
         top_p = tl.load(parameters_ptr + row * 6 + 4)
         min_p = tl.load(parameters_ptr + row * 6 + 5)
-        inverse = 1.0 / temperature
         highest = raw_highest * inverse
         floor = highest - _DEEPEST
         threshold = floor
@@ -173,60 +249,67 @@ def _sample_kernel(
             wanted = tl.minimum(tl.maximum(room, 1.0), V * 1.0).to(tl.int32)
             num_ties = tl.where(by_mass > threshold, wanted, tl.minimum(wanted, num_ties))
             threshold = by_mass
-        # Sums across blocks run in float64: the draw must not depend on the vocabulary's size.
-        total_64 = tl.zeros((), tl.float64)
+        key = tl.load(key_ptr + row * 3)
+        tolerance = 1e-3 + 1e-6 * tl.abs(highest)
+        score = _scores(raw_highest, inverse, _hash(first_id + token, key))
         ties = 0
         for begin in range(0, V, BLOCK_V):
-            x = _load_logits(row_ptr, begin + column, V, inverse)
+            raw = _load_logits(row_ptr, begin + column, V, 1.0)
+            x = raw * inverse
             weight, block_ties = _kept_weights(x, highest, threshold, ties, num_ties, min_p)
-            total_64 += tl.sum(weight, 0).to(tl.float64)
             ties += block_ties
-        target = tl.load(uniform_ptr + row * 3) * total_64
-        before = tl.zeros((), tl.float64)
-        ties = 0
-        begin = 0
-        last_kept = token
-        found = V
-        while (begin < V) & (found == V):
-            x = _load_logits(row_ptr, begin + column, V, inverse)
-            weight, block_ties = _kept_weights(x, highest, threshold, ties, num_ties, min_p)
-            rest = (target - before).to(tl.float32)
-            passed = (tl.cumsum(weight, 0) > rest) & (weight > 0)
-            found = tl.min(tl.where(passed, begin + column, V), 0)
-            block_last = tl.max(tl.where(weight > 0, begin + column, -1), 0)
-            last_kept = tl.where(block_last >= 0, block_last, last_kept)
-            before += tl.sum(weight, 0).to(tl.float64)
-            ties += block_ties
-            begin += BLOCK_V
-        # Rounding may leave the target just behind the last kept token: then it is the one.
-        token = tl.where(found < V, found, last_kept)
-    tl.store(out_ptr + row, token)
+            score, token = _race(
+                raw, begin + column, weight > 0, inverse, key, score, token, tolerance, first_id
+            )
+    tl.store(out_ptr + row, first_id + token)
+    tl.store(score_ptr + row, score)
 
 
-def sample_rows(logits_RV: torch.Tensor, packed_R3: torch.Tensor) -> torch.Tensor:
-    """int32 token per row, on the device; no synchronisation. packed_R3: see `pack_rows`."""
+def _launch(
+    logits_RV: torch.Tensor, packed_R3: torch.Tensor, first_id: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     R, V = logits_RV.shape
     tokens_R = torch.empty(R, dtype=torch.int32, device=logits_RV.device)
+    scores_R = torch.empty(R, dtype=torch.float64, device=logits_RV.device)
     if R:
         _sample_kernel[(R,)](
             logits_RV,
             packed_R3.view(torch.float32),
-            packed_R3,
+            packed_R3.view(torch.int64),
+            scores_R,
             tokens_R,
             logits_RV.stride(0),
+            first_id,
             V=V,
             BLOCK_V=min(_BLOCK_V, triton.next_power_of_2(V)),
             num_warps=8,
+            enable_fp_fusion=False,  # the race is defined operation by operation
         )
-    return tokens_R
+    return scores_R, tokens_R
+
+
+def sample_rows(logits_RV: torch.Tensor, packed_R3: torch.Tensor) -> torch.Tensor:
+    """int32 token per row, on the device; no synchronisation. packed_R3: see `pack_rows`."""
+    return _launch(logits_RV, packed_R3, 0)[1]
+
+
+def race(
+    logits_SV: torch.Tensor, rows: SamplingRows, first_id: int = 0
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Scores and winners among the tokens from first_id on, as `kernels.torch_sampling.race`;
+    waits for the GPU."""
+    packed_R3 = torch.from_numpy(pack_rows(rows)).to(logits_SV.device, non_blocking=True)
+    scores_S, tokens_S = _launch(logits_SV, packed_R3, first_id)
+    return scores_S.cpu().numpy(), tokens_S.cpu().numpy().astype(np.int64)
 
 
 def pack_rows(rows: SamplingRows) -> NDArray[np.float64]:
-    """(R, 3) for one transfer: the draw, then the four float32 parameters in its place of two."""
+    """(R, 3) for one transfer: the 64 bits of the row's key in the place of the first, float32
+    reciprocal of the temperature (0: greedy), top_k, top_p and min_p in that of the others."""
     packed_R3 = np.empty((len(rows.temperature_S), 3), dtype=np.float64)
-    packed_R3[:, 0] = uniforms(rows.seed_S, rows.position_S)
+    packed_R3.view(np.uint64)[:, 0] = row_keys(rows.seed_S, rows.position_S)
     parameters_R4 = packed_R3.view(np.float32)[:, 2:]
-    parameters_R4[:, 0] = rows.temperature_S
+    parameters_R4[:, 0] = inverse_temperatures(rows.temperature_S)
     parameters_R4[:, 1] = rows.top_k_S
     parameters_R4[:, 2] = rows.top_p_S
     parameters_R4[:, 3] = rows.min_p_S

@@ -13,7 +13,7 @@ if library.load() is None:
     pytest.skip("the CPU library is not built here", allow_module_level=True)
 
 from kernels.cpu import sampling as fast
-from kernels.random_stream import uniform
+from kernels.random_stream import row_keys
 from tests.kernels.cpu_batches import SETS, instruction_set, threads
 
 
@@ -139,13 +139,41 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     assert together.tolist() == alone
 
 
-def test_the_random_stream_has_the_same_bits() -> None:
+def test_the_noise_has_the_same_bits() -> None:
     import ctypes
 
-    drawn = library.function("legato_uniform", ctypes.c_double, ctypes.c_int64, ctypes.c_int64)
-    for seed in (0, 1, 12345, 2**63 - 1):
+    number = ctypes.c_int64
+    noise = library.function("legato_gumbel_noise", ctypes.c_double, number, number, number)
+    tokens = (0, 1, 77, 49_151, 262_143)
+    for seed in (0, 1, 12345, -1, 2**63 - 1):
         for position in (0, 1, 77, 131_072, 2**40):
-            assert drawn(seed, position) == uniform(seed, position)
+            key = int(row_keys(np.array([seed]), np.array([position]))[0])
+            halves = torch.tensor([[key & 0xFFFFFFFF, key >> 32]])
+            whole_V = reference.gumbel_noise(halves, 0, tokens[-1] + 1)[0]
+            assert [noise(seed, position, t) for t in tokens] == whole_V[[*tokens]].tolist()
+
+
+@pytest.mark.parametrize("vocabulary", [5, 49_152])
+def test_parts_of_a_vocabulary_race_apart(vocabulary: int) -> None:
+    """Scores and winners have the bits of the torch form, and the best of the parts is the token
+    of the whole."""
+    rng = np.random.default_rng(vocabulary)
+    logits = torch.from_numpy(rng.normal(0, 3, (40, vocabulary)).astype(np.float32))
+    logits[30:] = logits[30:].round()
+    rows = rows_of(rng, 40, vocabulary)
+    rows.top_k_S[:], rows.top_p_S[:], rows.min_p_S[:] = 0, 1, 0
+    drawn = fast.sample(logits, rows)
+    middle = vocabulary // 2 - 1
+    scores, tokens = [], []
+    for part, first_id in ((logits[:, :middle], 0), (logits[:, middle:], middle)):
+        score_S, token_S = fast.race(part, rows, first_id)
+        expected = reference.race(part, rows, first_id)
+        assert score_S.tolist() == expected[0].tolist()
+        assert token_S.tolist() == expected[1].tolist()
+        scores.append(score_S)
+        tokens.append(token_S)
+    won = np.argmax(scores, axis=0)  # the first part among equals
+    assert np.choose(won, tokens).tolist() == drawn.tolist()
 
 
 def adjustments_of(

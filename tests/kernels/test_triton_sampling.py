@@ -51,6 +51,18 @@ def test_the_same_tokens_as_the_torch_sampler(vocabulary: int, ties: bool) -> No
     assert drawn[5] == 0
 
 
+def test_parts_of_a_vocabulary_race_with_the_scores_of_the_torch_sampler() -> None:
+    rng = np.random.default_rng(5)
+    logits = torch.from_numpy(rng.normal(0, 3, (20, 3000)).astype(np.float32))
+    rows = rows_of(rng, 20, 3000)
+    rows.top_k_S[:], rows.top_p_S[:], rows.min_p_S[:] = 0, 1, 0
+    for first_id in (0, 3000):
+        score_S, token_S = triton_sampling.race(logits.to(DEVICE), rows, first_id)
+        expected = reference.race(logits, rows, first_id)
+        assert score_S.tolist() == expected[0].tolist()
+        assert token_S.tolist() == expected[1].tolist()
+
+
 def test_adjustments_are_those_of_the_torch_sampler() -> None:
     rng = np.random.default_rng(1)
     vocabulary = 100

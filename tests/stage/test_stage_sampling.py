@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.random_stream import uniform
+from kernels.random_stream import hashes, row_keys
 from kernels.torch_sampling import (
     Adjustment,
     SamplingRows,
     adjust,
     chosen_logprobs,
+    natural_log,
     sample,
     unpack_mask,
 )
@@ -86,15 +87,29 @@ def test_distribution(cut: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_draw_is_the_inverse_of_the_cumulative_distribution(cut: dict[str, Any]) -> None:
-    """Token by token what the definition says: first id whose cumulative exceeds u."""
+def test_a_draw_is_the_winner_of_the_race(cut: dict[str, Any]) -> None:
+    """Token by token what the definition says: the highest logit / temperature + Gumbel noise."""
     count = 2_000
     drawn = sample(LOGITS.expand(count, -1), rows(count, 500, **cut))
-    cumulative = kept_by_hand(**cut).cumsum()
-    for s in range(count):
-        u = uniform(500 + s, 17)
-        if np.abs(cumulative - u).min() > 1e-6:  # not on a float32 edge
-            assert drawn[s] == np.searchsorted(cumulative, u, side="right")
+    kept = kept_by_hand(**cut) > 0
+    keys = row_keys(np.arange(500, 500 + count), np.full(count, 17))
+    for s, noise_V in enumerate(hashes(keys, 0, len(LOGITS)).tolist()):
+        scores = [
+            x / cut.get("temperature", 1.0) - math.log(-math.log(1 - (h + 0.5) / 2**32))
+            for x, h in zip(LOGITS.tolist(), noise_V, strict=True)
+        ]
+        alive = [score if kept[i] else -math.inf for i, score in enumerate(scores)]
+        assert drawn[s] == max(range(len(alive)), key=lambda i: alive[i])
+
+
+def test_the_natural_log() -> None:
+    x = torch.cat(
+        (
+            torch.logspace(-11, 2, 9999, dtype=torch.float64),
+            1 - 2.0 ** -torch.arange(1, 34).double(),
+        )
+    )
+    torch.testing.assert_close(natural_log(x), torch.log(x), rtol=1e-12, atol=0)
 
 
 def test_draws_depend_on_seed_and_position_alone() -> None:
@@ -193,13 +208,52 @@ def test_chosen_logprobs() -> None:
     assert top[0].tolist() == pytest.approx([2.0 - total, 2.0 - total, 1.5 - total])
 
 
-def test_uniform_is_uniform_along_positions_and_seeds() -> None:
-    for draws in (
-        [uniform(1, p) for p in range(20_000)],
-        [uniform(s, 5) for s in range(20_000)],
-        [uniform(2**63 - 1, p) for p in range(20_000)],
-    ):
-        counts, _ = np.histogram(draws, bins=20, range=(0, 1))
-        assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # 99.9 % with 19 degrees
-        pairs = np.corrcoef(draws[:-1], draws[1:])[0, 1]
-        assert abs(pairs) < 0.025
+def test_noise_is_uniform_along_tokens_positions_and_seeds() -> None:
+    many, one = np.arange(20_000), np.zeros(20_000, np.int64)
+    along = {
+        "tokens": hashes(row_keys(one[:1] + 3, one[:1] + 9), 0, 20_000)[0],
+        "positions": hashes(row_keys(one + 1, many), 77, 1)[:, 0],
+        "seeds": hashes(row_keys(many, one + 5), 49_151, 1)[:, 0],
+        "positions of the last seed": hashes(row_keys(one + 2**63 - 1, many), 0, 1)[:, 0],
+        "tokens and positions": hashes(row_keys(one[:141], many[:141]), 0, 141).diagonal(),
+    }
+    for name, drawn in along.items():
+        u = drawn / 2.0**32
+        expected = len(u) / 20
+        counts, _ = np.histogram(u, bins=20, range=(0, 1))
+        assert ((counts - expected) ** 2 / expected).sum() < 43.8, name  # 99.9 % with 19 degrees
+        assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 3.5 / math.sqrt(len(u)), name
+
+
+def test_rows_of_noise_do_not_resemble_each_other() -> None:
+    """Neither at the same tokens nor a few tokens apart."""
+    noise = hashes(row_keys(np.arange(20) // 5, np.arange(20) % 5), 0, 4000) / 2.0**32
+    for shift in range(4):
+        late = noise[:, shift:]
+        related = np.corrcoef(noise[:, : late.shape[1]], late)[:20, 20:]
+        if shift == 0:
+            np.fill_diagonal(related, 0)
+        assert abs(related).max() < 5 / math.sqrt(4000)
+
+
+def by_inverse(probability_SV: torch.Tensor, u_S1: torch.Tensor) -> torch.Tensor:
+    """The other way to draw: the first id whose cumulative probability exceeds a number."""
+    return (probability_SV.double().cumsum(-1) <= u_S1).sum(-1)
+
+
+# How far a draft model's logits are from the model's, in the standard deviation of each.
+@pytest.mark.parametrize("distance", [0.1, 0.3, 1.0])
+def test_near_distributions_draw_the_same_token(distance: float) -> None:
+    """At least with probability (1 - TV) / (1 + TV); the inverse in the order of ids does worse."""
+    count, vocabulary = 3000, 400
+    generator = torch.Generator().manual_seed(3)
+    logits = 3 * torch.randn(count, vocabulary, generator=generator)
+    near = logits + distance * torch.randn(count, vocabulary, generator=generator)
+    same = (sample(logits, rows(count)) == sample(near, rows(count))).mean()
+    p, q = torch.softmax(logits, -1), torch.softmax(near, -1)
+    variation_S = (p - q).abs().sum(-1) / 2
+    bound = ((1 - variation_S) / (1 + variation_S)).mean().item()
+    u_S1 = torch.rand(count, 1, generator=generator, dtype=torch.float64)
+    same_inverse = (by_inverse(p, u_S1) == by_inverse(q, u_S1)).float().mean().item()
+    assert same > bound - 3 * math.sqrt(bound * (1 - bound) / count)
+    assert same > same_inverse + 0.02

@@ -171,6 +171,7 @@ def sampling_cases(num_rows: int) -> list[KernelCase]:
 
     return [
         case("argmax", 0.0, 0, 1.0),
+        case("temperature 0.8", 0.8, 0, 1.0),
         case("temperature 0.8, top_p 0.95", 0.8, 0, 0.95),
         case("temperature 0.8, top_k 50", 0.8, 50, 1.0),
     ]

@@ -1,6 +1,7 @@
 // Drawing and log-probabilities of one row; see sampling_kernel.h.
 
 #include "sampling_kernel.h"
+#include "sampling_race.h"
 #include "sampling_search.h"
 
 namespace legato::LEGATO_ISA {
@@ -47,16 +48,6 @@ int64_t first_equal(const float* logits, int64_t n, float value) {
   return 0;  // a row of NaN
 }
 
-// exp, but 0 where it would be smaller than any normal float (and for -inf).
-Vec weight_of(Vec x) {
-  const Vec e = exp(x);
-#if defined(__AVX512F__)
-  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-87.0f), _CMP_GT_OQ), e.v)};
-#else
-  return {_mm256_and_ps(e.v, _mm256_cmp_ps(x.v, _mm256_set1_ps(-87.0f), _CMP_GT_OQ))};
-#endif
-}
-
 // out = exp((logit - most) * inverse_temperature), padded with zeros to whole blocks; their sum.
 double weigh(const float* logits, int64_t n, float most, float inverse_temperature, float* out) {
   const Vec scale = Vec::set(inverse_temperature), top = Vec::set(most);
@@ -86,47 +77,24 @@ void drop_ties(float* weights, int64_t n, const Cut& cut) {
   }
 }
 
-// The first token whose cumulative weight exceeds u times the total; weights below `floor` are out.
-int64_t pick(const float* weights, int64_t n, float floor, double u, double* block_sums) {
-  const int64_t num_blocks = padded_vocabulary(n) / kSumBlock;
-  double total = 0.0;
-  for (int64_t b = 0; b < num_blocks; ++b) {
-    block_sums[b] = sum_from(weights + b * kSumBlock, kSumBlock, floor);
-    total += block_sums[b];
-  }
-  const double target = u * total;
-  double before = 0.0;
-  int64_t last = 0;  // that is kept
-  for (int64_t b = 0; b < num_blocks; ++b) {
-    if (block_sums[b] == 0.0) continue;
-    double sum = before;
-    const bool here = before + block_sums[b] > target;
-    for (int64_t i = b * kSumBlock; i < (b + 1) * kSumBlock && i < n; ++i) {
-      if (!here && b + 1 < num_blocks) break;
-      if (weights[i] == 0.0f || weights[i] < floor) continue;
-      last = i;
-      sum += weights[i];
-      if (sum > target) return i;
-    }
-    if (here) return last;  // the block's sum and this one differ in rounding
-    before += block_sums[b];
-  }
-  return last;
-}
-
 }  // namespace
 
-int64_t draw_token(const DrawArgs& args, float* weights, float* candidates) {
+Drawn draw_token(const DrawArgs& args, float* weights, float* candidates) {
   const int64_t n = args.vocabulary;
   const float most = highest(args.logits, n);
+  const int64_t best = first_equal(args.logits, n, most);
   if (!(args.temperature > 0.0f) || most == kInfinity || most == -kInfinity) {
-    return first_equal(args.logits, n, most);
+    return {args.first_id + best, args.logits[best]};
   }
   const float sharpest = 3.0e38f;
-  const float inverse = 1.0f / args.temperature;
-  const double all = weigh(args.logits, n, most, inverse < sharpest ? inverse : sharpest, weights);
-
+  const float reciprocal = 1.0f / args.temperature;
+  const float inverse = reciprocal < sharpest ? reciprocal : sharpest;
+  const RaceArgs race = {args.logits, n, inverse, args.key, args.first_id};
+  const bool cuts = (args.top_k > 0 && args.top_k < n) || args.top_p < 1.0f;
   float floor = args.min_p < 1.0f ? args.min_p : 1.0f;  // the highest weight is 1
+  if (!cuts) return run_race<false>(race, best, nullptr, floor);
+
+  const double all = weigh(args.logits, n, most, inverse, weights);
   double total = all;
   if (args.top_k > 0 && args.top_k < n) {
     const Cut cut = find_cut<Measure::count>(weights, n, 0.0f, args.top_k, candidates);
@@ -144,7 +112,7 @@ int64_t draw_token(const DrawArgs& args, float* weights, float* candidates) {
     drop_ties(weights, n, cut);
     floor = cut.value > floor ? cut.value : floor;
   }
-  return pick(weights, n, floor, args.u, reinterpret_cast<double*>(candidates));
+  return run_race<true>(race, best, weights, floor);
 }
 
 void token_logprobs(const LogprobArgs& args) {

@@ -2,7 +2,8 @@
 //
 // Nothing is sorted. With weights e = exp((logit - max) / temperature), top_k and top_p both keep a
 // prefix of the tokens in falling order of e, so each is one number: the weight of the last token
-// kept (and how many of its equals, lowest ids first). That number is searched for.
+// kept (and how many of its equals, lowest ids first). That number is searched for. The kept tokens
+// then race (sampling_race.h).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,13 @@
 
 namespace legato {
 
-constexpr int64_t kSumBlock = 1024;  // weights are summed in blocks; a draw finds its block first
+constexpr int64_t kSumBlock = 1024;  // weights are summed in blocks
+
+// The key of a row, from its seed and the position of the token to be drawn, and what it gives a
+// token in the race: see kernels/random_stream.py and kernels/torch_sampling.py.
+uint64_t row_key(int64_t seed, int64_t position);
+double gumbel_noise(uint64_t key, uint32_t token);
+constexpr uint32_t kHashFactors[3] = {0xED5AD4BBu, 0xAC4C1B51u, 0x31848BABu};
 
 struct DrawArgs {
   const float* logits;
@@ -20,7 +27,13 @@ struct DrawArgs {
   int32_t top_k;      // 0: off
   float top_p;
   float min_p;
-  double u;  // in [0, 1)
+  uint64_t key;
+  int64_t first_id;  // of the first logit; 0 where top_k, top_p or min_p are asked for
+};
+
+struct Drawn {
+  int64_t token;
+  double score;  // in the race; at temperature 0 the logit
 };
 
 // Scratch of one row, floats: weights, then candidates of the search, each padded.
@@ -40,7 +53,7 @@ struct LogprobArgs {
 };
 
 LEGATO_FOR_EACH_ISA(
-    int64_t draw_token(const DrawArgs& args, float* weights, float* candidates);
+    Drawn draw_token(const DrawArgs& args, float* weights, float* candidates);
     void token_logprobs(const LogprobArgs& args))
 
 }  // namespace legato

@@ -1,0 +1,66 @@
+"""Drawing where each tensor rank has a part of the vocabulary: every rank finds the winner of its
+part, and ranks exchange winners, a few bytes a draw, in the place of logits.
+
+That is all for a draw by temperature alone, or greedy. What looks at the whole distribution or
+changes logits (top_k, top_p, min_p, log-probabilities, penalties, biases, grammars, min_tokens)
+needs it in one place: the logits of those draws are gathered on rank 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from actors.stage.input_batch import Columns, InputBatch
+from actors.stage.models.decoder import Decoder
+from actors.transport.group import RankGroup
+from kernels.interface import Backend
+
+
+class RankRace:
+    """On every rank of the last stage; all of them call `draw` together."""
+
+    def __init__(
+        self, decoder: Decoder, backend: Backend, input_batch: InputBatch, group: RankGroup
+    ) -> None:
+        self._decoder = decoder
+        self._backend = backend
+        self._input_batch = input_batch
+        self._group = group
+
+    def draw(
+        self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64], columns_SV: torch.Tensor
+    ) -> NDArray[np.int64]:
+        """The token of each draw, known to every rank; -1 in all of them where one of the winning
+        logits is not finite. columns_SV: what the head made of them here."""
+        logits_SV, first_id = self._decoder.own(columns_SV)
+        rows = self._input_batch.columns.draws(rows_S, positions_S)
+        best_S2 = np.zeros((len(rows_S), 2))
+        if logits_SV.shape[1]:
+            best_S2[:, 0], best_S2[:, 1] = self._backend.race(logits_SV, rows, first_id)
+        else:
+            best_S2[:, 0] = -np.inf  # all of this rank's columns are behind the vocabulary's end
+        mine_S2 = torch.from_numpy(best_S2).to(self._decoder.device)
+        scores_NS, tokens_NS = self._group.gather_all(mine_S2).cpu().numpy().transpose(2, 0, 1)
+        # A part that is not finite is no loser: its score would win or is no number.
+        if not np.isfinite(scores_NS.max(axis=0)).all():
+            return np.full(len(rows_S), -1, np.int64)
+        won_S = scores_NS.argmax(axis=0)  # the first rank among equals, which has the lower ids
+        drawn_S: NDArray[np.int64] = tokens_NS[won_S, np.arange(len(rows_S))].astype(np.int64)
+        return drawn_S
+
+
+def race_alone(
+    columns: Columns, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Which draws need no more than each rank's own logits: the same on every rank."""
+    alone_S: NDArray[np.bool_] = ~(
+        columns.adjusts_R[rows_S]
+        | columns.held_back(rows_S, positions_S)
+        | (columns.top_k_R[rows_S] > 0)
+        | (columns.top_p_R[rows_S] < 1)
+        | (columns.min_p_R[rows_S] > 0)
+        | (columns.logprobs_R[rows_S] >= 0)
+    )
+    return alone_S
