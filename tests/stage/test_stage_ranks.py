@@ -83,8 +83,15 @@ def test_two_ranks_of_packed_weights(ranks: RankPool, tmp_path: Path, backend: s
 def test_sampled_tokens_and_swaps_reach_every_rank(
     ranks: RankPool, tiny_model: Callable[..., Path]
 ) -> None:
-    """With one stage no tokens are fed: the other rank has them from rank 0."""
-    warm = [SamplingParams(max_tokens=20, temperature=0.9, top_p=0.9, seed=s) for s in range(7)]
+    """With one stage no tokens are fed: the ranks exchange winners, or have them from rank 0."""
+    kinds: tuple[dict[str, object], ...] = (
+        {}, {"top_p": 0.9}, {"temperature": 0.0}, {"presence_penalty": 0.7}, {"top_k": 9},
+        {"temperature": 1.4}, {"min_p": 0.1, "logit_bias": ((3, 2.0),)},
+    )  # fmt: skip
+    warm = [
+        SamplingParams(20, **{"temperature": 0.9, "seed": s, **kind})  # type: ignore[arg-type]
+        for s, kind in enumerate(kinds)
+    ]
     alone = MiniPlanner(make_chain(tiny_model("llama"))).run(make_prompts(), warm)
     ranks.make(tiny_model("llama"), 1, 26, 64)
     planner = MiniPlanner(ranks.execute, num_blocks=26, num_host_blocks=64)
