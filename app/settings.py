@@ -124,6 +124,7 @@ def resolve(settings: Settings) -> EngineConfig:
         cuda_graphs=parallel.cuda_graphs,
         graph_tokens=parallel.graph_tokens,
         symmetric_memory=parallel.symmetric_memory,
+        forced_drafts=scheduler.drafter != "none",
     )
     gpus = parallel.gpus_per_rank
     if gpus is None:

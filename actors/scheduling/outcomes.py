@@ -8,6 +8,7 @@ from actors.scheduling.events import Output
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.plan import StepResult, TokenLogprobs
 from actors.scheduling.request import FinishReason
+from actors.scheduling.speculation.speculation import Speculation
 from actors.scheduling.state import Fate, InFlight, RequestState, Status
 
 _make = tuple.__new__
@@ -67,6 +68,10 @@ class Outcomes:
                 add(_output(state, (token,), None, logprobs))
         if step.partial:
             self._take_partial(step, result, outputs)
+        for request_id, tokens in result.forced:
+            forced = self.requests.by_id.get(request_id)
+            if forced is not None:
+                Speculation.take_forced(forced, tokens)
         return outputs
 
     def _slow_path(

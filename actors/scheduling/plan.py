@@ -132,6 +132,7 @@ class StepResult:
     tokens: (request_id, token) for every slice with `samples`, in slice order.
     further: (request_id, tokens) behind that token, of slices whose first drafts were right: as
         many tokens as drafts stood. logprobs has one entry a token, in order.
+    forced: (request_id, tokens) that a request's grammar lets follow its last token, as guesses.
     logprobs / prompt_logprobs / pooled: only for requests that asked; prompt_logprobs carries
         (request_id, first position, one entry per position).
     stage_times_s: (start, end) per stage on the host's monotonic clock.
@@ -144,3 +145,4 @@ class StepResult:
     pooled: tuple[tuple[int, tuple[float, ...]], ...] = ()
     stage_times_s: tuple[tuple[float, float], ...] = ()
     further: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    forced: tuple[tuple[int, tuple[int, ...]], ...] = ()

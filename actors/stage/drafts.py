@@ -44,7 +44,7 @@ def accept(
 
     >>> accept(0, [(1, 7), (1, 8), (1, 9)], (), {1: (7, 5)})
     StepResult(step_id=0, tokens=((1, 7),), logprobs=(), prompt_logprobs=(), pooled=(), \
-stage_times_s=(), further=((1, (8,)),))
+stage_times_s=(), further=((1, (8,)),), forced=())
     """
     of_id: dict[int, list[int]] = {}
     for request_id, token in drawn:

@@ -1,8 +1,9 @@
 """Constrained output: which tokens a request's grammar allows next (xgrammar).
 
 Each constrained request has a matcher. Sampling does not advance it: when the next mask is needed,
-it is brought level with the tokens of the stage's persistent batch. So a repeated step, a replay
-and a preempted request all lead to the same state without bookkeeping of their own.
+it is brought level with the tokens of the stage's persistent batch, back over drafts that fell and
+on. So a repeated step, a replay and a preempted request all lead to the same state without
+bookkeeping of their own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,28 @@ _log = logging.getLogger(__name__)
 
 _MAX_COMPILED = 256
 _MAX_COMPILER_BYTES = 256 << 20
+_MAX_FORCED = 32  # tokens
 
 
 @dataclass(slots=True)
 class _Matcher:
-    """num_accepted: output tokens the matcher has seen. ended: only end tokens may follow."""
+    """seen: the output tokens it was shown, of which the matcher took the first `num_taken`: all,
+    or those up to the grammar's end or a break of it, behind which only end tokens may follow."""
 
     matcher: Any
-    num_accepted: int = 0
+    seen: list[int] = field(default_factory=list)
+    num_taken: int = 0
     ended: bool = False
+
+    def back_to(self, num_tokens: int) -> None:
+        """Forget what was seen behind the first num_tokens."""
+        del self.seen[num_tokens:]
+        if self.num_taken > num_tokens:
+            self.matcher.rollback(self.num_taken - num_tokens)
+            self.num_taken = num_tokens
+            self.ended = False
+        elif self.num_taken == num_tokens:
+            self.ended = self.matcher.is_terminated()
 
 
 class GrammarMasks:
@@ -52,6 +66,7 @@ class GrammarMasks:
         # step looks its grammar up in the middle of another grammar's compilation.
         self._compiling = threading.Lock()
         self._compiler: Any = None
+        self._tokenizer: Any = None
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
         self.matchers: dict[int, _Matcher] = {}
 
@@ -94,6 +109,22 @@ class GrammarMasks:
             return bits_1W[0]
         return bits_1W[0] if held.matcher.fill_next_token_bitmask(bits_1W) else None
 
+    def forced(
+        self, request_id: int, grammar: Grammar, output: NDArray[np.int32]
+    ) -> tuple[int, ...]:
+        """What must follow `output`, in the tokens that its text alone makes: guesses, for a model
+        may cut the text otherwise."""
+        held = self._level(request_id, grammar, output)
+        if held.ended or held.matcher.is_terminated():
+            return ()
+        try:
+            text = held.matcher.find_jump_forward_string()
+        except UnicodeDecodeError:  # it ends within a character
+            return ()
+        if not text:
+            return ()
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False)[:_MAX_FORCED])
+
     def release(self, request_id: int) -> None:
         """Forget a request that left, or that starts anew."""
         self.matchers.pop(request_id, None)
@@ -102,18 +133,27 @@ class GrammarMasks:
         """The request's matcher, having seen exactly this output."""
         import xgrammar
 
+        tokens = output.tolist()
         held = self.matchers.get(request_id)
-        if held is None or held.num_accepted > len(output):
+        if held is None:
             held = _Matcher(xgrammar.GrammarMatcher(self.compile(grammar)))
             self.matchers[request_id] = held
-        for token in output[held.num_accepted :].tolist():
-            if not held.ended and not held.matcher.accept_token(token):
-                # Only an output from elsewhere (a client's, replayed) can disagree with the
-                # masks made here: this one request ends, the others of its batch go on.
-                _log.warning("token %d of request %d breaks its grammar", token, request_id)
-                held.ended = True
-            held.ended = held.ended or held.matcher.is_terminated()
-            held.num_accepted += 1
+        common = min(len(tokens), len(held.seen))
+        if held.seen[:common] != tokens[:common]:
+            common = next(i for i in range(common) if held.seen[i] != tokens[i])
+        if common < len(held.seen):
+            held.back_to(common)
+        for token in tokens[common:]:
+            if not held.ended:
+                if held.matcher.accept_token(token):
+                    held.num_taken += 1
+                    held.ended = held.matcher.is_terminated()
+                else:
+                    # A wrong draft, or an output from elsewhere (a client's, replayed), which alone
+                    # can disagree with the masks made here: this one request ends then.
+                    _log.debug("token %d of request %d breaks its grammar", token, request_id)
+                    held.ended = True
+            held.seen.append(token)
         return held
 
     def _compile(self, grammar: Grammar) -> Any:
@@ -140,6 +180,7 @@ class GrammarMasks:
             info = xgrammar.TokenizerInfo.from_huggingface(
                 tokenizer, vocab_size=self._vocab_size, stop_token_ids=list(self._eos)
             )
+            self._tokenizer = tokenizer
             self._compiler = xgrammar.GrammarCompiler(
                 info, max_threads=1, cache_limit_bytes=_MAX_COMPILER_BYTES
             )

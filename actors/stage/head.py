@@ -106,10 +106,15 @@ class Head:
                 tokens, logprobs = self._sample(ids, rows_S[sampling], positions, raw_SV, drawn_S)
         if self._group.rank != 0:
             return None
+        result = StepResult(plan.step_id, tokens, logprobs, prompts, pooled)
         if plan.drafts:
             accepted = accept(plan.step_id, tokens, logprobs, dict(plan.drafts))
-            return replace(accepted, prompt_logprobs=prompts, pooled=pooled)
-        return StepResult(plan.step_id, tokens, logprobs, prompts, pooled)
+            result = replace(accepted, prompt_logprobs=prompts, pooled=pooled)
+        if self._sampler is not None and self._sampler.forces and tokens:
+            first = dict(zip(reversed(ids), reversed(positions.tolist()), strict=True))
+            if forced := self._sampler.forced(result, first):
+                result = replace(result, forced=forced)
+        return result
 
     def release(self, request_ids: Sequence[int]) -> None:
         """Forget requests that left, or that start anew."""

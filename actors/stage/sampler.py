@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.scheduling.plan import TokenLogprobs
+from actors.scheduling.plan import StepResult, TokenLogprobs
 from actors.stage.grammar import GrammarMasks
 from actors.stage.input_batch import InputBatch
 from kernels.interface import Backend
@@ -26,7 +26,10 @@ class Sampler:
         folder: Path,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
+        forces: bool = False,
     ) -> None:
+        """forces: say what grammars force, to be drafted."""
+        self.forces = forces
         self._input_batch = input_batch
         self._backend = backend
         self._vocab_size = vocab_size
@@ -92,6 +95,23 @@ class Sampler:
             if p.grammar is not None
             else None,
         )
+
+    def forced(
+        self, result: StepResult, positions: Mapping[int, int]
+    ) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """What grammars let follow these tokens. positions: of each request's first one."""
+        further, found = dict(result.further), []
+        for request_id, _ in result.tokens:
+            row = self._input_batch.row(request_id)
+            grammar = self._input_batch.info(row).sampling.grammar
+            if grammar is None:
+                continue
+            start = int(self._input_batch.columns.num_prompt_R[row])
+            end = positions[request_id] + 1 + len(further.get(request_id, ()))
+            output = self._input_batch.tokens_RP[row, start:end]
+            if tokens := self.grammars.forced(request_id, grammar, output):
+                found.append((request_id, tokens))
+        return tuple(found)
 
     def logprobs(
         self, logits_RV: torch.Tensor, tokens_R: NDArray[np.int64], counts: Sequence[int]

@@ -20,6 +20,7 @@ class StageSpec:
         launch, for their kernels take longer than their launches.
     symmetric_memory: small all-reduces of a stage's GPUs by torch's symmetric memory.
     max_adapters, max_adapter_rank: LoRA slots of every layer, and the most rows of an A; 0: none.
+    forced_drafts: results name what grammars force, to be drafted.
     group_address: "host:port" of the stage's torch.distributed store when tensor_ranks > 1.
     """
 
@@ -46,6 +47,7 @@ class StageSpec:
     symmetric_memory: bool = False
     max_adapters: int = 0
     max_adapter_rank: int = 0
+    forced_drafts: bool = False
 
     @property
     def is_first(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
 from actors.scheduling.events import Emit, Event, Execute, StepDone, Submit
 from actors.scheduling.plan import StepPlan, TokenLogprobs
-from actors.scheduling.request import FinishReason, Request, SamplingParams
+from actors.scheduling.request import FinishReason, Grammar, Request, SamplingParams
 from actors.scheduling.validation import validate
 from tests.stage.greedy_reference import make_prompts, skip_unless_available
 from tests.stage.mini_planner import Execute as Run
@@ -80,11 +81,15 @@ class Known:
 
 
 def serve(
-    config: SchedulerConfig, execute: Run, known: dict[int, Answer] | None = None
+    config: SchedulerConfig,
+    execute: Run,
+    known: dict[int, Answer] | None = None,
+    requests: list[Request] | None = None,
 ) -> tuple[dict[int, Answer], Core, list[StepPlan]]:
     """The answers of a core on these stages; `known` gives some requests drafts of other rates."""
     core = build_core(config)
-    answers = {request.request_id: Answer() for request in make_requests()}
+    requests = make_requests() if requests is None else requests
+    answers = {request.request_id: Answer() for request in requests}
     waiting, plans = deque[StepPlan](), list[StepPlan]()
 
     def send(event: Event) -> None:
@@ -102,7 +107,7 @@ def serve(
                     answer.reason = output.finish_reason
         validate(core)
 
-    for request in make_requests():
+    for request in requests:
         send(Submit(request))
         state = core.requests.by_id.get(request.request_id)
         if known is not None and state is not None and request.request_id % 4:
@@ -188,6 +193,40 @@ def test_equal_tokens_on_two_ranks(
 
     skip_unless_available("cpu")
     check(execute, num_stages=num_stages)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a_long_name": {"type": "boolean"}, "another_name": {"enum": ["x", "yes"]}},
+    "required": ["a_long_name", "another_name"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_what_a_grammar_forces_is_drafted(tiny_model: Callable[..., Path], num_stages: int) -> None:
+    """Fewer steps, the same bytes: with right drafts, with wrong ones, and with none."""
+    skip_unless_available("cpu")
+    grammar = Grammar("json_schema", json.dumps(SCHEMA))
+    base = SamplingParams(90, temperature=1.0, logprobs=1, stop_token_ids=(EOS_TOKEN_ID,))
+    requests = [
+        Request(i, tuple(p), replace(base, seed=i, grammar=None if i == 2 else grammar), 0.0)
+        for i, p in enumerate(make_prompts()[:4])
+    ]
+    answers, num_steps = [], []
+    config = replace(BASE, num_stages=num_stages)
+    for drafter in ("none", "lookup"):
+        forces = drafter != "none"
+        run = make_chain(
+            tiny_model("llama"), num_stages, NUM_BLOCKS, backend="cpu", forced_drafts=forces
+        )
+        found, core, plans = serve(replace(config, drafter=drafter), run, requests=requests)
+        answers.append(found)
+        num_steps.append(len(plans))
+        drafted = core.outcomes.num_accepted_drafts
+    assert answers[0] == answers[1]
+    assert drafted > 20
+    assert num_steps[1] < num_steps[0]
 
 
 def test_a_step_repeated_gives_the_same(tiny_model: Callable[..., Path]) -> None:

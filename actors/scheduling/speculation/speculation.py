@@ -10,6 +10,7 @@ from __future__ import annotations
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import Drafter, StepTimePredictor
 from actors.scheduling.plan import StepShape, logit_rows
+from actors.scheduling.speculation.forced import Forced
 from actors.scheduling.speculation.lookup import PromptLookup
 from actors.scheduling.state import RequestState
 from actors.scheduling.step import StepBuilder
@@ -82,16 +83,26 @@ class Speculation:
 
     @staticmethod
     def _may_draft(state: RequestState) -> bool:
-        """A grammar's state follows drawn tokens and cannot be taken back; a suspect is tried with
-        nothing but its own tokens."""
-        return state.request.sampling.grammar is None and state.suspicion is None
+        """A suspect is tried with nothing but its own tokens."""
+        return state.suspicion is None
 
     @staticmethod
     def _is_level(state: RequestState) -> bool:
         """Bring the drafter to the tokens that are known; False while a long prompt is read."""
+        drafter = state.drafter
+        if drafter is None:
+            constrained = state.request.sampling.grammar is not None
+            drafter = Forced() if constrained else PromptLookup(state.request.prompt)
+            state.drafter = drafter
+        return drafter.follow(state.output_token_ids)
+
+    @staticmethod
+    def take_forced(state: RequestState, tokens: tuple[int, ...]) -> None:
+        """What the request's grammar lets follow its last known token."""
         if state.drafter is None:
-            state.drafter = PromptLookup(state.request.prompt)
-        return state.drafter.follow(state.output_token_ids)
+            state.drafter = Forced()
+        if isinstance(state.drafter, Forced):
+            state.drafter.offer(tokens, state.output_token_ids)
 
     def _pays(
         self, step: StepBuilder, offers: list[tuple[RequestState, tuple[int, ...]]],
