@@ -124,6 +124,7 @@ class LayerWeights:
     adapters: LayerAdapters = NO_ADAPTERS
 
 
+Pairs = Sequence[tuple[int, int]]  # of cache blocks: whence, whither
 # (x_TH, residual_TH | None, batch) -> (x_TH, residual_TH)
 DecoderStack = Callable[
     [torch.Tensor, torch.Tensor | None, Batch], tuple[torch.Tensor, torch.Tensor]
@@ -227,6 +228,13 @@ class Backend(Protocol):
 
     def copy_blocks(self, layers: Sequence[KVLayer], pairs: Sequence[tuple[int, int]]) -> None:
         """Copy block `source` to `destination` in every layer (copy-on-write)."""
+        ...
+
+    def swap_blocks(
+        self, layers: Sequence[KVLayer], host: Sequence[torch.Tensor], out: Pairs, back: Pairs
+    ) -> None:
+        """Copy (block, host block) of every layer to its pinned tensor of what `read_block`
+        returns, then (host block, block) back; a GPU's host waits for nothing."""
         ...
 
     def read_block(self, layer: KVLayer, block: int) -> torch.Tensor:

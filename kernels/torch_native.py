@@ -30,6 +30,7 @@ from kernels.interface import (
     KVLayer,
     LayerWeights,
     Linear,
+    Pairs,
 )
 from kernels.layer_form import LayerForm
 from kernels.quantized import QuantizedWeight, round_to_groups
@@ -160,6 +161,15 @@ class TorchBackend:
             for source, destination in pairs:  # in order: a later pair may read an earlier one's
                 kv.keys[destination] = kv.keys[source]
                 kv.values[destination] = kv.values[source]
+
+    def swap_blocks(
+        self, layers: Sequence[KVLayer], host: Sequence[torch.Tensor], out: Pairs, back: Pairs
+    ) -> None:
+        for layer, blocks in zip(layers, host, strict=True):
+            for block, host_block in out:
+                blocks[host_block].copy_(self.read_block(layer, block))
+            for host_block, block in back:
+                self.write_block(layer, block, blocks[host_block])
 
     def read_block(self, layer: KVLayer, block: int) -> torch.Tensor:
         kv = _as_torch_layer(layer)

@@ -39,11 +39,7 @@ class KVCache:
 
     def transfer(self, plan: StepPlan) -> None:
         """Execute the plan's swaps and copies, in its order: out, in, then device to device."""
-        for block, host_block in plan.swap_out:
-            for layer, host in zip(self.layers, self._host, strict=True):
-                host[host_block].copy_(self._backend.read_block(layer, block))
-        for host_block, block in plan.swap_in:
-            for layer, host in zip(self.layers, self._host, strict=True):
-                self._backend.write_block(layer, block, host[host_block])
+        if plan.swap_out or plan.swap_in:
+            self._backend.swap_blocks(self.layers, self._host, plan.swap_out, plan.swap_in)
         if plan.copies:
             self._backend.copy_blocks(self.layers, plan.copies)

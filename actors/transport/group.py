@@ -58,7 +58,7 @@ class RankGroup:
         if self.sums is not None and self.sums.add(x):
             return x
         if self._group is not None:
-            self._group.allreduce([x]).wait()
+            _wait(self._group.allreduce([x], _in_order(dist.AllreduceOptions())))
         return x
 
     def use_shared_memory(self, make: MakeRankSums) -> None:
@@ -87,7 +87,7 @@ class RankGroup:
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Rank 0's x, in place, on every rank."""
         if self._group is not None:
-            self._group.broadcast([x]).wait()
+            _wait(self._group.broadcast([x], _in_order(dist.BroadcastOptions())))
         return x
 
     def send(self, x: torch.Tensor, rank: int) -> Any:
@@ -130,6 +130,19 @@ def _store(host: str, port: int, rank: int, size: int) -> Any:
         host, port, size, is_master=True, timeout=_TIMEOUT, wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )  # fmt: skip
+
+
+def _in_order(options: Any) -> Any:
+    """Of an operation that is waited for at once: NCCL then runs on the stream where it is called,
+    without a detour over one of its own (two events an operation, in graphs too)."""
+    options.asyncOp = False
+    return options
+
+
+def _wait(work: Any) -> None:
+    """Work in order may come back as none."""
+    if work is not None:
+        work.wait()
 
 
 def _nccl_options() -> Any:

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.graph_support import GraphSupport
-from kernels.interface import AttentionShape, Batch, KVLayer, Linear
+from kernels.interface import AttentionShape, Batch, KVLayer, Linear, Pairs
 from kernels.torch_native import TorchBackend
 from kernels.torch_sampling import Adjustment, SamplingRows, judge
-from kernels.triton import cache, logits, sampling
+from kernels.triton import block_copies, cache, logits, sampling
 from kernels.triton.activation import silu_mul
 from kernels.triton.attention import attention
 from kernels.triton.cache import FLOAT8, PagedKV
@@ -72,7 +72,13 @@ class TritonBackend(TorchBackend):
         return cache.block_bytes(block_size, shape, dtype)
 
     def copy_blocks(self, layers: Sequence[KVLayer], pairs: Sequence[tuple[int, int]]) -> None:
-        cache.copy_blocks([paged(layer) for layer in layers], pairs)
+        block_copies.copy_blocks([paged(layer) for layer in layers], pairs)
+
+    def swap_blocks(
+        self, layers: Sequence[KVLayer], host: Sequence[torch.Tensor], out: Pairs, back: Pairs
+    ) -> None:
+        block_copies.swap_out([paged(layer) for layer in layers], host, out)
+        block_copies.swap_in([paged(layer) for layer in layers], host, back)
 
     def read_block(self, layer: KVLayer, block: int) -> torch.Tensor:
         return cache.read_block(paged(layer), block)

@@ -6,7 +6,6 @@ model's dtype, or e4m3 codes in uint8 with one scale per tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +49,10 @@ def allocate(
     device: torch.device,
 ) -> list[PagedKV]:
     """Zeroed caches; one allocation per layer, so that no tensor needs 64-bit strides."""
+    if block_bytes(block_size, shape, dtype) % 16:
+        raise ValueError(
+            f"kv.block_size {block_size} gives blocks whose keys are not whole words of 8 bytes"
+        )
     size = (2, num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
     layers = []
     for _ in range(num_layers):
@@ -60,14 +63,6 @@ def allocate(
 
 def block_bytes(block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
     return 2 * block_size * shape.num_kv_heads * shape.head_dim * storage_dtype(dtype).itemsize
-
-
-def copy_blocks(layers: Sequence[PagedKV], pairs: Sequence[tuple[int, int]]) -> None:
-    """In order: a later pair may read what an earlier one wrote."""
-    for layer in layers:
-        for source, destination in pairs:
-            layer.keys[destination] = layer.keys[source]
-            layer.values[destination] = layer.values[source]
 
 
 def read_block(layer: PagedKV, block: int) -> torch.Tensor:

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 MATRIX_INSTRUCTION = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 KERNELS = {
+    "_copy_kernel",
     "_decode_kernel",
     "_edit_kernel",
     "_expand_kernel",

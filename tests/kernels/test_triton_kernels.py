@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ ON_GPU = os.environ.get("TRITON_INTERPRET") != "1"
 
 from app.bench.gpu import checks  # noqa: E402
 from kernels.torch_native import TorchBackend  # noqa: E402
-from kernels.triton import cache  # noqa: E402
+from kernels.triton import block_copies, cache  # noqa: E402
 from kernels.triton.backend import TritonBackend, paged  # noqa: E402
 from kernels.triton.packing import pack_weight, unpack_weight  # noqa: E402
 
@@ -106,6 +107,43 @@ def test_blocks_survive_copies_and_a_trip_to_the_host(backend: TritonBackend) ->
         assert torch.equal(first.keys[block], kept_k)
         assert torch.equal(first.values[block], kept_v)
     assert not paged(layers[1]).keys.any()
+
+
+def test_blocks_of_all_layers_move_in_one_launch(
+    backend: TritonBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches: list[tuple[int, ...]] = []
+    kernel = block_copies._copy_kernel
+
+    class Watched:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            launches.append(grid)
+            return kernel[grid]  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(block_copies, "_copy_kernel", Watched())
+    shape = checks.SMALL_CASES[0].shape
+    layers = [*backend.allocate_kv(3, 6, 16, shape, HALF, DEVICE)]
+    for layer in layers:
+        paged(layer).keys.normal_()
+        paged(layer).values.normal_()
+    before = [backend.read_block(layer, b) for layer in layers for b in range(6)]
+    host = [torch.zeros((4, *before[0].shape), dtype=HALF, pin_memory=ON_GPU) for _ in layers]
+    backend.copy_blocks(layers, [(0, 3), (1, 4), (0, 5)])
+    backend.swap_blocks(layers, host, [(0, 2), (1, 3)], [])
+    backend.swap_blocks(layers, host, [], [(2, 1), (3, 0)])
+    assert len(launches) == 3
+    assert all(grid[:2] in ((3, 6), (2, 6)) for grid in launches)
+    for n, layer in enumerate(layers):
+        stands = [backend.read_block(layer, b) for b in range(6)]
+        for block, source in enumerate((1, 0, 2, 0, 1, 0)):
+            assert torch.equal(stands[block], before[6 * n + source])
+
+
+def test_copies_that_depend_on_each_other_are_launches_apart() -> None:
+    assert block_copies.rounds([(1, 2), (3, 4)]) == [[(1, 2), (3, 4)]]
+    assert block_copies.rounds([(1, 2), (2, 3), (5, 6)]) == [[(1, 2)], [(2, 3), (5, 6)]]
+    assert block_copies.rounds([(1, 2), (3, 1)]) == [[(1, 2)], [(3, 1)]]
+    assert block_copies.rounds([]) == []
 
 
 def test_a_float8_cache_takes_one_byte_a_number(backend: TritonBackend) -> None:

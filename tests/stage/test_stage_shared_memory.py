@@ -122,3 +122,26 @@ def test_ranks_of_two_machines_go_another_way(monkeypatch: pytest.MonkeyPatch) -
     named = store["shared/file"].decode()
     monkeypatch.setattr(shared_memory, "_boot_id", lambda: "another")
     assert shared_memory._open(named, 4096) is None
+
+
+class _Recorded:
+    """A process group that notes with what options it is called."""
+
+    def __init__(self) -> None:
+        self.in_order: list[bool] = []
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> None:
+        self.in_order.append(not options.asyncOp)
+
+    broadcast = allreduce
+
+
+def test_sums_and_broadcasts_stay_on_the_callers_stream() -> None:
+    """By default NCCL goes over a stream of its own: two events more for each, in graphs too."""
+    from actors.transport.group import RankGroup
+
+    group, recorded = RankGroup(), _Recorded()
+    group._group = recorded
+    group.all_reduce(torch.ones(2))
+    group.broadcast(torch.ones(2))
+    assert recorded.in_order == [True, True]

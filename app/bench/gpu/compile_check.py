@@ -41,6 +41,7 @@ def attention_cases() -> list[AttentionCase]:
 def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[CompiledKernel]:
     """Every kernel in the variants a Llama-like model launches; raises what the compiler does."""
     from app.bench.gpu.checks import (
+        AttentionCase,
         attention_inputs,
         check_elementwise,
         check_quantized,
@@ -61,6 +62,8 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
         list(check_elementwise(backend, dtype, cpu, 3, 4096))
         for tokens in (1, 40, 80):
             list(check_quantized(dtype, cpu, tokens, (512, 256)))
+        llama = AttentionCase("", _LLAMA, 16, ()).shape
+        backend.copy_blocks(backend.allocate_kv(2, 2, 16, llama, dtype, cpu), [(0, 1)])
         logits_RV = torch.zeros(2, _VOCABULARY)
         sampling.sample_rows(logits_RV, torch.zeros(2, 3, dtype=torch.float64))
         nothing = np.zeros(0, dtype=np.int32)
