@@ -91,7 +91,10 @@ class Head:
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
         sampling = np.flatnonzero(samples_S)
         if sampling.size:
-            sampling, last_rows, positions = drawing_rows(plan, host, sampling)
+            last_rows = host.query_starts_S1[1:][sampling].astype(np.intp) - 1
+            positions = host.ends_S[sampling].astype(np.int64)
+            if plan.drafts:
+                sampling, last_rows, positions = drawing_rows(plan, host, sampling)
             ids = [plan.slices[i].request_id for i in sampling.tolist()]
             if not output.headed:
                 if len(last_rows) == len(output.x_TH):
@@ -127,8 +130,10 @@ class Head:
         columns_SV: torch.Tensor,
     ) -> _Sampled:
         """Ranks draw each in its own columns where they can, and gather the logits of the rest."""
-        alone_S = race_alone(self._input_batch.columns, rows_S, positions_S)
-        if self._group.size == 1 or not alone_S.any():
+        alone_S = np.zeros(len(rows_S), np.bool_)
+        if self._group.size > 1:
+            alone_S = race_alone(self._input_batch.columns, rows_S, positions_S)
+        if not alone_S.any():
             return self._sample(ids, rows_S, positions_S, self._decoder.whole(columns_SV), None)
         alone, others = np.flatnonzero(alone_S), np.flatnonzero(~alone_S)
         drawn = self._race.draw(rows_S[alone], positions_S[alone], _rows(columns_SV, alone))
