@@ -46,16 +46,14 @@ class Questions:
         try:
             return Answer(ask.ticket, getattr(self, ask.question)(*ask.arguments))
         except Exception as error:  # anything that a setting of the wrong type may raise
-            logger.exception("no answer to %s%r", ask.question, ask.arguments)
-            return Answer(ask.ticket, None, f"{type(error).__name__}: {error}")
+            return _no_answer(ask, error)
 
     async def answer_later(self, ask: Ask) -> Answer:
         """The same where the answer takes its time."""
         try:
             return Answer(ask.ticket, await getattr(self, ask.question)(*ask.arguments))
-        except Exception as error:  # whatever it is, who asked must hear of it
-            logger.exception("no answer to %s%r", ask.question, ask.arguments)
-            return Answer(ask.ticket, None, f"{type(error).__name__}: {error}")
+        except Exception as error:  # whatever it is, the asking side must hear of it
+            return _no_answer(ask, error)
 
     async def load_adapter(self, slot: int, folder: str) -> str | None:
         """As of `StageSet.load_adapter`."""
@@ -96,3 +94,8 @@ class Questions:
         """Tell the fronts that this engine takes nothing more."""
         if self._publication is not None:
             self._publication.leave()
+
+
+def _no_answer(ask: Ask, error: Exception) -> Answer:
+    logger.error("no answer to %s%r", ask.question, ask.arguments, exc_info=error)
+    return Answer(ask.ticket, None, f"{type(error).__name__}: {error}")

@@ -21,14 +21,13 @@ _MAX_FAILED_STEPS = 4
 # No request's fault: a process that can compute nothing any more, and one that lacks what every
 # process needs (a grammar's first mask imports its compiler: without memory, an ImportError).
 _BEYOND_REPAIR = (
-    *("CUDA error", "NCCL error"),
-    *(
-        "ImportError:",
-        "MemoryError:",
-        "OSError:",
-        "can't allocate memory",
-        "can't start new thread",
-    ),
+    "CUDA error",
+    "NCCL error",
+    "ImportError:",
+    "MemoryError:",
+    "OSError:",
+    "can't allocate memory",
+    "can't start new thread",
 )
 
 

@@ -95,8 +95,7 @@ HostRuns = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
 
 
 def runs_of(slots_S: NDArray[np.int32], lengths_S: NDArray[np.int32]) -> HostRuns | None:
-    """For slices with these slots (-1: none) and lengths;
-    None where no slice has one.
+    """For slices with these slots (-1: none) and lengths; None where no slice has one.
 
     >>> rows, starts, slots = runs_of(np.int32([1, -1, 0, 1]), np.int32([1, 1, 2, 1]))
     >>> rows.tolist(), starts.tolist(), slots.tolist()

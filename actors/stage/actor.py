@@ -32,13 +32,13 @@ from actors.transport.addresses import free_address
 from actors.transport.messages import TICKET, StageAnswer, StageMessage, pack, unpack
 from actors.transport.wire import ConnectionLost, Mailbox, Sender
 
-_PAUSE_S = 0.002  # between pieces of an adapter
-
 if TYPE_CHECKING:
     import torch
 
     from actors.stage.runner import StageRunner
     from actors.stage.step_times import StepTimes
+
+_PAUSE_S = 0.002  # between pieces of an adapter
 
 
 def _on_own_device(spec: StageSpec) -> StageSpec:

@@ -15,7 +15,7 @@ from app.engine.client import AdapterControl, EngineError
 
 
 class AdapterChanges:
-    """Handlers of both, for whoever may change settings; every attempt is a line of the audit."""
+    """Handlers of both, for keys that may change settings; every attempt is a line of the audit."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
