@@ -75,7 +75,10 @@ def command(
         int | None,
         typer.Option(help="Engines: 1, or a study's own number.", min=1),
     ] = None,
-    routing: Annotated[str, typer.Option(help=f"{', '.join(ROUTERS)}.")] = "slack",
+    routing: Annotated[
+        str,
+        typer.Option(help=f"{', '.join(ROUTERS)}; with --study: some of them, else all."),
+    ] = "",
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
     find_capacity: Annotated[
         bool, typer.Option("--capacity", help="Search the highest load that meets the objective.")
@@ -111,7 +114,7 @@ def command(
         elif reproduce:
             result = _paper(console, quick, trace or [], workers, cache, out)
         elif fleet_study:
-            result = _study(console, fleet_study, replicas, seed, workers, out)
+            result = _study(console, fleet_study, replicas, routing, seed, workers, out)
         elif find_config:
             result = _search(console, find_config, workload, tbt_ms, qps, workers, requests)
         else:
@@ -126,7 +129,8 @@ def command(
                 admission=admission,
                 order=order,
             )
-            deployment = Deployment(config, truth, num_replicas=replicas or 1, routing=routing)
+            engines, router = replicas or 1, routing or "slack"
+            deployment = Deployment(config, truth, num_replicas=engines, routing=router)
             if find_capacity:
                 result = _capacity(
                     console, deployment, parse_lengths(workload), tbt_ms / 1e3, qps, requests, seed
@@ -266,12 +270,22 @@ def _figure7(console: Console, out: Path | None) -> dict[str, Any]:
 
 
 def _study(
-    console: Console, name: str, engines: int | None, seed: int, workers: int, out: Path | None
+    console: Console,
+    name: str,
+    engines: int | None,
+    routing: str,
+    seed: int,
+    workers: int,
+    out: Path | None,
 ) -> dict[str, Any]:
     if name not in STUDIES:
         raise ValueError(f"unknown study {name!r}; known: {', '.join(sorted(STUDIES))}")
     study, as_markdown = STUDIES[name]
-    options = {} if engines is None else {"num_engines": engines}
+    options: dict[str, Any] = {} if engines is None else {"num_engines": engines}
+    if routing:
+        if name != "routing":
+            raise ValueError(f"--routing says nothing to the study {name!r}")
+        options["routers"] = tuple(routing.split(","))
     rows: list[Any] = []
     found: Iterator[Any] = study(**options, seed=seed, workers=workers)
     with console.status(f"{name} study") as status:

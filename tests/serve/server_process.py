@@ -23,9 +23,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Server:
+    """config: the file that it was started with, and reads again at SIGUSR1."""
+
     url: str
     model: str
     process: subprocess.Popen[str]
+    config: Path
 
 
 def _environment() -> dict[str, str]:
@@ -78,7 +81,7 @@ def running(
             pytest.fail("the server ended:\n" + (folder / "serve.log").read_text()[-3000:])
         url = f"http://127.0.0.1:{port}"
         model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-        yield Server(url, model, process)
+        yield Server(url, model, process, path)
     finally:
         process.send_signal(signal.SIGINT)
         try:

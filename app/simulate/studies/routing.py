@@ -1,6 +1,6 @@
 """Routing of a large fleet: what is missed under each router, on conversations and on documents.
 
-    legato simulate --study routing [--replicas 64] [--workers 2] [--out FOLDER]
+    legato simulate --study routing [--replicas 64] [--routing prefix,slack] [--workers 2]
 
 All engines are alike (Yi-34B on two A100s, adaptive budget, prefix cache), all routers see the same
 arrivals and the same snapshots, four a second and 20 ms old. A request is missed if its first token
@@ -11,7 +11,7 @@ while caches fill, is not counted.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 
@@ -120,14 +120,20 @@ def run_one(
 
 
 def study(
-    num_engines: int = 64, seconds: float = 80.0, seed: int = 0, workers: int = 1
+    num_engines: int = 64,
+    seconds: float = 80.0,
+    seed: int = 0,
+    workers: int = 1,
+    routers: Sequence[str] = tuple(ROUTERS),
 ) -> Iterator[Row]:
-    """Every router under every load of every trace, as each is done."""
+    """Each of these routers under every load of every trace, as each is done."""
+    if unknown := set(routers) - set(ROUTERS):
+        raise ValueError(f"unknown router {min(unknown)!r}; known: {', '.join(ROUTERS)}")
     jobs = [
         (trace, rate, routing, num_engines, seconds, seed)
         for trace, traffic in TRACES.items()
         for rate in traffic.rates
-        for routing in ROUTERS
+        for routing in routers
     ]
     if workers == 1:
         yield from (run_one(*job) for job in jobs)
