@@ -109,6 +109,20 @@ def test_a_prefix_is_computed_anew_only_where_there_is_time(num_ahead: int, expe
     assert elsewhere.engine_id == "other"
 
 
+@pytest.mark.parametrize(("num_ahead", "expected"), [(50, "idle"), (500, "holds")])
+def test_one_idle_engine_of_many_does_not_make_a_busy_fleet_idle(
+    num_ahead: int, expected: str
+) -> None:
+    """Others than the late holder and the idle engine have 0.05 or 0.5 s of work."""
+    others = [snapshot(f"o{n}", num_running=1, num_prefill_tokens=num_ahead) for n in range(6)]
+    late = snapshot("holds", num_prefill_tokens=900, outlook=outlook(begin_s=0.6))
+    fleet = fleet_of(*others, snapshot("idle"), late)
+    fleet.told(PrefixNews("holds", tuple(DIGESTS), whole=True))
+    there = build_router("slack").choose(Arrival(200, 10, prefix=tuple(DIGESTS)), fleet, 0.0)
+    assert there is not None
+    assert there.engine_id == expected
+
+
 def test_a_session_is_followed_where_no_prefix_is_known() -> None:
     fleet = fleet_of(snapshot("a"), snapshot("b"))
     fleet.sent("b", Arrival(500, 10, session="s"))

@@ -12,7 +12,7 @@ from actors.fleet.snapshot import Arrival
 
 LEAST_TOKENS = 64  # a request is never cheaper: its own step, its decodes
 WASTE = 8.0  # where all are late: what a token computed twice costs those who come after
-IDLE_SHARE = 0.1  # of the TTFT objective: an engine with less work than that has time to spare
+IDLE_SHARE = 0.1  # of the TTFT objective: who has less work than that has time to spare
 
 
 class Slack(Router):
@@ -20,16 +20,17 @@ class Slack(Router):
 
     Its work is the tokens to compute after prefix hits times the requests there, each of which
     they delay; the slack left is the share of its objectives that remains beside what the engine
-    predicts. While much is left, the engine that
-    holds the prefix is worth waiting at, since computing it elsewhere would take time from
-    everybody; as the promise nears its limit the price rises without bound, and the prefix is
-    computed anew where there is time. A router that minimises its own request's delay, or tokens
-    times load (LMetric, arXiv 2603.15202), leaves the prefix whenever a queue is shorter elsewhere,
-    and once the fleet is busy it drowns in prefixes computed again.
+    predicts. While much is left, the engine that holds the prefix is worth waiting at, since
+    computing it elsewhere would take time from everybody; as the promise nears its limit the price
+    rises without bound, and the prefix is computed anew where there is time. A router that
+    minimises its own request's delay, or tokens times load (LMetric, arXiv 2603.15202), leaves the
+    prefix whenever a queue is shorter elsewhere, and once the fleet is busy it drowns in prefixes
+    computed again.
 
-    A prefix is computed anew only where there is time to spare: at an engine whose work would not
-    take `IDLE_SHARE` of the objective. Elsewhere it delays those who are there for longer than it
-    gains, and where all engines are busy every such move makes the next more likely.
+    A prefix is computed anew only where there is time to spare: at an engine whose work takes no
+    more than `IDLE_SHARE` of the objective, where that holds on average for all that lack it.
+    Elsewhere it delays those who are there for longer than it gains, and in a busy fleet, where one
+    of many engines is always idle for a moment, every such move makes the next more likely.
 
     Where nobody can promise it, the least sum of its delay and (`WASTE` times) its work. Engines
     that predict nothing are compared by tokens times load.
@@ -42,22 +43,32 @@ class Slack(Router):
     ) -> Prospect:
         prospects = fleet.prospects(arrival, sights)
         most = max([there.num_cached_tokens for there in prospects])
+        least = most - LEAST_TOKENS  # who holds fewer would compute the prefix anew
+        anew_s = [
+            _work_s(sight)
+            for there, sight in zip(prospects, sights, strict=True)
+            if there.num_cached_tokens < least
+        ]
+        mean_s = sum(anew_s) / max(len(anew_s), 1)
 
         def rank(both: tuple[Prospect, Sight]) -> tuple[bool, int, float]:
             there, sight = both
-            is_anew = most - there.num_cached_tokens > LEAST_TOKENS
-            return (is_anew and _is_busy(there, sight, arrival), *_rank(there, sight))
+            is_dear = there.num_cached_tokens < least and (
+                max(mean_s, _work_s(sight)) > IDLE_SHARE * _wanted_s(sight, arrival)
+            )
+            return (is_dear, *_rank(there, sight))
 
         return min(zip(prospects, sights, strict=True), key=rank)[0]
 
 
-def _is_busy(there: Prospect, sight: Sight, arrival: Arrival) -> bool:
-    """By its own prediction; one that makes none is taken for idle."""
-    if math.isnan(there.slack):
-        return False
-    wanted_s = arrival.objective.ttft_s or sight.snapshot.ttft_s or PATIENCE_S
-    work_s = sight.num_prefill_tokens / max(sight.snapshot.outlook.prefill_rate, 1.0)
-    return work_s > IDLE_SHARE * wanted_s
+def _wanted_s(sight: Sight, arrival: Arrival) -> float:
+    return arrival.objective.ttft_s or sight.snapshot.ttft_s or PATIENCE_S
+
+
+def _work_s(sight: Sight) -> float:
+    """What its prompts still take; 0.0 where it predicts nothing."""
+    rate = sight.snapshot.outlook.prefill_rate
+    return sight.num_prefill_tokens / rate if rate else 0.0
 
 
 def _rank(there: Prospect, sight: Sight) -> tuple[int, float]:

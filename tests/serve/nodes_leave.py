@@ -1,7 +1,7 @@
-"""`python -m tests.serve.node_drain`: a node of a fleet is drained while streams run.
+"""`python -m tests.serve.nodes_leave drained|killed`: a fleet loses a node while streams run.
 
 Three raylets on this machine. The front is on the head; two engines, each on a node of its own.
-The node that is drained stays without replicas, and no stream differs from one before.
+No stream differs from one before; a node that is drained stays without replicas.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,31 +101,38 @@ def is_served(url: str) -> bool:
         return False
 
 
-async def trial(url: str, address: str, nodes: list[str]) -> None:
+async def trial(url: str, nodes: list[str], lose: Callable[[str], bool]) -> None:
     await until(lambda: is_served(url) and sum(map(engines_on, nodes)) == 2, within_s=180.0)
     expected = await all_streams(url, asyncio.Semaphore(0))
     begun = asyncio.Semaphore(0)
     streams = asyncio.create_task(all_streams(url, begun))
     for _ in range(NUM_STREAMS):
         await begun.acquire()
-    leaving = max(nodes, key=engines_on)
-    has_left = await asyncio.to_thread(drain, address, leaving, 120.0, lambda: engines_on(leaving))
-    assert has_left, "replicas are left on the node"
+    assert await asyncio.to_thread(lose, max(nodes, key=engines_on)), "replicas are left there"
     assert await streams == expected
     assert await all_streams(url, asyncio.Semaphore(0)) == expected
 
 
-def main() -> None:
+def main(how: str) -> None:
     head = {"num_cpus": 1, "resources": {"front": 1}, "include_dashboard": True}
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    nodes = [cluster.add_node(num_cpus=4).node_id for _ in range(2)]
+    nodes = {node.node_id: node for node in [cluster.add_node(num_cpus=4) for _ in range(2)]}
     env = {"env_vars": {"PYTHONPATH": ROOT}}
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR", runtime_env=env)
+
+    def drained(node: str) -> bool:
+        return drain(cluster.address, node, 120.0, lambda: engines_on(node))
+
+    def killed(node: str) -> bool:
+        cluster.remove_node(nodes[node], allow_graceful=False)
+        return True
+
     try:
         port = free_port()
         client = serve_start(proxy_location="Disabled")
         client.deploy_apps(ServeDeploySchema.model_validate(config(port)), _blocking=False)
-        asyncio.run(trial(f"http://127.0.0.1:{port}", cluster.address, nodes))
+        lose = {"drained": drained, "killed": killed}[how]
+        asyncio.run(trial(f"http://127.0.0.1:{port}", list(nodes), lose))
         print("nothing was lost")  # noqa: T201  what the test waits for
     finally:
         serve.shutdown()
@@ -133,4 +141,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1])

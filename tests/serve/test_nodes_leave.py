@@ -13,9 +13,10 @@ import pytest
 @pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_streams_outlive_the_node_of_their_engine() -> None:
+@pytest.mark.parametrize("how", ["drained", "killed"])
+def test_streams_outlive_the_node_of_their_engine(how: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.serve.node_drain"],
+        [sys.executable, "-m", "tests.serve.nodes_leave", how],
         cwd=Path(__file__).resolve().parents[2],
         env={key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
         capture_output=True,
