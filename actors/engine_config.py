@@ -16,11 +16,20 @@ class KVMemory:
 
     gib: exact; None takes `fraction` of what is available once the weights are loaded.
     swap_gib: host memory for preempted requests' blocks; 0 preempts by recompute only.
+    host_cache_gib, disk_cache_gib: second tier of the prefix cache; 0 for none.
+    disk_cache_path: where on disk; None: the user's cache folder.
     """
 
     gib: float | None = None
     fraction: float = 0.25
     swap_gib: float = 0.0
+    host_cache_gib: float = 0.0
+    disk_cache_gib: float = 0.0
+    disk_cache_path: str | None = None
+
+    @property
+    def has_tier(self) -> bool:
+        return self.host_cache_gib > 0 or self.disk_cache_gib > 0
 
 
 @dataclass(frozen=True, slots=True)

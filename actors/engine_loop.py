@@ -16,7 +16,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from actors.bits import bits_of
@@ -24,9 +23,10 @@ from actors.calibration.outlook import within_reach
 from actors.calibration.probe import PipelineProbe, ProbeFailed
 from actors.calibration.start import calibrate_at_start, keep_learnt
 from actors.engine_config import EngineConfig
-from actors.event_recorder import EventLog
+from actors.event_recorder import EventLog, open_log
 from actors.fleet.publish import Publisher
 from actors.gc_utils import freeze_gc_heap
+from actors.kv_moves import KVMoves
 from actors.peers import OWNER, Door, Message, Peers, connection_of
 from actors.publication import Publication
 from actors.questions import Questions
@@ -41,6 +41,7 @@ from actors.scheduling.events import (
     Event,
     Execute,
     Instruction,
+    Move,
     PipelineLost,
     Refuse,
     StepDone,
@@ -98,6 +99,7 @@ class EngineLoop:
             lambda: grammars_of(self._core),
             self._stages_rebuilt,
         )
+        self._moves = KVMoves(self.stages, self._tasks, config, self._handle, self._lost)
         self._told_suspects = False
 
     # ---- life --------------------------------------------------------------------------------
@@ -112,14 +114,16 @@ class EngineLoop:
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
             max_model_len=min(self._config.scheduler.max_model_len, info.max_model_len),
+            tier_ranks=len(self.stages.tier),
         )
         if self._config.calibrate and scheduler.cost_model is None:
             scheduler = await self._calibrate(scheduler, info)
         core = self._core = build_core(scheduler)
         self._call = core.handle
         self._records = IterationRecords(core)
-        if self._config.event_log is not None:
-            self._record_events(Path(self._config.event_log), core)
+        self._events = open_log(self._config.event_log, self._config.event_log_bytes)
+        if self._events is not None:
+            self._call = Recorder(core, self._events.write).handle
         info = replace(info, max_model_len=scheduler.max_model_len)
         if door is not None:
             publisher = Publisher(door.engine_id, bits_of(self._config.stage, info), core)
@@ -127,6 +131,7 @@ class EngineLoop:
         self._questions = Questions(
             core, self._handle, self.stages, self._recovery, self._outstanding, self._publication
         )
+        self._moves.start()
         await self._peers.connect_owner(socket_path)
         address = None if door is None else await self._open_door(door, info, num_blocks)
         freeze_gc_heap()
@@ -145,14 +150,6 @@ class EngineLoop:
 
         publication.start()
         return await self._peers.open_door(door, welcome)
-
-    def _record_events(self, folder: Path, core: Core) -> None:
-        try:
-            self._events = EventLog(folder, max_bytes=self._config.event_log_bytes)
-        except OSError as error:  # a full disk must not keep the engine from its tokens
-            logger.error("events are not recorded: %s", error)
-            return
-        self._call = Recorder(core, self._events.write).handle
 
     async def _calibrate(self, scheduler: SchedulerConfig, info: StageInfo) -> SchedulerConfig:
         """The settings with a cost model, where one can be measured."""
@@ -185,6 +182,7 @@ class EngineLoop:
         # The replica owns this engine: when its socket closes, the engine ends.
         # The log comes first: without its end it cannot be read, and ending stages may fail.
         self._peers.close_door()
+        self._moves.forget()
         try:
             if self._events is not None:
                 self._events.close()
@@ -266,11 +264,12 @@ class EngineLoop:
 
     def _stages_lost(self) -> None:
         self._outstanding.clear()
+        self._moves.forget()
         self._tell_ready(False)
 
     def _stages_rebuilt(self) -> None:
         self._tell_ready(True)
-        self._handle(PipelineLost())
+        self._handle(PipelineLost(self.stages.tier))
 
     def _tell_ready(self, is_ready: bool) -> None:
         self._peers.tell_all(Readiness(is_ready))
@@ -291,6 +290,8 @@ class EngineLoop:
                 self._peers.refuse(RefuseRequests((instruction,)))
             elif isinstance(instruction, WakeAt):
                 self._wake_at(instruction.time_s - now_s)
+            elif isinstance(instruction, Move) and not self._recovery.is_rebuilding:
+                self._moves.begin(instruction)  # (else PipelineLost follows, and forgets it)
         records = [] if self._records is None else self._records.take_due(now_s)
         if rows or records:
             self._peers.outputs(rows, records)

@@ -136,3 +136,15 @@ def continued(path: Path) -> list[Path]:
                 break
             found.append(file)
     return found
+
+
+def open_log(folder: str | None, max_bytes: int) -> EventLog | None:
+    """None without a folder; likewise, and a line in the log, where nothing can be written: an
+    engine serves all the same."""
+    if folder is None:
+        return None
+    try:
+        return EventLog(Path(folder), max_bytes=max_bytes)
+    except OSError as error:
+        logger.error("events are not recorded: %s", error)
+        return None

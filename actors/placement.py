@@ -81,7 +81,7 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
 
 def create_stages(config: EngineConfig, group: PlacementGroup | None) -> list[list[Any]]:
     """Stage actors [stage][rank], created but not loaded."""
-    actor_class = ray.remote(concurrency_groups={"watch": 1, "compute": 1})(StageActor)
+    actor_class = ray.remote(concurrency_groups={"watch": 1, "compute": 1, "moves": 1})(StageActor)
     threads = threads_per_rank(config)
     stages = []
     for stage in range(config.stage.num_stages):

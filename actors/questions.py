@@ -13,6 +13,7 @@ from actors.recovery import Recovery
 from actors.scheduling.core import Core
 from actors.scheduling.events import Event, Reconfigure
 from actors.scheduling.interfaces import Quote
+from actors.scheduling.statistics import statistics
 from actors.stage_set import StageSet
 from actors.steps_in_flight import StepDeadline
 from actors.transport.messages import Answer, Ask
@@ -79,7 +80,7 @@ class Questions:
         """A snapshot for the console: plain data."""
         core = self._core
         return {
-            **core.statistics(),
+            **statistics(core),
             **{name: getattr(core.config, name) for name in _SHOWN_SETTINGS},
             "num_drafts": core.speculation.num_drafts,
             "num_accepted_drafts": core.outcomes.num_accepted_drafts,

@@ -6,16 +6,19 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 import psutil
 import ray
 
 from actors.engine_config import GIB, EngineConfig
+from actors.kv_tier import tier_specs
 from actors.placement import create_stages, current_group, load_stages
+from actors.scheduling.events import TierChange
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Grammar
-from actors.stage.spec import StageInfo
+from actors.stage.spec import StageInfo, TierSpec
 from actors.transport.graph_pipeline import GraphPipeline
 from actors.transport.messages import StepError
 from actors.transport.pipeline import CallPipeline, Pipeline
@@ -45,6 +48,8 @@ class StageSet:
         self._actors: list[list[Any]] = []
         self.pipeline: Pipeline | None = None  # takes plans while the stages live
         self._sizes = (0, 0)
+        self._tier_specs: list[TierSpec] = []  # one a rank, where there is a second tier
+        self.tier: tuple[tuple[bytes, ...], ...] = ()  # digests that each rank's store begins with
         self.pids: list[list[int]] = []
         self._adapters = dict(config.adapters)  # folder by slot, for stages that are built anew
         self._here: list[psutil.Process] = []  # of the stages, those on this node
@@ -57,6 +62,7 @@ class StageSet:
         info, num_blocks = await self._load()
         swap = int(self._config.kv.swap_gib * GIB) // info.kv_block_bytes
         self._sizes = (num_blocks, swap)
+        self._tier_specs = tier_specs(self._config, info)
         if self._config.grammars and not self._config.is_rebuild:
             with contextlib.suppress(StagesFailed):  # no tokenizer: no grammars
                 await self.compile_grammar(Grammar("json_object", ""))
@@ -144,13 +150,38 @@ class StageSet:
         try:
             async with asyncio.timeout(self._config.load_timeout_s):
                 await asyncio.gather(*[actor.allocate.remote(*self._sizes) for actor in flat])
+                self.tier = await self._open_tier()
                 await pipeline.open(self._on_answer, self._on_lost)
         except Exception as error:  # of Ray, of its compiler, of the system's sockets and disks
             pipeline.close()
             self._actors = []
+            if isinstance(error, StagesFailed):
+                raise
             message = f"the stages could not be connected: {type(error).__name__}: {error}"
             raise StagesFailed(message) from error
         self.pipeline = pipeline
+
+    async def _open_tier(self) -> tuple[tuple[bytes, ...], ...]:
+        """Raises StagesFailed naming a setting that cannot be; a rebuild does without a disk."""
+        flat, specs = [actor for ranks in self._actors for actor in ranks], self._tier_specs
+        self._tier_specs = [replace(spec, needs_disk=False) for spec in specs]
+        pairs = zip(flat, specs, strict=False)  # of all ranks, or of none
+        try:
+            return tuple(await asyncio.gather(*[actor.open_tier.remote(s) for actor, s in pairs]))
+        except ray.exceptions.RayTaskError as error:
+            raise StagesFailed(str(error.cause)) from error
+
+    async def move(
+        self, blocks: tuple[tuple[int, bytes], ...], limit_s: float | None
+    ) -> list[tuple[int, TierChange]]:
+        """As of `StageActor.move`, on every rank. Raises StagesFailed."""
+        flat = [actor for ranks in self._actors for actor in ranks]
+        if not flat:
+            raise StagesFailed("a move of KV failed: there are no stages")
+        try:
+            return await asyncio.gather(*[actor.move.remote(blocks, limit_s) for actor in flat])
+        except ray.exceptions.RayError as error:
+            raise StagesFailed(f"a move of KV failed: {type(error).__name__}") from error
 
     def _make_pipeline(self) -> Pipeline:
         config, depth = self._config, self._config.scheduler.depth

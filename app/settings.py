@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,7 +20,7 @@ from actors.scheduling.build import check_config
 from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig, in_seconds
 from actors.stage.spec import StageSpec
 from app.paths import locate
-from app.settings_schema import FleetSettings, ParallelSettings, Settings
+from app.settings_schema import FleetSettings, KVSettings, ParallelSettings, Settings
 
 __all__ = [
     "FleetSettings",
@@ -141,7 +142,7 @@ def resolve(settings: Settings) -> EngineConfig:
     return EngineConfig(
         stage=stage,
         scheduler=scheduler,
-        kv=KVMemory(kv.memory_gib, fraction, kv.swap_gib),
+        kv=_kv_memory(kv, fraction, scheduler.prefix_cache),
         transport=parallel.transport,
         accelerator=accelerator,
         channel_bytes=(1 << 20) + (activation_bytes if stages > 1 else 0),
@@ -159,6 +160,22 @@ def resolve(settings: Settings) -> EngineConfig:
             for slot, path in enumerate([] if adapters is None else adapters.paths.values())
         ),
     )
+
+
+def _kv_memory(kv: KVSettings, fraction: float, prefix_cache: bool) -> KVMemory:
+    """Raises SettingsError where a key of the second tier says nothing."""
+    path = None
+    if kv.disk_cache_path is not None:
+        if not kv.disk_cache_gib:
+            raise SettingsError("kv.disk_cache_path: says nothing where `kv.disk_cache_gib` is 0")
+        path = str(Path(kv.disk_cache_path).expanduser().absolute())
+    memory = KVMemory(
+        kv.memory_gib, fraction, kv.swap_gib, kv.host_cache_gib, kv.disk_cache_gib, path
+    )
+    if memory.has_tier and not prefix_cache:
+        key = "host_cache_gib" if kv.host_cache_gib else "disk_cache_gib"
+        raise SettingsError(f"kv.{key}: says nothing where `kv.prefix_cache` is false")
+    return memory
 
 
 def _wants_cost_model(scheduler: SchedulerConfig) -> bool:

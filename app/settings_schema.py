@@ -128,6 +128,15 @@ class KVSettings(_Section):
         "and 0.25 on CPUs if absent.",
     )
     swap_gib: float = Field(0.0, ge=0, description="Host memory for swapped-out requests.")
+    host_cache_gib: float = Field(
+        0.0, ge=0, description="Host memory, per rank, for blocks of the prefix cache; 0: none."
+    )
+    disk_cache_gib: float = Field(
+        0.0, ge=0, description="Likewise on disk, where they survive a restart."
+    )
+    disk_cache_path: str | None = Field(
+        None, description="Folder for those; in the user's cache folder if absent."
+    )
     dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto", description="Keys and values as they are stored; auto is the model's dtype."
     )

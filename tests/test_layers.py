@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "policies": ("actors/scheduling/policies/*.py", "vocabulary step"),
     "speculation": ("actors/scheduling/speculation/*.py", "vocabulary step"),
     "core": (
-        "actors/scheduling/{core,outcomes,faults,build,event_log,validation}.py",
+        "actors/scheduling/{core,outcomes,faults,second_tier,statistics,build,event_log,validation}.py",
         "vocabulary queue memory cost budgets admission step policies speculation",
     ),
     # the fleet's decisions
@@ -51,13 +51,14 @@ ROOMS: dict[str, tuple[str, str]] = {
     # the running engine
     "transport": ("actors/transport/*.py", "kernels vocabulary fleet.picture"),
     "stage.spec": ("actors/stage/spec.py", ""),
+    "stage.tier": ("actors/stage/tier/*.py", "kernels stage.spec"),
     "stage.model": (
         "actors/stage/{models,weights}/*.py",
         "kernels kernels.backends transport stage.spec",
     ),
     "stage": (
         "actors/stage/*.py",
-        "kernels kernels.backends vocabulary transport stage.spec stage.model",
+        "kernels kernels.backends vocabulary transport stage.spec stage.model stage.tier",
     ),
     "calibration": (
         "actors/calibration/{fit,measure,cache,probe}.py",

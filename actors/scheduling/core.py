@@ -21,6 +21,7 @@ from actors.scheduling.events import (
     Event,
     Execute,
     Instruction,
+    Moved,
     Output,
     PipelineLost,
     Reconfigure,
@@ -29,6 +30,7 @@ from actors.scheduling.events import (
     StepFailed,
     Submit,
     Tick,
+    TierHolds,
     WakeAt,
 )
 from actors.scheduling.faults import Faults
@@ -43,6 +45,7 @@ from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.outcomes import Outcomes
 from actors.scheduling.policies import Policy, build_policy
 from actors.scheduling.request import FinishReason
+from actors.scheduling.second_tier import SecondTier
 from actors.scheduling.speculation.speculation import Speculation
 from actors.scheduling.state import Fate, InFlight, RequestState, Status
 from actors.scheduling.step import StepBuilder
@@ -71,6 +74,8 @@ class Core:
         self.outcomes = Outcomes(self.requests)
         self.speculation = Speculation(config, cost_model)
         self.faults = Faults(self.requests)
+        has_tier = config.tier_ranks > 0 and config.prefix_cache
+        self.tier = SecondTier(self.requests, cost_model) if has_tier else None
         self.in_flight: deque[InFlight] = deque()
         self.requests.in_flight = self.in_flight
         self.num_steps = 0  # planned so far: the next step's id
@@ -87,6 +92,8 @@ class Core:
             PipelineLost: self._pipeline_lost,
             Reconfigure: self._reconfigure,
             Tick: self._tick,
+            TierHolds: self._tier_event,
+            Moved: self._tier_event,
         }
 
     @property
@@ -109,34 +116,16 @@ class Core:
         self._handlers[type(event)](event, out)
         if self.config.queue_timeout_s is not None:
             self._expire(now_s, out)
+        if self.tier is not None:
+            self.tier.head()  # may be fetched while nobody can be planned
         self._plan(now_s, out)
+        if self.tier is not None:
+            out += self.tier.take()
         return out
 
     def quote(self, now_s: float, *asked: Any) -> Quote:
         """What would become of a request now (`admission.quote`); nothing changes."""
         return quote(self.requests, self.limits, now_s, *asked)
-
-    def statistics(self) -> dict[str, float]:
-        """Plain numbers for metrics and the console."""
-        requests, running = self.requests, self.requests.running
-        return {
-            "num_waiting": requests.num_waiting,
-            "num_waiting_tokens": requests.num_waiting_tokens,
-            "num_decoding": len(requests.decoding),
-            "num_prefilling": len(requests.prefilling),
-            "num_finishing": running.num_finishing,
-            "num_in_flight": len(self.in_flight),
-            "num_steps": self.num_steps,
-            "num_forced_steps": self.num_forced_steps,
-            "num_blocks": self.config.num_blocks,
-            "num_free_blocks": running.block_manager.num_free,
-            "num_cached_blocks": running.block_manager.num_cached,
-            "num_evictions": running.block_manager.num_evictions,
-            "num_preemptions": requests.num_preemptions,
-            "num_swaps": running.swap.num_swaps,
-            "num_free_host_blocks": running.swap.host.num_free,
-            "tokens_per_s": requests.tokens_per_s,
-        }
 
     # ---- events -----------------------------------------------------------------------
 
@@ -186,10 +175,11 @@ class Core:
 
     def _learn(self, step: InFlight, duration_s: float) -> None:
         """How long steps take, for those to come."""
+        shape = step.shape if self.tier is None else self.tier.shape_of(step)
         if self.step.budget.learns:
-            self.step.budget.observe(step.shape, duration_s)
+            self.step.budget.observe(shape, duration_s)
         if self.cost_model is not None:
-            self.cost_model.observe(step.shape, duration_s)
+            self.cost_model.observe(shape, duration_s)
         if duration_s > 0:
             speed, mean = step.num_tokens / duration_s, self.requests.tokens_per_s
             self.requests.tokens_per_s = speed if mean == 0 else 0.95 * mean + 0.05 * speed
@@ -218,6 +208,9 @@ class Core:
         steps = list(self.in_flight)
         self.in_flight.clear()
         self.requests.num_in_flight = 0
+        if self.tier is not None:
+            self.tier.lost()
+            self.tier.told(event.tier)
         outputs = self.faults.pipeline_lost(steps)
         if outputs:
             out.append(Emit(tuple(outputs)))
@@ -250,6 +243,14 @@ class Core:
 
     def _tick(self, event: Tick, out: list[Instruction]) -> None:
         self._wake_at_s = None
+
+    def _tier_event(self, event: TierHolds | Moved, out: list[Instruction]) -> None:
+        if self.tier is None:
+            raise ValueError(f"{type(event).__name__}, but there is no second tier")
+        if isinstance(event, Moved):
+            self.tier.moved(event)
+        else:
+            self.tier.told(event.ranks)
 
     def _expire(self, now_s: float, out: list[Instruction]) -> None:
         """Refuse what has waited too long; ask to be woken for the next."""

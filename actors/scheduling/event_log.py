@@ -53,6 +53,8 @@ def encode(value: Any) -> Any:
             for field in dataclasses.fields(value)
             if getattr(value, field.name) != _default(field)
         }
+    if isinstance(value, bytes):
+        return value.hex()
     if isinstance(value, Mapping):
         return {key: encode(item) for key, item in value.items()}
     return value
@@ -86,6 +88,8 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
         return lambda data: tuple([d(item) for d, item in zip(decoders, data, strict=True)])
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind
+    if kind is bytes:
+        return bytes.fromhex
     if isinstance(kind, type) and issubclass(kind, tuple):  # a NamedTuple
         hints = get_type_hints(kind)
         decoders = [_decoder(hints[name]) for name in kind._fields]  # type: ignore[attr-defined]

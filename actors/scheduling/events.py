@@ -49,7 +49,10 @@ class PipelineLost:
     """Stages were rebuilt: nothing in flight will answer and all KV is gone. Replay.
 
     What is in flight when this arrives is forgotten; later answers to it must not be passed on.
+    tier: as `TierHolds.ranks`, where there is a second tier.
     """
+
+    tier: tuple[tuple[bytes, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,36 @@ class Tick:
     """Only time has passed (asked for by WakeAt)."""
 
 
-Event = Submit | Abort | StepDone | StepFailed | PipelineLost | Reconfigure | Tick
+@dataclass(frozen=True, slots=True)
+class TierHolds:
+    """Once, before any request: the digests in each rank's second tier of the prefix cache."""
+
+    ranks: tuple[tuple[bytes, ...], ...]
+
+
+class TierChange(NamedTuple):
+    """What one rank's store holds now that it did not when it was last asked, and the reverse."""
+
+    added: tuple[bytes, ...] = ()
+    removed: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The answer to a Save or a Fetch; a move that failed is answered too.
+
+    num_blocks: how many of its blocks, from the first, are done on every rank.
+    changes: one a rank.
+    """
+
+    move_id: int
+    num_blocks: int
+    changes: tuple[TierChange, ...] = ()
+
+
+Event = (
+    Submit | Abort | StepDone | StepFailed | PipelineLost | Reconfigure | Tick | TierHolds | Moved
+)
 
 
 # ---- instructions ---------------------------------------------------------------------
@@ -126,4 +158,24 @@ class WakeAt:
     time_s: float
 
 
-Instruction = Execute | Emit | Refuse | WakeAt
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Copy these device blocks, (block, digest), into the second tier of every rank. No step writes
+    them, and none is given them, until Moved comes."""
+
+    move_id: int
+    blocks: tuple[tuple[int, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Fill these device blocks, (block, digest), from the second tier, in order; those not filled
+    within limit_s are left. No step touches them until Moved comes, nothing writes them after."""
+
+    move_id: int
+    blocks: tuple[tuple[int, bytes], ...]
+    limit_s: float
+
+
+Move = Save | Fetch
+Instruction = Execute | Emit | Refuse | WakeAt | Move

@@ -97,11 +97,13 @@ class StepShape(NamedTuple):
     num_decodes: slices of one token that continue a generation; one with drafts is a prefill.
     decode_context_tokens: KV positions those decodes attend to, summed (their own included).
     prefills: (start, num_tokens) of every other slice.
+    beside_move: KV moves to or from the second tier meanwhile.
     """
 
     num_decodes: int = 0
     decode_context_tokens: int = 0
     prefills: tuple[tuple[int, int], ...] = ()
+    beside_move: bool = False
 
     @property
     def num_tokens(self) -> int:

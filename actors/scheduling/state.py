@@ -94,6 +94,7 @@ class RequestState:
         "step_id",
         "stops",
         "suspicion",
+        "tier_asked",
         "was_trimmed",
     )  # fmt: skip
 
@@ -132,6 +133,7 @@ class RequestState:
         self.was_trimmed = False  # blocks were taken back that its table on the stages still has
         self.host_blocks: list[int] = []  # KV of [0, num_computed_tokens) while swapped out
         self.cacheable = False  # may start from cached blocks
+        self.tier_asked = False  # the second tier has been asked for it, in this wait
         self.num_committed_blocks = 0  # full blocks offered to the prefix cache
         self._block_hashes: list[bytes] = [chain_root(request.cache_salt)]
         self.refused_version = -1  # memory version at the last refusal

@@ -64,7 +64,10 @@ class StepContents:
         if self._drafted:
             sizes = [(s, 1 + d.num_drafts) for s, d in self._drafted.items()]
             prefills = (*[(s.num_computed_tokens - n, n) for s, n in sizes], *prefills)
-        return _make(StepShape, (self.num_decodes, self.decode_context_tokens, prefills))
+        beside_move = self._requests.kv_moves
+        return _make(
+            StepShape, (self.num_decodes, self.decode_context_tokens, prefills, beside_move)
+        )
 
     @property
     def room(self) -> int:
@@ -134,7 +137,7 @@ class StepContents:
 
     def head(self) -> RequestState | None:
         """The next waiting request."""
-        return self._requests.waiting.head(self._requests.now_s)
+        return self._requests.head()
 
     # ---- the result -------------------------------------------------------------------
 

@@ -80,5 +80,7 @@ def _validate_memory(core: Core) -> None:
         references.update(step.pinned)
         held_on_host += step.host_blocks
     references.update(source for source, _ in running.copies)
+    if core.tier is not None:
+        references.update(core.tier.pinned())
     running.block_manager.validate(references)
     running.swap.host.validate(held_on_host)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import threading
 import time
@@ -25,9 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from actors.scheduling.events import TierChange
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
-from actors.stage.spec import StageInfo, StageSpec
+from actors.stage.spec import StageInfo, StageSpec, TierSpec
 from actors.transport.addresses import free_address
 from actors.transport.messages import TICKET, StageAnswer, StageMessage, pack, unpack
 from actors.transport.wire import ConnectionLost, Mailbox, Sender
@@ -35,8 +37,11 @@ from actors.transport.wire import ConnectionLost, Mailbox, Sender
 if TYPE_CHECKING:
     import torch
 
+    from actors.stage.kv_mover import KVMover
     from actors.stage.runner import StageRunner
     from actors.stage.step_times import StepTimes
+
+logger = logging.getLogger("legato.stage")
 
 _PAUSE_S = 0.002  # between pieces of an adapter
 
@@ -61,6 +66,7 @@ class StageActor:
         self._mailbox: Mailbox | None = None
         self._next: Sender | None = None
         self._step_times: StepTimes | None = None
+        self._mover: KVMover | None = None
         self._loading = 0.0
         self._seen: tuple[bytes, StepPlan] | None = None  # a plan looked at before its step
         self._next_call = 0  # the ticket that the next call of `step` must carry
@@ -141,6 +147,36 @@ class StageActor:
         except (ValueError, OSError) as error:
             return str(error)
         return None
+
+    def open_tier(self, spec: TierSpec) -> tuple[bytes, ...]:
+        """Keep a second tier of the prefix cache; returns the digests that it holds already.
+
+        Raises ValueError naming the setting that cannot be."""
+        from actors.stage.kv_mover import KVMover
+
+        self._enter()
+        kv = self._running().kv
+        assert kv is not None, "allocate first"
+        self._mover = KVMover(spec, kv, self._spec.device)
+        return self._mover.held()
+
+    @ray.method(concurrency_group="moves")
+    def move(
+        self, blocks: tuple[tuple[int, bytes], ...], limit_s: float | None
+    ) -> tuple[int, TierChange]:
+        """Save these (device block, digest), or fetch them within limit_s; returns how many were,
+        from the first, and what else has changed in the store. Runs beside the steps."""
+        assert self._mover is not None
+        self._enter()
+        done = 0
+        try:
+            if limit_s is None:
+                done = self._mover.save(blocks)
+            else:
+                done = self._mover.fetch(blocks, limit_s)
+        except Exception:  # whatever a disk or a device may raise: what is not moved is computed
+            logger.exception("KV was not moved")
+        return done, self._mover.changes()
 
     @ray.method(concurrency_group="watch")
     def watch(self) -> None:

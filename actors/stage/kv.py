@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -30,12 +31,38 @@ class KVCache:
         )
         self._host: list[torch.Tensor] = []
         if num_host_blocks and self.layers:
-            block = backend.read_block(self.layers[0], 0)
-            pin = device.type == "cuda"
+            block, pin = self._sample, device.type == "cuda"
             self._host = [
                 torch.empty((num_host_blocks, *block.shape), dtype=block.dtype, pin_memory=pin)
                 for _ in self.layers
             ]
+
+    @functools.cached_property
+    def _sample(self) -> torch.Tensor:
+        """A block of one layer, for its shape and type: those of all layers."""
+        return self._backend.read_block(self.layers[0], 0)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of what `read` returns."""
+        return len(self.layers) * self._sample.nbytes
+
+    def read(self, block: int) -> bytearray:
+        """The bytes of one block, layer after layer."""
+        content = bytearray(self.block_bytes)
+        for layer, part in zip(self.layers, self._parts(content), strict=True):
+            part.copy_(self._backend.read_block(layer, block))
+        return content
+
+    def write(self, block: int, content: bytearray) -> None:
+        """Put back what `read` returned, of a cache of the same shape."""
+        for layer, part in zip(self.layers, self._parts(content), strict=True):
+            self._backend.write_block(layer, block, part)
+
+    def _parts(self, content: bytearray) -> torch.Tensor:
+        """The same memory, seen as a block of each layer."""
+        flat = torch.frombuffer(content, dtype=self._sample.dtype)
+        return flat.view(len(self.layers), *self._sample.shape)
 
     def transfer(self, plan: StepPlan) -> None:
         """Execute the plan's swaps and copies, in its order: out, in, then device to device."""

@@ -56,7 +56,7 @@ class StageRunner:
         self._group = RankGroup()
         self._head: Head | None = None
         self._sampler: Sampler | None = None
-        self._kv: KVCache | None = None
+        self.kv: KVCache | None = None  # once allocated
         self._graphs: StepGraphs | None = None
         self._ahead: RunAhead | None = None
         self._adapters: StageAdapters | None = None
@@ -126,7 +126,7 @@ class StageRunner:
         block, after which there is none. capture: None where no graphs will be."""
         self._make_cache(1, 0)
         free = cache_bytes(memory, self._largest_step, lambda: capture and self.capture(capture))
-        self._kv = self._graphs = self._ahead = self._applied_step = None
+        self.kv = self._graphs = self._ahead = self._applied_step = None
         return free
 
     def _largest_step(self) -> None:
@@ -145,11 +145,11 @@ class StageRunner:
     def _make_cache(self, num_blocks: int, num_host_blocks: int) -> None:
         if self._device.type == "cuda":
             self._input_batch.tables_on(self._device)
-        self._kv = KVCache(
+        self.kv = KVCache(
             self._backend, self._num_layers, num_blocks, num_host_blocks, self.spec.block_size,
             self._shape, self._kv_dtype, self._device,
         )  # fmt: skip
-        self._decoder.attach(self._kv.layers)
+        self._decoder.attach(self.kv.layers)
 
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
@@ -243,18 +243,18 @@ class StageRunner:
     def close(self) -> None:
         """Leave the rank group and drop the cache."""
         self._group.close()
-        self._kv = None
+        self.kv = None
         self._graphs = self._ahead = None
 
     def _apply(self, plan: StepPlan) -> None:
         """Bring the persistent batch and the cache to the plan's step, once: a repeated step finds
         it done (its first attempt may have overwritten what a swap would read)."""
-        if self._kv is None:
+        if self.kv is None:
             raise RuntimeError("allocate the KV cache before executing a step")
         if plan.step_id == self._applied_step:
             return
         if plan.swap_out or plan.swap_in or plan.copies:
-            self._kv.transfer(plan)
+            self.kv.transfer(plan)
         self._input_batch.apply(plan)
         if self._head is not None and (plan.released or plan.started):
             self._head.release([*plan.released, *(s.request_id for s in plan.started)])

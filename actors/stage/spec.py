@@ -62,6 +62,22 @@ class StageSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TierSpec:
+    """One rank's second tier of the prefix cache: KV blocks in host memory and on disk.
+
+    key: all that a block's bytes depend on beside the digest of its content.
+    folder: of this key's blocks on disk. Bytes are bounds, 0 for none.
+    needs_disk: False goes on without a disk that fails, as a rank does that replaces another.
+    """
+
+    key: str
+    folder: str
+    host_bytes: int
+    disk_bytes: int
+    needs_disk: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class StageInfo:
     """What a loaded rank reports, before the KV cache is allocated.
 

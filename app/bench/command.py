@@ -36,6 +36,7 @@ BENCHES: Mapping[str, str] = {
     "adapters": "engine.adapters",
     "policies": "studies.policies",
     "budgets": "studies.budgets",
+    "returning": "studies.returning",
     "validate": "studies.validate",
     "bubbles": "studies.bubbles",
     "scaling": "studies.scaling",

@@ -95,3 +95,25 @@ def test_a_live_change_of_another_key_says_why_not(key: str, message: str) -> No
     with pytest.raises(ConfigError) as caught:
         SchedulerConfig(num_blocks=1).with_changes({key: 1})
     assert str(caught.value) == f"{key}: {message}"
+
+
+def test_a_second_tier_reaches_the_engine() -> None:
+    kv = {"host_cache_gib": 2, "disk_cache_gib": 0.5, "disk_cache_path": "/somewhere"}
+    engine = resolve(parse({**MODEL, "kv": kv}))
+    assert engine.kv.has_tier
+    assert engine.kv.disk_cache_path == "/somewhere"
+    assert not resolve(parse(MODEL)).kv.has_tier
+
+
+@pytest.mark.parametrize(
+    ("kv", "key"),
+    [
+        ({"disk_cache_path": "/somewhere"}, "disk_cache_path"),
+        ({"host_cache_gib": 1, "prefix_cache": False}, "host_cache_gib"),
+        ({"disk_cache_gib": 1, "prefix_cache": False}, "disk_cache_gib"),
+        ({"disk_cache_gib": -1}, "disk_cache_gib"),
+    ],
+)
+def test_a_second_tier_that_says_nothing_is_refused(kv: dict[str, Any], key: str) -> None:
+    with pytest.raises(SettingsError, match=f"^kv.{key}: "):
+        resolve(parse({**MODEL, "kv": kv}))

@@ -14,10 +14,13 @@ from actors.scheduling.events import (
     Emit,
     Event,
     Execute,
+    Fetch,
     Instruction,
+    Moved,
     Output,
     PipelineLost,
     Refuse,
+    Save,
     StepDone,
     StepFailed,
     Submit,
@@ -58,6 +61,7 @@ class Driver:
         self.stages = FakeStages(config)
         self.callers: dict[int, Caller] = {}
         self.outstanding: deque[StepPlan] = deque()
+        self.moves: deque[Save | Fetch] = deque()
         self.plans: list[StepPlan] = []
         self.log: list[tuple[float, Event, list[Instruction]]] = []
         self.now_s = 0.0
@@ -95,6 +99,8 @@ class Driver:
                 caller.refused = instruction
             elif isinstance(instruction, WakeAt):
                 self.wake_at_s = instruction.time_s
+            elif isinstance(instruction, (Save, Fetch)):
+                self.moves.append(instruction)
         self._check_no_decode_skipped()
         return instructions
 
@@ -128,18 +134,31 @@ class Driver:
         self.stages.fail(plan, applied)
         self.send(StepFailed(plan.step_id, "kernel panic", culprit))
 
+    def answer_move(self, which: int = 0, most: int = 1 << 30, after_s: float = 0.01) -> None:
+        """Carry a move out, as late as can be: what it holds must be as it was until now.
+
+        most: blocks that are done of it.
+        """
+        move = self.moves[which]
+        del self.moves[which]
+        num_blocks, changes = self.stages.stores.move(move, most, self.stages.slots)
+        self.send(Moved(move.move_id, num_blocks, changes), after_s)
+
     def lose(self) -> None:
         self.outstanding.clear()
+        self.moves.clear()
         self.failures += 1
-        self.stages.lose()
-        self.send(PipelineLost())
+        self.send(PipelineLost(self.stages.lose()))
 
     def drain(self, limit: int = 20_000) -> None:
         """Answer everything until nothing is left."""
         for _ in range(limit):
-            if not self.outstanding:
+            if self.outstanding:
+                self.answer()
+            elif self.moves:
+                self.answer_move()
+            else:
                 break
-            self.answer()
         assert self.core.is_idle, f"stuck: {list(self.core.requests.by_id.values())[:5]}"
 
     # ---- checks -----------------------------------------------------------------------
@@ -158,11 +177,14 @@ class Driver:
         started = [core.requests.by_id[start.request_id] for start in plan.started]
         if order != "fcfs" or any(state.suspicion or state.num_preemptions for state in started):
             return
+        moves = () if core.tier is None else core.tier.moves.values()
+        fetching = {state.request_id for move in moves for state in move.waiting}
         waiting = [
             state
             for state in core.requests.by_id.values()
             if state.status is Status.WAITING
             and not (state.admitted or state.suspicion or state.request.group)
+            and state.request_id not in fetching
         ]
         for state in started:
             for other in waiting:

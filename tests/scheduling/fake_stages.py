@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.plan import Slice, StepPlan, StepResult, TokenLogprobs
 from actors.scheduling.request import FinishReason, Request
+from tests.scheduling.fake_stores import FakeStores
 
 VOCABULARY = 11
 GARBAGE = -7  # a token no request may ever receive
@@ -64,6 +65,9 @@ class FakeStages:
     # host block -> offset -> hash; None: a copy that failed
     host: dict[int, dict[int, int] | None] = field(default_factory=dict)
     known: dict[int, Mirror] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stores = FakeStores(self.config.tier_ranks, self.config.block_size)
 
     def run(self, plan: StepPlan) -> StepResult:
         self._prepare(plan)
@@ -142,10 +146,12 @@ class FakeStages:
             if request_id in self.known:
                 self.known[request_id].corrupt = True
 
-    def lose(self) -> None:
+    def lose(self) -> tuple[tuple[bytes, ...], ...]:
+        """Returns what the new ones find in their stores."""
         self.slots.clear()
         self.host.clear()
         self.known.clear()
+        return self.stores.restart()
 
     def _prepare(self, plan: StepPlan) -> None:
         size = self.config.block_size

@@ -49,6 +49,7 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
         block_size=st.sampled_from([1, 2, 4, 16]),
         extra_blocks=st.sampled_from([0, 1, 3, 30]),
         num_host_blocks=st.sampled_from([0, 6, 60]),
+        tier_ranks=st.sampled_from([0, 1, 2]),
         max_requests=st.sampled_from([1, 3, 8]),
         num_stages=st.sampled_from([1, 1, 2, 3]),
         pipeline_depth=st.sampled_from([None, None, 1, 4]),
@@ -180,6 +181,15 @@ class AnythingGoes(RuleBasedStateMachine):
         for _ in range(times):
             if self.driver.outstanding:
                 self.driver.answer()
+
+    @precondition(lambda self: self.driver.moves)
+    @rule(which=st.integers(0, 5), most=st.sampled_from([0, 1, 1000, 1000]))
+    def answer_move(self, which: int, most: int) -> None:
+        self.driver.answer_move(which % len(self.driver.moves), most)
+
+    @rule(rank=st.integers(0, 1), which=st.integers(0, 50), tells=st.booleans())
+    def forget_a_kept_block(self, rank: int, which: int, tells: bool) -> None:
+        self.driver.stages.stores.forget(rank, which, tells)
 
     @precondition(lambda self: self.driver.outstanding)
     @rule(applied=st.booleans())

@@ -12,6 +12,7 @@ from actors.scheduling.plan import StepShape
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.request import FinishReason
 from actors.scheduling.state import Status
+from actors.scheduling.statistics import statistics
 from tests.scheduling.driver import Driver
 from tests.scheduling.short_lives import config, request
 
@@ -33,7 +34,7 @@ def test_preemption_takes_the_worst_rank_and_keeps_its_tokens() -> None:
     driver = Driver(config(num_blocks=6, max_model_len=24, watermark=0.0))
     driver.submit(request(1, prompt=8, output=10))
     driver.submit(request(2, prompt=8, output=10))
-    while not driver.core.statistics()["num_preemptions"]:
+    while not statistics(driver.core)["num_preemptions"]:
         driver.answer()
     assert driver.core.requests.by_id[2].status.value == "waiting"
     told = len(driver.callers[2].tokens)
@@ -55,7 +56,7 @@ def test_reserving_the_maximum_length_never_preempts(policy: str) -> None:
         most_running = max(most_running, driver.core.requests.running.num_requests)
         driver.answer()
     assert most_running == 2  # 8 blocks each, whatever they use so far
-    assert driver.core.statistics()["num_preemptions"] == 0
+    assert statistics(driver.core)["num_preemptions"] == 0
     assert not any(plan.new_blocks for plan in driver.plans)
     driver.check_everyone_finished()
 
@@ -103,7 +104,7 @@ def test_swapping_is_chosen_by_predicted_cost(block_s: float, swaps: bool) -> No
     driver.check_everyone_finished()
     moved = [plan for plan in driver.plans if plan.swap_out or plan.swap_in]
     assert bool(moved) == swaps
-    assert driver.core.statistics()["num_preemptions"] > 0
+    assert statistics(driver.core)["num_preemptions"] > 0
     assert cost_model.observed[0] == (StepShape(0, 0, ((0, 8),)), pytest.approx(0.02))
     predicted = [i.predicted_s for _, _, out in driver.log for i in out if isinstance(i, Execute)]
     assert predicted[0] == 8.0
@@ -129,7 +130,7 @@ def test_the_cache_survives_preemption_and_serves_replays() -> None:
     driver.submit(request(1, prompt=16, output=12))
     driver.submit(request(2, prompt=12, output=12))
     driver.drain()
-    assert driver.core.statistics()["num_preemptions"] > 0
+    assert statistics(driver.core)["num_preemptions"] > 0
     tokens = tuple(driver.callers[1].tokens[:9])
     driver.submit(request(3, tokens=driver.callers[1].request.prompt, output=12, done=tokens))
     driver.drain()

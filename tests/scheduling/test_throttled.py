@@ -13,6 +13,7 @@ from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.plan import StepShape
 from actors.scheduling.request import Request, SamplingParams
+from actors.scheduling.statistics import statistics
 from app.bench.studies.bubbles import simulate_bubbles
 from tests.scheduling.driver import Driver
 
@@ -88,7 +89,7 @@ def test_memory_is_left_for_decodes_to_grow_into() -> None:
             driver.submit(Request(number, tuple(range(10)), SamplingParams(24), float(number)))
         driver.drain()
         driver.check_everyone_finished()
-        return driver.core.statistics()["num_preemptions"]
+        return statistics(driver.core)["num_preemptions"]
 
     options = {"threshold": 0.75, "least": 4}
     assert preemptions(budget="throttled", budget_options=options) < preemptions()

@@ -260,7 +260,10 @@ class AdaptiveBudget:
     def _bound_factor(self, mix: Mix, limit_s: float) -> float:
         """The learned error quantile of steps about as large as this one will be."""
         guess = self.cost.profile.largest_chunk(mix, 0, self.max_step_tokens, limit_s)
-        self._bounded = Mix(mix.num_decodes, mix.decode_kv_tokens, 1, guess) if guess else None
+        self._bounded = None
+        if guess:
+            decodes = (mix.num_decodes, mix.decode_kv_tokens)
+            self._bounded = Mix(*decodes, 1, guess, beside_move=mix.beside_move)
         return self.cost.bound_factor(self._bounded or mix)
 
     def _may_grow(self, engine: EngineView) -> bool:

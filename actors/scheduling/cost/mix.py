@@ -35,6 +35,7 @@ class Mix:
     prefill_pairs: sum over chunks of (query, key) pairs under the causal mask.
     prefill_squares: sum over chunks of their length squared: kernels that compute a chunk's own
         square in full, masked half included, pay by it.
+    beside_move: KV moves beside the step, which the profile does not know of: it is learnt.
     """
 
     num_decodes: int = 0
@@ -44,6 +45,7 @@ class Mix:
     prefill_kv_tokens: int = 0
     prefill_pairs: float = 0.0
     prefill_squares: int = 0
+    beside_move: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -88,7 +90,7 @@ class Mix:
         kv_tokens = shape.decode_context_tokens
         if window:
             kv_tokens = min(kv_tokens, shape.num_decodes * window)
-        mix = cls(shape.num_decodes, kv_tokens)
+        mix = cls(shape.num_decodes, kv_tokens, beside_move=shape.beside_move)
         for start, num_tokens in shape.prefills:
             mix.add(start, num_tokens, window)
         return mix

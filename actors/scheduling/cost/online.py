@@ -1,10 +1,10 @@
 """The cost model at work: it keeps learning from the steps it predicted.
 
 The profile was taken on a quiet machine; heat, neighbours and other prompts change step times by
-regime (decodes alone, mixed, prefill alone, each by size). Per regime two numbers are kept, both
-of log(measured / profile): its running mean, and a quantile of its last few hundred values. A
-regime never met starts from the profile's own error on held-out steps, shifted by how much slower
-than the profile the engine has been so far.
+regime (decodes alone, mixed, prefill alone, each by size, and with KV that moves beside it or
+without). Per regime two numbers are kept, both of log(measured / profile): its running mean, and a
+quantile of its last few hundred values. A regime never met starts from the profile's own error on
+held-out steps, shifted by how much slower than the profile the engine has been so far.
 """
 
 from __future__ import annotations
@@ -198,6 +198,7 @@ class OnlineCostModel:
 def _key(mix: Mix) -> int:
     """Decodes alone, prefill alone or mixed, by powers of four of the token count."""
     kind = 0 if not mix.prefill_tokens else 1 if not mix.num_decodes else 2
+    kind += 3 * mix.beside_move
     return kind * 16 + (mix.num_decodes + mix.prefill_tokens).bit_length() // 2
 
 

@@ -15,16 +15,17 @@ class BlockManager:
     """Reference-counted blocks 0 .. num_blocks - 1 with a content-addressed prefix cache.
 
     `version` grows whenever memory is freed: a caller that was refused need not ask again
-    before it changes.
+    before it changes. `completed` lists digests as blocks are named, where somebody empties it.
     """
 
     __slots__ = ("_by_digest", "_cached", "_changed", "_digest_of", "_empty", "_references",
-                 "num_blocks", "num_evictions", "version")  # fmt: skip
+                 "completed", "num_blocks", "num_evictions", "version")  # fmt: skip
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.version = 0
         self.num_evictions = 0
+        self.completed: list[bytes] | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -113,6 +114,8 @@ class BlockManager:
             self._digest_of[block] = digest
             if self._changed is not None:
                 self._changed[digest] = True
+            if self.completed is not None:
+                self.completed.append(digest)
 
     def findable(self) -> list[bytes]:
         """Digests of all that can be hit."""

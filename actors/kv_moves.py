@@ -1,0 +1,62 @@
+"""The core's Save and Fetch, carried out on every rank of every stage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from actors.engine_config import EngineConfig
+from actors.recovery import BackgroundTasks
+from actors.scheduling.events import Event, Fetch, Move, Moved, TierHolds
+from actors.stage_set import StageSet, StagesFailed
+
+
+class KVMoves:
+    """Every move is answered, or the stages are lost. Belongs to the running event loop."""
+
+    def __init__(
+        self,
+        stages: StageSet,
+        tasks: BackgroundTasks,
+        config: EngineConfig,
+        handle: Callable[[Event], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self._stages = stages
+        self._tasks = tasks
+        self._deadline_s = config.step_deadline_s  # on top of what a fetch may take
+        self._handle = handle
+        self._lost = lost
+        self._era = 0  # of the stages that answer
+
+    def start(self) -> None:
+        """Tell the core what the stores begin with, if there are any."""
+        if self._stages.tier:
+            self._handle(TierHolds(self._stages.tier))
+
+    def begin(self, move: Move) -> None:
+        self._tasks.start(self._carry_out(move, self._era))
+
+    def forget(self) -> None:
+        """The stages are lost, or end: whatever they still answer is not passed on."""
+        self._era += 1
+
+    async def _carry_out(self, move: Move, era: int) -> None:
+        limit_s = move.limit_s if isinstance(move, Fetch) else None
+        deadline_s = self._deadline_s + (limit_s or 0.0)
+        failure = f"no answer to a move of KV within {deadline_s:.1f} s"
+        answers = None
+        try:
+            async with asyncio.timeout(deadline_s):
+                answers = await self._stages.move(move.blocks, limit_s)
+        except TimeoutError:
+            pass
+        except StagesFailed as error:
+            failure = str(error)
+        if era != self._era:
+            return
+        if answers is None:
+            self._lost(failure)
+        else:
+            counts, changes = zip(*answers, strict=True)
+            self._handle(Moved(move.move_id, min(counts), tuple(changes)))

@@ -1,0 +1,44 @@
+"""What the second tier of each rank's prefix cache is made from."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import metadata
+from pathlib import Path
+
+from actors.bits import bits_of
+from actors.calibration.cache import cache_folder
+from actors.engine_config import GIB, EngineConfig
+from actors.stage.spec import StageInfo, TierSpec
+
+_LAYOUT = 1  # to be raised when a backend lays a block's bytes out in another way
+
+
+def tier_specs(config: EngineConfig, info: StageInfo) -> list[TierSpec]:
+    """One a rank, stage after stage; none where there is no second tier.
+
+    Blocks are found again by whoever would compute the same.
+    """
+    if not config.kv.has_tier:
+        return []
+    stage, kv = config.stage, config.kv
+    root = Path(kv.disk_cache_path) if kv.disk_cache_path else cache_folder() / "kv"
+    versions = (_LAYOUT, _version("legato-serve"), _version("torch"))
+    same = repr((bits_of(stage, info), versions, stage.block_size, stage.num_stages))
+    name = f"{Path(stage.model_path).name}-{hashlib.sha256(same.encode()).hexdigest()[:16]}"
+    specs = []
+    for number in range(stage.num_stages):
+        for rank in range(stage.tensor_ranks):
+            part = f"stage-{number}-rank-{rank}"
+            folder = str(root / name / part)
+            host, disk = int(kv.host_cache_gib * GIB), int(kv.disk_cache_gib * GIB)
+            needs_disk = not config.is_rebuild
+            specs.append(TierSpec(f"{same} {part}", folder, host, disk, needs_disk))
+    return specs
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,260 @@
+"""The second tier of the prefix cache: when KV moves between the device and the stages' stores.
+
+Every rank keeps blocks by the digest of their content, in host memory and on disk. The core knows
+what they told it: a block counts where every rank has it. Moves run beside the steps; what a move
+holds on the device is touched by no step until the move is answered. A step beside a move is a kind
+of its own to the cost model, so budgets learn how much less fits it.
+
+- **Save.** Blocks that have been completed are copied away behind the steps, one move at a time.
+- **Fetch.** The head of the queue whose prompt goes on in the tier where the device's cache ends is
+  set aside while those blocks come, if that beats computing them. Others go on. What has come is in
+  the prefix cache, and the request is the head again; what has not is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from actors.scheduling.events import Fetch, Instruction, Moved, Save
+from actors.scheduling.interfaces import StepTimePredictor
+from actors.scheduling.lifecycle import LiveRequests
+from actors.scheduling.plan import StepShape
+from actors.scheduling.state import InFlight, RequestState, Status
+
+_LEAST_SAVED, _MOST_SAVED = 16, 64  # blocks of one move, while steps are in flight; at all
+_MOVE_S = 0.005  # of a fetch, whatever its size
+_LEAST_LIMIT_S, _MOST_LIMIT_S = 2.0, 10.0  # a fetch may take twice as long as computing
+_FORGET = 0.95  # a rate that kept a fetch from being tried is believed less each time
+
+
+@dataclass(slots=True)
+class Move:
+    """Blocks under way. held: device blocks that it keeps, those behind which it fetches first."""
+
+    held: list[int]
+    blocks: tuple[tuple[int, bytes], ...]
+    begun_s: float
+    waiting: list[RequestState] = field(default_factory=list)  # set aside until it is answered
+
+
+class SecondTier:
+    """Decides as the head of the queue is asked for; `take` hands out the instructions."""
+
+    def __init__(self, requests: LiveRequests, cost_model: StepTimePredictor | None) -> None:
+        self.requests = requests
+        self.cost_model = cost_model
+        self.blocks = requests.running.block_manager
+        self.blocks.completed = []
+        self.moves: dict[int, Move] = {}
+        self.num_moves = 0
+        self.num_saved_blocks = 0
+        self.num_fetched_blocks = 0
+        self.num_held = 0  # digests that every rank has
+        self._everywhere = (1 << requests.config.tier_ranks) - 1
+        self._ranks_with: dict[bytes, int] = {}  # digest -> a bit per rank
+        self._coming: dict[bytes, Move] = {}
+        self._unsaved: OrderedDict[bytes, None] = OrderedDict()
+        self._saving: int | None = None  # the move under way
+        self._block_s: float | None = None  # to fetch one block; None: never measured
+        self._last_answer_s = -math.inf
+        self._out: list[Instruction] = []
+        requests.head = self.head
+
+    def pinned(self) -> Iterator[int]:
+        """Device blocks that moves hold, one mention a reference."""
+        for move in self.moves.values():
+            yield from move.held
+
+    def statistics(self) -> dict[str, float]:
+        return {
+            "num_moves": len(self.moves),
+            "num_tier_blocks": self.num_held,
+            "num_saved_blocks": self.num_saved_blocks,
+            "num_fetched_blocks": self.num_fetched_blocks,
+        }
+
+    def shape_of(self, step: InFlight) -> StepShape:
+        """Of a step that is answered now: a move may have begun since it was planned."""
+        beside_move = bool(self.moves) or self._last_answer_s > step.planned_at_s
+        return step.shape._replace(beside_move=beside_move)
+
+    # ---- what the tier holds ------------------------------------------------------------------
+
+    def holds(self, digest: bytes) -> bool:
+        return self._ranks_with.get(digest) == self._everywhere
+
+    def told(self, ranks: Sequence[Sequence[bytes]]) -> None:
+        """All that each rank's store holds, in place of what was known."""
+        self._ranks_with.clear()
+        self.num_held = 0
+        for rank, digests in enumerate(ranks):
+            self._change(rank, digests, ())
+
+    def _change(self, rank: int, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        known, bit = self._ranks_with, 1 << rank
+        for digest in added:
+            before = known.get(digest, 0)
+            known[digest] = after = before | bit
+            self.num_held += (after == self._everywhere) - (before == self._everywhere)
+        for digest in removed:
+            before = known.pop(digest, 0)
+            self.num_held -= before == self._everywhere
+            if before & ~bit:
+                known[digest] = before & ~bit
+
+    # ---- answers ------------------------------------------------------------------------------
+
+    def moved(self, event: Moved) -> None:
+        """A move is over. Raises ValueError for one that is not under way."""
+        move = self.moves.pop(event.move_id, None)
+        if move is None:
+            raise ValueError(f"answer to move {event.move_id}, which is not under way")
+        self._last_answer_s = self.requests.now_s
+        self.requests.kv_moves = bool(self.moves)
+        for rank, change in enumerate(event.changes):
+            self._change(rank, change.added, change.removed)
+        if event.move_id == self._saving:
+            self._saving = None
+            self.num_saved_blocks += event.num_blocks
+        else:
+            self._fetched(move, event.num_blocks)
+        self.blocks.free(move.held)
+        self._resume(move, is_whole=event.num_blocks == len(move.blocks))
+
+    def _fetched(self, move: Move, num_blocks: int) -> None:
+        took_s = self.requests.now_s - move.begun_s - _MOVE_S
+        block_s = max(0.0, took_s) / (num_blocks or len(move.blocks))
+        known_s = block_s if self._block_s is None else self._block_s
+        self._block_s = 0.7 * known_s + 0.3 * block_s
+        self.num_fetched_blocks += num_blocks
+        for _, digest in move.blocks:
+            del self._coming[digest]
+        for block, digest in move.blocks[:num_blocks]:
+            self.blocks.commit(block, digest)
+
+    def _resume(self, move: Move, is_whole: bool) -> None:
+        """Those who waited are in the queue again; after a failure they are computed."""
+        waiting = self.requests.waiting
+        for state in reversed(move.waiting):  # each goes before its peers
+            if state.status is Status.WAITING:
+                state.tier_asked = state.tier_asked or not is_whole
+                waiting.order.restore(state, self.requests.now_s)
+
+    def lost(self) -> None:
+        """The stages are new; no move will be answered. Before the device's memory is forgotten."""
+        moves, self.moves = list(self.moves.values()), {}
+        self.requests.kv_moves = False
+        self._coming.clear()
+        self._unsaved.clear()
+        self._saving = None
+        self._out.clear()
+        for move in moves:
+            self._resume(move, is_whole=False)
+
+    # ---- device to store ----------------------------------------------------------------------
+
+    def take(self) -> list[Instruction]:
+        """What is to be moved, once the event's steps are planned."""
+        self._save()
+        out, self._out = self._out, []
+        return out
+
+    def _save(self) -> None:
+        """Copy completed blocks away: some at a time, or the last when there is nothing to do."""
+        completed, unsaved = self.blocks.completed, self._unsaved
+        if completed:
+            for digest in completed:
+                if not self.holds(digest):
+                    unsaved[digest] = None
+            completed.clear()
+            while len(unsaved) > self.blocks.num_blocks:  # most of them have been evicted
+                unsaved.popitem(last=False)
+        is_busy = self.requests.num_in_flight > 0
+        if self._saving is not None or len(unsaved) < (_LEAST_SAVED if is_busy else 1):
+            return
+        most = max(1, min(_MOST_SAVED, self.blocks.num_blocks // 8))
+        found: list[tuple[int, bytes]] = []
+        while unsaved and len(found) < most:
+            digest, _ = unsaved.popitem(last=False)
+            here = self.blocks.match((digest,))
+            found += [(block, digest) for block in here]
+        if found:
+            blocks = tuple(found)
+            self._saving = self._begin([block for block, _ in blocks], blocks)
+            self.blocks.share(self.moves[self._saving].held)
+            self._out.append(Save(self._saving, blocks))
+
+    # ---- store to device ----------------------------------------------------------------------
+
+    def head(self) -> RequestState | None:
+        """The next request, those set aside that have more in the tier than on the device."""
+        requests, running = self.requests, self.requests.running
+        while True:
+            state = requests.waiting.head(requests.now_s)
+            if state is None or state.tier_asked or not self._ranks_with:
+                return state
+            if running.num_slots_taken >= requests.config.max_requests:
+                return state
+            claimant = running.claimant
+            if claimant is not None and claimant.status is Status.RUNNING:
+                return state  # what comes free is for whoever lacks it
+            move = self._move_for(state)
+            if move is None:
+                return state
+            requests.waiting.order.pop()
+            move.waiting.append(state)
+
+    def _move_for(self, state: RequestState) -> Move | None:
+        """The move that the request is to wait for; None if it starts as it is, or must wait."""
+        blocks, size = self.blocks, self.requests.config.block_size
+        group, groups = state.request.group, self.requests.waiting.groups
+        has_donor = group is not None and groups.donor(state) is not None
+        num_full = (state.num_tokens - 1) // size  # the last known token is always computed
+        if not state.cacheable or state.host_blocks or has_donor or not num_full:
+            state.tier_asked = True
+            return None
+        digests = state.block_hashes(num_full, size)
+        here = blocks.match(digests)
+        if len(here) < num_full and (coming := self._coming.get(digests[len(here)])) is not None:
+            return coming
+        count = len(here)
+        while count < num_full and self.holds(digests[count]):
+            count += 1
+        count -= len(here)
+        if not count:
+            state.tier_asked = True
+            return None
+        alone = self.requests.running.num_slots_taken == 0
+        spare = 0 if alone else int(self.requests.config.watermark * blocks.num_blocks)
+        need = -(-state.num_tokens // size) - len(here) + blocks.num_unreferenced(here)
+        if need + spare > blocks.num_free:
+            return None  # it could not start with it
+        state.tier_asked = True
+        compute_s = self._compute_s(len(here) * size, count * size)
+        if _MOVE_S + (self._block_s or 0.0) * count >= compute_s:
+            self._block_s = (self._block_s or 0.0) * _FORGET
+            return None
+        blocks.share(here)
+        fresh = blocks.allocate(count)
+        fetched = tuple(zip(fresh, digests[len(here) : len(here) + count], strict=True))
+        move_id = self._begin(here + fresh, fetched)
+        self._coming.update((digest, self.moves[move_id]) for _, digest in fetched)
+        limit_s = min(max(_LEAST_LIMIT_S, 2 * compute_s), _MOST_LIMIT_S)
+        self._out.append(Fetch(move_id, fetched, limit_s))
+        return self.moves[move_id]
+
+    def _begin(self, held: list[int], blocks: tuple[tuple[int, bytes], ...]) -> int:
+        self.num_moves += 1
+        self.moves[self.num_moves] = Move(held, blocks, self.requests.now_s)
+        self.requests.kv_moves = True
+        return self.num_moves
+
+    def _compute_s(self, begin: int, num_tokens: int) -> float:
+        """Seconds that computing these tokens would take."""
+        if self.cost_model is not None:
+            return self.cost_model.step_s(StepShape(prefills=((begin, num_tokens),)))
+        speed = self.requests.tokens_per_s
+        return num_tokens / speed if speed else math.inf

@@ -1,0 +1,89 @@
+"""KV blocks between one rank's cache and its store, beside the steps.
+
+A block that is moved is touched by no step until the move has been answered, so nothing here waits
+for the thread that computes, nor that for this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from actors.scheduling.events import TierChange
+from actors.stage.kv import KVCache
+from actors.stage.spec import TierSpec
+from actors.stage.tier.disk import DiskTier
+from actors.stage.tier.store import BlockStore
+
+logger = logging.getLogger("legato.tier")
+
+Blocks = Sequence[tuple[int, bytes]]  # (device block, digest)
+
+
+def _open_disk(spec: TierSpec, block_bytes: int) -> DiskTier | None:
+    try:
+        disk = DiskTier(Path(spec.folder), spec.key, block_bytes, spec.disk_bytes)
+    except OSError as error:
+        if spec.needs_disk:
+            raise ValueError(f"kv.disk_cache_path: {error}") from error
+        logger.error("KV is not kept on disk: %s", error)
+        return None
+    if not disk.most:
+        raise ValueError(f"kv.disk_cache_gib: the file of a block takes {disk.file_bytes} bytes")
+    return disk
+
+
+class KVMover:
+    """One thread calls `save` and `fetch`. Raises ValueError naming the setting that cannot be."""
+
+    def __init__(self, spec: TierSpec, cache: KVCache, device: str) -> None:
+        self._cache = cache
+        if 0 < spec.host_bytes < cache.block_bytes:
+            raise ValueError(f"kv.host_cache_gib: a block takes {cache.block_bytes} bytes")
+        disk = _open_disk(spec, cache.block_bytes) if spec.disk_bytes else None
+        self._store = BlockStore(cache.block_bytes, spec.host_bytes, disk)
+        self._stream: torch.cuda.Stream | None = None
+        if device.startswith("cuda"):
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def held(self) -> tuple[bytes, ...]:
+        """Digests of what an earlier engine has left."""
+        return tuple(self._store.held())
+
+    def changes(self) -> TierChange:
+        """What has come and gone since the last call."""
+        added, removed = self._store.take_changes()
+        return TierChange(tuple(added), tuple(removed))
+
+    @torch.inference_mode()
+    def save(self, blocks: Blocks) -> int:
+        """Copy these into the store; returns how many. A chain is forgotten from its tail."""
+        with self._apart():
+            for block, digest in reversed(blocks):
+                self._store.save(digest, self._cache.read(block))
+        return len(blocks)
+
+    @torch.inference_mode()
+    def fetch(self, blocks: Blocks, limit_s: float) -> int:
+        """Fill these from the store, up to the first that is absent or late; returns how many."""
+        count = 0
+        with self._apart():
+            loaded = self._store.load([digest for _, digest in blocks], limit_s)
+            for (block, _), content in zip(blocks, loaded, strict=False):
+                self._cache.write(block, content)
+                count += 1
+        return count
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """On a GPU a stream of its own, done with when the move is answered."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()

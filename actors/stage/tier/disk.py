@@ -1,0 +1,197 @@
+"""Blocks of KV on disk, one file each, within a bound; what is not whole and right is not there.
+
+A file is written under another name and renamed, so that none is seen half written. It carries
+what it is (key and digest) and a checksum: one that was cut, changed or put here from elsewhere is
+deleted and counts as absent. Nothing is synced: a power failure costs files, never a wrong byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import struct
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+
+logger = logging.getLogger("legato.tier")
+
+_HEADER = struct.Struct("<8s32s16s32s")  # magic, key, digest, checksum of the payload
+_MAGIC = b"legatokv"
+_SUFFIX, _PART = ".kv", ".part"
+_PAGE = 4096  # a file takes whole ones
+_MOST_SLOTS = 64  # engines of one key on one machine
+_MOST_FAILURES = 8  # writes in a row, after which there is no point in more
+
+
+class DiskTier:
+    """The blocks of one rank: at most `max_bytes` of files in a folder that it alone uses.
+
+    most, file_bytes: of files, and what one takes.
+
+    Engines of the same key take numbered folders beside each other, each the first that is free,
+    so that one which starts again finds its own. `put`, `get` and `held` may be called from several
+    threads. Only its user may enter the folder: blocks tell of prompts, and are believed. Raises
+    OSError where there can be no such folder.
+    """
+
+    def __init__(self, folder: Path, key: str, block_bytes: int, max_bytes: int) -> None:
+        self._key = hashlib.sha256(key.encode()).digest()
+        self._content_bytes = _HEADER.size + block_bytes
+        self.file_bytes = -(-self._content_bytes // _PAGE) * _PAGE
+        self.most = max_bytes // self.file_bytes
+        self._lock = threading.Lock()
+        self._known: OrderedDict[bytes, None] = OrderedDict()  # the longest unused first
+        self._lost: list[bytes] = []  # since the last `take_lost`
+        self._num_failures = 0
+        self.folder = self._take_folder(folder)
+        self._scan()
+
+    def _take_folder(self, folder: Path) -> Path:
+        for slot in range(_MOST_SLOTS):
+            own = folder / str(slot)
+            own.mkdir(parents=True, exist_ok=True)
+            own.chmod(0o700)  # fails where it is somebody else's
+            self._claim = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return own
+            os.close(self._claim)
+        raise OSError(f"{folder}: all {_MOST_SLOTS} folders are in use")
+
+    def _scan(self) -> None:
+        """What an earlier engine has left, oldest first; contents are checked as they are read."""
+        found: list[tuple[int, bytes]] = []
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(_PART):
+                    _delete(Path(entry.path))
+                elif entry.name.endswith(_SUFFIX):
+                    status = entry.stat()
+                    digest = _digest_of(entry.name)
+                    if digest is None or status.st_size != self._content_bytes:
+                        _delete(Path(entry.path))
+                    else:
+                        found.append((status.st_mtime_ns, digest))
+        self._known.update((digest, None) for _, digest in sorted(found))
+        self._make_room(0)
+        self._lost.clear()
+
+    # ---- blocks ---------------------------------------------------------------------------------
+
+    def held(self) -> list[bytes]:
+        """Digests of all blocks, the longest unused first."""
+        with self._lock:
+            return list(self._known)
+
+    def __contains__(self, digest: bytes) -> bool:
+        with self._lock:
+            return digest in self._known
+
+    def put(self, digest: bytes, block: bytes | bytearray) -> bool:
+        """Write one block, at the cost of the longest unused; False if it could not be."""
+        if self.most < 1 or self._num_failures >= _MOST_FAILURES:
+            return False
+        header = _HEADER.pack(_MAGIC, self._key, digest, hashlib.sha256(block).digest())
+        path = self._path(digest)
+        part = path.with_suffix(_PART)
+        self._make_room(1)
+        try:
+            with part.open("wb", buffering=0) as file:
+                if os.writev(file.fileno(), (header, block)) != self._content_bytes:
+                    raise OSError(f"{part}: written in part")
+            part.replace(path)
+        except OSError as error:
+            self._num_failures += 1
+            off = " (the last try)" if self._num_failures == _MOST_FAILURES else ""
+            logger.warning("KV is not kept on disk%s: %s", off, error)
+            _delete(part)
+            return False
+        self._num_failures = 0
+        with self._lock:
+            self._known[digest] = None
+            self._known.move_to_end(digest)
+        return True
+
+    def get(self, digest: bytes) -> bytearray | None:
+        """One block, or None where it is absent or not what was written."""
+        if digest not in self:
+            return None
+        path = self._path(digest)
+        try:
+            content = bytearray(self._content_bytes + 1)  # room to see that a file is too long
+            with path.open("rb", buffering=0) as file:
+                del content[file.readinto(content) or 0 :]
+        except OSError:
+            content = bytearray()
+        block = self._checked(digest, content)
+        if block is None:
+            logger.warning("%s is not what was written: deleted", path)
+            with self._lock:
+                self._forget(digest)
+            _delete(path)
+            return None
+        return block
+
+    def used(self, digests: Iterable[bytes]) -> None:
+        """These have been of use, the last of them most recently."""
+        for digest in digests:
+            with self._lock:
+                if digest in self._known:
+                    self._known.move_to_end(digest)
+            with contextlib.suppress(OSError):  # tells the next engine
+                now_ns = time.time_ns()
+                os.utime(self._path(digest), ns=(now_ns, now_ns))
+
+    def take_lost(self) -> list[bytes]:
+        """Blocks that have gone since the last call."""
+        with self._lock:
+            lost, self._lost = self._lost, []
+        return lost
+
+    def close(self) -> None:
+        """Leave the folder to the next engine."""
+        os.close(self._claim)
+
+    def _path(self, digest: bytes) -> Path:
+        return self.folder / (digest.hex() + _SUFFIX)
+
+    def _checked(self, digest: bytes, content: bytearray) -> bytearray | None:
+        if len(content) != self._content_bytes:
+            return None
+        magic, key, named, checksum = _HEADER.unpack_from(content)
+        if (magic, key, named) != (_MAGIC, self._key, digest):
+            return None
+        block = content[_HEADER.size :]
+        return block if hashlib.sha256(block).digest() == checksum else None
+
+    def _make_room(self, num_blocks: int) -> None:
+        gone: list[bytes] = []
+        with self._lock:
+            while self._known and len(self._known) + num_blocks > self.most:
+                gone.append(next(iter(self._known)))
+                self._forget(gone[-1])
+        for digest in gone:  # without the lock: nobody who asks may wait for a disk
+            _delete(self._path(digest))
+
+    def _forget(self, digest: bytes) -> None:
+        if digest in self._known:
+            del self._known[digest]
+            self._lost.append(digest)
+
+
+def _digest_of(name: str) -> bytes | None:
+    with contextlib.suppress(ValueError):
+        digest = bytes.fromhex(name.removesuffix(_SUFFIX))
+        return digest if len(digest) == 16 else None
+    return None
+
+
+def _delete(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

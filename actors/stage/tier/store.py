@@ -1,0 +1,185 @@
+"""The second tier of the prefix cache: a block's bytes by the digest of its content.
+
+Host memory over disk. What is saved lies in host memory at once and is written to disk by a thread;
+what is read from disk comes to lie in host memory again. Neither tier ever waits for the other, and
+a block that is gone, broken or late is simply absent.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Protocol
+
+Block = bytearray
+
+# Memory of blocks that wait to be written. What comes while it is full is not written to disk.
+_BACKLOG_BYTES = 256 << 20
+
+
+class Disk(Protocol):
+    """As of `disk.DiskTier`."""
+
+    def held(self) -> list[bytes]: ...
+    def __contains__(self, digest: bytes) -> bool: ...
+    def put(self, digest: bytes, block: Block) -> bool: ...
+    def get(self, digest: bytes) -> bytearray | None: ...
+    def used(self, digests: Iterable[bytes]) -> None: ...
+    def take_lost(self) -> list[bytes]: ...
+    def close(self) -> None: ...
+
+
+class BlockStore:
+    """Blocks of `block_bytes` each; at most `host_bytes` of them in memory, `disk`'s bound there.
+
+    Called by one thread. `take_changes` tells what has come and gone, the disk's own losses
+    included, so that whoever counts on a block learns of its end.
+    """
+
+    def __init__(self, block_bytes: int, host_bytes: int, disk: Disk | None = None) -> None:
+        self._most_in_host = host_bytes // block_bytes
+        self._most_in_backlog = max(1, _BACKLOG_BYTES // block_bytes)
+        self._disk = disk
+        self._lock = threading.Lock()
+        self._host: OrderedDict[bytes, Block] = OrderedDict()  # the longest unused first
+        self._backlog: OrderedDict[bytes, Block] = OrderedDict()  # to be written, oldest first
+        self._told = set(() if disk is None else disk.held())  # what the caller takes for held
+        self._gone: set[bytes] = set()  # may have gone since the last `take_changes`
+        self._is_closed = False
+        self._wakes = threading.Condition(self._lock)
+        self._reader: ThreadPoolExecutor | None = None
+        if disk is not None:
+            self._reader = ThreadPoolExecutor(1, "legato-tier-read")
+            self._writer = threading.Thread(target=self._write, name="legato-tier-write")
+            self._writer.daemon = True
+            self._writer.start()
+
+    def held(self) -> list[bytes]:
+        """Digests of all blocks, at the start: later ones come by `take_changes`."""
+        return sorted(self._told)
+
+    def save(self, digest: bytes, block: Block) -> None:
+        """Keep a block, which the caller changes no more."""
+        with self._lock:
+            self._keep_in_host(digest, block)
+            has_room = len(self._backlog) < self._most_in_backlog
+            if self._disk is not None and has_room and digest not in self._disk:
+                self._backlog.setdefault(digest, block)
+                self._wakes.notify()
+            self._gone.add(digest)  # its state is to be told
+
+    def load(self, digests: Sequence[bytes], limit_s: float) -> Iterator[Block]:
+        """The blocks in this order, up to the first that is absent or not here in time.
+
+        Reading is ahead of the caller. limit_s: for all of them together.
+        """
+        deadline_s = time.monotonic() + limit_s
+        ahead: list[Block | Future[Block | None]] = []
+        count = 0
+        try:
+            for digest in digests:
+                block = self._in_memory(digest)
+                if block is not None:
+                    ahead.append(block)
+                elif self._disk is not None and self._reader is not None and digest in self._disk:
+                    ahead.append(self._reader.submit(self._disk.get, digest))
+                else:
+                    break
+            for digest, found in zip(digests, ahead, strict=False):
+                if isinstance(found, Future):
+                    block = found.result(max(0.0, deadline_s - time.monotonic()))
+                    if block is None:
+                        return
+                    with self._lock:
+                        self._keep_in_host(digest, block)
+                        self._gone.add(digest)
+                    found = block
+                count += 1
+                yield found
+        except TimeoutError:
+            return
+        finally:
+            for waits in ahead:
+                if isinstance(waits, Future):
+                    waits.cancel()
+            self._used(digests[:count])
+
+    def take_changes(self) -> tuple[list[bytes], list[bytes]]:
+        """(digests held that were not at the last call, digests that are held no more)."""
+        with self._lock:
+            suspects, self._gone = self._gone, set()
+            if self._disk is not None:
+                suspects.update(self._disk.take_lost())
+            here = {digest for digest in suspects if self._holds(digest)}
+        added, removed = here - self._told, (suspects - here) & self._told
+        self._told = (self._told | added) - removed
+        return sorted(added), sorted(removed)
+
+    def flush(self, limit_s: float) -> bool:
+        """Wait until nothing is left to be written; whether it came to that."""
+        with self._wakes:
+            return self._wakes.wait_for(lambda: not self._backlog, limit_s)
+
+    def close(self) -> None:
+        """What is not written yet is lost."""
+        with self._lock:
+            self._is_closed = True
+            self._wakes.notify_all()
+        if self._reader is not None:
+            self._reader.shutdown(wait=False, cancel_futures=True)
+        if self._disk is not None:
+            self._writer.join(10.0)
+            self._disk.close()
+
+    # ---- memory -------------------------------------------------------------------------------
+
+    def _in_memory(self, digest: bytes) -> Block | None:
+        with self._lock:
+            return self._host.get(digest) or self._backlog.get(digest)
+
+    def _used(self, digests: Sequence[bytes]) -> None:
+        """A chain's tail is of no use without its head, so the head counts as used last."""
+        with self._lock:
+            for digest in reversed(digests):
+                if digest in self._host:
+                    self._host.move_to_end(digest)
+        if self._reader is not None and self._disk is not None:
+            self._reader.submit(self._disk.used, tuple(reversed(digests)))
+
+    def _keep_in_host(self, digest: bytes, block: Block) -> None:
+        if self._most_in_host < 1:
+            return
+        self._host[digest] = block
+        self._host.move_to_end(digest)
+        while len(self._host) > self._most_in_host:
+            gone, _ = self._host.popitem(last=False)
+            self._gone.add(gone)
+
+    def _holds(self, digest: bytes) -> bool:
+        if digest in self._host or digest in self._backlog:
+            return True
+        return self._disk is not None and digest in self._disk
+
+    # ---- the writer's thread --------------------------------------------------------------------
+
+    def _write(self) -> None:
+        """One block after another; files are written with the interpreter's lock released."""
+        assert self._disk is not None
+        with suppress(OSError):  # steps come first
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+        while True:
+            with self._wakes:
+                self._wakes.wait_for(lambda: bool(self._backlog) or self._is_closed)
+                if self._is_closed:
+                    return
+                digest, block = next(iter(self._backlog.items()))
+            self._disk.put(digest, block)
+            with self._wakes:
+                del self._backlog[digest]
+                self._gone.add(digest)  # it may have been lost: to be told
+                self._wakes.notify_all()
