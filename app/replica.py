@@ -15,14 +15,15 @@ from starlette.types import ASGIApp
 from actors.engine_config import EngineConfig
 from app.api.application import build_api
 from app.api.context import Context, Running
+from app.api.http.http_server import HttpServer
 from app.api.http.options import at_address
-from app.api.http.server import HttpServer
 from app.console.routes import console_routes
 from app.engine.link import EngineFailed
 from app.handle_calls import HandleCalls, ReplicaEngine
 from app.settings import Settings
 from app.settings_schema import ModelSettings
 from app.telemetry.live import Telemetry
+from app.telemetry.loop_lag import LoopLag
 from app.telemetry.prometheus import CONTENT_TYPE, render
 from app.telemetry.records import RecordLog
 from app.telemetry.spans import Spans, otlp_exporter
@@ -47,6 +48,7 @@ class HttpReplica(HandleCalls):
     telemetry: Mapping[str, Telemetry]  # of every model
     api: ASGIApp
     http: HttpServer | None
+    loop_lag: LoopLag
 
     async def open(self, configs: Sequence[EngineConfig]) -> None:
         """Answer HTTP. configs: of every model, in the order of `models`."""
@@ -54,6 +56,8 @@ class HttpReplica(HandleCalls):
             name: self._observe(config, name)
             for name, config in zip(self.models, configs, strict=True)
         }
+        self.loop_lag = LoopLag()
+        self.loop_lag.start()
         self.api = self._build_api()
         self.http = await self._open_http()
 
@@ -101,7 +105,8 @@ class HttpReplica(HandleCalls):
         return http
 
     async def _metrics(self, request: Request) -> Response:
-        found = render([telemetry.metrics_now() for telemetry in self.telemetry.values()])
+        models = [telemetry.metrics_now() for telemetry in self.telemetry.values()]
+        found = render(models, self.loop_lag.registry)
         return Response(found, media_type=CONTENT_TYPE)
 
     async def close(self) -> None:
@@ -116,3 +121,5 @@ class HttpReplica(HandleCalls):
             await engine.close()
         for telemetry in getattr(self, "telemetry", {}).values():
             telemetry.close()
+        if (loop_lag := getattr(self, "loop_lag", None)) is not None:
+            loop_lag.close()

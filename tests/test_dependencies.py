@@ -36,7 +36,8 @@ DECLARED = [Requirement(line) for line in PROJECT["dependencies"]]
 BOUNDED = {"ray", "torch", "transformers", "starlette", "uvicorn", "uvloop", "typer", "xgrammar"}
 
 # What is called or overridden -> the parameters that are passed, and the file that relies on it.
-SERVER, STAGES = "app/api/http/server.py", "actors/transport/graph_pipeline.py"
+PROTOCOL, SERVER = "app/api/http/server.py", "app/api/http/http_server.py"
+STAGES = "actors/transport/graph_pipeline.py"
 HTTP = "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol"
 NODE = "ray._private.node:Node"
 INSIDES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -47,12 +48,13 @@ INSIDES: dict[str, tuple[tuple[str, ...], str]] = {
     "uvicorn:Config.load": ((), SERVER),
     "uvicorn:Server.startup": (("sockets",), SERVER),
     "uvicorn:Server.shutdown": ((), SERVER),
-    f"{HTTP}.connection_made": (("transport",), SERVER),
-    f"{HTTP}.connection_lost": (("exc",), SERVER),
-    f"{HTTP}.data_received": (("data",), SERVER),
-    f"{HTTP}.on_message_begin": ((), SERVER),
-    f"{HTTP}.on_headers_complete": ((), SERVER),
-    f"{HTTP}.send_400_response": (("msg",), SERVER),
+    HTTP: (("config", "server_state", "app_state"), SERVER),
+    f"{HTTP}.connection_made": (("transport",), PROTOCOL),
+    f"{HTTP}.connection_lost": (("exc",), PROTOCOL),
+    f"{HTTP}.data_received": (("data",), PROTOCOL),
+    f"{HTTP}.on_message_begin": ((), PROTOCOL),
+    f"{HTTP}.on_headers_complete": ((), PROTOCOL),
+    f"{HTTP}.send_400_response": (("msg",), PROTOCOL),
     "starlette.applications:Starlette": (
         ("routes", "middleware", "exception_handlers"),
         "app/api/application.py",

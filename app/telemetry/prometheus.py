@@ -187,13 +187,14 @@ class Metrics:
         if num_blocks:
             self.kv_usage.set(1.0 - record.num_free_blocks / num_blocks)
 
-    def reference(self) -> str:
-        """Every metric as a Markdown table."""
-        rows = ["| metric | type | meaning |", "|---|---|---|"]
-        for family in self.registry.collect():
-            total = "_total" if family.type == "counter" else ""
-            rows.append(f"| `{family.name}{total}` | {family.type} | {family.documentation} |")
-        return "\n".join(rows)
+
+def reference(registry: CollectorRegistry) -> str:
+    """Every metric as rows of a Markdown table."""
+    rows = []
+    for family in registry.collect():
+        total = "_total" if family.type == "counter" else ""
+        rows.append(f"| `{family.name}{total}` | {family.type} | {family.documentation} |")
+    return "\n".join(rows)
 
 
 class _Together(Collector):
@@ -212,8 +213,8 @@ class _Together(Collector):
         return families.values()
 
 
-def render(metrics: Sequence[Metrics]) -> bytes:
-    """The exposition text of a replica with these models."""
+def render(metrics: Sequence[Metrics], *others: CollectorRegistry) -> bytes:
+    """The exposition text of a replica with these models. others: what belongs to none of them."""
     registry = CollectorRegistry()
-    registry.register(_Together([each.registry for each in metrics]))
+    registry.register(_Together([*(each.registry for each in metrics), *others]))
     return generate_latest(registry)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
 from starlette.types import Receive, Scope, Send
 
 from app.api.http import server as server_module
-from app.api.http.server import MAX_HEAD_BYTES, HttpServer
+from app.api.http.http_server import HttpServer
+from app.api.http.server import MAX_HEAD_BYTES
 from tests.ports import free_port
 
 HOST = "127.0.0.1"
@@ -93,4 +98,55 @@ async def test_connections_beyond_the_limit_are_told_to_come_again() -> None:
     finally:
         for _, writer in held:
             writer.close()
+        await server.close()
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process can open nothing."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, before[1]))
+    opened = list[int]()
+    try:
+        with suppress(OSError):
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for file in opened:
+            os.close(file)
+
+
+async def test_connections_without_a_file_left_are_told_to_come_again() -> None:
+    """More of them than files are held back; none is closed, or left, without an answer."""
+    port, app = free_port(), Slow(b"")
+    app.go_on.set()
+    server = HttpServer(app, HOST, port)
+    await server.open()
+    clients = [socket.socket() for _ in range(40)]  # which need files too
+    loop = asyncio.get_running_loop()
+
+    async def answer_to(client: socket.socket) -> bytes:
+        client.setblocking(False)
+        await loop.sock_connect(client, (HOST, port))
+        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = b""
+        while part := await loop.sock_recv(client, 1 << 16):
+            answer += part
+        return answer
+
+    try:
+        async with asyncio.timeout(30):
+            with no_more_files():
+                answers = await asyncio.gather(*map(answer_to, clients))
+            for answer in answers:
+                assert answer.startswith(b"HTTP/1.1 503 ")
+                assert b"retry-after: 1" in answer
+            async with httpx.AsyncClient() as client:
+                assert (await client.get(f"http://{HOST}:{port}/")).status_code == 200
+    finally:
+        for one in clients:  # not before: the server would have its file
+            one.close()
         await server.close()

@@ -79,7 +79,7 @@ def after_each(server: Server, before: Surroundings, canary: Canary) -> None:
     canary.check(server)
     status = until(lambda: _at_rest(server), "the engine comes to rest")
     assert status["num_free_blocks"] == status["num_blocks"], "KV blocks are lost"
-    until(lambda: look(server).kinds == before.kinds, "the same processes")
+    until(lambda: look(server).kinds == before.kinds, f"the same processes: {before.kinds}")
     until(lambda: not num_connections(server), "no connections")
     after = look(server)
     mine = {address for address in after.listening if address[1] == _port(server)}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -83,6 +85,30 @@ def test_gap_13_what_is_left_of_a_body_is_not_waited_for(server: Server) -> None
         until(lambda: client.recv(1 << 16) == b"", "closed", 10.0)
 
 
+def test_a_replica_without_files_answers_every_connection(server: Server) -> None:
+    """Served, or told to come again: none is closed without a word."""
+    (pid,) = pids_of(server, "ray::ServeReplica")
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
+
+    def ask(client: httpx.Client) -> httpx.Response:
+        body = completion(server, [5] * 20, 20)
+        return client.post(f"{server.url}/v1/completions", json=body)
+
+    with httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0)) as client:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 1, before[1]))
+        try:
+            with connected(server, b"", 40), ThreadPoolExecutor(20) as pool:
+                answers = list(pool.map(ask, [client] * 100))
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        assert ask(client).status_code == 200
+    assert {answer.status_code for answer in answers} <= {200, 503}
+    refused = [answer for answer in answers if answer.status_code == 503]
+    assert refused
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+
+
 def test_row_18_the_longest_prompts_arrive_amid_decodes(server: Server, canary: Canary) -> None:
     """Health is green, and answers stay exact; their pace is the simulator's and the bench's."""
 
@@ -122,7 +148,7 @@ CHUNK = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
         ("/console/settings", ["content-length: 1000000000"], b"[" * 100_000, {413}),
         ("/v1/completions", ["transfer-encoding: chunked"], CHUNK * 3, {413}),
         ("/console/settings", ["transfer-encoding: chunked"], CHUNK * 3, {413}),
-        ("/v1/completions", ["x-large: " + "x" * (1 << 20)], b"", {431, 0}),
+        ("/v1/completions", ["x-large: " + "x" * (1 << 20)], b"", {431}),
         ("/v1/completions", ["content-length: 100"], b"{", {408}),
         ("/console/settings", ["content-length: 100"], b"{", {408}),
     ],

@@ -13,7 +13,8 @@ from actors.scheduling.request import Objective
 from actors.transport.messages import IterationRecord
 from app.api.events import Deliveries, RequestInfo, RequestOutcome, RequestTiming
 from app.telemetry.live import KnownEngine, Telemetry
-from app.telemetry.prometheus import Metrics, render
+from app.telemetry.loop_lag import LoopLag
+from app.telemetry.prometheus import Metrics, reference, render
 from app.telemetry.records import ITERATIONS, RecordLog
 from app.telemetry.trace import perfetto
 
@@ -154,7 +155,8 @@ def test_logs_are_parquet_with_the_settings_beside(tmp_path: Path) -> None:
 
 def test_the_readme_lists_every_metric() -> None:
     readme = Path(__file__).resolve().parents[2] / "app/telemetry/README.md"
-    assert Metrics("tiny").reference() in readme.read_text()
+    for registry in (Metrics("tiny").registry, LoopLag().registry):
+        assert reference(registry) in readme.read_text()
 
 
 def test_the_dashboard_shows_metrics_that_exist() -> None:

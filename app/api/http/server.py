@@ -11,30 +11,27 @@ replicas (or of Serve's Python proxies) those are gone by then.
 from __future__ import annotations
 
 import asyncio
-import logging
-import resource
+import errno
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from email.utils import formatdate
-from http import HTTPStatus
 from typing import Any, Final, Protocol
 
-import uvicorn
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.api.http.errors import ApiError
+from app.api.http.refusals import Refused, Reserve, overloaded, send_last
 from app.api.http.stalled import StalledClients
 
-logger = logging.getLogger("legato.http")
-
-KEEP_ALIVE_S: Final = 30  # an idle connection's life between two requests
 HEAD_LIMIT_S: Final = 30.0
 MAX_HEAD_BYTES: Final = 1 << 16
 LINGER_S: Final = 5.0  # for a client to send the rest of a body that is not read any more
-_MOST_FILES: Final = 1 << 16
-_SPARE_FILES: Final = 512  # for everything that is no connection
+_NUM_ACCEPTED_AT_ONCE: Final = 64
+_NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_LOOK_AGAIN_S: Final = 0.1
 # With these a client could switch off the notice of its own disconnect, or set Serve's deadline.
 INTERNAL_HEADERS: Final = frozenset(
     {b"x-request-disconnect-disabled", b"x-request-timeout-seconds"}
@@ -120,60 +117,6 @@ def middlewares() -> list[Middleware]:
     return [Middleware(Ingress)]
 
 
-class _Config(uvicorn.Config):
-    max_connections: int | None = None
-
-
-def _num_files() -> int:
-    """How many files this process may hold open, raised as far as it may be."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
-
-
-class HttpServer:
-    """An HTTP server on the running event loop.
-
-    The port is shared (SO_REUSEPORT), so that a replica's successor opens it while the
-    predecessor, which accepts nothing any more, still finishes its streams.
-    """
-
-    def __init__(self, app: ASGIApp, host: str, port: int, *, max_connections: int = 8192) -> None:
-        self._address = (host, port)
-        config = _Config(
-            app,
-            http=RequestProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-        )
-        config.max_connections = min(max_connections, _num_files() - _SPARE_FILES)
-        config.load()
-        self._server = uvicorn.Server(config)
-        self._server.lifespan = config.lifespan_class(config)
-
-    async def open(self) -> None:
-        """Accept connections; raises OSError where the address cannot be had."""
-        listener = socket.create_server(
-            self._address,
-            family=socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET,
-            reuse_port=True,
-        )
-        # Not `Server.serve`: its loop wakes ten times a second, for a header.
-        await self._server.startup(sockets=[listener])
-        logger.info("listening on %s:%d", *listener.getsockname()[:2])
-
-    async def close(self) -> None:
-        """Accept nothing more, and return once every open answer is finished."""
-        await self._server.shutdown()
-
-
 class _ConnectionWriter:
     """Implements `BodyWriter`: what `RequestResponseCycle.send` does with a chunk."""
 
@@ -198,6 +141,7 @@ class RequestProtocol(HttpToolsProtocol):
     """uvicorn's, with limits to the size and the age of a request's head, which it lacks."""
 
     _in_head = True
+    _is_refused = False
     _is_body_read = True
     _num_head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
@@ -206,11 +150,8 @@ class RequestProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         limit = getattr(self.config, "max_connections", None)
         if limit is not None and len(self.connections) > limit:
-            self._refuse(
-                ApiError(
-                    503, "Too many connections are open.", code="overloaded", retry_after_s=1.0
-                )
-            )
+            self.connections.discard(self)
+            self._refuse(overloaded("Too many connections are open."))
             return
         self._expect_head()
 
@@ -242,6 +183,8 @@ class RequestProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         super().data_received(data)
         if self._in_head:
             self._num_head_bytes += len(data)
@@ -268,13 +211,73 @@ class RequestProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer ahead of any application, and let the connection go."""
-        body = error.body()
-        lines = [
-            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
-            "content-type: application/json",
-            f"content-length: {len(body)}",
-            "connection: close",
-            *(f"{name}: {value}" for name, value in error.all_headers().items()),
-        ]
-        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
-        self.transport.close()
+        self._is_refused = True
+        self._expect_head(False)
+        send_last(self.transport, error)
+
+
+class Listener:
+    """Accepts connections, and refuses them with an answer while no more files may be opened.
+
+    The event loops' own ways: asyncio's leaves such connections waiting, a second at a time, and
+    libuv's closes them without a word, which a client cannot tell from a crash.
+    """
+
+    def __init__(
+        self, listening: socket.socket, make_protocol: Callable[[], asyncio.Protocol]
+    ) -> None:
+        """listening: does not block; the listener closes it. To be made on the running loop."""
+        self._socket = listening
+        self._make_protocol = make_protocol
+        self._loop = asyncio.get_running_loop()
+        self._reserve = Reserve()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._loop.add_reader(listening, self._accept)
+
+    def close(self) -> None:
+        """Accept nothing more."""
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        self._reserve.close()
+
+    def _accept(self) -> None:
+        for _ in range(_NUM_ACCEPTED_AT_ONCE):
+            try:
+                connection, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _NO_FILES:
+                    raise
+                self._refuse_next()
+                return
+            self._open(connection, self._make_protocol)
+
+    def _open(self, connection: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
+        connection.setblocking(False)
+
+        async def open_it() -> None:
+            try:
+                await self._loop.connect_accepted_socket(make, connection)
+            except OSError:  # it is gone already
+                connection.close()
+
+        task = self._loop.create_task(open_it())
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    def _refuse_next(self) -> None:
+        """One connection in the place of a file held back. Where another thread takes the place,
+        the connection waits."""
+        if self._reserve.give():
+            with suppress(OSError):
+                connection, _ = self._socket.accept()
+                self._open(connection, lambda: Refused(self._reserve.fill))
+                return
+        self._loop.remove_reader(self._socket)  # or it would call without end
+        self._loop.call_later(_LOOK_AGAIN_S, self._look_again)
+
+    def _look_again(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._reserve.fill()
+            self._loop.add_reader(self._socket, self._accept)

@@ -1,0 +1,89 @@
+"""Refusals ahead of any application: what is said to a connection that cannot be served."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Final
+
+from app.api.http.errors import ApiError
+
+_LINGER_S: Final = 1.0  # for a client to take its refusal
+_NUM_RESERVED: Final = 8
+_COMPLAIN_EVERY_S: Final = 10.0
+_logger = logging.getLogger("legato.http")
+
+
+def overloaded(message: str) -> ApiError:
+    """503, to come again."""
+    return ApiError(503, message, code="overloaded", retry_after_s=1.0)
+
+
+def send_last(transport: asyncio.Transport, error: ApiError) -> None:
+    """Send a refusal, and close once the client has, or soon: to close with its request unread
+    would reset the connection, and the answer could be lost with it."""
+    if transport.is_closing():
+        return
+    body = error.body()
+    lines = [
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        "connection: close",
+        *(f"{name}: {value}" for name, value in error.all_headers().items()),
+    ]
+    transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+    transport.write_eof()
+    asyncio.get_running_loop().call_later(_LINGER_S, transport.abort)
+
+
+class Refused(asyncio.Protocol):
+    """A connection in the place of a file held back. on_end: called when the place is free."""
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        send_last(transport, overloaded("This server can open no more files."))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # The loop closes the connection's file right behind this call.
+        asyncio.get_running_loop().call_soon(self._on_end)
+
+
+class Reserve:
+    """Files held back, so that there is room to refuse a connection in."""
+
+    def __init__(self) -> None:
+        self._files: list[int] = []
+        self._is_open = True
+        self._complained_s = float("-inf")
+        self.fill()
+
+    def fill(self) -> None:
+        """As far as files may be opened."""
+        with suppress(OSError):
+            while self._is_open and len(self._files) < _NUM_RESERVED:
+                self._files.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def give(self) -> bool:
+        """Close one, if there is one; says in the log that it had to be."""
+        now_s = time.monotonic()
+        if now_s - self._complained_s >= _COMPLAIN_EVERY_S:
+            self._complained_s = now_s
+            _logger.warning("no more files may be opened: new connections are refused")
+        if not self._files:
+            return False
+        os.close(self._files.pop())
+        return True
+
+    def close(self) -> None:
+        """Hold none any more."""
+        self._is_open = False
+        while self._files:
+            os.close(self._files.pop())
