@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import resource
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -16,21 +16,22 @@ import typer
 
 from app.bench.chaos import census
 from app.bench.chaos.command import DEFAULT_CONFIG, Config
+from app.bench.chaos.others import NUM_OTHERS, other_streams
 from app.bench.chaos.own_server import OwnServer, own_server
 from app.bench.chaos.probe import probing, spread_ms
 from app.bench.chaos.soak import memory_bytes
-from app.bench.load.client import Job, LoadClient
+from app.bench.load.client import Job, LoadClient, Trace
 from app.bench.report import MeasurementError, make_report, publish
-from app.bench.terminal import Json, Out, console, output, table
+from app.bench.terminal import Json, Out, output, table
 
 _AT_A_TIME = 200  # connections being opened
-_OTHERS = 4
-_OTHERS_TOKENS = 100
-_OTHERS_S = 8.0  # of others' streams, one set after the other
-_STREAM_TOKENS = 200
-_OPEN_SHARE, _OPEN_WITHIN_S = 0.9, 60.0  # of the streams are open, before others are asked
+_PHASE_S = 10.0
+_STREAM_TOKENS = 2000  # more than come while others are measured
+_OPEN_WITHIN_S = 120.0  # all streams
+_LOOK_EVERY_S = 0.5
 _OPEN = ("num_waiting", "num_prefilling", "num_decoding")
 _GET = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+_Exchange = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def command(
@@ -47,7 +48,7 @@ def command(
     """
     num_files = _allow_files(2 * (idle + streams) + 1000)
     args: dict[str, dict[str, Any]] = {
-        "scheduling": {"max_requests": streams + _OTHERS},
+        "scheduling": {"max_requests": streams + NUM_OTHERS},
         "kv": {"memory_gib": 1.5},
     }
     with own_server(config, args, Path("out/connections-server.log")) as server:
@@ -55,9 +56,6 @@ def command(
     publish(make_report(context, found, {"server": args, "open_files": num_files}), as_json, out)
     if not as_json:
         output.print(_table(found))
-    if found["num_failed"]:
-        console.print(f"[red]{found['num_failed']} streams failed:[/]", found["first_error"])
-        raise typer.Exit(1)
 
 
 def _allow_files(count: int) -> int:
@@ -77,117 +75,198 @@ def _allow_files(count: int) -> int:
 
 async def measure(server: OwnServer, num_idle: int, num_streams: int) -> dict[str, Any]:
     """Three phases: alone, beside idle connections, beside streams as well."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as elsewhere:
-        await _phase(server, elsewhere)  # everything is loaded and warm
-        phases = {"alone": await _phase(server, elsewhere)}
-        connections = await _open_idle(server.url, num_idle)
-        phases["idle connections"] = await _phase(server, elsewhere)
-        num_kept = sum(not reader.at_eof() for reader, _ in connections)
-        client = LoadClient(server.url, server.model)
-        jobs = [Job(0.0, 16, _STREAM_TOKENS)] * num_streams
-        load = asyncio.create_task(client.run(jobs))
-        num_running = await asyncio.to_thread(_running, server, round(_OPEN_SHARE * num_streams))
-        phases["idle connections and streams"] = await _phase(server, elsewhere)
-        traces = await load
-        for _, writer in connections:
-            writer.transport.abort()
+    idle, streams = _Idle(server.url, num_idle), _Streams(server, num_streams)
+    async with other_streams(server) as others:
+        await _phase(server, others)  # everything is loaded and warm
+        phases = {"alone": await _phase(server, others)}
+        await idle.open()
+        phases["idle connections"] = await _phase(server, others, idle)
+    try:
+        # They run before the streams come: who comes later waits behind those that wait.
+        async with other_streams(server) as others:
+            await streams.open(NUM_OTHERS)
+            await idle.open()  # a server closes what has been idle for long
+            phases["idle connections and streams"] = await _phase(server, others, idle, streams)
+    finally:
+        gaps_s = await streams.close()
+    idle.close()
     await asyncio.to_thread(census.settle, server)
     phases["after"] = {"memory_mib": _memory(server)}
-    failed = [trace for trace in traces if not trace.finished]
     return {
-        "num_idle": num_kept,
         "num_idle_asked": num_idle,
         "num_streams": num_streams,
-        "num_running": num_running,
-        "streams_tbt_ms": spread_ms([gap for trace in traces for gap in trace.gaps_s]),
-        "num_failed": len(failed),
-        "first_error": next((t.error for t in failed), None),
+        "streams_tbt_ms": spread_ms(gaps_s),
         "phases": phases,
-        "bytes_per_idle_connection": _each(phases, num_kept),
+        "bytes_per_idle_connection": _each(phases),
     }
 
 
-def _running(server: OwnServer, wanted: int) -> int:
-    """Streams that decode, once so many are open. Raises MeasurementError if they never are."""
-    deadline_s = time.monotonic() + _OPEN_WITHIN_S
-    while time.monotonic() < deadline_s:
-        status = server.status()
-        if sum(int(status[key]) for key in _OPEN) >= wanted:
-            return int(status["num_decoding"])
-        time.sleep(0.1)
-    raise MeasurementError(f"{wanted} streams were not open together within {_OPEN_WITHIN_S:g} s")
+class _Idle:
+    """Connections that have asked once, as those of a client's pool have."""
+
+    def __init__(self, url: str, count: int) -> None:
+        self._address = urlsplit(url)
+        self._connections: list[_Exchange | None] = [None] * count
+
+    async def open(self) -> None:
+        """Those that are not open yet, or not any more; every one of them asks."""
+        gate = asyncio.Semaphore(_AT_A_TIME)
+
+        async def ask(old: _Exchange | None) -> _Exchange:
+            async with gate:
+                if old is None or old[0].at_eof():
+                    old = await asyncio.open_connection(self._address.hostname, self._address.port)
+                reader, writer = old
+                writer.write(_GET)
+                with suppress(asyncio.IncompleteReadError, ConnectionError):
+                    await reader.readuntil(b"\r\n\r\n")
+                    await reader.readuntil(b"}")
+                return old
+
+        self._connections = list(await asyncio.gather(*map(ask, self._connections)))
+
+    @property
+    def num_open(self) -> int:
+        return sum(one is not None and not one[0].at_eof() for one in self._connections)
+
+    def close(self) -> None:
+        for one in self._connections:
+            if one is not None:
+                one[1].transport.abort()
 
 
-def _each(phases: dict[str, Any], num_idle: int) -> float:
-    """Of the replica, which holds them."""
-    before, after = (phases[name]["memory_mib"] for name in ("alone", "idle connections"))
-    grown = after["replica"] - before["replica"]
-    return float(grown) * 2**20 / max(1, num_idle)
+class _Streams:
+    """Streams that are all open until they are closed."""
 
+    def __init__(self, server: OwnServer, count: int) -> None:
+        self._server = server
+        self._client = LoadClient(server.url, server.model)
+        self._jobs = [Job(0.0, 16, _STREAM_TOKENS)] * count
+        self._traces: list[Trace] = []
+        self._load: asyncio.Task[list[Trace]] | None = None
 
-async def _phase(server: OwnServer, elsewhere: ProcessPoolExecutor) -> dict[str, Any]:
-    """What a few other streams see, from a process of their own, and the loop's lag meanwhile."""
-    loop = asyncio.get_running_loop()
-    async with probing(server.url, server.pids("replica")[0]) as live:
-        gaps_s = await loop.run_in_executor(elsewhere, others_gaps_s, server.url, server.model)
-        memory = await asyncio.to_thread(_memory, server)
-    return {"others_tbt_ms": spread_ms(gaps_s), "live": live, "memory_mib": memory}
+    async def open(self, num_others: int) -> None:
+        """Until the engine has all of them, beside others. Raises MeasurementError if it never
+        does."""
+        self._load = asyncio.create_task(self._client.run(self._jobs, on_start=self._traces.append))
+        deadline_s = time.monotonic() + _OPEN_WITHIN_S
+        while sum((await self.states()).values()) < len(self._jobs) + num_others:
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise MeasurementError(
+                    f"{len(self._jobs)} streams were not open together within {_OPEN_WITHIN_S:g} s"
+                )
+            await asyncio.sleep(0.1)
 
+    async def states(self) -> dict[str, int]:
+        """How many requests the engine has of each."""
+        status = await asyncio.to_thread(self._server.status)
+        return {state: int(status[state]) for state in _OPEN}
 
-def others_gaps_s(url: str, model: str) -> list[float]:
-    """Times between tokens of a few streams. Raises MeasurementError if one fails."""
-    end_s = time.monotonic() + _OTHERS_S
-    gaps_s: list[float] = []
-    while time.monotonic() < end_s:
-        jobs = [Job(0.0, 16, _OTHERS_TOKENS)] * _OTHERS
-        traces = asyncio.run(LoadClient(url, model).run(jobs))
-        if error := next((t.error for t in traces if t.error), None):
+    def check(self) -> None:
+        """Raises MeasurementError if a stream failed or came to its end."""
+        if error := next((trace.error for trace in self._traces if trace.error), None):
             raise MeasurementError(f"a stream failed: {error}")
-        gaps_s += [gap for trace in traces for gap in trace.gaps_s]
-    return gaps_s
+        if any(trace.num_tokens for trace in self._traces):
+            raise MeasurementError(
+                f"a stream has ended, after {_STREAM_TOKENS} tokens: ask for fewer"
+            )
+
+    async def close(self) -> list[float]:
+        """The clients leave. Times between tokens of all streams."""
+        if self._load is not None:
+            self._load.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._load
+        return [gap for trace in self._traces for gap in trace.gaps_s]
+
+
+def _each(phases: dict[str, Any]) -> float:
+    """Of the replica, which holds them."""
+    before, after = phases["alone"], phases["idle connections"]
+    grown = after["memory_mib"]["replica"] - before["memory_mib"]["replica"]
+    return float(grown) * 2**20 / max(1, after["num_idle"])
+
+
+async def _phase(
+    server: OwnServer,
+    others: Connection,
+    idle: _Idle | None = None,
+    streams: _Streams | None = None,
+) -> dict[str, Any]:
+    """What a few other streams see for a while, and the loop's lag meanwhile.
+
+    open_streams: by state of the request, the least and most seen; the others are among them.
+    Raises MeasurementError where the others got nothing."""
+    states: list[dict[str, int]] = []
+    async with probing(server.url) as live:
+        begin_s = time.monotonic()
+        while (left_s := begin_s + _PHASE_S - time.monotonic()) > 0:
+            if streams is not None:
+                states.append(await streams.states())
+                streams.check()
+            await asyncio.sleep(min(_LOOK_EVERY_S, left_s))
+        others.send((begin_s, begin_s + _PHASE_S))
+        gaps_s = await asyncio.to_thread(others.recv)
+        memory = await asyncio.to_thread(_memory, server)
+    if isinstance(gaps_s, str) or not gaps_s:
+        raise MeasurementError(f"the other streams: {gaps_s or 'no token came'}")
+    return {
+        "num_idle": 0 if idle is None else idle.num_open,
+        "open_streams": _extremes(states),
+        "others_tbt_ms": spread_ms(gaps_s),
+        "live": live,
+        "memory_mib": memory,
+    }
+
+
+def _extremes(states: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
+    """Of each state and of all together, the least and the most.
+
+    >>> _extremes([{"num_waiting": 3, "num_decoding": 1}, {"num_waiting": 0, "num_decoding": 5}])
+    {'num_waiting': [0, 3], 'num_decoding': [1, 5], 'all': [4, 5]}
+    """
+    if not states:
+        return {}
+    rows = [{**state, "all": sum(state.values())} for state in states]
+    return {name: [min(r[name] for r in rows), max(r[name] for r in rows)] for name in rows[0]}
 
 
 def _memory(server: OwnServer) -> dict[str, float]:
     return {kind: size / 2**20 for kind, size in memory_bytes(server).items()}
 
 
-async def _open_idle(
-    url: str, count: int
-) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connections that have asked once, as those of a client's pool have."""
-    address, gate = urlsplit(url), asyncio.Semaphore(_AT_A_TIME)
-
-    async def one() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        async with gate:
-            reader, writer = await asyncio.open_connection(address.hostname, address.port)
-            writer.write(_GET)
-            with suppress(asyncio.IncompleteReadError):
-                await reader.readuntil(b"\r\n\r\n")
-            return reader, writer
-
-    return list(await asyncio.gather(*[one() for _ in range(count)]))
-
-
 def _table(found: dict[str, Any]) -> Any:
     rows = []
     for name, phase in found["phases"].items():
-        memory = sum(phase["memory_mib"].values())
+        memory = f"{sum(phase['memory_mib'].values()):.0f}"
         if "live" not in phase:
-            rows.append((name, f"{memory:.0f}", "", "", "", "", ""))
+            rows.append((name, memory, "", "", "", "", "", ""))
             continue
-        tbt, live = phase["others_tbt_ms"], phase["live"]["ms"]
-        work = phase["live"]["replica_work_ms"]
-        numbers = (memory, tbt["p50"], tbt["p99"], live["p50"], live["longest"], work["longest"])
-        rows.append((name, *(f"{number:.0f}" for number in numbers)))
-    title = f"{found['num_idle']} idle connections, {found['num_streams']} streams"
+        tbt, live, lag = phase["others_tbt_ms"], phase["live"]["ms"], phase["live"]["loop_lag"]
+        most = lag["at_most_ms"]
+        decoding = phase["open_streams"].get("num_decoding", ())
+        rows.append(
+            (
+                name,
+                memory,
+                " to ".join(map(str, decoding)),
+                f"{tbt['p50']:.0f}",
+                f"{tbt['p99']:.0f}",
+                f"{live['p50']:.0f}",
+                f"{live['longest']:.0f}",
+                "seconds" if most is None else f"{most:.0f}",
+            )
+        )
+    title = f"{found['num_idle_asked']} idle connections, {found['num_streams']} streams"
     columns = (
         "",
         "MiB",
+        "decoding",
         "others' TBT P50, ms",
         "P99",
         "/live P50, ms",
         "longest",
-        "replica's work",
+        "loop late by at most",
     )
     return table(title, columns, rows)

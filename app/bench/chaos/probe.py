@@ -1,9 +1,9 @@
-"""How long `/live` takes, asked again and again from a process of its own: the event loop's lag.
+"""How long `/live` takes, asked again and again from a process of its own, and the replica's lag.
 
-`python -m app.bench.chaos.probe URL [PID]` asks until its standard input ends, then prints what it
-saw. On a busy machine much of that is waiting for a processor: the probe's own sleeps tell how
-late this machine wakes a process, and what process PID, the replica, computed while an answer was
-due is the part that is the server's own.
+`python -m app.bench.chaos.probe URL` asks until its standard input ends, then prints what it saw.
+On a busy machine much of that is waiting for a processor: the probe's own sleeps tell how late this
+machine wakes a process, and the replica's own measure of its event loop, from `/metrics`, is the
+part that is the server's.
 """
 
 from __future__ import annotations
@@ -11,18 +11,23 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import math
 import select
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
+from app.bench.report import MeasurementError
 from app.telemetry.definitions import quantile
+from app.telemetry.loop_lag import TICK_S
 
 _EVERY_S = 0.01
 _LIMIT_S = 30.0
@@ -38,15 +43,58 @@ def spread_ms(values_s: list[float]) -> dict[str, float]:
     }
 
 
-@asynccontextmanager
-async def probing(url: str, pid: int | None = None) -> AsyncGenerator[dict[str, Any], None]:
-    """Probes while the block runs; what was seen is in the dictionary once it has ended.
+@dataclass(frozen=True, slots=True)
+class LoopLag:
+    """What a replica has seen of its event loop since its start. num_by_bound_s: late ticks by the
+    upper bound of their bucket. run_delay_s: waits of the loop's thread for a core."""
 
-    pid: of the replica, where it runs on this machine."""
+    num_by_bound_s: Mapping[float, int]
+    run_delay_s: float
+
+
+def read_lag(url: str) -> LoopLag:
+    """Raises MeasurementError where `/metrics` does not tell."""
+    try:
+        answer = httpx.get(f"{url}/metrics", timeout=_LIMIT_S).raise_for_status()
+    except httpx.HTTPError as error:
+        raise MeasurementError(f"{url}/metrics: {error}") from error
+    found = read_samples(answer.text)
+    if not found.num_by_bound_s:
+        raise MeasurementError(f"{url}/metrics says nothing of the event loop")
+    return found
+
+
+def read_samples(text: str) -> LoopLag:
+    """Of an exposition in Prometheus's format."""
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    name, counts, below = "legato_event_loop", dict[float, int](), 0
+    for sample in samples:
+        if sample.name == f"{name}_lag_seconds_bucket":
+            counts[float(sample.labels["le"])] = int(sample.value) - below
+            below = int(sample.value)
+    delays = (s.value for s in samples if s.name == f"{name}_run_delay_seconds_total")
+    return LoopLag(counts, sum(delays))
+
+
+def lag_between(before: LoopLag, after: LoopLag) -> dict[str, Any]:
+    """at_most_ms: the upper bound of the longest pause between two ticks; None: of several s."""
+    late = {b: n - before.num_by_bound_s[b] for b, n in after.num_by_bound_s.items()}
+    longest_s = max((bound for bound, num in late.items() if num), default=0.0)
+    return {
+        "num_ticks": sum(late.values()),
+        "late_ticks_by_ms": {f"{1000 * bound:g}": num for bound, num in late.items()},
+        "at_most_ms": None if longest_s == math.inf else 1000 * (longest_s + TICK_S),
+        "waited_for_core_s": after.run_delay_s - before.run_delay_s,
+    }
+
+
+@asynccontextmanager
+async def probing(url: str) -> AsyncGenerator[dict[str, Any], None]:
+    """Probes while the block runs; what was seen is in the dictionary once it has ended."""
     found: dict[str, Any] = {}
+    before = await asyncio.to_thread(read_lag, url)
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "app.bench.chaos.probe", url),
-        *([] if pid is None else [str(pid)]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -56,27 +104,20 @@ async def probing(url: str, pid: int | None = None) -> AsyncGenerator[dict[str, 
         with suppress(ProcessLookupError):
             output, _ = await child.communicate(b"")
             found |= json.loads(output)
+        found["loop_lag"] = lag_between(before, await asyncio.to_thread(read_lag, url))
 
 
-def computed_s(pid: int) -> float:
-    """What all threads of a process have computed; the clock of it ticks every 10 ms."""
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
-
-
-def probe(url: str, pid: int | None) -> dict[str, Any]:
+def probe(url: str) -> dict[str, Any]:
     """Until the standard input ends."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=_LIMIT_S)
     answers_s, sleeps_s, failures = list[float](), list[float](), list[str]()
-    works_s = list[float]()
     while True:
         asleep_s = time.perf_counter()
         if select.select([sys.stdin], [], [], _EVERY_S)[0]:
             break
         asked_s = time.perf_counter()
         sleeps_s.append(asked_s - asleep_s - _EVERY_S)
-        before_s = 0.0 if pid is None else computed_s(pid)
         try:
             connection.request("GET", "/live")
             answer = connection.getresponse()
@@ -87,17 +128,14 @@ def probe(url: str, pid: int | None) -> dict[str, Any]:
             failures.append(repr(error))
             connection.close()
         answers_s.append(time.perf_counter() - asked_s)
-        if pid is not None:
-            works_s.append(computed_s(pid) - before_s)
     return {
         "num": len(answers_s),
         "ms": spread_ms(answers_s),
         "own_wakeups_late_ms": spread_ms(sleeps_s),
-        "replica_work_ms": spread_ms(works_s) if works_s else None,
         "failures": failures[:10],
         "num_failures": len(failures),
     }
 
 
 if __name__ == "__main__":
-    json.dump(probe(sys.argv[1], int(sys.argv[2]) if sys.argv[2:] else None), sys.stdout)
+    json.dump(probe(sys.argv[1]), sys.stdout)

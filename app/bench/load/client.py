@@ -136,14 +136,20 @@ class LoadClient:
         ).encode()
 
     async def run(
-        self, jobs: Sequence[Job], on_done: Callable[[Trace], None] | None = None
+        self,
+        jobs: Sequence[Job],
+        on_done: Callable[[Trace], None] | None = None,
+        on_start: Callable[[Trace], None] | None = None,
     ) -> list[Trace]:
-        """The jobs in open loop. on_done: called with every trace as its answer ends."""
+        """The jobs in open loop. on_start, on_done: called with every trace as its request goes
+        out, and as its answer ends."""
         bodies = [self._body(job) for job in jobs]
         async with self.session() as session:
             return await open_loop(
                 jobs,
-                lambda n, begin_s: self._one(session, jobs[n], bodies[n], begin_s, on_done),
+                lambda n, begin_s: self._one(
+                    session, jobs[n], bodies[n], begin_s, on_done, on_start
+                ),
             )
 
     def session(self) -> aiohttp.ClientSession:
@@ -154,9 +160,15 @@ class LoadClient:
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         return aiohttp.ClientSession(connector=connector, timeout=timeout)
 
-    async def send(self, session: aiohttp.ClientSession, job: Job, begin_s: float) -> Trace:
+    async def send(
+        self,
+        session: aiohttp.ClientSession,
+        job: Job,
+        begin_s: float,
+        on_start: Callable[[Trace], None] | None = None,
+    ) -> Trace:
         """One request now; begin_s: the start of the run on `time.perf_counter`."""
-        return await self._one(session, job, self._body(job), begin_s, None)
+        return await self._one(session, job, self._body(job), begin_s, None, on_start)
 
     async def _one(
         self,
@@ -165,10 +177,13 @@ class LoadClient:
         body: bytes,
         begin_s: float,
         on_done: Callable[[Trace], None] | None,
+        on_start: Callable[[Trace], None] | None = None,
     ) -> Trace:
         import aiohttp
 
         trace = Trace(job, sent_s=time.perf_counter() - begin_s)
+        if on_start is not None:
+            on_start(trace)
         headers = {"content-type": "application/json"}
         try:
             async with session.post(self._endpoint, data=body, headers=headers) as response:
