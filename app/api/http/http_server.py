@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import resource
 import socket
+from functools import partial
 from typing import Final
 
 import uvicorn
@@ -61,11 +62,9 @@ class HttpServer:
         listening.setblocking(False)
         # Not `Server.serve`: its loop wakes ten times a second, for a header.
         await self._server.startup(sockets=[])
-        self._listener = Listener(listening, self._protocol)
+        state = self._server.server_state
+        self._listener = Listener(listening, partial(RequestProtocol, self._config, state, {}))
         _logger.info("listening on %s:%d", *listening.getsockname()[:2])
-
-    def _protocol(self) -> RequestProtocol:
-        return RequestProtocol(self._config, self._server.server_state, {})
 
     async def close(self) -> None:
         """Accept nothing more, and return once every open answer is finished."""
