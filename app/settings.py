@@ -106,6 +106,8 @@ def resolve(settings: Settings) -> EngineConfig:
             f"parallel.pipeline_stages: {stages} stages for {config['num_hidden_layers']} layers"
         )
     scheduler = _scheduler(settings, max_model_len)
+    if scheduler.tbt_rule and not (settings.engine.calibrate or scheduler.cost_model):
+        raise SettingsError("slo.tbt_rule: needs `engine.calibrate` or `scheduling.cost_model`")
     adapters = settings.adapters
     if adapters is not None and settings.fleet is not None:
         raise SettingsError("adapters: not yet with `fleet` or `models`; leave one of them out")
@@ -182,7 +184,8 @@ def _wants_cost_model(scheduler: SchedulerConfig) -> bool:
     """Whether a part was chosen that predicts how long steps take."""
     adapts = scheduler.budget == "auto" and scheduler.token_budget is None
     predicts = adapts or scheduler.budget in ("adaptive", "profiled")
-    return predicts or scheduler.admission == "predictive" or scheduler.drafter == "auto"
+    asks = scheduler.tbt_rule is not None or scheduler.drafter == "auto"
+    return predicts or asks or scheduler.admission == "predictive"
 
 
 def _accelerator(parallel: ParallelSettings, gpus_per_rank: float) -> str | None:

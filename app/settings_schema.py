@@ -254,6 +254,12 @@ class Settings(_Section):
         "replica or the fronts of a fleet, beside `proxy_location: Disabled`.",
     )
 
+    @field_validator("slo", mode="before")
+    @classmethod
+    def _slo_by_rule(cls, value: Any) -> Any:
+        """`slo: strict` for `slo: {tbt_rule: strict}`."""
+        return {"tbt_rule": value} if isinstance(value, str) else value
+
     @field_validator("listen")
     @classmethod
     def _port_exists(cls, value: str | None) -> str | None:

@@ -6,6 +6,7 @@ from actors.scheduling.admission import build_admission
 from actors.scheduling.budgets import build_budget
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
+from actors.scheduling.cost.objective import by_rule
 from actors.scheduling.cost.online import read_cost_model
 from actors.scheduling.interfaces import Admission, StepTimePredictor, TokenBudget
 from actors.scheduling.policies import build_policy
@@ -36,6 +37,7 @@ def build_core(
     """
     config.check()
     cost_model = cost_model or read_cost_model(config.cost_model)
+    config = by_rule(config, cost_model)
     return Core(
         config,
         budget or build_budget(config, cost_model),

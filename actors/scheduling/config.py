@@ -162,6 +162,12 @@ class SchedulerConfig:
         live=True,
         above=0,
     )
+    tbt_rule: str | None = setting(
+        None,
+        "Instead of `tbt_ms`: 5 or 25 decode steps of 32 streams at 4096 tokens (`slo: strict`).",
+        section="slo",
+        choices=("strict", "relaxed"),
+    )
     ttft_s: float | None = setting(
         None,
         "Objective: time to first token.",
@@ -278,6 +284,8 @@ class SchedulerConfig:
                 raise ConfigError(declared.key(name), problem)
         if self.token_budget is not None and self.budget not in ("auto", "fixed", "throttled"):
             raise ConfigError("token_budget", f"says nothing to a budget that is {self.budget!r}")
+        if self.tbt_rule is not None and self.tbt_s is not None:
+            raise ConfigError("tbt_rule", "says nothing beside `slo.tbt_ms`")
         if self.max_drafts is not None and self.drafter == "none":
             raise ConfigError("max_drafts", "says nothing where `speculation.drafter` is 'none'")
         if self.max_requests > self.most_requests:

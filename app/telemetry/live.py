@@ -261,6 +261,7 @@ class Telemetry(ApiEvents):
     def metrics_now(self) -> Metrics:
         """The metrics, with all that has happened until now."""
         self.catch_up()
+        self.metrics.tbt_objective.set(self._engine.objective.tbt_s or 0.0)
         return self.metrics
 
     def _count_iteration(self, record: IterationRecord) -> None:

@@ -130,6 +130,9 @@ class Metrics:
         self.waiting = self._gauge("num_requests_waiting", "Requests not yet started")
         self.kv_usage = self._gauge("kv_cache_usage_perc", "KV blocks in use, 0 to 1")
         self.budget = self._gauge("token_budget", "Most tokens of an iteration")
+        self.tbt_objective = self._gauge(
+            "tbt_objective_seconds", "The deployment's TBT objective; 0: none"
+        )
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         metric = Histogram(

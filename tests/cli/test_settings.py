@@ -97,6 +97,28 @@ def test_a_live_change_of_another_key_says_why_not(key: str, message: str) -> No
     assert str(caught.value) == f"{key}: {message}"
 
 
+@pytest.mark.parametrize("slo", ["relaxed", {"tbt_rule": "relaxed", "ttft_ms": 2000}])
+def test_an_objective_by_rule_has_steps_measured(slo: Any) -> None:
+    fixed = {"token_budget": 64}
+    engine = resolve(parse({**MODEL, "slo": slo, "scheduling": fixed}))
+    assert engine.scheduler.tbt_rule == "relaxed"
+    assert engine.calibrate
+    assert not resolve(parse({**MODEL, "scheduling": fixed})).calibrate
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"slo": "lax"}, "slo.tbt_rule: Input should be 'strict' or 'relaxed'"),
+        ({"slo": {"tbt_rule": "strict", "tbt_ms": 50}}, "slo.tbt_rule: says nothing beside"),
+        ({"slo": "strict", "engine": {"calibrate": False}}, "slo.tbt_rule: needs `engine.cal"),
+    ],
+)
+def test_a_rule_that_gives_no_objective_is_refused(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        resolve(parse({**MODEL, **args}))
+
+
 def test_a_second_tier_reaches_the_engine() -> None:
     kv = {"host_cache_gib": 2, "disk_cache_gib": 0.5, "disk_cache_path": "/somewhere"}
     engine = resolve(parse({**MODEL, "kv": kv}))

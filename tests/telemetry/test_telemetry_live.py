@@ -73,6 +73,7 @@ def test_a_request_and_its_tokens_are_counted() -> None:
     rendered = render([telemetry.metrics_now()]).decode()  # counts what has only been noted so far
     assert "# TYPE legato_inter_token_latency_seconds histogram" in rendered
     assert 'legato_generation_tokens_total{model_name="tiny"} 9.0' in rendered
+    assert 'legato_tbt_objective_seconds{model_name="tiny"} 0.05' in rendered
 
 
 def test_each_request_is_held_to_its_own_objective() -> None:

@@ -1,0 +1,59 @@
+"""Objectives by the paper's rule: 5 and 25 times a decode step of 32 streams at 4096 tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from actors.scheduling.build import build_core, check_config
+from actors.scheduling.config import ConfigError, SchedulerConfig
+from app.simulate.hardware.deployments import load_model
+from app.simulate.paper.published import DEPLOYMENTS, PaperDeployment
+
+# 10 ms a step, 0.1 ms a token, 1 us a token of context.
+COSTS = {
+    "name": "toy", "tokens_s": [[1, 0.0101], [1000, 0.110]], "decode_kv_s": 1e-6,
+}  # fmt: skip
+CONFIG = SchedulerConfig(num_blocks=100_000, max_requests=64, cost_model=COSTS)
+STEP_S = 0.010 + 32 * 1e-4 + 32 * 4096 * 1e-6
+
+
+@pytest.mark.parametrize(("rule", "steps"), [("strict", 5), ("relaxed", 25)])
+def test_a_rule_becomes_an_objective(rule: str, steps: int) -> None:
+    config = build_core(replace(CONFIG, tbt_rule=rule)).config
+    assert config.tbt_s == pytest.approx(steps * STEP_S)
+    assert config.tbt_rule is None
+    assert config.with_changes({"slo.tbt_ms": 50}).tbt_s == 0.05, "it can be changed live"
+
+
+@pytest.mark.parametrize("paper", DEPLOYMENTS[:2], ids=lambda paper: paper.model)
+def test_it_is_about_what_the_paper_asks_of_one_stage(paper: PaperDeployment) -> None:
+    """Published are 0.1 and 0.2 s, rounded; the composed decode steps are up to 30 % slower."""
+    model = load_model(paper.model)
+    for rule in ("strict", "relaxed"):
+        config = SchedulerConfig(
+            num_blocks=model.kv_tokens // 16,
+            max_model_len=16384,
+            tbt_rule=rule,
+            cost_model=model.to_dict(),
+        )
+        found_s = build_core(config).config.tbt_s
+        assert found_s is not None
+        assert 1.0 < found_s / paper.slo_s(rule) < 1.35
+
+
+def test_a_small_engine_is_judged_by_what_it_can_hold() -> None:
+    small = replace(CONFIG, tbt_rule="strict", max_requests=8, max_model_len=1000)
+    assert build_core(small).config.tbt_s == pytest.approx(5 * (0.0108 + 8 * 1000 * 1e-6))
+    little = replace(small, num_blocks=50)  # 800 tokens of KV: 100 of each stream
+    assert build_core(little).config.tbt_s == pytest.approx(5 * (0.0108 + 8 * 100 * 1e-6))
+
+
+def test_a_rule_beside_an_objective_or_without_a_cost_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tbt_rule: says nothing beside"):
+        check_config(replace(CONFIG, tbt_rule="strict", tbt_s=0.1))
+    with pytest.raises(ConfigError, match="tbt_rule: needs a cost model"):
+        build_core(replace(CONFIG, tbt_rule="strict", cost_model=None))
+    with pytest.raises(ConfigError, match="tbt_rule: unknown 'lax'"):
+        check_config(replace(CONFIG, tbt_rule="lax"))
