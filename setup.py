@@ -4,8 +4,11 @@ It needs a C++17 compiler and nothing else (no torch or Python headers), and is 
 cannot be built, installation goes on and the plain-torch backend serves instead.
 """
 
+import hashlib
 import os
 import platform
+import runpy
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -56,14 +59,19 @@ class BuildLibrary(build_ext):
     def build_extension(self, ext: Extension) -> None:
         built = Path(self.get_ext_filename(ext.name))  # in place, by `make build`
         target = Path(self.get_ext_fullpath(ext.name))
-        read = [*ext.sources, *ext.depends, SOURCE, __file__]  # a folder's time tells of removals
-        newest = max(map(os.path.getmtime, read))
-        if self.force or not built.exists() or built.stat().st_mtime < newest:
-            self.compile_and_link(ext)
+        sources = runpy.run_path("kernels/cpu/source_hash.py")["source_hash"](SOURCE)
+        is_fresh = (
+            built.exists()
+            and sources.encode() in built.read_bytes()
+            and built.stat().st_mtime >= os.path.getmtime(__file__)  # which holds the flags
+        )
+        if self.force or not is_fresh:
+            self.compile_and_link(ext, sources)
         elif built.resolve() != target.resolve():
             self.copy_file(str(built), str(target))
 
-    def compile_and_link(self, ext: Extension) -> None:
+    def compile_and_link(self, ext: Extension, sources: str) -> None:
+        """sources: their hash, for the library to tell."""
         # Inline functions that several objects share are taken from the first object linked. The
         # order below (baseline first, then ever wider) keeps wide instructions out of shared code.
         jobs = [(source, "baseline", []) for source in ext.sources if not is_per_isa(source)]
@@ -72,17 +80,21 @@ class BuildLibrary(build_ext):
             for isa, flags in ISAS.items()
             for source in filter(is_per_isa, ext.sources)
         ]
-        newest_header = max((os.path.getmtime(header) for header in ext.depends), default=0.0)
-        # setup.py holds the flags.
-        newest_header = max(newest_header, os.path.getmtime(__file__))
+        headers = b"".join(Path(header).read_bytes() for header in ext.depends)
 
         def compile_one(job: tuple[str, str, list[str]]) -> str:
+            """By content, as a file's time may lie: an object lies in a folder named by all that
+            it is made of."""
             source, variant, flags = job
-            folder = Path(self.build_temp) / variant
+            if Path(source).stem == "source_hash":
+                flags = [*flags, f'-DLEGATO_SOURCE_HASH="{sources}"']
+            content = Path(source).read_bytes() + headers + repr([*BASELINE, *flags]).encode()
+            of_source = Path(self.build_temp) / variant / Path(source).stem
+            folder = of_source / hashlib.sha256(content).hexdigest()[:16]
             target = folder / Path(source).with_suffix(".o")
-            newest = max(newest_header, os.path.getmtime(source))
-            if not self.force and target.exists() and target.stat().st_mtime > newest:
+            if not self.force and target.exists():
                 return str(target)
+            shutil.rmtree(of_source, ignore_errors=True)
             (made,) = self.compiler.compile(
                 [source], output_dir=str(folder), extra_postargs=[*BASELINE, *flags]
             )

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from kernels.cpu.source_hash import source_hash
 from kernels.interface import Batch
 
 _PATH = Path(__file__).with_name("liblegato.so")
@@ -52,12 +53,20 @@ class Isa(enum.IntEnum):
     AVX512_BF16 = 2
 
 
+class StaleLibrary(Exception):
+    """The library was built from other sources than those beside it.
+
+    Not passed over for another backend: what it computes with other layouts of its arguments is
+    wrong, or the end of the process."""
+
+
 @functools.cache
 def load() -> ctypes.CDLL | None:
     """The library, or None (with a logged reason) where it was not built or the CPU is too old.
 
     `LEGATO_CPU_ISA=avx2|avx512|avx512_bf16` lowers the instruction set, `LEGATO_CPU_THREADS` sets
-    the number of compute threads; both are read once, here. Raises ValueError for another name.
+    the number of compute threads; both are read once, here. Raises ValueError for another name,
+    StaleLibrary where the C++ sources have changed since the library was built.
     """
     asked = os.environ.get("LEGATO_CPU_ISA") or "avx2"
     if asked.upper() not in Isa.__members__:
@@ -71,6 +80,7 @@ def load() -> ctypes.CDLL | None:
     except OSError as error:
         _logger.warning("CPU library not loadable (%s): torch computes instead", error)
         return None
+    _check_fresh(library)
     if library.legato_isa() < 0:
         _logger.warning("this CPU has no AVX2: torch computes instead")
         return None
@@ -80,6 +90,24 @@ def load() -> ctypes.CDLL | None:
         library.legato_num_threads(),
     )
     return library
+
+
+def _check_fresh(library: ctypes.CDLL) -> None:
+    wanted = source_hash()
+    if wanted is None:  # a wheel: the library came with what calls it
+        return
+    try:
+        tell = library["legato_source_hash"]
+    except AttributeError:  # built before it could tell
+        found = None
+    else:
+        tell.restype = ctypes.c_char_p
+        found = tell().decode()
+    if found != wanted:
+        raise StaleLibrary(
+            f"{_PATH.name} was built from other C++ sources than those in {_PATH.parent}/src: run "
+            "`make build` (python setup.py -q build_ext --inplace)"
+        )
 
 
 def require() -> ctypes.CDLL:
