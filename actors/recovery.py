@@ -25,6 +25,7 @@ _BEYOND_REPAIR = (
     "NCCL error",
     "ImportError:",
     "MemoryError:",
+    "ModuleNotFoundError:",  # also what transformers makes of any failure to import
     "OSError:",
     "can't allocate memory",
     "can't start new thread",

@@ -91,6 +91,7 @@ async def test_steps_that_fail_in_a_row_or_for_good_cost_the_stages() -> None:
     "message",
     [
         "ImportError: tokenizers.abi3.so: failed to map segment from shared object",
+        "ModuleNotFoundError: Could not import module 'LlamaConfig'. Are this object's require",
         "OSError: [Errno 24] Too many open files",
         "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried",
     ],
