@@ -64,8 +64,9 @@ def test_row_15_clients_that_stop_reading_are_dropped(
         "whole": whole("/tokenize", text),
         "feed": head("/console/feed", method="GET"),
     }[kind]
-    with connected(server, sent) as clients:
-        until(lambda: num_connections(server) >= 1, "connected")
+    num_clients = 100 if kind == "feed" else 1
+    with connected(server, sent, num_clients) as clients:
+        until(lambda: num_connections(server) >= num_clients, "connected")
         # The feed writes as long as there are iterations, the others until they are done.
         deadline_s = time.monotonic() + 60
         while not all(map(is_closed, clients)) and time.monotonic() < deadline_s:
