@@ -75,6 +75,7 @@ MISSED_GAPS = pa.schema(
         ("step", pa.int64()),
     ]
 )
+_ROWS_PER_BATCH = 500
 _SCHEMAS = {"requests": REQUESTS, "iterations": ITERATIONS, "gaps": MISSED_GAPS}
 
 
@@ -89,6 +90,8 @@ class RecordLog:
         self._rows_per_file = rows_per_file
         self._started = time.strftime("%Y%m%d-%H%M%S")
         self._rows: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in _SCHEMAS}
+        # The writer's: packed rows take a tenth of the memory that they take as objects.
+        self._batches: dict[str, list[pa.RecordBatch]] = {kind: [] for kind in _SCHEMAS}
         self._num_files = 0
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="records")
         text = json.dumps(settings, indent=2, default=str)
@@ -135,21 +138,31 @@ class RecordLog:
     def _add(self, kind: str, row: Mapping[str, Any]) -> None:
         rows = self._rows[kind]
         rows.append(row)
-        if len(rows) >= self._rows_per_file:
-            self._rotate(kind)
+        if len(rows) >= min(_ROWS_PER_BATCH, self._rows_per_file):
+            self._hand_on(kind)
 
-    def _rotate(self, kind: str) -> None:
+    def _hand_on(self, kind: str, ends_file: bool = False) -> None:
         rows, self._rows[kind] = self._rows[kind], []
-        if not rows:
+        self._writer.submit(self._take, kind, rows, ends_file).add_done_callback(_complain)
+
+    def _take(self, kind: str, rows: list[Mapping[str, Any]], ends_file: bool) -> None:
+        """In the writer's thread: pack them, and write a file that is full."""
+        batches = self._batches[kind]
+        if rows:
+            packed = pa.RecordBatch.from_pylist([dict(r) for r in rows], schema=_SCHEMAS[kind])
+            batches.append(packed)
+        num_rows = sum(batch.num_rows for batch in batches)
+        if not num_rows or (num_rows < self._rows_per_file and not ends_file):
             return
+        self._batches[kind] = []
         self._num_files += 1
         path = self._directory / f"{kind}-{self._started}-{self._num_files:04d}.parquet"
-        self._writer.submit(_write, path, rows, _SCHEMAS[kind]).add_done_callback(_complain)
+        _write(path, pa.Table.from_batches(batches))
 
     def flush(self) -> None:
         """Write what is buffered, in the writer's thread."""
         for kind in self._rows:
-            self._rotate(kind)
+            self._hand_on(kind, ends_file=True)
 
     def close(self) -> None:
         """Flush and wait for the writer."""
@@ -157,8 +170,7 @@ class RecordLog:
         self._writer.shutdown(wait=True)
 
 
-def _write(path: Path, rows: list[Mapping[str, Any]], schema: pa.Schema) -> None:
-    table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+def _write(path: Path, table: pa.Table) -> None:
     partial = path.with_suffix(".partial")
     pq.write_table(table, partial, compression="zstd")
     partial.rename(path)
