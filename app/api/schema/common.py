@@ -77,7 +77,7 @@ class SamplingFields(ScheduleFields):
     )
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = Field(
         default=None, description="Extension."
     )
     seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
