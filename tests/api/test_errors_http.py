@@ -57,6 +57,7 @@ def check(answer: httpx.Response, status: int, param: str | None = None) -> dict
         ({"prompt": "a", "min_tokens": 17}, "min_tokens"),
         ({"prompt": "a", "temperature": 2.1}, "temperature"),
         ({"prompt": "a", "temperature": -0.1}, "temperature"),
+        ({"prompt": "a", "repetition_penalty": 5e-324}, "repetition_penalty"),
         ({"prompt": "a", "top_p": 1.1}, "top_p"),
         ({"prompt": "a", "top_k": -2}, "top_k"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
