@@ -1,8 +1,8 @@
 """All that a scheduler serves: the replica that owns it, and the fronts of its fleet.
 
-The owner's socket is the engine's life: when it closes, the engine ends. Fronts come and go by the
-engine's door. The id of a request tells whose it is, so outputs find their way without a table, and
-a message with another connection's id ends the connection that it came by.
+The owner's socket is the engine's life: when it closes, the engine ends. Fronts come and go.
+The id of a request tells whose it is, so outputs find their way without a table, and a message
+with another connection's id ends the connection that it came by.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actors.fleet.snapshot import EngineSnapshot, PrefixNews
+from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
 from actors.transport.messages import (
     AbortRequests,
     Answer,
@@ -53,7 +53,7 @@ def connection_of(request_id: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class FrontAddress:
     """Where fronts may connect: a local address, and a host for those on other nodes."""
 
     engine_id: str
@@ -92,18 +92,18 @@ class Peers:
             path, lambda frame: self._received(owner, frame), lambda: self._on_gone(OWNER)
         )
 
-    async def open_door(self, door: Door, welcome: Callable[[int], Welcome]) -> str | None:
+    async def listen(self, fronts: FrontAddress, welcome: Callable[[int], Welcome]) -> str | None:
         """Let fronts in; returns where they connect by TCP, if anywhere."""
         self._welcome = welcome
-        server, _ = await listen(door.local, lambda: self._accept(door.secret))
+        server, _ = await listen(fronts.local, lambda: self._accept(fronts.secret))
         self._servers.append(server)
-        if door.host is None:
+        if fronts.host is None:
             return None
-        server, address = await listen(f"{door.host}:0", lambda: self._accept(door.secret))
+        server, address = await listen(f"{fronts.host}:0", lambda: self._accept(fronts.secret))
         self._servers.append(server)
         return address
 
-    def close_door(self) -> None:
+    def stop_listening(self) -> None:
         for server in self._servers:
             server.close()
 
@@ -181,10 +181,10 @@ class Peers:
         """To the connection that sent it; a refusal is of one request."""
         self.send(connection_of(refusal.refusals[0].request_id), refusal)
 
-    def tell_all(self, news: Readiness | Suspects | PrefixNews) -> None:
+    def broadcast(self, message: Readiness | Suspects | PrefixUpdate) -> None:
         for peer in (self._owner, *self._fronts.values()):
-            if peer.number != OWNER or not isinstance(news, PrefixNews):
-                self._send(peer, news)
+            if peer.number != OWNER or not isinstance(message, PrefixUpdate):
+                self._send(peer, message)
 
     def publish(self, snapshot: EngineSnapshot, to: int | None = None) -> None:
         """To all, the owner included, or to one front."""
@@ -197,7 +197,7 @@ class Peers:
                 self._send(peer, replace(snapshot, num_received=peer.num_received))
 
     def send(
-        self, number: int, message: RequestsStarted | RefuseRequests | Answer | PrefixNews
+        self, number: int, message: RequestsStarted | RefuseRequests | Answer | PrefixUpdate
     ) -> None:
         peer = self._owner if number == OWNER else self._fronts.get(number)
         if peer is not None:

@@ -1,4 +1,4 @@
-"""What an engine tells its fronts of itself, and when.
+"""What an engine publishes to its fronts, and when.
 
 Fronts route by it and take silence for death, so an idle engine speaks too. Asking the cost model
 for an outlook touches much memory, so it is not done for every step.
@@ -19,7 +19,7 @@ IDLE_PERIOD_S = 1.0
 
 
 class Publication:
-    """Of one engine, from `start` on. Its owner hears it too, for scaling."""
+    """Of one engine, from `start` on. Its owner gets it too, for scaling."""
 
     def __init__(self, core: Core, publisher: Publisher, peers: Peers) -> None:
         self._core = core
@@ -46,8 +46,8 @@ class Publication:
         self._peers.publish(self._publisher.snapshot(self._last_s, self._state), to)
         if to is not None:
             self._peers.send(to, self._publisher.prefixes())
-        elif (news := self._publisher.prefix_news()) is not None:
-            self._peers.tell_all(news)
+        elif (update := self._publisher.prefix_update()) is not None:
+            self._peers.broadcast(update)
 
     def computes(self, is_ready: bool) -> None:
         """Whether steps are executed; while they are not, the engine takes nothing."""

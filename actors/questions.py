@@ -15,7 +15,6 @@ from actors.scheduling.events import Event, Reconfigure
 from actors.scheduling.interfaces import Quote
 from actors.scheduling.statistics import statistics
 from actors.stage_set import StageSet
-from actors.steps_in_flight import StepDeadline
 from actors.transport.messages import Answer, Ask
 
 logger = logging.getLogger("legato.scheduler")
@@ -32,14 +31,12 @@ class Questions:
         handle: Callable[[Event], None],
         stages: StageSet,
         recovery: Recovery,
-        outstanding: StepDeadline,
         publication: Publication | None,
     ) -> None:
         self._core = core
         self._handle = handle
         self._stages = stages
         self._recovery = recovery
-        self._outstanding = outstanding
         self._publication = publication
 
     def answer(self, ask: Ask) -> Answer:
@@ -87,7 +84,6 @@ class Questions:
             "outlook": outlook(core.cost_model, core.config),
             "recoveries": self._recovery.num_recoveries,
             "rebuilding": self._recovery.is_rebuilding,
-            "outstanding_steps": len(self._outstanding),
             "pid": os.getpid(),
         }
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import uvloop
 
+from actors.engine import Engine
 from actors.engine_config import EngineConfig
-from actors.engine_loop import EngineLoop
-from actors.peers import Door
+from actors.peers import FrontAddress
 from actors.stage.spec import StageInfo
 
 
@@ -24,15 +24,15 @@ class SchedulerActor:
 
     def __init__(self, config: EngineConfig) -> None:
         self._loop = uvloop.new_event_loop()
-        self._engine = EngineLoop(config)
+        self._engine = Engine(config)
 
     def start(
-        self, socket_path: str, door: Door | None = None
+        self, socket_path: str, fronts: FrontAddress | None = None
     ) -> tuple[StageInfo, int, str | None]:
         """Load the stages, size the KV cache, connect to the replica's socket, let fronts in.
 
-        Returns what a rank reports, the number of KV blocks, and where the door is by TCP."""
-        return self._loop.run_until_complete(self._engine.start(socket_path, door))
+        Returns what a rank reports, the number of KV blocks, and where fronts connect by TCP."""
+        return self._loop.run_until_complete(self._engine.start(socket_path, fronts))
 
     def serve(self) -> None:
         """To be called once started: returns when the replica has closed its socket and the

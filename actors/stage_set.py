@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +16,10 @@ from actors.engine_config import GIB, EngineConfig
 from actors.kv_tier import tier_specs
 from actors.placement import create_stages, current_group, load_stages
 from actors.scheduling.events import TierChange
-from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.spec import StageInfo, TierSpec
 from actors.transport.graph_pipeline import GraphPipeline
-from actors.transport.messages import StepError
-from actors.transport.pipeline import CallPipeline, Pipeline
+from actors.transport.pipeline import CallPipeline, OnAnswer, OnLost, Pipeline
 
 logger = logging.getLogger("legato.stages")
 
@@ -36,15 +34,9 @@ class StagesFailed(Exception):
 class StageSet:
     """Stages and the pipeline through them. `rebuild` gives a fresh set with equal KV sizes."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        on_answer: Callable[[StepResult | StepError], None],
-        on_lost: Callable[[str], None],
-    ) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._on_answer = on_answer
-        self._on_lost = on_lost
+        self._listeners: tuple[OnAnswer, OnLost] | None = None
         self._actors: list[list[Any]] = []
         self.pipeline: Pipeline | None = None  # takes plans while the stages live
         self._sizes = (0, 0)
@@ -68,6 +60,12 @@ class StageSet:
                 await self.compile_grammar(Grammar("json_object", ""))
         await self._open()
         return info, num_blocks, swap
+
+    def listen(self, on_answer: OnAnswer, on_lost: OnLost) -> None:
+        """Who is told by this pipeline, and by those of later builds."""
+        self._listeners = (on_answer, on_lost)
+        if self.pipeline is not None:
+            self.pipeline.listen(on_answer, on_lost)
 
     async def rebuild(self) -> None:
         """Throw away what is left of the stages, and build them again."""
@@ -151,7 +149,7 @@ class StageSet:
             async with asyncio.timeout(self._config.load_timeout_s):
                 await asyncio.gather(*[actor.allocate.remote(*self._sizes) for actor in flat])
                 self.tier = await self._open_tier()
-                await pipeline.open(self._on_answer, self._on_lost)
+                await pipeline.open()
         except Exception as error:  # of Ray, of its compiler, of the system's sockets and disks
             pipeline.close()
             self._actors = []
@@ -160,6 +158,8 @@ class StageSet:
             message = f"the stages could not be connected: {type(error).__name__}: {error}"
             raise StagesFailed(message) from error
         self.pipeline = pipeline
+        if self._listeners is not None:
+            pipeline.listen(*self._listeners)
 
     async def _open_tier(self) -> tuple[tuple[bytes, ...], ...]:
         """Raises StagesFailed naming a setting that cannot be; a rebuild does without a disk."""

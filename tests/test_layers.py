@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "kernels.backends": ("kernels/*/*.py", "kernels"),
     # the pure core
     "vocabulary": (
-        "actors/scheduling/{config,setting,request,plan,events,state,interfaces,prefix,registry}.py",
+        "actors/scheduling/{config,setting,request,plan,events,state,interfaces,registry}.py",
         "",
     ),
     "cost": ("actors/scheduling/cost/*.py", "vocabulary"),

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from actors.fleet.prefixes import PrefixIndex
-from actors.fleet.snapshot import Arrival, EngineSnapshot, PrefixNews
+from actors.fleet.snapshot import Arrival, EngineSnapshot, PrefixUpdate
 
 PATIENCE_S = 10.0  # to a first token where no objective is stated, as admission has it
 MOST_SESSIONS = 100_000  # conversations remembered, the least recent forgotten first
@@ -53,7 +53,7 @@ class Sight:
         """Tokens it has still to compute, those on their way included."""
         return self.snapshot.num_prefill_tokens + self.sent_prefill_tokens
 
-    def hear(self, snapshot: EngineSnapshot, now_s: float) -> None:
+    def update(self, snapshot: EngineSnapshot, now_s: float) -> None:
         if snapshot.sequence <= self.snapshot.sequence:
             return
         self.snapshot, self.heard_s = snapshot, now_s
@@ -96,7 +96,7 @@ class Prospect:
 
 
 class Fleet:
-    """`published`, `told`, `sent` and `lost` change it; the rest only reads."""
+    """`published`, `update_prefixes`, `sent` and `lost` change it; the rest only reads."""
 
     def __init__(self) -> None:
         self.engines: dict[str, Sight] = {}  # by engine_id, in order of appearance
@@ -111,12 +111,12 @@ class Fleet:
         if sight is None:
             self.engines[snapshot.engine_id] = Sight(snapshot, now_s)
         else:
-            sight.hear(snapshot, now_s)
+            sight.update(snapshot, now_s)
 
-    def told(self, news: PrefixNews) -> None:
-        """News of an engine's prefix cache; of one that is not known they are dropped."""
-        if news.engine_id in self.engines:
-            self.prefixes.hear(news)
+    def update_prefixes(self, update: PrefixUpdate) -> None:
+        """An engine's prefix cache has changed; of one that is not known this is dropped."""
+        if update.engine_id in self.engines:
+            self.prefixes.apply(update)
 
     def sent(self, engine_id: str, arrival: Arrival) -> None:
         """The arrival has been sent to this engine."""

@@ -1,16 +1,16 @@
 """Which engine holds the KV of which prefix, as far as a router can know.
 
 Two sources. What a router sends to an engine will be there by the time the next request is, so it
-is noted at once; and an engine's news say what it keeps, outputs included, and what it has evicted,
-which no router can guess, nor what other fronts have sent. A wrong entry costs a recomputation,
-never a wrong token.
+is noted at once; and an engine's updates say what it keeps, outputs included, and what it has
+evicted, which no router can guess, nor what other fronts have sent. A wrong entry costs a
+recomputation, never a wrong token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from actors.fleet.snapshot import PrefixNews
+from actors.fleet.snapshot import PrefixUpdate
 
 
 class PrefixIndex:
@@ -46,11 +46,11 @@ class PrefixIndex:
             else:
                 del holders[digest]
 
-    def hear(self, news: PrefixNews) -> None:
-        if news.whole:
-            self.drop(news.engine_id, tuple(self._held.get(news.engine_id, ())))
-        self.drop(news.engine_id, news.removed)
-        self.note(news.engine_id, news.added)
+    def apply(self, update: PrefixUpdate) -> None:
+        if update.whole:
+            self.drop(update.engine_id, tuple(self._held.get(update.engine_id, ())))
+        self.drop(update.engine_id, update.removed)
+        self.note(update.engine_id, update.added)
 
     def forget(self, engine_id: str) -> None:
         """The engine is gone with all it held."""

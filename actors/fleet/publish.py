@@ -1,4 +1,4 @@
-"""What an engine says of itself: snapshots and news of its prefix cache, made from its core."""
+"""What an engine says of itself: snapshots, and updates of its prefix cache, made from its core."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from actors.fleet.snapshot import (
     EngineState,
     Outlook,
     OutlookPoint,
-    PrefixNews,
+    PrefixUpdate,
     short_digests,
 )
 from actors.scheduling.admission.predictive import Forecast, PredictiveAdmission
@@ -81,17 +81,17 @@ class Publisher:
             outlook=outlook,
         )
 
-    def prefix_news(self) -> PrefixNews | None:
+    def prefix_update(self) -> PrefixUpdate | None:
         """What changed in the prefix cache since the last call, for all fronts; None: nothing."""
         whole, added, removed = self._core.requests.running.block_manager.take_changes()
         if not (whole or added or removed):
             return None
-        return PrefixNews(self.engine_id, short_digests(added), short_digests(removed), whole)
+        return PrefixUpdate(self.engine_id, short_digests(added), short_digests(removed), whole)
 
-    def prefixes(self) -> PrefixNews:
+    def prefixes(self) -> PrefixUpdate:
         """All that the prefix cache holds, for a front that has just connected."""
         held = self._core.requests.running.block_manager.findable()
-        return PrefixNews(self.engine_id, short_digests(held), whole=True)
+        return PrefixUpdate(self.engine_id, short_digests(held), whole=True)
 
     def _outlook(self, now_s: float) -> tuple[Outlook, float]:
         """The curve, and the least slack with one stream more."""

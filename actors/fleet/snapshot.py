@@ -170,8 +170,8 @@ class EngineSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixNews:
-    """What changed in an engine's prefix cache since its last news: short digests of full blocks.
+class PrefixUpdate:
+    """What changed in an engine's prefix cache since its last update: short digests of full blocks.
 
     whole: `added` is all that it holds (a first message, or what was lost is made good).
     """
@@ -205,5 +205,5 @@ class Arrival:
 
 
 def short_digests(digests: list[bytes]) -> tuple[bytes, ...]:
-    """Digests of `actors.scheduling.prefix` as they travel."""
+    """Digests of `actors.scheduling.state` as they travel."""
     return tuple([digest[:SHORT_DIGEST_BYTES] for digest in digests])

@@ -82,7 +82,7 @@ class Core:
         self.num_forced_steps = 0  # planned because the policy alone would have stood still
         self._trial_is_next = True  # suspects and the others take turns
         self._num_submitted = 0
-        self._last_answer_s = 0.0
+        self.last_answer_s = 0.0
         self._wake_at_s: float | None = None
         self._handlers: Mapping[type, Callable[[Any, list[Instruction]], None]] = {
             Submit: self._submit,
@@ -163,9 +163,9 @@ class Core:
         step = self._answered(event.result.step_id)
         now_s = self.requests.now_s
         times = event.result.stage_times_s
-        waited_s = now_s - max(step.planned_at_s, self._last_answer_s)
+        waited_s = now_s - max(step.planned_at_s, self.last_answer_s)
         duration_s = max([end - start for start, end in times]) if times else waited_s
-        self._last_answer_s = now_s
+        self.last_answer_s = now_s
         self._learn(step, duration_s)
         if self.requests.trials or self.faults.num_failures_in_a_row:
             self.faults.succeeded(step)
@@ -186,7 +186,7 @@ class Core:
 
     def _step_failed(self, event: StepFailed, out: list[Instruction]) -> None:
         step = self._answered(event.step_id)
-        self._last_answer_s = self.requests.now_s
+        self.last_answer_s = self.requests.now_s
         outputs = self.faults.step_failed(step, event.message, event.culprit)
         if outputs:
             out.append(Emit(tuple(outputs)))
@@ -281,9 +281,9 @@ class Core:
             self.num_steps += 1
             in_flight.append(step)
             requests.num_in_flight += 1
-            model = self.cost_model
-            predicted_s = None if model is None else model.step_s(step.shape)
-            out.append(Execute(step.plan, predicted_s))
+            if self.cost_model is not None:
+                step.predicted_s = self.cost_model.step_s(step.shape)
+            out.append(Execute(step.plan, step.predicted_s))
 
     def _plan_one(self) -> InFlight | None:
         (builder := self.step).clear(self.num_steps)

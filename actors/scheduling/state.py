@@ -1,17 +1,24 @@
-"""The core's mutable records: a live request, and a step in flight."""
+"""The core's mutable records: a live request, and a step in flight.
+
+And the names of KV content: a hash chain over full blocks of tokens. A block's digest covers its
+tokens and everything before them, so equal digests mean equal KV. Digests are the same in every
+process: a router can compare them across replicas.
+"""
 
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from actors.scheduling.interfaces import Drafter
 from actors.scheduling.plan import RequestStart, StepPlan, StepShape, TokenLogprobs
-from actors.scheduling.prefix import chain_next, chain_root
 from actors.scheduling.request import Request
 
 NEVER = 1 << 62  # a length no sequence reaches
+DIGEST_BYTES = 16
 
 
 class Status(enum.Enum):
@@ -219,6 +226,33 @@ class InFlight:
     swapped_out: Sequence[RequestState]  # whose KV the plan copies to the host
     planned_at_s: float
     drafted: Sequence[Drafted] = ()  # members of `sampled`
+    predicted_s: float | None = None  # by the cost model, where there is one
 
     def members(self) -> list[RequestState]:
         return [*self.sampled, *(state for state, _ in self.partial)]
+
+
+def chain_root(salt: str) -> bytes:
+    """Where a chain starts. Different salts never share a block (no timing leak)."""
+    return blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=b"legato-kv").digest()
+
+
+def chain_next(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The digest of a full block whose predecessor in the sequence has digest `parent`."""
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=DIGEST_BYTES).digest()
+
+
+def prefix_digests(tokens: Sequence[int], block_size: int, salt: str = "") -> list[bytes]:
+    """Digests of all full blocks of `tokens`, in order.
+
+    >>> a = prefix_digests([1, 2, 3, 4, 5], 2)
+    >>> len(a), a == prefix_digests([1, 2, 3, 4], 2), a[0] == prefix_digests([1, 2], 2, "x")[0]
+    (2, True, False)
+    """
+    digests: list[bytes] = []
+    digest = chain_root(salt)
+    data, step = array("q", tokens).tobytes(), 8 * block_size
+    for end in range(step, len(data) + 1, step):
+        digest = blake2b(digest + data[end - step : end], digest_size=DIGEST_BYTES).digest()
+        digests.append(digest)
+    return digests

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from actors.stage.cuda_graphs import StepGraphs, StepOutput
-from actors.stage.head import NotFinite
+from actors.stage.extra_outputs import as_logprobs
+from actors.stage.head import Sampler
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 from actors.stage.landing import Landing
-from actors.stage.sampler import Sampler, token_logprobs
+from actors.stage.models.decoder import NotFinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class CapturedHead:
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
         if pending.judged:
             chosen_R, rank_R, top_RK, ids_RK = (x.numpy() for x in pending.judged)
-            entries = token_logprobs(
+            entries = as_logprobs(
                 drawn_S[pending.asking], (chosen_R, rank_R, top_RK, ids_RK), pending.counts
             )
             ids = [pending.ids[i] for i in pending.asking.tolist()]

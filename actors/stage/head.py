@@ -1,4 +1,4 @@
-"""What the last stage makes of the hidden states: tokens, log-probabilities, embeddings.
+"""What the last stage makes of the hidden states: logits, and by each request's parameters tokens.
 
 The language-model head is the widest matrix of a small model, so it sees only the rows that are
 asked for: one per sampling slice and draft, and prompt rows where prompt_logprobs are wanted.
@@ -6,48 +6,29 @@ asked for: one per sampling slice and draft, and prompt rows where prompt_logpro
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.scheduling.plan import Slice, StepPlan, StepResult, TokenLogprobs
+from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from actors.stage.cuda_graphs import StepOutput
 from actors.stage.drafts import accept, drawing_rows
+from actors.stage.extra_outputs import PromptLogprobs, PromptOutputs, token_logprobs
+from actors.stage.grammar import GrammarMasks
 from actors.stage.host_batch import HostBatch
-from actors.stage.input_batch import InputBatch
-from actors.stage.models.decoder import Decoder
-from actors.stage.rank_race import RankRace, race_alone
-from actors.stage.sampler import Sampler
+from actors.stage.input_batch import Columns, InputBatch
+from actors.stage.models.decoder import Decoder, NotFinite
+from actors.stage.rank_race import RankRace
 from actors.transport.group import RankGroup
+from kernels.interface import Backend
+from kernels.torch_sampling import Adjustment
 
-# Prompt rows go through the head in pieces of this many: logits are vocabulary-wide float32.
-_HEAD_ROWS = 256
-
-PromptLogprobs = tuple[int, int, tuple[TokenLogprobs, ...]]
 # Of each draw (request id, token), and of those that want it (request id, log-probabilities).
 _Sampled = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, TokenLogprobs], ...]]
-
-
-@dataclass(slots=True)
-class _Partial:
-    """A request's running sum where its latest chunk starts and where it ends."""
-
-    start: int
-    sum_at_start_H: torch.Tensor
-    end: int
-    sum_at_end_H: torch.Tensor
-
-
-class NotFinite(RuntimeError):
-    """The step computed no numbers. It fails, so that the request that overflows is found and
-    ended by itself, and none gets tokens drawn from nothing."""
-
-    def __init__(self) -> None:
-        super().__init__("the model's output is not finite: weights or activations overflow")
 
 
 class Head:
@@ -58,19 +39,20 @@ class Head:
         decoder: Decoder,
         input_batch: InputBatch,
         sampler: Sampler | None,
+        backend: Backend,
         group: RankGroup,
         share_tokens: bool,
-        race: RankRace,
     ) -> None:
         """sampler: on rank 0 only. share_tokens: this stage is also the first, so the other ranks
-        need the sampled tokens. race: for where there are several ranks."""
+        need the sampled tokens."""
         self._decoder = decoder
         self._input_batch = input_batch
         self._sampler = sampler
         self._group = group
-        self._race = race
+        self._race = RankRace(decoder, backend, input_batch, group)  # where there are several
         self._share_tokens = share_tokens and group.size > 1
-        self._partials: dict[int, _Partial] = {}  # of requests that pool by the mean
+        self._backend = backend
+        self._prompts = PromptOutputs(decoder, input_batch, backend)
 
     def finish(self, plan: StepPlan, host: HostBatch, output: StepOutput) -> StepResult | None:
         """The step's result on rank 0, None on the others. Overwrites the output's residual.
@@ -81,11 +63,12 @@ class Head:
         prompts: tuple[PromptLogprobs, ...] = ()
         asking = np.flatnonzero(columns.prompt_logprobs_R[rows_S] >= 0)
         if asking.size:
-            prompts = self._prompt_logprobs(asking.tolist(), plan.slices, host, output)
+            prompts = self._prompts.prompt_logprobs(asking.tolist(), plan.slices, host, output)
         pooled: tuple[tuple[int, tuple[float, ...]], ...] = ()
         pools_S = columns.pools_R[rows_S]
         if pools_S.any():
-            pooled = self._pooled(np.flatnonzero(pools_S).tolist(), plan.slices, host, output)
+            pooling = np.flatnonzero(pools_S).tolist()
+            pooled = self._prompts.pooled(pooling, plan.slices, host, output)
             samples_S = samples_S & ~pools_S
         tokens: tuple[tuple[int, int], ...] = ()
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
@@ -100,7 +83,9 @@ class Head:
                 if len(last_rows) == len(output.x_TH):
                     normed_SH = self._decoder.final_norm(output.x_TH, output.residual_TH)
                 else:
-                    normed_SH = self._normed(output, last_rows)
+                    normed_SH = self._decoder.final_norm_of(
+                        output.x_TH, output.residual_TH, last_rows
+                    )
                 columns_SV = self._decoder.columns(normed_SH)
                 tokens, logprobs = self._draw(ids, rows_S[sampling], positions, columns_SV)
             else:
@@ -116,8 +101,9 @@ class Head:
 
     def release(self, request_ids: Sequence[int]) -> None:
         """Forget requests that left, or that start anew."""
-        for request_id in request_ids:
-            self._partials.pop(request_id, None)
+        if self._prompts.partials:
+            for request_id in request_ids:
+                self._prompts.partials.pop(request_id, None)
         if self._sampler is not None and self._sampler.grammars.matchers:
             for request_id in request_ids:
                 self._sampler.grammars.release(request_id)
@@ -171,7 +157,7 @@ class Head:
                     raise NotFinite
                 if kept is not None:
                     counts = self._input_batch.columns.logprobs_R[rows_S[wanted]].tolist()
-                    entries = self._sampler.logprobs(kept, drawn_S[wanted], counts)
+                    entries = token_logprobs(self._backend, kept, drawn_S[wanted], counts)
                     logprobs = tuple(
                         (ids[i], entry) for i, entry in zip(wanted.tolist(), entries, strict=True)
                     )
@@ -186,75 +172,108 @@ class Head:
             raise RuntimeError("rank 0 failed to sample")
         return tuple(zip(ids, drawn_S.tolist(), strict=True)), logprobs
 
-    def _normed(self, output: StepOutput, rows: Iterable[int]) -> torch.Tensor:
-        """Final norm of copies of some rows: the rows themselves may be needed again."""
-        index = torch.from_numpy(np.fromiter(rows, np.int64)).to(output.x_TH.device)
-        return self._decoder.final_norm(output.x_TH[index], output.residual_TH[index])
 
-    def _prompt_logprobs(
-        self, asking: Sequence[int], slices: Sequence[Slice], host: HostBatch, output: StepOutput
-    ) -> tuple[PromptLogprobs, ...]:
-        """Of the slices numbered in `asking`. The row of position p judges the token at p + 1."""
-        found: list[PromptLogprobs] = []
-        for i in asking:
-            part, row, offset = slices[i], int(host.rows_S[i]), int(host.query_starts_S1[i])
-            num_prompt = int(self._input_batch.columns.num_prompt_R[row])
-            num_rows = min(part.num_tokens, num_prompt - 1 - part.start)
-            count = int(self._input_batch.columns.prompt_logprobs_R[row])
-            entries: list[TokenLogprobs] = []
-            for begin in range(0, num_rows, _HEAD_ROWS):
-                end = min(begin + _HEAD_ROWS, num_rows)
-                at = range(offset + begin, offset + end)
-                logits_RV = self._decoder.logits(self._normed(output, at))
-                if self._sampler is not None and logits_RV is not None:
-                    first = part.start + 1 + begin
-                    targets = self._input_batch.tokens_RP[row, first : first + len(at)]
-                    counts = [count] * len(at)
-                    entries += self._sampler.logprobs(logits_RV, targets.astype(np.int64), counts)
-            if any(math.isnan(entry.logprob) for entry in entries):
-                raise NotFinite
-            if num_rows > 0:
-                found.append((part.request_id, part.start + 1, tuple(entries)))
-        return tuple(found)
+class Sampler:
+    """Adjusts logits, draws, and keeps the grammars of constrained requests."""
 
-    def _pooled(
-        self, pooling: Sequence[int], slices: Sequence[Slice], host: HostBatch, output: StepOutput
-    ) -> tuple[tuple[int, tuple[float, ...]], ...]:
-        """Embeddings of the requests whose prompt ends in this step; not normalised."""
-        done: list[tuple[int, tuple[float, ...]]] = []
-        for i in pooling:
-            part, row = slices[i], int(host.rows_S[i])
-            first, end = int(host.query_starts_S1[i]), int(host.query_starts_S1[i + 1])
-            if self._input_batch.info(row).pooling == "last":
-                vector_H = self._normed(output, (end - 1,))[0].float()
-            else:
-                vector_H = self._mean(part, self._normed(output, range(first, end)))
-            if part.start + part.num_tokens >= self._input_batch.columns.num_prompt_R[row]:
-                if not torch.isfinite(vector_H).all():
-                    raise NotFinite
-                done.append((part.request_id, tuple(vector_H.tolist())))
-        return tuple(done)
+    def __init__(
+        self,
+        input_batch: InputBatch,
+        backend: Backend,
+        folder: Path,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self._input_batch = input_batch
+        self._backend = backend
+        self._vocab_size = vocab_size
+        self.grammars = GrammarMasks(folder, vocab_size, eos_token_ids)
 
-    def _mean(self, part: Slice, normed_RH: torch.Tensor) -> torch.Tensor:
-        """The mean from the first token to the end of this chunk, float32. A repeated chunk counts
-        once. Raises ValueError where tokens before the chunk were never seen (a cached prefix).
+    def tokens(
+        self,
+        rows_S: NDArray[np.intp],
+        positions_S: NDArray[np.int64],
+        logits_SV: torch.Tensor,
+        ready_S: torch.Tensor | None = None,
+    ) -> NDArray[np.int64]:
+        """One token per row for its position; float32 logits are adjusted in place.
+
+        ready_S: tokens that the device has drawn from the logits as they are.
         """
-        sum_H = normed_RH.float().sum(0)
-        partial = self._partials.get(part.request_id)
-        if part.start == 0:
-            before_H = torch.zeros_like(sum_H)
-        elif partial is not None and partial.end == part.start:
-            before_H = partial.sum_at_end_H
-        elif partial is not None and partial.start == part.start:
-            before_H = partial.sum_at_start_H
-        else:
-            raise ValueError(
-                f"mean pooling of request {part.request_id} needs its tokens from the first on"
-            )
-        end = part.start + part.num_tokens
-        total_H = before_H + sum_H
-        self._partials[part.request_id] = _Partial(part.start, before_H, end, total_H)
-        return total_H / end
+        adjusted = self.adjusted(rows_S, positions_S)
+        if adjusted.size:
+            self.adjust(logits_SV, rows_S, positions_S, adjusted)
+        elif ready_S is not None:
+            ready: NDArray[np.int64] = ready_S.cpu().numpy().astype(np.int64)
+            return ready
+        columns = self._input_batch.columns
+        return self._backend.sample(logits_SV, columns.draws(rows_S, positions_S))
+
+    def adjusted(
+        self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]
+    ) -> NDArray[np.intp]:
+        """Which of these draws are from adjusted logits."""
+        columns = self._input_batch.columns
+        return np.flatnonzero(held_back(columns, rows_S, positions_S) | columns.adjusts_R[rows_S])
+
+    def adjust(
+        self,
+        logits_SV: torch.Tensor,
+        rows_S: NDArray[np.intp],
+        positions_S: NDArray[np.int64],
+        which: NDArray[np.intp],
+    ) -> None:
+        """Adjust in place the logits of those draws that `which` numbers."""
+        held_back_S = held_back(self._input_batch.columns, rows_S, positions_S)
+        adjustments = [
+            self._adjustment(s, int(rows_S[s]), int(positions_S[s]), bool(held_back_S[s]))
+            for s in which.tolist()
+        ]
+        self._backend.adjust_logits(logits_SV, adjustments)
+
+    def _adjustment(self, s: int, row: int, position: int, held_back: bool) -> Adjustment:
+        info, p = self._input_batch.info(row), self._input_batch.info(row).sampling
+        num_prompt = int(self._input_batch.columns.num_prompt_R[row])
+        tokens = self._input_batch.tokens_RP[row, :position]
+        output, vocabulary = tokens[num_prompt:], self._vocab_size
+        return Adjustment(
+            row=s,
+            prompt=tokens[:num_prompt],
+            output=output,
+            bias=tuple((t, b) for t, b in p.logit_bias if 0 <= t < vocabulary),
+            repetition_penalty=p.repetition_penalty,
+            presence_penalty=p.presence_penalty,
+            frequency_penalty=p.frequency_penalty,
+            forbidden=tuple(t for t in p.stop_token_ids if held_back and 0 <= t < vocabulary),
+            allowed_W=self.grammars.mask(info.request_id, p.grammar, output)
+            if p.grammar is not None
+            else None,
+        )
+
+
+def held_back(
+    columns: Columns, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Whose stop tokens are forbidden so far."""
+    held_back_S: NDArray[np.bool_] = (
+        positions_S - columns.num_prompt_R[rows_S] < columns.min_tokens_R[rows_S]
+    )
+    return held_back_S
+
+
+def race_alone(
+    columns: Columns, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Which draws need no more than each rank's own logits: the same on every rank."""
+    alone_S: NDArray[np.bool_] = ~(
+        columns.adjusts_R[rows_S]
+        | held_back(columns, rows_S, positions_S)
+        | (columns.top_k_R[rows_S] > 0)
+        | (columns.top_p_R[rows_S] < 1)
+        | (columns.min_p_R[rows_S] > 0)
+        | (columns.logprobs_R[rows_S] >= 0)
+    )
+    return alone_S
 
 
 def _are_finite(raw_SV: torch.Tensor, drawn_S: NDArray[np.int64]) -> bool:

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.stage.input_batch import Columns, InputBatch
+from actors.stage.input_batch import InputBatch
 from actors.stage.models.decoder import Decoder
-from actors.stage.sampler import held_back
 from actors.transport.group import RankGroup
 from kernels.interface import Backend
 
@@ -50,18 +49,3 @@ class RankRace:
         won_S = scores_NS.argmax(axis=0)  # the first rank among equals, which has the lower ids
         drawn_S: NDArray[np.int64] = tokens_NS[won_S, np.arange(len(rows_S))].astype(np.int64)
         return drawn_S
-
-
-def race_alone(
-    columns: Columns, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Which draws need no more than each rank's own logits: the same on every rank."""
-    alone_S: NDArray[np.bool_] = ~(
-        columns.adjusts_R[rows_S]
-        | held_back(columns, rows_S, positions_S)
-        | (columns.top_k_R[rows_S] > 0)
-        | (columns.top_p_R[rows_S] < 1)
-        | (columns.min_p_R[rows_S] > 0)
-        | (columns.logprobs_R[rows_S] >= 0)
-    )
-    return alone_S

@@ -17,7 +17,7 @@ from actors.scheduling.request import Grammar
 from actors.stage.adapters import Pause, StageAdapters, no_pause
 from actors.stage.captured_head import CapturedHead
 from actors.stage.cuda_graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
-from actors.stage.head import Head
+from actors.stage.head import Head, Sampler
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 from actors.stage.kv import KVCache
@@ -27,9 +27,7 @@ from actors.stage.models.decoder import Decoder
 from actors.stage.models.read import load_config
 from actors.stage.models.split import Split, split
 from actors.stage.profile import DeviceMemory, GpuMemory, cache_bytes, ending, plans_to_measure
-from actors.stage.rank_race import RankRace
 from actors.stage.run_ahead import Following, Launched, RunAhead
-from actors.stage.sampler import Sampler
 from actors.stage.spec import StageInfo, StageSpec
 from actors.stage.weights.folder import open_folder
 from actors.stage.weights.load import Loader
@@ -271,9 +269,9 @@ class StageRunner:
             self._sampler = Sampler(
                 self._input_batch, self._backend, folder, config.vocab_size, config.eos_token_ids
             )
-        race = RankRace(self._decoder, self._backend, self._input_batch, self._group)
         return Head(
-            self._decoder, self._input_batch, self._sampler, self._group, spec.is_first, race
+            *(self._decoder, self._input_batch, self._sampler),
+            *(self._backend, self._group, spec.is_first),
         )
 
     def _activation_bytes(self, dtype: torch.dtype) -> int:

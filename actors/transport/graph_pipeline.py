@@ -20,7 +20,6 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +60,6 @@ class GraphPipeline(Watched):
         self._depth = depth
         self._accelerator = accelerator
         self._alone = sum(len(ranks) for ranks in stages) == 1
-        self._on_answer: Callable[[StepResult | StepError], None] | None = None
         self._first: list[FrameProtocol] = []
         self._wake_server: asyncio.AbstractServer | None = None
         self._graph: Any = None
@@ -74,12 +72,7 @@ class GraphPipeline(Watched):
         # By ticket and stage, what earlier stages' devices took; empty where hosts know.
         self._device_times: dict[int, dict[int, tuple[float, float]]] = {}
 
-    async def open(
-        self,
-        on_answer: Callable[[StepResult | StepError], None],
-        on_lost: Callable[[str], None],
-    ) -> None:
-        self._on_answer = on_answer
+    async def open(self) -> None:
         one_node = await self._on_one_node()
         if one_node:
             directory = private_directory()
@@ -91,7 +84,7 @@ class GraphPipeline(Watched):
             await self._connect(None)
         semaphores.remove_orphans(raylet=os.getppid())
         self._compile(await self._communicator(), one_node)
-        self.watch(on_lost)
+        self.watch()
         if one_node:
             pids = await asyncio.gather(*[a.pid.remote() for ranks in self._stages for a in ranks])
             self._semaphores = semaphores.mapped_by(pids)
@@ -231,7 +224,6 @@ class GraphPipeline(Watched):
         self.lose("the last stage closed its socket")
 
     def close(self) -> None:
-        self._on_answer = None
         self.kill()
         for rank in self._first:
             rank.close()

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 
 import msgpack
 
-from actors.fleet.snapshot import EngineSnapshot, PrefixNews
+from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
 from actors.scheduling.events import Output, Refuse
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Request
@@ -217,7 +217,7 @@ _KINDS: tuple[type, ...] = (
     Hello,
     Welcome,
     EngineSnapshot,
-    PrefixNews,
+    PrefixUpdate,
 )
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 

@@ -18,15 +18,19 @@ from actors.transport.messages import StepError, pack, read_answer
 StageHandles = Sequence[Sequence[Any]]  # [stage][rank] -> actor handle of StageActor
 
 
+OnAnswer = Callable[[StepResult | StepError], None]
+OnLost = Callable[[str], None]
+
+
 class Pipeline(Protocol):
     """Callbacks run on the owner's event loop: on_answer once per submitted plan, in order;
     on_lost at most once, after which nothing more is answered."""
 
-    async def open(
-        self,
-        on_answer: Callable[[StepResult | StepError], None],
-        on_lost: Callable[[str], None],
-    ) -> None: ...
+    async def open(self) -> None: ...
+
+    def listen(self, on_answer: OnAnswer, on_lost: OnLost) -> None:
+        """Who is told from now on; on_lost at once where the stages are lost by now."""
+        ...
 
     def submit(self, plan: StepPlan) -> None:
         """Hand over a plan; at most `depth` may be unanswered."""
@@ -42,11 +46,17 @@ class Watched:
 
     def __init__(self, stages: StageHandles) -> None:
         self._stages = stages
-        self._on_lost: Callable[[str], None] | None = None
+        self._on_answer: OnAnswer | None = None
+        self._on_lost: OnLost | None = None
+        self._lost_because: str | None = None
         self._watchers: list[asyncio.Task[None]] = []
 
-    def watch(self, on_lost: Callable[[str], None]) -> None:
-        self._on_lost = on_lost
+    def listen(self, on_answer: OnAnswer, on_lost: OnLost) -> None:
+        self._on_answer, self._on_lost = on_answer, on_lost
+        if self._lost_because is not None:
+            self.lose(self._lost_because)
+
+    def watch(self) -> None:
         for number, ranks in enumerate(self._stages):
             for rank, actor in enumerate(ranks):
                 name = f"stage {number} rank {rank}"
@@ -59,12 +69,13 @@ class Watched:
             self.lose(f"{name} died: {type(error).__name__}")
 
     def lose(self, reason: str) -> None:
+        self._lost_because = reason
         on_lost, self._on_lost = self._on_lost, None
         if on_lost is not None:
             on_lost(reason)
 
     def kill(self) -> None:
-        self._on_lost = None
+        self._on_answer = self._on_lost = None
         for task in self._watchers:
             task.cancel()
         for ranks in self._stages:
@@ -81,13 +92,9 @@ class CallPipeline(Watched):
         self._next_ticket = 0
         self._reader: asyncio.Task[None] | None = None
 
-    async def open(
-        self,
-        on_answer: Callable[[StepResult | StepError], None],
-        on_lost: Callable[[str], None],
-    ) -> None:
-        self.watch(on_lost)
-        self._reader = asyncio.create_task(self._read(on_answer))
+    async def open(self) -> None:
+        self.watch()
+        self._reader = asyncio.create_task(self._read())
 
     def submit(self, plan: StepPlan) -> None:
         message = (self._next_ticket, pack(plan), None, (), None)
@@ -97,7 +104,7 @@ class CallPipeline(Watched):
             messages = [actor.step.remote(m) for actor, m in zip(ranks, messages, strict=True)]
         self._pending.put_nowait((plan.step_id, messages))
 
-    async def _read(self, on_answer: Callable[[StepResult | StepError], None]) -> None:
+    async def _read(self) -> None:
         while True:
             step_id, references = await self._pending.get()
             try:
@@ -106,7 +113,8 @@ class CallPipeline(Watched):
                 self.lose(f"a stage call failed: {type(error).__name__}")
                 return
             failure = next((a[2] for a in answers if a[2] is not None), None)
-            on_answer(read_answer(step_id, answers[0][1], failure))
+            if self._on_answer is not None:
+                self._on_answer(read_answer(step_id, answers[0][1], failure))
 
     def close(self) -> None:
         if self._reader is not None:

@@ -17,7 +17,7 @@ import ray
 
 from actors.engine_config import EngineConfig
 from actors.fleet.snapshot import EngineSnapshot
-from actors.peers import Door
+from actors.peers import FrontAddress
 from actors.placement import current_group, scheduler_options
 from actors.scheduler import SchedulerActor
 from actors.scheduling.events import Refuse
@@ -39,7 +39,7 @@ class EngineFailed(RuntimeError):
 class SchedulerLink(SchedulerChannel):
     """One life of a scheduler. `on_lost` is called once if it ends before `close`.
 
-    door: where it lets fronts in; None outside a fleet. `tcp_address` is then where by TCP.
+    fronts: where it lets these connect; None outside a fleet. `tcp_address` is then where by TCP.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class SchedulerLink(SchedulerChannel):
         on_refused: Callable[[Refuse], None],
         on_message: Callable[[Readiness | RequestsStarted | Suspects | EngineSnapshot], None],
         on_lost: Callable[[], None],
-        door: Door | None = None,
+        fronts: FrontAddress | None = None,
     ) -> None:
         super().__init__(on_rows, on_records, on_refused, on_message, on_lost)
         self._config = config
-        self.door = door
+        self.fronts = fronts
         self.tcp_address: str | None = None
         self._actor: Any = None
         self._serving: asyncio.Task[None] | None = None  # as long as the scheduler does
@@ -80,7 +80,7 @@ class SchedulerLink(SchedulerChannel):
             **scheduler_options(current_group()), runtime_env={"env_vars": environment}
         ).remote(self._config)
         try:
-            started = await self._actor.start.remote(path, self.door)
+            started = await self._actor.start.remote(path, self.fronts)
             info, num_blocks, self.tcp_address = started
             self._socket = await connected
         except ray.exceptions.RayTaskError as error:

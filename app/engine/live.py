@@ -87,8 +87,8 @@ class LiveEngine:
 
     async def _build(self) -> None:
         self._info, self._num_blocks = await self._link.open()
-        if self._membership is not None and self._link.door is not None:
-            await self._membership.join(self._link.door, self._link.tcp_address)
+        if self._membership is not None and self._link.fronts is not None:
+            await self._membership.join(self._link.fronts, self._link.tcp_address)
         if again := [entry.resumed() for entry in self._open.values()]:
             self._link.submit(again)  # at once: requests that wait for readiness are not among them
         self._ready.set()
@@ -284,7 +284,7 @@ class LiveEngine:
             self._refused,
             self._on_message,
             self._lost,
-            None if self._membership is None else self._membership.new_door(),
+            None if self._membership is None else self._membership.new_front_address(),
         )
 
     def _on_message(self, message: Readiness | RequestsStarted | Suspects | EngineSnapshot) -> None:

@@ -120,7 +120,7 @@ class OpenRequest:
                 first=known,
                 tokens=tokens,
                 finish_reason=output.finish_reason,
-                # Of a replay these are not news.
+                # Of a replay these have been delivered before.
                 num_cached_tokens=0 if known > self.base else output.num_cached_tokens,
                 logprobs=list(output.logprobs[skip:]),
                 prompt_logprobs=[] if known > self.base else list(output.prompt_logprobs),

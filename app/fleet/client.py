@@ -18,7 +18,7 @@ from typing import Any
 
 from actors.fleet.fleet import Fleet
 from actors.fleet.routers import Router
-from actors.fleet.snapshot import EngineSnapshot, PrefixNews
+from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
 from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import Quote
 from actors.scheduling.request import Objective
@@ -89,7 +89,7 @@ class FleetClient:
     # ---- life ------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Look for engines, and return once those that can be reached have told of themselves: a
+        """Look for engines, and return once those that can be reached have published a snapshot: a
         front that answers before would refuse what they take. New ones are found at any time."""
         self._finder.start(self)
         self._watcher = asyncio.create_task(self._watch())
@@ -153,7 +153,7 @@ class FleetClient:
 
     @property
     def snapshots(self) -> list[EngineSnapshot]:
-        """Of the engines that have told of themselves."""
+        """Of the engines that have published a snapshot."""
         return [sight.snapshot for sight in self._fleet.engines.values()]
 
     @property
@@ -263,7 +263,7 @@ class FleetClient:
             if problem is not None:
                 logger.error("engine %s: %s", connection.engine_id, problem)
 
-    def heard(self, connection: Connection, snapshot: EngineSnapshot) -> None:
+    def published(self, connection: Connection, snapshot: EngineSnapshot) -> None:
         welcome = connection.welcome
         if welcome is None or not connection.is_open:
             return
@@ -283,8 +283,8 @@ class FleetClient:
             self._whereabouts.evacuate(connection, snapshot.state)
         self._whereabouts.settle()
 
-    def told(self, news: PrefixNews) -> None:
-        self._fleet.told(news)
+    def prefixes_updated(self, update: PrefixUpdate) -> None:
+        self._fleet.update_prefixes(update)
 
     def iterated(self, connection: Connection, records: Sequence[Any]) -> None:
         # After the streams that were just woken: their tokens go out first.

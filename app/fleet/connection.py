@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from actors.fleet.snapshot import BitClass, EngineSnapshot, EngineState, PrefixNews
+from actors.fleet.snapshot import BitClass, EngineSnapshot, EngineState, PrefixUpdate
 from actors.peers import SAME_CLOCK_S, first_id
 from actors.scheduling.events import Refuse
 from actors.transport.messages import Hello, IterationRecord, Suspects, Welcome
@@ -64,10 +64,10 @@ class Traveller(OpenRequest):
 
 
 class Owner(Protocol):
-    """What a connection tells; `app.fleet.client` listens."""
+    """What a connection reports to; implemented by `app.fleet.client`."""
 
-    def heard(self, connection: Connection, snapshot: EngineSnapshot) -> None: ...
-    def told(self, news: PrefixNews) -> None: ...
+    def published(self, connection: Connection, snapshot: EngineSnapshot) -> None: ...
+    def prefixes_updated(self, update: PrefixUpdate) -> None: ...
     def refused(self, connection: Connection, refusal: Refuse) -> None: ...
     def iterated(self, connection: Connection, records: Sequence[Any]) -> None: ...
     def lost(self, connection: Connection) -> None: ...
@@ -82,7 +82,7 @@ class Connection(SchedulerChannel):
             self.open.deliver,
             lambda records: owner.iterated(self, records),
             lambda refusal: owner.refused(self, refusal),
-            self._told,
+            self._dispatch,
             lambda: owner.lost(self),
         )
         self.engine_id = entry.engine_id
@@ -119,21 +119,21 @@ class Connection(SchedulerChannel):
             return
         super()._lost()
 
-    def _told(self, news: Any) -> None:
-        if isinstance(news, EngineSnapshot):
-            self.snapshot = news
-            self._owner.heard(self, news)
-        elif isinstance(news, Started):
-            self.open.started(news.request_ids)
-        elif isinstance(news, Suspects):
-            self.open.suspected(news.losses, news.on_trial)
-        elif isinstance(news, PrefixNews):
-            self._owner.told(news)
-        elif isinstance(news, Welcome) and self._welcomed is not None:
-            self.welcome = news
-            offset_s = news.now_s - time.monotonic()
+    def _dispatch(self, message: Any) -> None:
+        if isinstance(message, EngineSnapshot):
+            self.snapshot = message
+            self._owner.published(self, message)
+        elif isinstance(message, Started):
+            self.open.started(message.request_ids)
+        elif isinstance(message, Suspects):
+            self.open.suspected(message.losses, message.on_trial)
+        elif isinstance(message, PrefixUpdate):
+            self._owner.prefixes_updated(message)
+        elif isinstance(message, Welcome) and self._welcomed is not None:
+            self.welcome = message
+            offset_s = message.now_s - time.monotonic()
             self.offset_s = offset_s if abs(offset_s) > SAME_CLOCK_S else 0.0
-            self._ids = itertools.count(first_id(news.number) + 1)
+            self._ids = itertools.count(first_id(message.number) + 1)
             if not self._welcomed.done():
                 self._welcomed.set_result(None)
 

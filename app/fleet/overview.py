@@ -35,7 +35,6 @@ _ADDED_UP = (
     "num_fetched_blocks",
     "tokens_per_s",
     "recoveries",
-    "outstanding_steps",
 )
 
 

@@ -8,8 +8,8 @@ from actors.fleet.fleet import Fleet, Sight
 from actors.fleet.moves import Stream, move_streams, stays
 from actors.fleet.routers import Router
 from actors.fleet.snapshot import Arrival, BitClass, short_digests
-from actors.scheduling.prefix import prefix_digests
 from actors.scheduling.request import Objective
+from actors.scheduling.state import prefix_digests
 from app.engine.client import RequestRefused
 from app.fleet.connection import Traveller
 

@@ -17,7 +17,7 @@ import msgpack
 import ray
 from ray.experimental import internal_kv
 
-from actors.peers import Door
+from actors.peers import FrontAddress
 from actors.transport.addresses import new_local_address, new_secret
 
 logger = logging.getLogger("legato.fleet")
@@ -116,21 +116,21 @@ class Member:
         self._tcp = tcp
         self._entry: Entry | None = None
 
-    def new_door(self) -> Door:
+    def new_front_address(self) -> FrontAddress:
         tcp = self._tcp
         if tcp is None:
             tcp = sum(bool(node["Alive"]) for node in ray.nodes()) > 1
-        return Door(
+        return FrontAddress(
             engine_id=f"{self._name}.{secrets.token_hex(3)}",
             local=new_local_address(),
             host=ray.util.get_node_ip_address() if tcp else None,
             secret=new_secret(),
         )
 
-    async def join(self, door: Door, tcp_address: str | None) -> None:
+    async def join(self, fronts: FrontAddress, tcp_address: str | None) -> None:
         await self.part()
         entry = Entry(
-            door.engine_id, this_node(), door.local, tcp_address, door.secret, os.getpid()
+            fronts.engine_id, this_node(), fronts.local, tcp_address, fronts.secret, os.getpid()
         )
         self._entry = entry
         await self._registry.put(entry)

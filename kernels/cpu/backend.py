@@ -22,10 +22,10 @@ from kernels.cpu import adapters as lora
 from kernels.cpu import kv as paged
 from kernels.cpu import library, sampling
 from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
-from kernels.cpu.library import FLOAT_CODES, BatchView, view_batch
+from kernels.cpu.library import FLOAT_CODES
 from kernels.cpu.linear import CpuLinear, pack_linear, pack_quantized
 from kernels.cpu.ranks import CpuRankSums, file_bytes
-from kernels.cpu.stack import CpuStack
+from kernels.cpu.stack import BatchView, CpuStack, view_batch
 from kernels.interface import (
     AttentionShape,
     Batch,
@@ -109,20 +109,20 @@ class CpuBackend(TorchBackend):
         _check("residual_TH", residual_TH, 2, x_TH.dtype, x_TH.shape)
         _check("weight_H", weight_H, 1, x_TH.dtype, x_TH.shape[1:])
         y_TH = torch.empty_like(x_TH)
-        self._norm(x_TH, residual_TH, weight_H, y_TH, eps)
+        self._norm(x_TH, residual_TH.data_ptr(), weight_H, y_TH, eps)
         return y_TH
 
     def _norm(
         self,
         x_TH: torch.Tensor,
-        residual_TH: torch.Tensor | None,
+        residual: int | None,
         weight_H: torch.Tensor,
         y_TH: torch.Tensor,
         eps: float,
     ) -> None:
         _function("norm")(
             x_TH.data_ptr(),
-            library.pointer(residual_TH),
+            residual,
             weight_H.data_ptr(),
             y_TH.data_ptr(),
             *x_TH.shape,

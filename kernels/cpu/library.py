@@ -1,4 +1,4 @@
-"""The C++ library of this folder, loaded by ctypes, and batches as it sees them.
+"""The C++ library of this folder, loaded by ctypes.
 
 `load()` returns the library or logs why there is none. Functions take raw pointers, so each has
 one typed Python wrapper next to the operation it serves; tensors must stay alive for the duration
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from kernels.cpu.source_hash import source_hash
-from kernels.interface import Batch
 
 _PATH = Path(__file__).with_name("liblegato.so")
 _logger = logging.getLogger(__name__)
@@ -27,22 +26,6 @@ Pointer = ctypes.c_void_p
 # Element types by their number in the library; the cache takes int8 besides.
 FLOAT_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 DTYPE_CODES = {**FLOAT_CODES, torch.int8: 3}
-
-
-class BatchView(ctypes.Structure):
-    """Addresses of a Batch's tensors (src/attention_layout.h); valid while they live."""
-
-    _fields_ = (
-        ("positions", ctypes.c_void_p),
-        ("query_starts", ctypes.c_void_p),
-        ("starts", ctypes.c_void_p),
-        ("lengths", ctypes.c_void_p),
-        ("block_tables", ctypes.c_void_p),
-        ("slot_mapping", ctypes.c_void_p),
-        ("num_tokens", ctypes.c_int32),
-        ("num_slices", ctypes.c_int32),
-        ("table_width", ctypes.c_int32),
-    )
 
 
 class Isa(enum.IntEnum):
@@ -129,34 +112,6 @@ def function(name: str, restype: Any, *argtypes: Any) -> Any:
 def pointer(tensor: torch.Tensor | None) -> int | None:
     """Address of a tensor's first element; None for None."""
     return None if tensor is None else tensor.data_ptr()
-
-
-def view_batch(batch: Batch, block_size: int) -> BatchView:
-    """Raises ValueError for what would read or write out of bounds, as far as O(1) can tell."""
-    num_slices = len(batch.starts_S)
-    num_tokens = len(batch.positions_T)
-    table_width = batch.block_tables_SB.shape[1] if batch.block_tables_SB.dim() == 2 else -1
-    expected = (
-        ("positions_T", batch.positions_T, (num_tokens,)),
-        ("query_starts_S1", batch.query_starts_S1, (num_slices + 1,)),
-        ("starts_S", batch.starts_S, (num_slices,)),
-        ("lengths_S", batch.lengths_S, (num_slices,)),
-        ("block_tables_SB", batch.block_tables_SB, (num_slices, table_width)),
-        ("slot_mapping_T", batch.slot_mapping_T, (num_tokens,)),
-    )
-    addresses: list[int] = []
-    for name, tensor, size in expected:
-        if tensor.dtype != torch.int32 or not tensor.is_contiguous() or tensor.device.type != "cpu":
-            raise ValueError(f"batch.{name} must be a contiguous int32 tensor on the CPU")
-        if tensor.shape != size:
-            raise ValueError(f"batch.{name} has shape {tuple(tensor.shape)}, expected {size}")
-        addresses.append(tensor.data_ptr())
-    if batch.max_kv_length > table_width * block_size:
-        raise ValueError(
-            f"block tables of {table_width} blocks of {block_size} tokens cannot hold "
-            f"{batch.max_kv_length}"
-        )
-    return BatchView(*addresses, num_tokens, num_slices, table_width)
 
 
 def isa() -> Isa:

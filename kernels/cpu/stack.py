@@ -1,4 +1,4 @@
-"""All decoder layers of a stage in one C++ call (src/stack.cpp)."""
+"""All decoder layers of a stage in one C++ call (src/stack.cpp), and the batch as it sees it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from kernels.adapters import AdapterModule, LayerAdapters
 from kernels.cpu import library
 from kernels.cpu.adapters import CpuAdapters, RunsView, view_runs
 from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
-from kernels.cpu.library import BatchView, view_batch
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.ranks import CpuRankSums, check
 from kernels.interface import (
@@ -24,6 +23,50 @@ from kernels.interface import (
 )
 from kernels.layer_form import ACTIVATIONS, LayerForm
 from kernels.rank_sums import RankSums
+
+
+class BatchView(ctypes.Structure):
+    """Addresses of a Batch's tensors (src/attention_layout.h); valid while they live."""
+
+    _fields_ = (
+        ("positions", ctypes.c_void_p),
+        ("query_starts", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("block_tables", ctypes.c_void_p),
+        ("slot_mapping", ctypes.c_void_p),
+        ("num_tokens", ctypes.c_int32),
+        ("num_slices", ctypes.c_int32),
+        ("table_width", ctypes.c_int32),
+    )
+
+
+def view_batch(batch: Batch, block_size: int) -> BatchView:
+    """Raises ValueError for what would read or write out of bounds, as far as O(1) can tell."""
+    num_slices = len(batch.starts_S)
+    num_tokens = len(batch.positions_T)
+    table_width = batch.block_tables_SB.shape[1] if batch.block_tables_SB.dim() == 2 else -1
+    expected = (
+        ("positions_T", batch.positions_T, (num_tokens,)),
+        ("query_starts_S1", batch.query_starts_S1, (num_slices + 1,)),
+        ("starts_S", batch.starts_S, (num_slices,)),
+        ("lengths_S", batch.lengths_S, (num_slices,)),
+        ("block_tables_SB", batch.block_tables_SB, (num_slices, table_width)),
+        ("slot_mapping_T", batch.slot_mapping_T, (num_tokens,)),
+    )
+    addresses: list[int] = []
+    for name, tensor, size in expected:
+        if tensor.dtype != torch.int32 or not tensor.is_contiguous() or tensor.device.type != "cpu":
+            raise ValueError(f"batch.{name} must be a contiguous int32 tensor on the CPU")
+        if tensor.shape != size:
+            raise ValueError(f"batch.{name} has shape {tuple(tensor.shape)}, expected {size}")
+        addresses.append(tensor.data_ptr())
+    if batch.max_kv_length > table_width * block_size:
+        raise ValueError(
+            f"block tables of {table_width} blocks of {block_size} tokens cannot hold "
+            f"{batch.max_kv_length}"
+        )
+    return BatchView(*addresses, num_tokens, num_slices, table_width)
 
 
 class _LayerView(ctypes.Structure):

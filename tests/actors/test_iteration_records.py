@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from actors.engine_loop import IterationRecords
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import Execute, StepDone, Submit
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request, SamplingParams
 from actors.scheduling.state import InFlight
-from actors.steps_in_flight import IterationRecords, StepInFlight
+from actors.transport.messages import IterationRecord
 
 PROMPT, OUTPUT, STEP_S = 5, 40, 0.03
 
@@ -26,13 +27,11 @@ def test_batches_of_a_tenth_of_a_second_and_the_rest_at_once() -> None:
         planned = core.in_flight[0]
         result = StepResult(plan.step_id, tuple((s.request_id, 9) for s in plan.slices))
         instructions = core.handle(StepDone(result), now_s)
-        _note(records, planned, now_s)
-        if due := records.take_due(now_s):
+        if due := _note(records, planned, now_s):
             batches.append((now_s, [record.step for record in due]))
     assert [step for _, steps in batches for step in steps] == list(range(OUTPUT))
     assert batches[-1][0] == now_s  # the engine rests: nothing is kept back
     assert 3 * len(batches) <= OUTPUT + 3
-    assert records.take_due(now_s + 10) == []
 
 
 def test_a_record_says_what_the_step_was_made_of() -> None:
@@ -40,17 +39,19 @@ def test_a_record_says_what_the_step_was_made_of() -> None:
     records = IterationRecords(core)
     request = Request(1, (7,) * PROMPT, SamplingParams(OUTPUT), 0.0)
     core.handle(Submit(request), 0.0)
+    sent = []
     for done_s in (0.5, 0.75):
         planned = core.in_flight[0]
         core.handle(StepDone(StepResult(planned.plan.step_id, ((1, 9),))), done_s)
-        _note(records, planned, done_s)
-    prefill, decode = records.take_due(0.75)
+        sent += _note(records, planned, done_s)
+    prefill, decode = sent
     assert (prefill.num_prefill_tokens, prefill.num_decode_tokens) == (PROMPT, 0)
     assert (decode.num_prefill_tokens, decode.num_decode_tokens) == (0, 1)
     assert prefill.done_s == 0.5
     assert decode.num_decoding == 1
 
 
-def _note(records: IterationRecords, planned: InFlight, done_s: float) -> None:
-    step = StepInFlight(planned.plan, done_s - STEP_S, None)
-    records.note(step, planned, done_s, StepResult(planned.plan.step_id, ()), 0)
+def _note(records: IterationRecords, step: InFlight, done_s: float) -> list[IterationRecord]:
+    records.note(step, done_s, StepResult(step.plan.step_id, ()), 0)
+    due, records.due = records.due, []
+    return due

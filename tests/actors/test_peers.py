@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.peers import Door, Message, Peers, connection_of, first_id
+from actors.peers import FrontAddress, Message, Peers, connection_of, first_id
 from actors.scheduling.events import Refuse
 from actors.scheduling.request import Request, SamplingParams
 from actors.transport.addresses import new_local_address, new_secret
@@ -33,12 +33,12 @@ class Front:
         self.gone = asyncio.Event()
         self.socket: FrameProtocol
 
-    async def connect(self, door: Door, now_s: float | None = None) -> Welcome:
+    async def connect(self, fronts: FrontAddress, now_s: float | None = None) -> Welcome:
         self.socket = await connect(
-            door.local,
+            fronts.local,
             lambda frame: self.messages.put_nowait(unpack_kind(frame)),
             self.gone.set,
-            door.secret,
+            fronts.secret,
         )
         self.send(Hello(time.monotonic() if now_s is None else now_s))
         welcome = await self.next()
@@ -54,14 +54,14 @@ class Front:
 
 class Scheduler:
     def __init__(self) -> None:
-        self.door = Door("e", new_local_address(), None, new_secret())
-        self.heard: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
+        self.fronts = FrontAddress("e", new_local_address(), None, new_secret())
+        self.received: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
         self.gone: asyncio.Queue[int] = asyncio.Queue()
-        self.peers = Peers(lambda *heard: self.heard.put_nowait(heard), self.gone.put_nowait)
+        self.peers = Peers(lambda *message: self.received.put_nowait(message), self.gone.put_nowait)
 
     async def open(self) -> None:
-        await self.peers.open_door(
-            self.door, lambda number: Welcome(number, time.monotonic(), 64, 256, (0,), 8)
+        await self.peers.listen(
+            self.fronts, lambda number: Welcome(number, time.monotonic(), 64, 256, (0,), 8)
         )
 
 
@@ -70,7 +70,7 @@ async def scheduler() -> AsyncIterator[Scheduler]:
     made = Scheduler()
     await made.open()
     yield made
-    made.peers.close_door()
+    made.peers.stop_listening()
 
 
 def request(request_id: int, arrival_s: float = 0.0) -> SubmitRequests:
@@ -79,13 +79,13 @@ def request(request_id: int, arrival_s: float = 0.0) -> SubmitRequests:
 
 async def test_everybody_gets_their_own_outputs(scheduler: Scheduler) -> None:
     fronts = [Front(), Front()]
-    numbers = [(await front.connect(scheduler.door)).number for front in fronts]
+    numbers = [(await front.connect(scheduler.fronts)).number for front in fronts]
     ids = [first_id(number) + 1 for number in numbers]
     assert [connection_of(i) for i in ids] == numbers
     assert len(set(numbers)) == 2
     for front, request_id in zip(fronts, ids, strict=True):
         front.send(request(request_id))
-        number, message = await asyncio.wait_for(scheduler.heard.get(), 10)
+        number, message = await asyncio.wait_for(scheduler.received.get(), 10)
         assert (number, message.requests[0].request_id) == (connection_of(request_id), request_id)
     scheduler.peers.outputs([(ids[0], 0, (7,)), (ids[1], 0, (8,)), (ids[0], 1, (9,))], [])
     assert (await fronts[0].next()).rows == ((ids[0], 0, (7,)), (ids[0], 1, (9,)))
@@ -106,36 +106,38 @@ async def test_everybody_gets_their_own_outputs(scheduler: Scheduler) -> None:
 @pytest.mark.parametrize("kind", ["submit", "abort", "hello"])
 async def test_who_speaks_out_of_turn_is_cut_off(scheduler: Scheduler, kind: str) -> None:
     honest, other = Front(), Front()
-    theirs = first_id((await honest.connect(scheduler.door)).number) + 1
-    await other.connect(scheduler.door)
+    theirs = first_id((await honest.connect(scheduler.fronts)).number) + 1
+    await other.connect(scheduler.fronts)
     messages = {"submit": request(theirs), "abort": AbortRequests((theirs,)), "hello": Hello(0.0)}
     other.send(messages[kind])
     await asyncio.wait_for(other.gone.wait(), 10)
-    assert scheduler.heard.empty()
+    assert scheduler.received.empty()
     honest.send(request(theirs))
-    assert (await asyncio.wait_for(scheduler.heard.get(), 10))[1].requests[0].request_id == theirs
+    assert (await asyncio.wait_for(scheduler.received.get(), 10))[1].requests[
+        0
+    ].request_id == theirs
 
 
 async def test_a_clock_of_another_node_is_translated(scheduler: Scheduler) -> None:
     far, near = Front(), Front()
     behind_s = 5000.0
-    number = (await far.connect(scheduler.door, time.monotonic() - behind_s)).number
+    number = (await far.connect(scheduler.fronts, time.monotonic() - behind_s)).number
     now_s = time.monotonic()
     far.send(request(first_id(number) + 1, now_s - behind_s))
-    _, message = await asyncio.wait_for(scheduler.heard.get(), 10)
+    _, message = await asyncio.wait_for(scheduler.received.get(), 10)
     assert isinstance(message, SubmitRequests)
     assert message.requests[0].arrival_s == pytest.approx(now_s, abs=1.0)
-    number = (await near.connect(scheduler.door)).number
+    number = (await near.connect(scheduler.fronts)).number
     near.send(request(first_id(number) + 1, 123.0))
-    _, message = await asyncio.wait_for(scheduler.heard.get(), 10)
+    _, message = await asyncio.wait_for(scheduler.received.get(), 10)
     assert isinstance(message, SubmitRequests)
     assert message.requests[0].arrival_s == 123.0
 
 
 async def test_who_does_not_know_the_secret_hears_nothing(scheduler: Scheduler) -> None:
     stranger = Front()
-    door = Door("e", scheduler.door.local, None, new_secret())
+    fronts = FrontAddress("e", scheduler.fronts.local, None, new_secret())
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(stranger.connect(door), 0.5)
+        await asyncio.wait_for(stranger.connect(fronts), 0.5)
     await asyncio.wait_for(stranger.gone.wait(), 10)
     assert not scheduler.peers.knows(first_id(1))

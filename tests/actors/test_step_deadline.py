@@ -8,10 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.scheduling.plan import StepPlan
-from actors.steps_in_flight import StepDeadline
+from actors.engine_loop import StepDeadline
+from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.events import PipelineLost, StepDone, Submit
+from actors.scheduling.plan import StepResult, StepShape
+from actors.scheduling.request import Request, SamplingParams
 
 FLOOR_S = 10.0
+LATE = f"no answer within {FLOOR_S:.1f} s"
 
 
 class _Timer:
@@ -53,74 +58,116 @@ class _Loop:
 def loop(monkeypatch: pytest.MonkeyPatch) -> _Loop:
     loop = _Loop()
     monkeypatch.setattr("asyncio.get_running_loop", lambda: loop)
-    monkeypatch.setattr(
-        "actors.steps_in_flight.time", SimpleNamespace(monotonic=lambda: loop.now_s)
-    )
+    monkeypatch.setattr("actors.engine_loop.time", SimpleNamespace(monotonic=lambda: loop.now_s))
     return loop
 
 
-def _plan(step_id: int) -> StepPlan:
-    return StepPlan(step_id, ())
+class _Steps:
+    """Predicts what it is told, step by step, and then 0.1 s."""
+
+    def __init__(self, *steps_s: float) -> None:
+        self.steps_s = list(steps_s)
+
+    def step_s(self, shape: StepShape) -> float:
+        return self.steps_s.pop(0) if self.steps_s else 0.1
+
+    def latency_s(self, shape: StepShape) -> float:
+        return 0.1
+
+    def swap_s(self, num_blocks: int) -> float:
+        return 0.0
+
+    def observe(self, shape: StepShape, duration_s: float) -> None:
+        pass
 
 
-def _deadline(overdue: list[float]) -> StepDeadline:
-    deadline = StepDeadline(FLOOR_S, 5.0, overdue.append)
-    deadline.observe(1, 0.001)  # something has been measured: the first step's grace is over
-    return deadline
+class _Engine:
+    """A core whose steps are watched: one request for each step that may be in flight."""
+
+    def __init__(self, loop: _Loop, *predicted_s: float, depth: int = 1) -> None:
+        config = SchedulerConfig(
+            num_blocks=64, num_stages=depth, lookahead=False, max_model_len=512
+        )
+        self.loop = loop
+        self.core = build_core(config, cost_model=_Steps(*predicted_s))
+        self.lost: list[str] = []
+        self.deadline = StepDeadline(self.core, FLOOR_S, 5.0, self.lost.append)
+        self.deadline.observe(1, 0.001)  # measured before: the first step's grace is over
+        for request_id in range(depth):
+            sampling = SamplingParams(300, min_tokens=300)
+            self._handle(Submit(Request(request_id, (7, 7), sampling, loop.now_s)))
+        assert len(self.core.in_flight) == depth
+
+    def _handle(self, event: Submit | StepDone | PipelineLost) -> None:
+        self.core.handle(event, self.loop.now_s)
+        self.deadline.watch()
+
+    def answer(self) -> None:
+        step = self.core.in_flight[0]
+        tokens = tuple((s.request_id, 9) for s in step.plan.slices)
+        self._handle(StepDone(StepResult(step.plan.step_id, tokens)))
 
 
 def test_a_stuck_step_is_told_once_at_its_limit(loop: _Loop) -> None:
-    overdue: list[float] = []
-    deadline = _deadline(overdue)
-    deadline.submitted(_plan(0), 0.0, 0.1)
+    engine = _Engine(loop)
     loop.pass_time(FLOOR_S - 0.01)
-    assert overdue == []
+    assert engine.lost == []
     loop.pass_time(0.02)
-    assert overdue == [FLOOR_S]
+    assert engine.lost == [LATE]
     loop.pass_time(10 * FLOOR_S)
-    assert overdue == [FLOOR_S]
+    assert engine.lost == [LATE]
 
 
 def test_a_step_behind_another_has_its_time_from_when_that_was_answered(loop: _Loop) -> None:
-    overdue: list[float] = []
-    deadline = _deadline(overdue)
-    deadline.submitted(_plan(0), 0.0, 0.1)
-    deadline.submitted(_plan(1), 0.0, 0.1)
+    engine = _Engine(loop, depth=2)
     loop.pass_time(9.0)
-    deadline.answered(loop.now_s)
+    engine.answer()
     loop.pass_time(9.0)
-    assert overdue == []
+    assert engine.lost == []
     loop.pass_time(1.01)
-    assert overdue == [FLOOR_S]
+    assert engine.lost == [LATE]
 
 
 def test_a_long_limit_before_a_short_one_does_not_hide_it(loop: _Loop) -> None:
-    overdue: list[float] = []
-    deadline = _deadline(overdue)
-    deadline.submitted(_plan(0), 0.0, 60.0)  # limit: 300 s
-    deadline.submitted(_plan(1), 0.0, 0.1)
-    deadline.answered(loop.now_s)
+    engine = _Engine(loop, 60.0, depth=2)  # limit of the first: 300 s
+    engine.answer()
     loop.pass_time(FLOOR_S + 0.01)
-    assert overdue == [FLOOR_S]
+    assert engine.lost == [LATE]
 
 
-def test_answered_steps_need_no_timers_of_their_own(loop: _Loop) -> None:
-    overdue: list[float] = []
-    deadline = _deadline(overdue)
-    for step in range(1000):
-        deadline.submitted(_plan(step), loop.now_s, 0.1)
-        loop.pass_time(0.02)
-        deadline.answered(loop.now_s)
-    loop.pass_time(100.0)
-    assert overdue == []
+def test_a_long_step_has_its_time(loop: _Loop) -> None:
+    engine = _Engine(loop, 60.0)
+    loop.pass_time(299.0)
+    assert engine.lost == []
+    loop.pass_time(1.01)
+    assert engine.lost == ["no answer within 300.0 s"]
+
+
+def test_steps_need_no_timers_of_their_own(loop: _Loop) -> None:
+    engine = _Engine(loop)
+    for _ in range(200):
+        loop.pass_time(0.1)
+        engine.answer()
     assert loop.num_timers <= 4  # 20 s of steps, looked after every 10 s
+    assert engine.lost == []
 
 
-def test_nothing_is_overdue_after_clear(loop: _Loop) -> None:
-    overdue: list[float] = []
-    deadline = _deadline(overdue)
-    deadline.submitted(_plan(0), 0.0, 0.1)
-    deadline.clear()
-    assert len(deadline) == 0
+def test_an_engine_at_rest_is_not_looked_after(loop: _Loop) -> None:
+    engine = _Engine(loop)
+    while engine.core.in_flight:
+        loop.pass_time(0.01)
+        engine.answer()
     loop.pass_time(100.0)
-    assert overdue == []
+    before = loop.num_timers
+    loop.pass_time(100.0)
+    assert (engine.lost, loop.num_timers) == ([], before)
+
+
+def test_steps_of_a_lost_pipeline_are_planned_anew_with_their_whole_time(loop: _Loop) -> None:
+    engine = _Engine(loop)
+    loop.pass_time(9.0)
+    engine._handle(PipelineLost())
+    loop.pass_time(FLOOR_S - 0.01)
+    assert engine.lost == []
+    loop.pass_time(0.02)
+    assert engine.lost == [LATE]

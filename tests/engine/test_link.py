@@ -27,14 +27,14 @@ class Replica:
         self.rows: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
         self.refusals: asyncio.Queue[Refuse] = asyncio.Queue()
         self.num_records = 0
-        self.news: list[object] = []
+        self.messages: list[object] = []
         self.lost = asyncio.Event()
         self.link = SchedulerLink(
             resolve(parse(args)),
             self._rows,
             self._records,
             self.refusals.put_nowait,
-            self.news.append,
+            self.messages.append,
             self.lost.set,
         )
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from actors.fleet.fleet import Fleet
 from actors.fleet.prefixes import PrefixIndex
 from actors.fleet.routers import ROUTERS, build_router
-from actors.fleet.snapshot import Arrival, EngineState, OutlookPoint, PrefixNews
+from actors.fleet.snapshot import Arrival, EngineState, OutlookPoint, PrefixUpdate
 from actors.scheduling.config import ConfigError
 from actors.scheduling.request import Objective
 from tests.fleet.pictures import (
@@ -82,7 +82,7 @@ def test_a_prefix_is_followed_while_it_pays() -> None:
     for begin_s, expected in ((0.1, "holds"), (0.3, "holds"), (0.46, "other")):
         # It promises a first token within twice begin_s and its own time, of the 1.0 s allowed.
         fleet = fleet_of(snapshot("other"), snapshot("holds", outlook=outlook(begin_s=begin_s)))
-        fleet.told(PrefixNews("holds", tuple(DIGESTS), whole=True))
+        fleet.update_prefixes(PrefixUpdate("holds", tuple(DIGESTS), whole=True))
         there = build_router("slack").choose(arrival, fleet, 0.0)
         assert there is not None
         assert there.engine_id == expected, begin_s
@@ -97,7 +97,7 @@ def test_a_prefix_is_computed_anew_only_where_there_is_time(num_ahead: int, expe
     """The engine that holds it is late; the other has 0.05 or 0.15 s of work, of 1.0 s allowed."""
     other = snapshot("other", num_running=1, num_prefill_tokens=num_ahead)
     fleet = fleet_of(other, snapshot("holds", outlook=outlook(begin_s=0.6)))
-    fleet.told(PrefixNews("holds", tuple(DIGESTS), whole=True))
+    fleet.update_prefixes(PrefixUpdate("holds", tuple(DIGESTS), whole=True))
     arrival = Arrival(200, 10, prefix=tuple(DIGESTS))
     there = build_router("slack").choose(arrival, fleet, 0.0)
     assert there is not None
@@ -117,7 +117,7 @@ def test_one_idle_engine_of_many_does_not_make_a_busy_fleet_idle(
     others = [snapshot(f"o{n}", num_running=1, num_prefill_tokens=num_ahead) for n in range(6)]
     late = snapshot("holds", num_prefill_tokens=900, outlook=outlook(begin_s=0.6))
     fleet = fleet_of(*others, snapshot("idle"), late)
-    fleet.told(PrefixNews("holds", tuple(DIGESTS), whole=True))
+    fleet.update_prefixes(PrefixUpdate("holds", tuple(DIGESTS), whole=True))
     there = build_router("slack").choose(Arrival(200, 10, prefix=tuple(DIGESTS)), fleet, 0.0)
     assert there is not None
     assert there.engine_id == expected
@@ -161,9 +161,9 @@ def test_news_replace_what_was_guessed() -> None:
     index.note("a", DIGESTS[:4])
     index.note("b", DIGESTS[:2])
     assert index.hits(DIGESTS) == {"a": 4, "b": 2}
-    index.hear(PrefixNews("a", removed=(DIGESTS[3],)))
+    index.apply(PrefixUpdate("a", removed=(DIGESTS[3],)))
     assert index.hits(DIGESTS) == {"a": 3, "b": 2}
-    index.hear(PrefixNews("a", added=(DIGESTS[0],), whole=True))
+    index.apply(PrefixUpdate("a", added=(DIGESTS[0],), whole=True))
     assert index.hits(DIGESTS) == {"a": 1, "b": 2}
     index.forget("b")
     index.note("c", DIGESTS[:6])  # gets the place of b in the index

@@ -108,7 +108,8 @@ async def answered(
         if not finished.done():
             finished.set_exception(RuntimeError(reason))
 
-    await pipeline.open(on_answer, on_lost)
+    await pipeline.open()
+    pipeline.listen(on_answer, on_lost)
     sampling = SamplingParams(max_tokens=MAX_TOKENS)
     for i, prompt in enumerate(prompts):
         handle(Submit(Request(i, prompt, sampling, time.monotonic())))

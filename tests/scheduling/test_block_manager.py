@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.scheduling.memory.block_manager import BlockManager, HostPool
-from actors.scheduling.prefix import chain_next, chain_root, prefix_digests
+from actors.scheduling.state import chain_next, chain_root, prefix_digests
 from tests.scheduling.driver import is_shared
 
 

@@ -14,8 +14,8 @@ from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.events import StepDone, Submit
 from actors.scheduling.plan import StepResult
-from actors.scheduling.prefix import prefix_digests
 from actors.scheduling.request import Request, SamplingParams
+from actors.scheduling.state import prefix_digests
 from app.simulate.run.engine import BITS
 from app.simulate.run.simulation import Autoscale, Deployment, scheduler_config, simulate
 from app.simulate.studies import routing as routing_study
@@ -122,8 +122,8 @@ def test_news_of_the_prefix_cache_follow_it() -> None:
     assert (cached[~again] == 0).all()
     core = run.replicas[0].core
     publisher = Publisher("a", BITS, core)
-    publisher.prefix_news()  # what the run's own has not taken yet
-    assert publisher.prefix_news() is None
+    publisher.prefix_update()  # what the run's own has not taken yet
+    assert publisher.prefix_update() is None
     before = publisher.prefixes()
     assert before.whole
     assert len(before.added) > 40
@@ -131,10 +131,10 @@ def test_news_of_the_prefix_cache_follow_it() -> None:
     (execute,) = core.handle(Submit(Request(10**6, tokens, SamplingParams(1), 1e6)), 1e6)
     plan = execute.plan  # type: ignore[union-attr]
     core.handle(StepDone(StepResult(plan.step_id, ((10**6, 1),))), 1e6)
-    news = publisher.prefix_news()
-    assert news is not None
-    assert set(news.added) == set(short_digests(prefix_digests(tokens, 16)))
-    assert set(publisher.prefixes().added) == {*before.added, *news.added} - {*news.removed}
+    update = publisher.prefix_update()
+    assert update is not None
+    assert set(update.added) == set(short_digests(prefix_digests(tokens, 16)))
+    assert set(publisher.prefixes().added) == {*before.added, *update.added} - {*update.removed}
 
 
 def test_studies_run_small() -> None:

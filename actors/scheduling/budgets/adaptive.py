@@ -71,6 +71,7 @@ class AdaptiveBudget:
     _slack: Slack = field(init=False)
     _sizes: StepSizes = field(init=False)
     _fastest: StepSizes = field(init=False)  # in a queue
+    _efficient_tokens: int = field(init=False)  # beyond it longer steps hardly gain
     _pace_tokens: float = INFINITY  # see `_paced`
     _outside: RecentQuantile = field(init=False)  # seconds, see `_watch`
     _answered: list[tuple[StepShape, float]] = field(default_factory=list)  # and not yet watched
@@ -100,6 +101,7 @@ class AdaptiveBudget:
         profile, most = self.cost.profile, self.max_step_tokens
         self._sizes = StepSizes(profile, most, self.efficiency)
         self._fastest = StepSizes(profile, most, 1.0, dent=0.0)
+        self._efficient_tokens = self._sizes.at_most(most)
         self._outside = RecentQuantile(self.cost.quantile, max(self.cost.memory, 1), (0.0,))
 
     # ---- interfaces.TokenBudget -------------------------------------------------------
@@ -112,11 +114,12 @@ class AdaptiveBudget:
             self._prefilled_at_s = engine.now_s  # nothing is held back
             if self.tbt_s is not None or not shape.num_decodes:
                 return self.max_step_tokens
-            return max(self._sizes.at_most(self.max_step_tokens), shape.num_tokens + LEAST_RELIEF)
+            return max(self._efficient_tokens, shape.num_decodes + LEAST_RELIEF)
         mix = Mix.of_shape(shape, self.cost.profile.attention_window)
+        num_planned = mix.num_tokens
         tokens = self._fill(mix, limit_s * (1.0 - self.headroom), engine)
-        tokens = min(tokens, shape.num_tokens + self._paced(engine))
-        if tokens > shape.num_tokens:
+        tokens = min(tokens, num_planned + self._paced(engine))
+        if tokens > num_planned:
             self._prefilled_at_s = engine.now_s
             self._num_denied = 0
         elif self._is_starving(engine):
@@ -199,7 +202,7 @@ class AdaptiveBudget:
     def _fill(self, mix: Mix, limit_s: float, engine: EngineView) -> int:
         """Add chunks to `mix` in the order the policy will take them; returns its tokens."""
         profile = self.cost.profile
-        sizes, most = self._sizes, self._sizes.at_most(self.max_step_tokens)
+        sizes, most = self._sizes, self._efficient_tokens
         if profile.num_stages == 1 and engine.num_waiting > 1:
             sizes, most = self._fastest, max(most, self._fastest.beside(mix, self.ease))
         most = max(most, mix.num_tokens)

@@ -6,9 +6,10 @@ apart. Shape suffixes as in `kernels.interface`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -25,6 +26,14 @@ from kernels.interface import (
     Linear,
 )
 from kernels.layer_form import LayerForm
+
+
+class NotFinite(RuntimeError):
+    """The step computed no numbers. It fails, so that the request that overflows is found and
+    ended by itself, and none gets tokens drawn from nothing."""
+
+    def __init__(self) -> None:
+        super().__init__("the model's output is not finite: weights or activations overflow")
 
 
 @dataclass(slots=True)
@@ -236,6 +245,13 @@ class Decoder:
         if norm_H is None:
             raise RuntimeError("only the last stage has the final norm")
         return self._sum_normed(x_RH, residual_RH, norm_H, self._weights.final_norm_bias_H)
+
+    def final_norm_of(
+        self, x_TH: torch.Tensor, residual_TH: torch.Tensor, rows: Iterable[int]
+    ) -> torch.Tensor:
+        """The same of copies of some rows: the rows themselves may be needed again."""
+        index = torch.from_numpy(np.fromiter(rows, np.int64)).to(x_TH.device)
+        return self.final_norm(x_TH[index], residual_TH[index])
 
     def logits(
         self, normed_RH: torch.Tensor, place_RV: torch.Tensor | None = None

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from actors.scheduling.plan import TokenLogprobs
+from app.api.context import Context
 from app.api.endpoints.large import listed_wholes
+from app.api.http.errors import invalid
 from app.text.processor import TextProcessor
 
 Entries = Sequence[tuple[TokenLogprobs, int]]
@@ -31,6 +33,14 @@ def token_name(text: TextProcessor, token: int) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def check_entries(context: Context, num_top: int, num_tokens: int) -> None:
+    """Raises 400 for more alternatives or more entries than this server gives."""
+    options = context.options
+    if num_top > options.max_logprobs:
+        raise invalid(f"At most {options.max_logprobs} are allowed.", "logprobs")
+    context.check_entries(num_tokens * (1 + num_top), "logprobs")
 
 
 def _finite(logprob: float) -> float:

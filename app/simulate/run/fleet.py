@@ -20,7 +20,7 @@ from actors.fleet.snapshot import (
     Arrival,
     EngineSnapshot,
     EngineState,
-    PrefixNews,
+    PrefixUpdate,
 )
 from actors.scheduling.build import build_core
 from actors.scheduling.cost.online import OnlineCostModel
@@ -148,16 +148,18 @@ class SimulatedFleet:
         d = self._deployment
         if engine.changed:
             snapshot = engine.snapshot(now_s, self._router.reads_outlook)
-            news = engine.publisher.prefix_news() if d.config.prefix_cache else None
-            self._at(now_s + d.delay_s, partial(self._heard, snapshot, news))
+            update = engine.publisher.prefix_update() if d.config.prefix_cache else None
+            self._at(now_s + d.delay_s, partial(self._published, snapshot, update))
         self._at(now_s + d.publish_s, partial(self._publish, engine))
 
-    def _heard(self, snapshot: EngineSnapshot, news: PrefixNews | None, now_s: float) -> None:
+    def _published(
+        self, snapshot: EngineSnapshot, update: PrefixUpdate | None, now_s: float
+    ) -> None:
         if snapshot.engine_id not in self.engines:
             return
         self._picture.published(snapshot, now_s)
-        if news is not None:
-            self._picture.told(news)
+        if update is not None:
+            self._picture.update_prefixes(update)
         self._send_queued(now_s)
 
     def fail(self, name: str, now_s: float) -> None:

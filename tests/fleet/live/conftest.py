@@ -17,7 +17,7 @@ from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
 from app.fleet.registry import Member, Registry, this_node
 from app.settings import parse, resolve
-from tests.front.waiting import until
+from tests.fleet.live.waiting import until
 
 
 @dataclass(slots=True)

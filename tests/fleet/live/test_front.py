@@ -17,8 +17,8 @@ from app.engine.client import EngineUnavailable, GenerationRequest, RequestRefus
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
 from app.fleet.registry import this_node
-from tests.front.test_failover import at_rest, through
-from tests.front.waiting import until
+from tests.fleet.live.test_failover import at_rest, through
+from tests.fleet.live.waiting import until
 from tests.live.reference import expected, make_prompts
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]

@@ -1,0 +1,121 @@
+"""A scheduler process put together: the stages, the core, those it serves, and the loop between."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+
+from actors.bits import bits_of
+from actors.calibration.outlook import within_reach
+from actors.calibration.probe import PipelineProbe, ProbeFailed
+from actors.calibration.start import calibrate_at_start, keep_learnt
+from actors.engine_config import EngineConfig
+from actors.engine_loop import EngineLoop
+from actors.event_recorder import EventLog, open_log
+from actors.fleet.publish import Publisher
+from actors.gc_utils import freeze_gc_heap
+from actors.peers import FrontAddress
+from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.core import Core
+from actors.scheduling.event_log import Recorder
+from actors.stage.spec import StageInfo
+from actors.stage_set import StageSet, StagesFailed
+from actors.transport.messages import Welcome
+
+logger = logging.getLogger("legato.scheduler")
+
+
+class Engine:
+    """One per scheduler actor. All state belongs to the running event loop."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._stages = StageSet(config)
+        self._events: EventLog | None = None
+        self._calibrated: StageInfo | None = None  # the engine measured its own cost model
+        self._finished = asyncio.Event()
+
+    async def start(
+        self, socket_path: str, fronts: FrontAddress | None = None
+    ) -> tuple[StageInfo, int, str | None]:
+        """As of `SchedulerActor.start`."""
+        info, num_blocks, num_host_blocks = await self._stages.build()
+        scheduler = replace(
+            self._config.scheduler,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            max_model_len=min(self._config.scheduler.max_model_len, info.max_model_len),
+            tier_ranks=len(self._stages.tier),
+        )
+        if self._config.calibrate and scheduler.cost_model is None:
+            scheduler = await self._calibrate(scheduler, info)
+        core = build_core(scheduler)
+        info = replace(info, max_model_len=scheduler.max_model_len)
+        publisher = None
+        if fronts is not None:
+            publisher = Publisher(fronts.engine_id, bits_of(self._config.stage, info), core)
+        handle = core.handle
+        self._events = open_log(self._config.event_log, self._config.event_log_bytes)
+        if self._events is not None:
+            handle = Recorder(core, self._events.write).handle
+        loop = EngineLoop(
+            self._config, core, handle, self._stages, publisher, lambda: self._end(loop, core)
+        )
+        await loop.peers.connect_owner(socket_path)
+        address = None
+        if fronts is not None:
+            address = await _serve_fronts(loop, fronts, info, num_blocks)
+        freeze_gc_heap()
+        logger.info("ready: %s backend, %d KV blocks", info.backend, num_blocks)
+        return info, num_blocks, address
+
+    async def finished(self) -> None:
+        """Wait until the replica is gone, and with it the stages."""
+        await self._finished.wait()
+
+    async def _calibrate(self, scheduler: SchedulerConfig, info: StageInfo) -> SchedulerConfig:
+        """The settings with a cost model, where one can be measured."""
+        if self._stages.pipeline is None:
+            return scheduler
+        probe = PipelineProbe(self._stages.pipeline.submit)
+        self._stages.listen(probe.answered, probe.lost)
+        try:
+            found = await calibrate_at_start(self._config, scheduler, info, probe.run)
+        except ProbeFailed as error:
+            raise StagesFailed(f"measuring steps: {error}") from error
+        if found is None:
+            return scheduler
+        self._calibrated = info
+        return within_reach(found.model, replace(scheduler, cost_model=found.model.to_dict()))
+
+    def _end(self, loop: EngineLoop, core: Core) -> None:
+        """The replica owns this engine: when its socket closes, the engine ends."""
+        # The log comes first: without its end it cannot be read, and ending stages may fail.
+        loop.peers.stop_listening()
+        try:
+            if self._events is not None:
+                self._events.close()
+            if self._calibrated is not None:
+                keep_learnt(self._config, self._calibrated, core.cost_model)
+            self._stages.close()
+        finally:
+            self._finished.set()
+
+
+async def _serve_fronts(
+    loop: EngineLoop, fronts: FrontAddress, info: StageInfo, num_blocks: int
+) -> str | None:
+    """Let fronts connect; returns where they do so by TCP."""
+    publication = loop.publication
+    assert publication is not None
+    about = (info.max_model_len, info.vocab_size, info.eos_token_ids, num_blocks)
+
+    def welcome(number: int) -> Welcome:
+        asyncio.get_running_loop().call_soon(publication.publish, number)
+        return Welcome(number, time.monotonic(), *about)
+
+    publication.start()
+    return await loop.peers.listen(fronts, welcome)
