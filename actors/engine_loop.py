@@ -128,7 +128,7 @@ class EngineLoop:
         try:
             problem = await self._stages.compile_grammar(grammar)
         except StagesFailed:
-            problem = None  # the rebuilt stage compiles it when the request enters
+            problem = None  # compiled with the first step, which a stage that is stuck ends with
         if problem is None:
             if self.peers.knows(request.request_id):
                 self._handle(Submit(request))

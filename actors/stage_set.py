@@ -25,6 +25,7 @@ logger = logging.getLogger("legato.stages")
 
 _REPORT_EVERY_S = 5.0
 _PREPARE_LIMIT_S = 60.0
+_COMPILE_LIMIT_S = 30.0  # the first grammar imports the compiler, the replica compiled it in 1.5 s
 
 
 class StagesFailed(Exception):
@@ -190,10 +191,14 @@ class StageSet:
         return CallPipeline(self._actors, depth)
 
     async def compile_grammar(self, grammar: Grammar) -> str | None:
+        """As of `StageActor.compile_grammar`. Raises StagesFailed, also where no answer comes."""
         try:
-            return await self._actors[-1][0].compile_grammar.remote(grammar)
+            async with asyncio.timeout(_COMPILE_LIMIT_S):
+                return await self._actors[-1][0].compile_grammar.remote(grammar)
         except ray.exceptions.RayError as error:
             raise StagesFailed(str(error)) from error
+        except TimeoutError as error:
+            raise StagesFailed(f"no answer to a grammar within {_COMPILE_LIMIT_S:.0f} s") from error
 
     async def load_adapter(self, slot: int, folder: str) -> str | None:
         """Fill a slot that no request uses; what is wrong with the folder, if anything."""

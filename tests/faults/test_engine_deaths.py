@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.scheduling.request import SamplingParams
+from actors.scheduling.request import Grammar, SamplingParams
 from app.engine.client import EngineUnavailable, GenerationRequest
 from app.engine.link import EngineFailed
 from app.engine.live import LiveEngine
@@ -113,4 +113,24 @@ async def test_no_request_waits_without_end(
         assert status["num_free_blocks"] == status["num_blocks"]
     finally:
         os.kill(stage, signal.SIGCONT)
+        await engine.close()
+
+
+@pytest.mark.long
+async def test_row_3_a_stage_that_is_frozen_while_it_compiles_a_grammar(
+    make_engine: Callable[..., LiveEngine],
+    tiny_model: Callable[..., Path],
+) -> None:
+    """No step is in flight whose deadline could pass: the grammar's own limit is 30 s."""
+    engine = make_engine(tiny_model("llama"), engine={"step_deadline_s": 3.0})
+    await engine.start()
+    prompt = make_prompts()[0]
+    try:
+        unfailed = await ask(engine, prompt, 9, grammar=Grammar("regex", "[ab]{20}"))
+        ((stage,),) = await engine.stage_pids()
+        os.kill(stage, signal.SIGSTOP)
+        frozen = ask(engine, prompt, 9, grammar=Grammar("regex", "[ab]{20,21}"))
+        assert await asyncio.wait_for(frozen, 90) == unfailed
+        assert (await settled(engine))["recoveries"] == 1
+    finally:
         await engine.close()

@@ -187,15 +187,18 @@ def command(
         raise typer.Exit(1)
 
 
-def lag_text(lag: Mapping[str, Any]) -> str:
+def lag_text(lag: Mapping[str, Any] | None) -> str:
     """How late, in words."""
+    if lag is None:
+        return "its /metrics do not tell"
     most = lag["at_most_ms"]
     late = "late by seconds" if most is None else f"never late by {most:.0f} ms"
     return f"{late}; it waited {lag['waited_for_core_s']:.1f} s for a core"
 
 
 def measure(url: str, num_requests: int, seed: int, places: int) -> dict[str, Any]:
-    """Raises MeasurementError where nothing answers, or nothing tells of the event loop."""
+    """Raises MeasurementError where nothing answers. A server that does not tell of its event loop
+    is judged by its answers alone."""
     try:
         fuzzer = Fuzzer(url, num_requests, seed, places)
     except (httpx.HTTPError, ValueError) as error:
@@ -205,7 +208,7 @@ def measure(url: str, num_requests: int, seed: int, places: int) -> dict[str, An
         run = asyncio.run(fuzzer.run(lambda: progress.advance(task)))
     count = fuzzer.count
     live = run["live"]
-    lag_ms = live["loop_lag"]["at_most_ms"]
+    lag_ms = live["loop_lag"]["at_most_ms"] if live["loop_lag"] else 0.0
     in_time = lag_ms is not None and lag_ms <= LAG_WITHIN_MS and not live["num_failures"]
     return {
         **run,

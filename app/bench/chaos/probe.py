@@ -52,16 +52,15 @@ class LoopLag:
     run_delay_s: float
 
 
-def read_lag(url: str) -> LoopLag:
-    """Raises MeasurementError where `/metrics` does not tell."""
+def read_lag(url: str) -> LoopLag | None:
+    """None of a server whose `/metrics` say nothing of it. Raises MeasurementError where nothing
+    answers."""
     try:
-        answer = httpx.get(f"{url}/metrics", timeout=_LIMIT_S).raise_for_status()
+        answer = httpx.get(f"{url}/metrics", timeout=_LIMIT_S)
     except httpx.HTTPError as error:
         raise MeasurementError(f"{url}/metrics: {error}") from error
-    found = read_samples(answer.text)
-    if not found.num_by_bound_s:
-        raise MeasurementError(f"{url}/metrics says nothing of the event loop")
-    return found
+    found = read_samples(answer.text) if answer.is_success else None
+    return found if found and found.num_by_bound_s else None
 
 
 def read_samples(text: str) -> LoopLag:
@@ -90,7 +89,10 @@ def lag_between(before: LoopLag, after: LoopLag) -> dict[str, Any]:
 
 @asynccontextmanager
 async def probing(url: str) -> AsyncGenerator[dict[str, Any], None]:
-    """Probes while the block runs; what was seen is in the dictionary once it has ended."""
+    """Probes while the block runs; what was seen is in the dictionary once it has ended.
+
+    loop_lag: as of `lag_between`; None where the server does not tell.
+    """
     found: dict[str, Any] = {}
     before = await asyncio.to_thread(read_lag, url)
     child = await asyncio.create_subprocess_exec(
@@ -104,7 +106,8 @@ async def probing(url: str) -> AsyncGenerator[dict[str, Any], None]:
         with suppress(ProcessLookupError):
             output, _ = await child.communicate(b"")
             found |= json.loads(output)
-        found["loop_lag"] = lag_between(before, await asyncio.to_thread(read_lag, url))
+        after = await asyncio.to_thread(read_lag, url)
+        found["loop_lag"] = lag_between(before, after) if before and after else None
 
 
 def probe(url: str) -> dict[str, Any]:
