@@ -14,7 +14,7 @@ ENVIRONMENT = {
     # Replicas answer HTTP themselves, on their own event loop, behind HAProxy.
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.api.http.server.middlewares",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.api.http.guard.middlewares",
     # A replica that answers HTTP itself waits this long for a load balancer to look away.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     # A machine that is busy computing may take its time to start a proxy.

@@ -1,17 +1,22 @@
-"""What stands around every handler: before it header limits, request id, origin, key and rate,
-behind it failures as error objects.
+"""What stands around every handler: outermost the connection and its internal headers, then header
+limits, request id, origin, key and rate, behind it failures as error objects.
 
-Plain ASGI, so that streamed tokens pass through one function call and nothing else.
+Plain ASGI, so that streamed tokens pass through few calls and nothing else. Serve reads some
+request headers on its own account, ahead of any application: with
+`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=app.api.http.guard.middlewares` in the environment of
+replicas (or of Serve's Python proxies) those are gone by then.
 """
 
 from __future__ import annotations
 
 import re
+import socket
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
+from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.http.audit import Audit
@@ -19,11 +24,81 @@ from app.api.http.call import Call, ClientGone
 from app.api.http.errors import ApiError, from_engine
 from app.api.http.keys import KeyRing
 from app.api.http.options import ApiOptions
+from app.api.http.server import StalledClients
 from app.engine.client import EngineError
 
+# With these a client could switch off the notice of its own disconnect, or set Serve's deadline.
+INTERNAL_HEADERS: Final = frozenset(
+    {b"x-request-disconnect-disabled", b"x-request-timeout-seconds"}
+)
+TRANSPORT: Final = "legato.transport"
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _EXPOSED: Final = (b"access-control-expose-headers", b"retry-after, x-request-id")
+
+
+def entered(scope: Scope, send: Send) -> Scope:
+    """The scope as the application shall see it: no internal headers, the connection known."""
+    if scope["type"] != "http" or scope.get(TRANSPORT) is not None:
+        return scope
+    headers = [pair for pair in scope["headers"] if pair[0] not in INTERNAL_HEADERS]
+    transport = transport_of(send)
+    send_at_once(transport)
+    return {**scope, "headers": headers, TRANSPORT: transport}
+
+
+class Ingress:
+    """ASGI middleware, outermost. stalled: what drops clients that stop reading, if it is here.
+    adapted: by the first two parts of a path (/v1/messages), the application for what is there and
+    below, in place of `app`."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        stalled: StalledClients | None = None,
+        adapted: Mapping[str, ASGIApp] | None = None,
+    ) -> None:
+        self._app = app
+        self._stalled = stalled
+        self._adapted = adapted or {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope = entered(scope, send)
+        transport = scope.get(TRANSPORT)
+        head = "/".join(scope.get("path", "").split("/", 3)[:3])
+        app = self._adapted.get(head, self._app)
+        if transport is None or self._stalled is None:
+            await app(scope, receive, send)
+            return
+        self._stalled.enter(transport)
+        try:
+            await app(scope, receive, send)
+        finally:
+            self._stalled.leave(transport)
+
+
+def transport_of(send: Send) -> Any:
+    """The connection behind a server's own `send`, None where there is none to be had.
+
+    ASGI has no way to drop a client that stopped reading: closing waits for its buffer.
+    """
+    return getattr(getattr(send, "__self__", None), "transport", None)
+
+
+def send_at_once(transport: Any) -> None:
+    """Turn Nagle's algorithm off, which would hold a token back until the last one is acknowledged.
+
+    asyncio does so itself, but not for a listening socket made without naming the protocol, which
+    is how servers make theirs: 40 ms were seen between a response's head and its body.
+    """
+    connection = None if transport is None else transport.get_extra_info("socket")
+    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def middlewares() -> list[Middleware]:
+    """For Serve's callback."""
+    return [Middleware(Ingress)]
 
 
 class Guard:

@@ -1,30 +1,29 @@
-"""HTTP straight from the replica, and what a request passes before the application sees it.
+"""HTTP straight from the replica: its connections, from accept to their end.
 
 Where one replica is all there is (`listen` in the settings, `proxy_location: Disabled`), a load
 balancer only copies every token once more and keeps two idle processes beside the engine. Several
-replicas keep Serve's HAProxy, which knows them all. There Serve reads some request headers on its
-own account, ahead of any application: with
-`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=app.api.http.server.middlewares` in the environment of
-replicas (or of Serve's Python proxies) those are gone by then.
+replicas keep Serve's HAProxy, which knows them all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import socket
-from collections.abc import Callable, Mapping
+import struct
+import sys
+import termios
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Any, Final, Protocol
 
-from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.api.http.errors import ApiError
 from app.api.http.refusals import Refused, Reserve, overloaded, send_last
-from app.api.http.stalled import StalledClients
 
 HEAD_LIMIT_S: Final = 30.0
 MAX_HEAD_BYTES: Final = 1 << 16
@@ -32,11 +31,8 @@ LINGER_S: Final = 5.0  # for a client to send the rest of a body that is not rea
 _NUM_ACCEPTED_AT_ONCE: Final = 64
 _NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _LOOK_AGAIN_S: Final = 0.1
-# With these a client could switch off the notice of its own disconnect, or set Serve's deadline.
-INTERNAL_HEADERS: Final = frozenset(
-    {b"x-request-disconnect-disabled", b"x-request-timeout-seconds"}
-)
-TRANSPORT: Final = "legato.transport"
+_STALLED_EVERY_S: Final = 1.0  # a look at those that may have stopped reading
+_HELD_BACK_BYTES: Final = 1 << 16  # from here on a server waits before it writes more
 BODY_WRITER: Final = "legato.body_writer"  # a BodyWriter, where the server has one
 
 
@@ -51,70 +47,6 @@ class BodyWriter(Protocol):
     def write(self, body: bytes) -> None:
         """Write a part of a streamed body now."""
         ...
-
-
-def entered(scope: Scope, send: Send) -> Scope:
-    """The scope as the application shall see it: no internal headers, the connection known."""
-    if scope["type"] != "http" or scope.get(TRANSPORT) is not None:
-        return scope
-    headers = [pair for pair in scope["headers"] if pair[0] not in INTERNAL_HEADERS]
-    transport = transport_of(send)
-    send_at_once(transport)
-    return {**scope, "headers": headers, TRANSPORT: transport}
-
-
-class Ingress:
-    """ASGI middleware, outermost. stalled: what drops clients that stop reading, if it is here.
-    adapted: by the first two parts of a path (/v1/messages), the application for what is there and
-    below, in place of `app`."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        stalled: StalledClients | None = None,
-        adapted: Mapping[str, ASGIApp] | None = None,
-    ) -> None:
-        self._app = app
-        self._stalled = stalled
-        self._adapted = adapted or {}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope = entered(scope, send)
-        transport = scope.get(TRANSPORT)
-        head = "/".join(scope.get("path", "").split("/", 3)[:3])
-        app = self._adapted.get(head, self._app)
-        if transport is None or self._stalled is None:
-            await app(scope, receive, send)
-            return
-        self._stalled.enter(transport)
-        try:
-            await app(scope, receive, send)
-        finally:
-            self._stalled.leave(transport)
-
-
-def transport_of(send: Send) -> Any:
-    """The connection behind a server's own `send`, None where there is none to be had.
-
-    ASGI has no way to drop a client that stopped reading: closing waits for its buffer.
-    """
-    return getattr(getattr(send, "__self__", None), "transport", None)
-
-
-def send_at_once(transport: Any) -> None:
-    """Turn Nagle's algorithm off, which would hold a token back until the last one is acknowledged.
-
-    asyncio does so itself, but not for a listening socket made without naming the protocol, which
-    is how servers make theirs: 40 ms were seen between a response's head and its body.
-    """
-    connection = None if transport is None else transport.get_extra_info("socket")
-    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def middlewares() -> list[Middleware]:
-    """For Serve's callback."""
-    return [Middleware(Ingress)]
 
 
 class _ConnectionWriter:
@@ -281,3 +213,85 @@ class Listener:
         if self._socket.fileno() >= 0:
             self._reserve.fill()
             self._loop.add_reader(self._socket, self._accept)
+
+
+@dataclass(slots=True)
+class _Connection:
+    """num_bytes: in its buffers at the last look. since_s: the last time it may have shrunk."""
+
+    since_s: float
+    num_answers: int = 0  # under way
+    num_bytes: int = 0
+
+
+class StalledClients:
+    """Connections of one replica; aborts one that takes nothing for timeout_s.
+
+    ASGI has no word for it, and closing a connection waits for its buffer. So each with an answer
+    under way, or not yet taken, is looked at once a second: its buffers, the process's and the
+    system's, must have shrunk.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._connections: dict[Any, _Connection] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def enter(self, transport: Any) -> None:
+        """An answer begins on this connection."""
+        loop = asyncio.get_running_loop()
+        found = self._connections.get(transport)
+        if found is None:
+            found = self._connections[transport] = _Connection(loop.time())
+        found.num_answers += 1
+        if self._timer is None:
+            self._wait(loop)
+
+    def leave(self, transport: Any) -> None:
+        """It has ended; what of it is still in the buffer is looked after."""
+        found = self._connections.get(transport)
+        if found is not None:
+            found.num_answers -= 1
+
+    def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        delay_s = min(_STALLED_EVERY_S, self._timeout_s)
+        self._timer = loop.call_later(delay_s, self._look, loop) if self._connections else None
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        now_s = loop.time()
+        for transport, found in list(self._connections.items()):
+            num_held = transport.get_write_buffer_size()
+            if num_held == 0 and (found.num_answers <= 0 or transport.is_closing()):
+                del self._connections[transport]
+                continue
+            num_bytes = num_held + _in_kernel(transport) if num_held else 0
+            # While it grows from little it may shrink as well: a stream goes on.
+            grows = num_bytes > found.num_bytes and num_held < _HELD_BACK_BYTES
+            if num_bytes < found.num_bytes or grows or found.num_bytes == 0:
+                found.since_s = now_s
+            elif now_s - found.since_s >= self._timeout_s:
+                del self._connections[transport]
+                _reset(transport)
+            found.num_bytes = num_bytes
+        self._wait(loop)
+
+
+def _in_kernel(transport: Any) -> int:
+    """Bytes handed to the system that the client's has not acknowledged: they shrink even while a
+    slow reader leaves no room for more."""
+    connection = transport.get_extra_info("socket")
+    if connection is None:
+        return 0
+    try:
+        answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError:  # closed by now, or a system that does not tell
+        return 0
+    return int.from_bytes(answer, sys.byteorder)
+
+
+def _reset(transport: Any) -> None:
+    """Without waiting: else the kernel keeps what was not taken, and the connection with it."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
