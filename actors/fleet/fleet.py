@@ -91,7 +91,7 @@ class Prospect:
 
     @property
     def keeps(self) -> bool | None:
-        """It would promise the arrival's objectives; None: nobody can tell."""
+        """It would promise the arrival's objectives; None: it is not known."""
         return None if math.isnan(self.slack) else self.slack >= 0.0
 
 

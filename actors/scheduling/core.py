@@ -1,4 +1,4 @@
-"""The scheduling core: `handle(event, now_s) -> instructions` is the only way anything changes.
+"""The scheduling core: `handle(event, now_s) -> instructions` is the only way requests change.
 
 After each event the core plans as many steps as the pipeline has room for. It reads no clock
 and does no I/O, so the same events give the same plans, live, simulated or replayed.
@@ -56,7 +56,7 @@ _BUDGET_KEYS = ("budget", "budget_options", "token_budget", "max_requests", "tbt
 
 
 class Core:
-    """Build it with `build_core`; `view` is for reading."""
+    """Build it with `build_core`; its parts are for reading."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """What the core asks of its replaceable parts: how much, how long, and what may enter.
 
-A policy decides slices; these three compose with any policy. They see the live requests as an
+A policy decides slices; these compose with any policy. They see the live requests as an
 `EngineView`, so nothing is copied per step. Implementations are pure: no clock, no I/O, and
 randomness only from a seed they were given.
 """

@@ -49,7 +49,7 @@ class FleetClient:
     """Implements `app.engine.client.EngineClient`; everything runs on the front's event loop.
 
     start_within_s: what a new request waits for an engine. resume_within_s: what a stream that
-    lost its engine waits for another. sleeps: while nobody asks there may be no engine.
+    lost its engine waits for another. sleeps: without requests there may be no engine.
     """
 
     def __init__(

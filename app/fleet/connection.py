@@ -115,7 +115,9 @@ class Connection(SchedulerChannel):
     def _lost(self) -> None:
         if self._welcomed is not None and not self._welcomed.done():
             self._socket = None
-            self._welcomed.set_exception(ConnectionError(f"{self.engine_id} let nobody in"))
+            self._welcomed.set_exception(
+                ConnectionError(f"{self.engine_id} refused the connection")
+            )
             return
         super()._lost()
 

@@ -1,7 +1,7 @@
 """Where the engines of a fleet are: one entry each in the key-value store of the Ray cluster.
 
 The store is the GCS's. It outlives Serve's controller and every replica, and costs no process of
-its own. While it is away nobody new is found, and nobody who is connected notices.
+its own. While it is away no new engine is found; connections go on.
 """
 
 from __future__ import annotations

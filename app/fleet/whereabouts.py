@@ -16,7 +16,7 @@ from app.fleet.placement import Placement, refusal_of
 
 logger = logging.getLogger("legato.fleet")
 
-RETRY_AFTER_S = 5.0  # what a client is told while nobody can serve
+RETRY_AFTER_S = 5.0  # while no engine can serve
 
 
 class Whereabouts:
@@ -57,7 +57,7 @@ class Whereabouts:
         self.settle()
 
     def abandon(self, travellers: Sequence[Traveller]) -> None:
-        """Nobody wants them any more, wherever they are."""
+        """Their client has left, wherever they are."""
         for traveller in travellers:
             self._nowhere.pop(id(traveller), None)
             if traveller.home is not None:
@@ -103,7 +103,7 @@ class Whereabouts:
         for party, engine_id, exact in self._placement.place(list(self._nowhere.values()), now_s):
             there = self._connections.get(engine_id or "")
             if there is None or not there.is_open:
-                self._refuse_if_nobody_will(party)
+                self._refuse_if_all_have(party)
             else:
                 self._send(party, there, exact)
 
@@ -133,7 +133,7 @@ class Whereabouts:
         except (TypeError, ValueError, OverflowError) as error:  # what no message can carry
             party[0].stream.fail(RequestRefused(f"a value cannot be sent to the engine: {error}"))
 
-    def _refuse_if_nobody_will(self, party: Sequence[Traveller]) -> None:
+    def _refuse_if_all_have(self, party: Sequence[Traveller]) -> None:
         """Every engine that serves has refused it. A stream that was only too much at the time
         waits instead, and asks again."""
         serving = [s for s in self._fleet.engines.values() if s.snapshot.accepts]

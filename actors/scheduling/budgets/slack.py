@@ -247,14 +247,16 @@ class StepSizes:
                 found.append(self.at_most(int(n)))
                 n *= 1.12
             self._candidates = sorted({*found, self.at_most(self._most)})
-        rates = [(n - num_decodes) / (fixed_s + profile.linear_s(n)) for n in self._candidates]
+        rates = [_rate(n - num_decodes, fixed_s + profile.linear_s(n)) for n in self._candidates]
         enough = share * max(rates)
         return next(n for n, rate in zip(self._candidates, rates, strict=True) if rate >= enough)
 
     def _compute(self) -> list[int]:
         profile, most = self._profile, self._most
-        rates = [0.0] + [n / (profile.overhead_s + profile.linear_s(n)) for n in range(1, most + 1)]
+        rates = [_rate(n, profile.overhead_s + profile.linear_s(n)) for n in range(most + 1)]
         enough = self._efficiency * max(rates)
+        if not enough:  # a fit of hardly any time at all
+            return list(range(most + 1))
         sizes, chosen, best = [0], 0, 0.0
         for n in range(1, most + 1):
             best = max(best, rates[n])
@@ -262,3 +264,8 @@ class StepSizes:
                 chosen = n
             sizes.append(chosen)
         return sizes
+
+
+def _rate(num_tokens: int, seconds: float) -> float:
+    """Tokens a second; 0.0 of a step that a fit to noise says takes no time: nothing is known."""
+    return num_tokens / seconds if seconds > 0.0 else 0.0

@@ -67,7 +67,9 @@ class Sarathi:
         span: int = 131072,
     ) -> None:
         if chunks not in ("fixed", "dynamic") or not 0 < low <= high or stages < 1 or span < 1:
-            raise TypeError("chunks is 'fixed' or 'dynamic', with 0 < low <= high")
+            raise TypeError(
+                "chunks is 'fixed' or 'dynamic', with 0 < low <= high, stages and span at least 1"
+            )
         self.dynamic = chunks == "dynamic"
         self.schedule = chunk_schedule(high, low, stages)
         self.stage_tokens = max(1, span // stages)
