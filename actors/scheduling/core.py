@@ -117,7 +117,7 @@ class Core:
         if self.config.queue_timeout_s is not None:
             self._expire(now_s, out)
         if self.tier is not None:
-            self.tier.head()  # may be fetched while nobody can be planned
+            self.tier.head()  # its fetch may begin while no step can
         self._plan(now_s, out)
         if self.tier is not None:
             out += self.tier.take()

@@ -176,7 +176,7 @@ class DiskTier:
             while self._known and len(self._known) + num_blocks > self.most:
                 gone.append(next(iter(self._known)))
                 self._forget(gone[-1])
-        for digest in gone:  # without the lock: nobody who asks may wait for a disk
+        for digest in gone:  # without the lock: no question waits for a disk
             _delete(self._path(digest))
 
     def _forget(self, digest: bytes) -> None:

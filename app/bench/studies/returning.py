@@ -23,7 +23,7 @@ import typer
 from actors.scheduling.request import SamplingParams
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.studies.live_engine import local_engine, read_args
-from app.bench.terminal import Json, Out, console, output, table
+from app.bench.terminal import Json, Out, console, output, say_duration, table
 from app.engine.client import EngineClient, GenerationRequest
 
 DEFAULT_CONFIG = Path("configs/serve/bench_135m.yaml")
@@ -35,7 +35,7 @@ Prompt = tuple[int, ...]
 
 
 class Conversations:
-    """Prompts of random tokens that nobody else has."""
+    """Prompts of random tokens, each of them new."""
 
     def __init__(self, vocab_size: int, num_tokens: int) -> None:
         self._draw = random.Random(5)
@@ -154,6 +154,7 @@ def command(
     out: Out = None,
 ) -> None:
     """The first token of a returning conversation: computed, from host memory, from disk."""
+    say_duration(60 + 30 * conversations, 180 + 60 * conversations, "three engines, one by one")
     args = read_args(config)
     with tempfile.TemporaryDirectory(prefix="legato-returning-") as folder:
         found = asyncio.run(measure(args, prompt_tokens, conversations, device_gib, Path(folder)))
