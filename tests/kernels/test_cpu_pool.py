@@ -30,9 +30,11 @@ def test_no_job_waits_for_ever_with_more_threads_than_cores() -> None:
 
 @pytest.mark.timeout(60)
 def test_every_thread_may_still_run_on_every_core() -> None:
-    """A worker that leaves its caller's core is not kept from it."""
+    """A worker that leaves its caller's core is not kept from it: one that lost its time on a core
+    between its two calls is soon back."""
     allowed = os.sched_getaffinity(0)
+    tasks = Path("/proc/self/task")
     with threads(2 * len(allowed) + 1):
         run_jobs(num_tasks=64, num_jobs=500)
-        for task in Path("/proc/self/task").iterdir():
-            assert os.sched_getaffinity(int(task.name)) == allowed
+        while any(os.sched_getaffinity(int(task.name)) != allowed for task in tasks.iterdir()):
+            os.sched_yield()  # without end only where a worker is kept away: the time limit ends it
