@@ -117,8 +117,10 @@ async def answered(
     return answers, most_in_flight
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize(
+    ("stages", "ranks"),
+    [(2, 2), *(pytest.param(*n, marks=pytest.mark.long) for n in ((2, 1), (3, 1), (3, 2)))],
+)
 async def test_activations_over_the_accelerator_transport(
     ray_cluster: None,
     tiny_model: Callable[..., Path],
@@ -144,7 +146,10 @@ async def test_activations_over_the_accelerator_transport(
         assert sum(by_device) >= least * len(times), "times are the device's, not the launches'"
 
 
-@pytest.mark.parametrize(("stages", "ranks"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("stages", "ranks"),
+    [(2, 2), *(pytest.param(*n, marks=pytest.mark.long) for n in ((1, 1), (2, 1)))],
+)
 async def test_rings_by_tcp_as_between_nodes(
     ray_cluster: None,
     tiny_model: Callable[..., Path],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,15 @@ from tests.live.reference import ask, ask_all, expected, make_prompts, settled
 pytestmark = pytest.mark.ray
 
 
-@pytest.mark.parametrize("transport", ["graph", "call"])
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("stages", [1, 2, 3])
+# Each number of stages and of ranks, each transport; the other combinations: `make test-long`.
+SHORT = {(1, 1, "graph"), (1, 2, "call"), (2, 2, "graph"), (3, 1, "call")}
+LAYOUTS = [
+    pytest.param(*layout, marks=[] if layout in SHORT else [pytest.mark.long])
+    for layout in product((1, 2, 3), (1, 2), ("graph", "call"))
+]
+
+
+@pytest.mark.parametrize(("stages", "ranks", "transport"), LAYOUTS)
 async def test_forty_prompts_at_once(
     make_engine: Callable[..., LiveEngine],
     tiny_model: Callable[..., Path],
@@ -46,8 +53,9 @@ async def test_forty_prompts_at_once(
         await engine.close()
 
 
-@pytest.mark.parametrize("variant", ["mistral", "yi", "qwen2", "qwen2-sliding", "qwen3"])
-async def test_every_architecture(
+# Stages without actors go through all of them (tests/stage/test_stage_greedy.py).
+@pytest.mark.parametrize("variant", ["qwen2-sliding", "qwen3"])
+async def test_architectures(
     make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path], variant: str
 ) -> None:
     engine = make_engine(
@@ -60,7 +68,7 @@ async def test_every_architecture(
         await engine.close()
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.long), 2])
 async def test_drafts_change_no_token(
     make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path], stages: int
 ) -> None:

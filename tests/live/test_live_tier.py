@@ -64,7 +64,10 @@ def damage(folder: Path) -> None:
         path.write_bytes(content)
 
 
-@pytest.mark.parametrize(("stages", "ranks"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("stages", "ranks"),
+    [(1, 1), *(pytest.param(*n, marks=pytest.mark.long) for n in ((2, 1), (1, 2)))],
+)
 async def test_prompts_come_back_after_a_restart(
     make_engine: Callable[..., LiveEngine],
     tiny_model: Callable[..., Path],
