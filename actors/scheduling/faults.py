@@ -2,7 +2,8 @@
 
 No token is lost: every request that was touched is computed again from its known tokens. What was
 in the step is suspect until it has been computed past the point of the fault. Suspects are tried in
-groups, one step at a time with nothing else in flight, by turns with steps of the others:
+groups, one step at a time with nothing else in flight, by turns with steps of the others, and what
+they have to compute anew is cut as any prompt is, so that the others keep their objectives:
 
 - A failed step costs little: its requests are halved until the culprit stands alone. That it fails
   alone is held against it twice, and only if other steps succeed; the stages may be broken instead.
@@ -48,23 +49,25 @@ class Faults:
         return []
 
     def plan_trial(self, step: StepBuilder) -> None:
-        """A step of suspects alone: as much as fits of what they have to compute.
+        """A step of suspects alone, whose prompts get what the others have time for.
 
         Worse ranks give up their memory and slots for it. Only while nothing is in flight.
         """
         group = self.on_trial()
+        left = step.trial_tokens()
         step.is_trial = True
         prefilling = set(step.prefilling)
         running = [state for state in group if state.status is Status.RUNNING]
         step.decode([state for state in running if state not in prefilling])
         for state in group:
-            waits = state.status is Status.WAITING and step.room > 0
-            if state in prefilling or (waits and self._start(state, step)):
-                step.chunk(state, step.room)
+            limit = min(left, step.room)
+            waits = state.status is Status.WAITING and limit > 0
+            if state in prefilling or (waits and self._start(state, step, limit)):
+                left -= step.chunk(state, limit)
         step.is_trial = False
 
-    def _start(self, state: RequestState, step: StepBuilder) -> bool:
-        while not self.requests.start(state, step.room, step.reserve):
+    def _start(self, state: RequestState, step: StepBuilder, limit: int) -> bool:
+        while not self.requests.start(state, limit, step.reserve):
             victim = self.requests.running.victim(state, step.step_id)
             if victim is None:
                 return False

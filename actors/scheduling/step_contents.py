@@ -11,6 +11,7 @@ from actors.scheduling.plan import Slice, StepPlan, StepShape
 from actors.scheduling.state import Drafted, InFlight, RequestState
 
 _make = tuple.__new__  # a NamedTuple without the Python-level constructor: once per token
+LEAST_TRIAL_TOKENS, MOST_TRIAL_TOKENS = 64, 2048  # of a step, whatever the budget
 
 
 class StepContents:
@@ -120,6 +121,18 @@ class StepContents:
             budget = min(budget, share)
         self.token_budget = budget
         return max(0, min(budget - self.num_tokens, self.room))
+
+    def trial_tokens(self) -> int:
+        """Prefill tokens of a step of suspects: what the budget would allow beside all decodes.
+
+        Those of the others wait for it, and come in a step of their own.
+        """
+        decoding = self._running.decoding
+        context = sum([state.num_computed_tokens + 1 for state in decoding])
+        shape = StepShape(len(decoding), context, (), self._requests.kv_moves)
+        self.token_budget = self.budget.num_tokens(shape, self._requests)
+        most = min(self.token_budget - len(decoding), MOST_TRIAL_TOKENS)
+        return max(most, LEAST_TRIAL_TOKENS)
 
     def runnable_prefills(self) -> list[RequestState]:
         """Admitted requests with known tokens left, best rank first (those of this step too)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ def test_one_culprit_among_many_takes_a_few_steps_to_find() -> None:
     while driver.callers[77].finish is None:
         driver.answer()
     assert driver.failures <= 11  # log2 of 256, and twice alone
-    assert len(driver.plans) - before < 60  # trials by turns with the steps of the cleared
+    assert len(driver.plans) - before < 80  # trials by turns with the steps of the cleared
     driver.drain()
     driver.check_everyone_finished(but_errors=[77])
 
@@ -137,4 +138,26 @@ def test_an_abort_ends_a_trial() -> None:
         driver.abort(1)
     driver.drain()
     driver.send(PipelineLost())
+    driver.check_everyone_finished()
+
+
+def test_streams_of_a_lost_engine_are_recomputed_within_the_budget() -> None:
+    """Short ones go on before long ones are through, and who was here waits for no long step."""
+    driver = begin(8, output=60, token_budget=128)
+    for _ in range(4):
+        driver.answer()
+    for number, length in enumerate((10, 20, 400, 450), start=100):
+        driver.submit(request(number, prompt=length, output=20, num_losses=1))
+    begun, moved = len(driver.plans), (100, 101, 102, 103)
+    first_at = dict[int, int]()
+    while len(first_at) < len(moved):
+        driver.answer()
+        for number in moved:
+            if driver.callers[number].tokens:
+                first_at.setdefault(number, len(driver.plans))
+    assert max(plan.num_tokens for plan in driver.plans[begun:]) <= 128
+    assert first_at[100] == first_at[101] < first_at[102] <= first_at[103]
+    turns = [{part.request_id for part in plan.slices} & {0} for plan in driver.plans[begun:]]
+    assert all(any(pair) for pair in pairwise(turns))  # 0 was here: at least every second step
+    driver.drain()
     driver.check_everyone_finished()
