@@ -34,7 +34,10 @@ def check_folder(folder: Path, tensor_ranks: int = 1, num_stages: int = 1) -> st
     if config.tied_embeddings:
         del shapes[f"{config.names.head}.weight"]
     millions = sum(map(math.prod, shapes.values())) / 1e6
-    kind = (config.quantization_config or {}).get("quant_method") or config.dtype
+    stored = config.quantization_config or {}
+    kind = stored.get("quant_method") or config.dtype
+    if "types" in stored:
+        kind = f"{kind} ({stored['types']})"
     return (
         f"{config.architecture}, {config.num_layers} layers, {millions:,.1f} M parameters, {kind}, "
         f"up to {config.max_model_len} tokens"

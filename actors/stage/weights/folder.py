@@ -12,19 +12,22 @@ import torch
 from actors.stage.models.config import DecoderConfig, ModelError
 from actors.stage.spec import StageSpec
 from actors.stage.weights.checkpoint import Checkpoint
+from actors.stage.weights.gguf_weights import GgufWeights
 from actors.stage.weights.names import IGNORED_ENDINGS, all_shapes
 from actors.stage.weights.quantized import PACKED_ENDINGS, PackedLayers
-from actors.stage.weights.source import DummySource, WeightSource
+from actors.stage.weights.source import DummySource, PackedSource, WeightSource
 
 _log = logging.getLogger(__name__)
 
 LOAD_FORMATS = ("auto", "dummy")
+# In a folder made from a GGUF file, what leads to it.
+GGUF_LINK = "model.gguf"
 
 
 @contextlib.contextmanager
 def open_folder(
     folder: Path, config: DecoderConfig, spec: StageSpec, dtype: torch.dtype
-) -> Iterator[tuple[WeightSource, PackedLayers | None]]:
+) -> Iterator[tuple[WeightSource, PackedSource | None]]:
     """The folder's tensors, and its quantised layers where it has some; closed on leaving.
 
     Raises ModelError naming the file for weights that are missing, broken or of another model.
@@ -35,6 +38,12 @@ def open_folder(
     if spec.load_format == "dummy":
         _log.warning("weights of %s are random (load_format dummy)", folder)
         yield DummySource(spec.seed, dtype), None
+        return
+    if (config.quantization_config or {}).get("quant_method") == "gguf":
+        with contextlib.closing(
+            GgufWeights(folder / GGUF_LINK, config, dtype, spec.tensor_ranks)
+        ) as weights:
+            yield weights, weights.packed if weights.has_packed else None
         return
     checkpoint = Checkpoint(folder, dtype, config.names.optional_prefix)
     try:

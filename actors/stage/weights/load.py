@@ -21,8 +21,7 @@ from actors.stage.weights.names import (
     num_rows,
     qkv_pieces,
 )
-from actors.stage.weights.quantized import PackedLayers
-from actors.stage.weights.source import WHOLE, Part, WeightSource
+from actors.stage.weights.source import WHOLE, PackedSource, Part, WeightSource
 from kernels.interface import Backend, Experts, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight
 
@@ -40,7 +39,7 @@ class Loader:
     backend: Backend
     device: torch.device
     dtype: torch.dtype
-    packed: PackedLayers | None = None
+    packed: PackedSource | None = None
     num_parameters: int = 0
 
     def __post_init__(self) -> None:

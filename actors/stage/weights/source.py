@@ -10,6 +10,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from kernels.quantized import QuantizedWeight
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -29,6 +31,23 @@ class WeightSource(Protocol):
         """The part of tensor `name`, whose full shape must be `shape`; contiguous.
 
         Raises ModelError naming the file where the tensor is missing or of another shape.
+        """
+        ...
+
+
+class PackedSource(Protocol):
+    """Linear layers that are stored as whole numbers, by name without an ending."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def has_bias(self, name: str) -> bool:
+        """Whether a bias is stored that the architecture need not have."""
+        ...
+
+    def read(self, name: str, shape: tuple[int, ...], part: Part) -> QuantizedWeight:
+        """The part of a layer whose whole weight must be `shape` (out, in features).
+
+        Raises ModelError naming the file where it does not fit, or the part would cut a group.
         """
         ...
 

@@ -1,0 +1,284 @@
+"""From a GGUF file's metadata to the config.json that the same model has as a folder.
+
+A key of the model's own namespace that is not known is refused: it may change results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.stage.models.config import ModelError
+from actors.stage.models.keys import JsonObject
+from actors.stage.weights.gguf_file import GgufFile
+
+# Ends of turns, where a chat model's file names only the end of text.
+_TURN_ENDS = (
+    "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>", "<|endoftext|>",
+)  # fmt: skip
+_CONTROL = 3  # a token's type
+
+
+class Metadata:
+    """The keys of a file's architecture, which remember whether they were read."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.architecture = str(file.metadata.get("general.architecture"))
+        self._prefix = f"{self.architecture}."
+        self._read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._read.add(key)
+        return self.file.metadata.get(self._prefix + key, default)
+
+    def number(self, key: str) -> Any:
+        """Raises ModelError where it is missing, or differs between layers."""
+        value = self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelError(f"{self.file.path}: {self._prefix}{key} is {value!r}, not a number")
+        return value
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self.file.tensors
+
+    def factors(self, tensor: str) -> list[float]:
+        """A small tensor of float32, by value."""
+        found = self.file.tensors[tensor]
+        if len(found.shape) != 1:
+            raise ModelError(f"{self.file.path}: tensor {tensor} has shape {found.shape}")
+        return [float(x) for x in found.kind.decode(self.file.rows(tensor, 0, 1)).flatten()]
+
+    def unread(self) -> str | None:
+        for key in self.file.metadata:
+            if key.startswith(self._prefix) and key.removeprefix(self._prefix) not in self._read:
+                return key
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFamily:
+    """How an architecture of GGUF files is called in a folder.
+
+    extra: keys beyond those that all share. permuted: rows of q and k stand in pairs of
+    neighbours, where the folder has them in halves. norms_plus_one: norms are stored as 1 + w.
+    """
+
+    architecture: str
+    model_type: str
+    extra: Callable[[Metadata, JsonObject], JsonObject] = field(default=lambda metadata, config: {})
+    permuted: bool = False
+    norms_plus_one: bool = False
+
+
+def _llama(metadata: Metadata, config: JsonObject) -> JsonObject:
+    extra: JsonObject = {"mlp_bias": metadata.has("blk.0.ffn_gate.bias")}
+    if metadata.get("expert_count", 0):
+        extra |= {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "num_local_experts": metadata.number("expert_count"),
+            "num_experts_per_tok": metadata.number("expert_used_count"),
+        }
+    return extra | _window(metadata)
+
+
+def _window(metadata: Metadata) -> JsonObject:
+    return {"sliding_window": metadata.get("attention.sliding_window") or None}
+
+
+def _granite(metadata: Metadata, config: JsonObject) -> JsonObject:
+    return {
+        "mlp_bias": metadata.has("blk.0.ffn_gate.bias"),
+        "embedding_multiplier": metadata.get("embedding_scale", 1.0),
+        "residual_multiplier": metadata.get("residual_scale", 1.0),
+        "attention_multiplier": metadata.get("attention.scale", config["head_dim"] ** -0.5),
+        "logits_scaling": metadata.get("logit_scale", 1.0),
+    }
+
+
+def _qwen3_moe(metadata: Metadata, config: JsonObject) -> JsonObject:
+    return {
+        "num_experts": metadata.number("expert_count"),
+        "num_experts_per_tok": metadata.number("expert_used_count"),
+        "moe_intermediate_size": metadata.number("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def _phi3(metadata: Metadata, config: JsonObject) -> JsonObject:
+    extra: JsonObject = _window(metadata)
+    if metadata.has("rope_factors_long.weight"):
+        original = metadata.get("rope.scaling.original_context_length")
+        extra["rope_parameters"] = {
+            "rope_type": "longrope",
+            "rope_theta": config["rope_parameters"]["rope_theta"],
+            "short_factor": metadata.factors("rope_factors_short.weight"),
+            "long_factor": metadata.factors("rope_factors_long.weight"),
+            "original_max_position_embeddings": original or config["max_position_embeddings"],
+            "attention_factor": metadata.get("rope.scaling.attn_factor"),
+        }
+        extra["rope_parameters"] |= _partial(metadata, config)
+    return extra
+
+
+def _gemma(metadata: Metadata, config: JsonObject) -> JsonObject:
+    return {"hidden_act": "gelu_pytorch_tanh"}
+
+
+def _gemma2(metadata: Metadata, config: JsonObject) -> JsonObject:
+    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    largest = {"gemma2": 46, "gemma3": 62}[metadata.architecture]  # the models of 27 B
+    scalar = config["hidden_size"] // heads if layers == largest else config["head_dim"]
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": scalar,
+        "sliding_window": metadata.number("attention.sliding_window"),
+        "attn_logit_softcapping": metadata.get("attn_logit_softcapping"),
+        "final_logit_softcapping": metadata.get("final_logit_softcapping"),
+    }
+
+
+def _gemma3(metadata: Metadata, config: JsonObject) -> JsonObject:
+    local = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", 10_000.0)}
+    pattern = metadata.get("attention.sliding_window_pattern", 6)
+    if not isinstance(pattern, int):
+        raise ModelError(
+            f"{metadata.file.path}: gemma3.attention.sliding_window_pattern by layer is not "
+            "supported; supported: a number"
+        )
+    return {
+        **_gemma2(metadata, config),
+        "sliding_window_pattern": pattern,
+        "rope_parameters": {
+            "full_attention": config["rope_parameters"],
+            "sliding_attention": local,
+        },
+    }
+
+
+GGUF_FAMILIES: dict[str, GgufFamily] = {
+    "llama": GgufFamily("LlamaForCausalLM", "llama", _llama, permuted=True),
+    "qwen2": GgufFamily("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": GgufFamily("Qwen3ForCausalLM", "qwen3"),
+    "qwen3moe": GgufFamily("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3_moe),
+    "gemma": GgufFamily("GemmaForCausalLM", "gemma", _gemma, norms_plus_one=True),
+    "gemma2": GgufFamily("Gemma2ForCausalLM", "gemma2", _gemma2, norms_plus_one=True),
+    "gemma3": GgufFamily("Gemma3ForCausalLM", "gemma3_text", _gemma3, norms_plus_one=True),
+    "phi3": GgufFamily("Phi3ForCausalLM", "phi3", _phi3),
+    "olmo2": GgufFamily("Olmo2ForCausalLM", "olmo2"),
+    "granite": GgufFamily("GraniteForCausalLM", "granite", _granite, permuted=True),
+    "smollm3": GgufFamily("SmolLM3ForCausalLM", "smollm3", permuted=True),
+}
+
+
+def family_of(file: GgufFile) -> GgufFamily:
+    """Raises ModelError for an architecture that is not supported in this format."""
+    name = file.metadata.get("general.architecture")
+    family = GGUF_FAMILIES.get(str(name))
+    if family is None:
+        raise ModelError(
+            f"{file.path}: architecture {name!r} is not supported in a GGUF file; supported: "
+            f"{', '.join(GGUF_FAMILIES)}"
+        )
+    return family
+
+
+def config_of(file: GgufFile) -> JsonObject:
+    """The whole config.json. Raises ModelError naming the file and the key for one that is
+    missing or not known."""
+    family, metadata = family_of(file), Metadata(file)
+    if "token_embd.weight" not in file.tensors:
+        raise ModelError(f"{file.path} holds no tensor token_embd.weight")
+    heads, hidden = metadata.number("attention.head_count"), metadata.number("embedding_length")
+    config: JsonObject = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": metadata.number("feed_forward_length"),
+        "num_hidden_layers": metadata.number("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.get("attention.head_count_kv", heads),
+        "head_dim": metadata.get("attention.key_length") or hidden // heads,
+        "max_position_embeddings": metadata.number("context_length"),
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "attention_bias": metadata.has("blk.0.attn_q.bias"),
+        "tie_word_embeddings": not metadata.has("output.weight"),
+        "dtype": _dtype(file),
+        "quantization_config": {"quant_method": "gguf", "types": _types(file)},
+        "eos_token_id": _end_tokens(file),
+    }
+    if metadata.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
+        raise ModelError(f"{file.path}: values of another length than keys are not supported")
+    metadata.get("vocab_size")  # the embedding says it
+    metadata.get("tensor_data_layout")  # of old files: how the converter read its own input
+    config["rope_parameters"] = _rope(metadata, config)
+    config |= family.extra(metadata, config)
+    if (key := metadata.unread()) is not None:
+        raise ModelError(
+            f"{file.path}: key {key} ({str(file.metadata[key])[:80]}) is not known to "
+            f"{family.architecture}"
+        )
+    return config
+
+
+def _rope(metadata: Metadata, config: JsonObject) -> JsonObject:
+    theta = metadata.get("rope.freq_base", 10_000.0)
+    rope: JsonObject = {"rope_type": "default", "rope_theta": theta, **_partial(metadata, config)}
+    metadata.get("rope.scaling.finetuned")
+    kind = metadata.get("rope.scaling.type", "none")
+    if metadata.has("rope_freqs.weight"):  # Llama 3's scaling, worked out
+        factors = metadata.factors("rope_freqs.weight")
+        return rope | {
+            "rope_type": "longrope",
+            "short_factor": factors,
+            "long_factor": factors,
+            "original_max_position_embeddings": config["max_position_embeddings"],
+            "attention_factor": 1.0,
+        }
+    if kind in ("linear", "yarn"):
+        rope |= {"rope_type": kind, "factor": metadata.number("rope.scaling.factor")}
+    elif kind not in ("none", "longrope"):  # longrope: the family reads its tensors
+        raise ModelError(f"{metadata.file.path}: rope.scaling.type {kind!r} is not supported")
+    if kind == "yarn":
+        original = metadata.get("rope.scaling.original_context_length")
+        rope["original_max_position_embeddings"] = original or config["max_position_embeddings"]
+        rope["attention_factor"] = metadata.get("rope.scaling.attn_factor")
+        rope["beta_fast"] = metadata.get("rope.scaling.yarn_beta_fast")
+        rope["beta_slow"] = metadata.get("rope.scaling.yarn_beta_slow")
+    return {key: value for key, value in rope.items() if value is not None}
+
+
+def _partial(metadata: Metadata, config: JsonObject) -> JsonObject:
+    rotated = metadata.get("rope.dimension_count") or config["head_dim"]
+    if rotated == config["head_dim"]:
+        return {}
+    return {"partial_rotary_factor": rotated / config["head_dim"]}
+
+
+def _types(file: GgufFile) -> str:
+    """What matrices are stored as, most often first."""
+    counts: dict[str, int] = {}
+    for tensor in file.tensors.values():
+        if len(tensor.shape) > 1:
+            counts[tensor.kind.name] = counts.get(tensor.kind.name, 0) + 1
+    return " ".join(sorted(counts, key=lambda name: -counts[name]))
+
+
+def _dtype(file: GgufFile) -> str:
+    """That of most matrices; bfloat16 where these are quantised."""
+    first = _types(file).split()[0]
+    return {"F32": "float32", "F16": "float16"}.get(first, "bfloat16")
+
+
+def _end_tokens(file: GgufFile) -> list[int]:
+    """The file's own end tokens, and ends of turns that stand in the vocabulary as such."""
+    named = (file.metadata.get(f"tokenizer.ggml.{k}_token_id") for k in ("eos", "eot", "eom"))
+    ends = [int(token) for token in named if token is not None]
+    tokens, kinds = (file.metadata.get(f"tokenizer.ggml.{k}", []) for k in ("tokens", "token_type"))
+    for token, (text, kind) in enumerate(zip(tokens, kinds, strict=False)):
+        if kind == _CONTROL and text in _TURN_ENDS and token not in ends:
+            ends.append(token)
+    return ends
