@@ -37,7 +37,7 @@ def _weights_of(spec: StageSpec) -> str:
     if spec.load_format == "dummy":
         digest.update(b"dummy %d" % spec.seed)
     else:
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.gguf")]):
             size = path.stat().st_size
             digest.update(f"{path.name} {size}".encode())
             with path.open("rb") as file:

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from actors.calibration.cache import cache_folder
 from actors.engine_config import GIB, EngineConfig, KVMemory
 from actors.scheduling.build import check_config
 from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig, in_seconds
@@ -68,9 +69,25 @@ def _suggestion(location: tuple[int | str, ...]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def model_folder(path: str) -> Path:
+    """The folder that `model.path` means; for a GGUF file, or a folder of one, that made from it.
+
+    Raises SettingsError for a GGUF file that cannot be read.
+    """
+    found = locate(path)
+    if found.suffix != ".gguf" and not (found.is_dir() and any(found.glob("*.gguf"))):
+        return found.resolve()
+    from actors.stage.gguf_folder import model_folder as folder_of  # here: it imports torch
+
+    try:
+        return folder_of(found, cache_folder()).resolve()
+    except ValueError as error:
+        raise SettingsError(f"model.path: {error}") from error
+
+
 def model_config(path: str) -> dict[str, Any]:
     """The model folder's config.json. Raises SettingsError naming what is missing."""
-    folder = locate(path)
+    folder = model_folder(path)
     if not folder.is_dir():
         raise SettingsError(f"model.path: no folder {path!r}")
     file = folder / "config.json"
@@ -112,7 +129,7 @@ def resolve(settings: Settings) -> EngineConfig:
     if adapters is not None and settings.fleet is not None:
         raise SettingsError("adapters: not yet with `fleet` or `models`; leave one of them out")
     stage = StageSpec(
-        model_path=str(locate(model.path).resolve()),
+        model_path=str(model_folder(model.path)),
         num_stages=stages,
         tensor_ranks=parallel.tensor_ranks,
         load_format=model.load_format,

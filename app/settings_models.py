@@ -28,7 +28,8 @@ OWN: Final = ("model", "parallel", "scheduling", "slo", "kv", "speculation", "en
 
 def served_name(settings: Settings) -> str:
     """What clients call the model."""
-    return settings.model.name or locate(settings.model.path).resolve().name
+    path = locate(settings.model.path).resolve()
+    return settings.model.name or (path.stem if path.suffix == ".gguf" else path.name)
 
 
 def engine_deployment(name: str | None = None) -> str:

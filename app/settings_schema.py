@@ -22,7 +22,9 @@ class _Section(BaseModel):
 
 
 class ModelSettings(_Section):
-    path: str = Field(description="Hugging Face folder: config.json, *.safetensors, tokenizer.")
+    path: str = Field(
+        description="Hugging Face folder (config.json, *.safetensors, tokenizer) or GGUF file."
+    )
     name: str | None = Field(None, description="Name clients use; the folder's name if absent.")
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="dummy: random weights from config.json alone, for measurements."

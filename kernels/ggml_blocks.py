@@ -10,9 +10,9 @@ endian; d, m: float16 scale and minimum):
 | Q5_0 | 32 | 22 | d, 32 high bits, 16 nibble pairs | d (q - 16) |
 | Q5_1 | 32 | 24 | d, m, 32 high bits, 16 nibble pairs | d q + m |
 | Q8_0 | 32 | 34 | d, 32 int8 | d q |
-| Q4_K | 256 | 144 | d, m, 8 six-bit scales s and minima t in 12 bytes, 128 nibble pairs | d s q - m t |
+| Q4_K | 256 | 144 | d, m, 8 scales s and minima t of six bits, 128 nibble pairs | d s q - m t |
 | Q5_K | 256 | 176 | as Q4_K with 32 bytes of high bits before the nibbles | d s q - m t |
-| Q6_K | 256 | 210 | 128 nibble pairs, 64 bytes of two high bits, 16 int8 scales s, d | d s (q - 32) |
+| Q6_K | 256 | 210 | 128 nibble pairs, 64 times 4 high bit pairs, 16 int8 s, d | d s (q - 32) |
 
 Only Q4_0 and Q8_0 are `QuantizedWeight`s: the scales of the others are products that float16 does
 not hold exactly. Source: ggml's ggml-common.h and ggml-quants.c, as published.
@@ -50,7 +50,7 @@ def dequantize(raw: Bytes, kind: BlockType) -> Floats:
 
 
 def as_whole_numbers(raw: Bytes, kind: BlockType) -> QuantizedWeight | None:
-    """The same weight in groups of 32, without rounding; None where its format does not allow it."""
+    """The same weight in groups of 32, unrounded; None where its format does not allow it."""
     if kind.name not in PACKED:
         return None
     rows = raw.shape[0]

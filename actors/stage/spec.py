@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class StageSpec:
     """One rank of one pipeline stage.
 
-    model_path: Hugging Face folder (config.json, *.safetensors).
+    model_path: Hugging Face folder (config.json, *.safetensors), or one made from a GGUF file.
     load_format: "auto" reads safetensors; "dummy" draws weights from `seed`.
     dtype: "auto" (the config's), "float32", "bfloat16" or "float16".
     quantization: "none", "int8" or "int4" (weights, group-wise; GPTQ and AWQ folders need none).

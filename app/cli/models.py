@@ -1,4 +1,4 @@
-"""`legato models` and `legato check`: which models are served, and whether a folder would load."""
+"""`legato models` and `legato check`: which models are served, and whether one would load."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from app.settings import model_folder
 from app.terminal import WRONG_USAGE, fail
 
 
@@ -19,16 +20,16 @@ def models() -> None:
 
 
 def check(
-    folder: Annotated[Path, typer.Argument(help="A Hugging Face folder.")],
+    folder: Annotated[Path, typer.Argument(help="A Hugging Face folder or a GGUF file.")],
     tensor_ranks: Annotated[int, typer.Option(min=1, help="Ranks to split it over.")] = 1,
     stages: Annotated[int, typer.Option(min=1, help="Pipeline stages to split it into.")] = 1,
 ) -> None:
-    """Say whether a model folder would load, and what is in it, without loading it; exit 2 with
+    """Say whether a model would load, and what is in it, without loading it; exit 2 with
     the reason where it would not."""
     from actors.stage.folder_check import check_folder
 
     try:
-        typer.echo(f"{folder}: ok. {check_folder(folder, tensor_ranks, stages)}")
+        typer.echo(f"{folder}: ok. {check_folder(model_folder(str(folder)), tensor_ranks, stages)}")
     except ValueError as error:
         fail(error, code=WRONG_USAGE)
 

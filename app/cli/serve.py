@@ -41,7 +41,8 @@ def serve(
     target: Annotated[
         Path,
         typer.Argument(
-            metavar="[TARGET]", help="A Serve config (YAML), or a Hugging Face model folder."
+            metavar="[TARGET]",
+            help="A Serve config (YAML), a Hugging Face model folder, or a GGUF file.",
         ),
     ] = DEFAULT_CONFIG,
     host: Annotated[str | None, typer.Option(help="Overrides the config's host.")] = None,

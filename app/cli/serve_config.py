@@ -17,12 +17,13 @@ DEFAULT_CONFIG = Path("configs/serve/demo.yaml")
 
 
 def load_config(target: Path) -> dict[str, Any]:
-    """A Serve config from a YAML file; for a model folder the demo's, its sizes left to defaults.
+    """A Serve config from a YAML file; for a model folder or a GGUF file the demo's, its sizes left
+    to defaults.
 
     Raises SettingsError naming the file and what is wrong with it.
     """
     found = locate(target)
-    if found.is_dir():
+    if found.is_dir() or (found.suffix == ".gguf" and found.exists()):
         config = _read(CONFIGS / "serve/demo.yaml")
         args = config["applications"][0]["args"]
         config["applications"][0]["args"] = {

@@ -1,1 +1,1 @@
-"""Where a stage's weights come from: safetensors shards, or a seed (`load_format: dummy`)."""
+"""Where a stage's weights come from: a folder, a GGUF file, or a seed (`load_format: dummy`)."""

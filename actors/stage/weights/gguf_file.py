@@ -7,6 +7,7 @@ aligned, the tensors. Source: ggml's docs/gguf.md.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import struct
@@ -76,10 +77,8 @@ class GgufFile:
         return flat.reshape(end - begin, tensor.row_bytes)
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(BufferError):  # a view still stands; the map goes with it
             self._map.close()
-        except BufferError:
-            pass  # a view still stands; the map goes with it
 
     def _read_head(self) -> None:
         if self._map[:4] != b"GGUF":

@@ -57,7 +57,7 @@ class GgufWeights:
     def read(self, name: str, shape: tuple[int, ...], part: Part = WHOLE) -> torch.Tensor:
         stored = self._stored(name)
         rows = part.rows if part.rows is not None and len(shape) > 1 else None
-        out = torch.cat([chunk for chunk in self._chunks(name, stored, rows, part.columns)])
+        out = torch.cat(list(self._chunks(name, stored, rows, part.columns)))
         if len(shape) == 1:
             out = out.flatten()
             if (order := self._order(name)) is not None:
@@ -67,9 +67,8 @@ class GgufWeights:
             if part.rows is not None:
                 out = out[slice(*part.rows)]
         if not torch.isfinite(out.sum(dtype=torch.float32)):
-            raise ModelError(
-                f"{self._file.path}: tensor {self._places[name][0]} holds values that are not finite"
-            )
+            place = self._places[name][0]
+            raise ModelError(f"{self._file.path}: tensor {place} holds values that are not finite")
         return out.contiguous()
 
     def is_packed(self, layer: str) -> bool:

@@ -1,0 +1,50 @@
+"""A GGUF file where a model folder may stand: settings, `legato serve` and `legato check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from app.cli.main import app
+from app.cli.serve_config import load_config
+from app.settings import SettingsError, parse, resolve
+from app.settings_models import served_name
+from tests.stage import gguf_files
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LEGATO_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "tiny.gguf"
+    gguf_files.write(path, "qwen2", gguf_files.Kind.Q8_0)
+    return path
+
+
+def test_its_settings_are_those_of_a_folder(file: Path) -> None:
+    args = load_config(file)["applications"][0]["args"]
+    settings = parse(args)
+    assert served_name(settings) == "tiny"
+    config = resolve(settings)
+    assert config.stage.max_model_len == 256
+    folder = Path(config.stage.model_path)
+    assert folder.parent == file.parent / "cache" / "gguf"
+    assert (folder / "model.gguf").resolve() == file
+    assert resolve(parse({**args, "model": {"path": str(file.parent)}})).stage == config.stage
+
+
+def test_a_file_that_cannot_be_read_names_the_setting(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(SettingsError, match=r"model\.path: .*tiny\.gguf is not a GGUF file or is"):
+        resolve(parse({"model": {"path": str(file)}}))
+
+
+def test_check_says_what_is_in_it(file: Path) -> None:
+    found = CliRunner().invoke(app, ["check", str(file)])
+    assert found.exit_code == 0
+    assert "Qwen2ForCausalLM, 3 layers" in found.output
+    assert "gguf (Q8_0)" in found.output
+    file.write_bytes(b"GGUF")
+    found = CliRunner().invoke(app, ["check", str(file)])
+    assert found.exit_code == 2
