@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from actors.scheduling.request import Objective
@@ -55,7 +56,18 @@ class RequestTiming:
     kept: bool | None
 
 
-Deliveries = list[tuple[float, int, int]]  # (when, how many tokens, of which continuation)
+class Deliveries(list[tuple[float, int, int]]):
+    """(when, how many tokens, of which continuation).
+
+    places: (since when, which continuation, at which engine it is computed), where there are
+    several engines.
+    """
+
+    __slots__ = ("places",)
+
+    def __init__(self, *entries: Iterable[tuple[float, int, int]]) -> None:
+        super().__init__(*entries)
+        self.places: list[tuple[float, int, str]] = []
 
 
 class ApiEvents:

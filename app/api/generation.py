@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -38,8 +39,11 @@ class Generation:
         stream: bool,
     ) -> None:
         self._context = context
-        self._requests = requests
-        self._n = requests[0].n
+        self._n = n = requests[0].n
+        self._requests = [
+            replace(request, placed=partial(self._placed, p * n))
+            for p, request in enumerate(requests)
+        ]
         self.num_prompt_tokens = sum(len(request.prompt) for request in requests)
         self.prompt_logprobs: list[list[TokenLogprobs | None]] = [[] for _ in requests]
         self._num_cached_tokens = [0] * len(requests)
@@ -57,7 +61,7 @@ class Generation:
             for p, request in enumerate(requests)
             for i in range(request.n)
         ]
-        self.deliveries: Deliveries = []  # of tokens, for `ApiEvents`
+        self.deliveries = Deliveries()  # of tokens, for `ApiEvents`
         self.timing: RequestTiming | None = None  # once it is over
         self.info = RequestInfo(
             request_id=call.request_id,
@@ -78,6 +82,10 @@ class Generation:
     @property
     def num_cached_tokens(self) -> int:
         return sum(self._num_cached_tokens)
+
+    def _placed(self, first: int, index: int, engine_id: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self.deliveries.places.append((now_s, first + index, engine_id))
 
     async def deltas(self, sink: TokenSink | None = None) -> AsyncGenerator[TextDelta, None]:
         """What is new of every continuation until all are finished; close it to abort.

@@ -144,9 +144,9 @@ def explain(folder: Folder) -> None:
     gaps: list[tuple[Row, Row | None]] = []  # each with the step that its cause names
     for replica in {file.parent for file in _files(folder, "iterations")}:
         if list(replica.glob("gaps-*.parquet")):
-            by_number: dict[int, list[Row]] = {}
+            by_number: dict[tuple[str, int], list[Row]] = {}
             for row in _rows(replica, "iterations"):
-                by_number.setdefault(row["step"], []).append(row)
+                by_number.setdefault((row["engine"], row["step"]), []).append(row)
             gaps += [(gap, _step_of(gap, by_number)) for gap in _rows(replica, "gaps")]
     promised = [row for row in requests if row["kept_objectives"] is not None]
     kept = sum(row["kept_objectives"] for row in promised)
@@ -159,11 +159,11 @@ def explain(folder: Folder) -> None:
         _print_late(objective_s, [r for r in promised if r["ttft_objective_s"] == objective_s])
 
 
-def _step_of(gap: Row, by_number: dict[int, list[Row]]) -> Row | None:
+def _step_of(gap: Row, by_number: dict[tuple[str, int], list[Row]]) -> Row | None:
     """Numbers begin anew with a rebuilt scheduler; only one of a number ended within the gap."""
     found = (
         row
-        for row in by_number.get(gap["step"], ())
+        for row in by_number.get((gap["engine"], gap["step"]), ())
         if gap["from_s"] < row["done_s"] <= gap["to_s"]
     )
     return next(found, None)

@@ -6,7 +6,7 @@ and over a hand-computable engine in the tests. No Ray, no torch.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -59,6 +59,8 @@ class GenerationRequest:
     output: tuple[int, ...] = ()  # already delivered (failover); only with n == 1
     cache_salt: str | None = None  # whose cached prefixes it may find; None: its tenant's
     adapter: int = 0  # as of `actors.scheduling.request.Request`
+    # Called with a continuation and the engine that computes it from now on, where there are many.
+    placed: Callable[[int, str], None] | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)

@@ -246,17 +246,20 @@ _MAX_QUEUED: Final = 1000  # batches per subscriber
 
 
 class IterationFeed:
-    """Iteration records to telemetry (`observers`, at once) and to consoles, as they read."""
+    """Iteration records to telemetry (`observers`, at once) and to consoles, as they read.
+
+    Observers get the id of the engine too, "" of the only one.
+    """
 
     def __init__(self) -> None:
-        self.observers: list[Callable[[Sequence[IterationRecord]], None]] = []
+        self.observers: list[Callable[[Sequence[IterationRecord], str], None]] = []
         self._subscribers: set[asyncio.Queue[Sequence[IterationRecord] | None]] = set()
         self._closed = False
 
-    def publish(self, rows: Iterable[tuple[Any, ...]]) -> None:
+    def publish(self, rows: Iterable[tuple[Any, ...]], engine_id: str = "") -> None:
         records = [IterationRecord(*row) for row in rows]
         for observer in self.observers:
-            observer(records)
+            observer(records, engine_id)
         for queue in self._subscribers:
             with suppress(asyncio.QueueFull):  # a console that sleeps misses iterations
                 queue.put_nowait(records)

@@ -170,7 +170,7 @@ class FleetClient:
         stream = Stream(sink)
         now_s = time.monotonic()
         travellers = [
-            Traveller(core_request, index, stream, waiting_since_s=now_s)
+            Traveller(core_request, index, stream, waiting_since_s=now_s, placed=request.placed)
             for index, core_request in enumerate(core_requests(request, itertools.count(), now_s))
         ]
         stream.num_open = request.n
@@ -288,7 +288,8 @@ class FleetClient:
 
     def iterated(self, connection: Connection, records: Sequence[Any]) -> None:
         # After the streams that were just woken: their tokens go out first.
-        asyncio.get_running_loop().call_soon(self.iterations.publish, connection.shifted(records))
+        shifted, engine_id = connection.shifted(records), connection.engine_id
+        asyncio.get_running_loop().call_soon(self.iterations.publish, shifted, engine_id)
 
     def refused(self, connection: Connection, refusal: Refuse) -> None:
         self._whereabouts.refused(connection, refusal)

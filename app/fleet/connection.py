@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ class Traveller(OpenRequest):
     waiting_since_s: float = 0.0
     num_moves: int = 0
     num_delivered_before: int = 0  # when it came to its home
+    placed: Callable[[int, str], None] | None = None  # called with `index` and the engine
 
     @property
     def num_tokens(self) -> int:
@@ -51,6 +52,8 @@ class Traveller(OpenRequest):
         self.num_delivered_before = len(self.delivered)
         if home.snapshot is not None:
             self.bits = home.snapshot.bits
+        if self.placed is not None:
+            self.placed(self.index, home.engine_id)
 
     def uproot(self, now_s: float) -> None:
         """It is computed nowhere. One that was only sent in vain has waited on."""

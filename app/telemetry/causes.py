@@ -3,7 +3,8 @@
 The gap is cut into parts that add up to it: the time between steps, what a slow stage took too
 long, decodes, prefill, and the wait of a finished token for its delivery. Its cause is the largest
 part; the decodes' counts only where it alone would have missed. A rebuild of the engine in between,
-or a preemption while the stream sat out, is the cause whatever the parts.
+a preemption while the stream sat out, or its move to another engine, which whoever asks has to
+know, is the cause whatever the parts.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Cause(enum.StrEnum):
     SLOW_STAGE = "slow_stage"
     SCHEDULING = "scheduling"
     RECOVERY = "recovery"
+    MOVE = "move"
     DELIVERY = "delivery"
 
 
@@ -37,6 +39,7 @@ MEANINGS: Final = {
     Cause.SLOW_STAGE: "a step took far longer than expected",
     Cause.SCHEDULING: "time between steps",
     Cause.RECOVERY: "the engine was rebuilt in between",
+    Cause.MOVE: "the stream went on at another engine",
     Cause.DELIVERY: "the token was ready: a slow client, or a busy replica",
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,14 +12,15 @@ from typing import Any, Protocol
 from actors.scheduling.request import Objective
 from actors.transport.messages import IterationRecord
 from app.api.events import ApiEvents, Deliveries, RequestInfo, RequestOutcome, RequestTiming
-from app.telemetry.causes import Cause, Explanation, Gap, explain
+from app.telemetry.causes import Cause, Explanation, Gap
 from app.telemetry.definitions import kept_objectives
+from app.telemetry.iterations import EngineIterations
 from app.telemetry.prometheus import Metrics
 from app.telemetry.records import RecordLog
 from app.telemetry.spans import Spans
 
-_NUM_RECORDS = 4096  # most that are remembered: a gap of seconds is found whole
-_NUM_EARLIER = 64  # before a gap, for comparison
+_FORGOTTEN_AFTER_S = 600.0  # an engine that has been silent beside others: it has ended
+_GIVEN_UP_AFTER_S = 10.0  # records that would tell more of a gap: their engine has died
 _WATCHED_GAPS = 4096  # that a console which reads slowly finds
 
 
@@ -52,44 +52,18 @@ class _OpenRequest:
     first_s: float | None = None
     max_tbt_s: float = 0.0
 
+    def engine_during(self, gap: Gap, index: int) -> tuple[str, bool]:
+        """Where a continuation was at the end of a gap ("": the only engine), and whether it had
+        come there within it."""
+        engine_id, since_s, is_first = "", 0.0, True
+        for at_s, which, there in self.deliveries.places:
+            if which == index and at_s <= gap.to_s:
+                is_first = not engine_id
+                engine_id, since_s = there, at_s
+        return engine_id, not is_first and since_s > gap.from_s
 
-class _Steps:
-    """The latest iteration records, and the causes of gaps among them."""
 
-    def __init__(self) -> None:
-        self._records: list[IterationRecord] = []
-        self._ends_s: list[float] = []
-        self._known: dict[tuple[float, ...], Explanation] = {}
-
-    def add(self, records: Sequence[IterationRecord]) -> None:
-        """Records as they come, oldest first."""
-        self._records += records
-        self._ends_s += [record.done_s for record in records]
-        if len(self._records) > _NUM_RECORDS:
-            del self._records[: -_NUM_RECORDS // 2], self._ends_s[: -_NUM_RECORDS // 2]
-        self._known.clear()
-
-    def covers(self, gap: Gap, start_s: float) -> bool:
-        """Whether every step that ended within it is here: a later one is, or the engine has come
-        to rest since the gap's request began, and so has the request."""
-        if not self._records:
-            return False
-        last = self._records[-1]
-        is_idle = not (last.num_decoding or last.num_prefilling or last.num_waiting)
-        return last.done_s >= (start_s if is_idle else gap.to_s)
-
-    def explain(self, gap: Gap) -> Explanation:
-        """The cause of a gap. Streams that stood still together have one: it is looked up."""
-        first = bisect_right(self._ends_s, gap.from_s)
-        last = bisect_right(self._ends_s, gap.to_s)
-        # Streams of one step get their tokens within a millisecond or so of each other.
-        outside_s = gap.to_s - (self._ends_s[last - 1] if last > first else gap.from_s)
-        key = (first, last, gap.num_tokens, gap.objective_s, round(outside_s, 2))
-        found = self._known.get(key)
-        if found is None:
-            earlier = self._records[max(0, first - _NUM_EARLIER) : first]
-            found = self._known[key] = explain(gap, self._records[first:last], earlier)
-        return found
+_NONE = EngineIterations()  # of an engine that has not said anything
 
 
 class Telemetry(ApiEvents):
@@ -117,9 +91,8 @@ class Telemetry(ApiEvents):
             "num_preemptions": self.metrics.preemptions,
             "num_recoveries": self.metrics.recoveries,
         }
-        self._seen = dict.fromkeys(self._counted, 0)
-        self._stage_end_s: list[float] = []
-        self._steps = _Steps()
+        self._iterations: dict[str, EngineIterations] = {}  # by engine
+        self._last_s = 0.0  # when the newest step of all ended
         self._unexplained: list[tuple[_OpenRequest, int, Gap]] = []  # with their continuation
         self._num_kept = 0
         self._missed: Counter[Cause] = Counter()
@@ -173,12 +146,19 @@ class Telemetry(ApiEvents):
 
     # ---- the engine ------------------------------------------------------------------------------
 
-    def on_iterations(self, records: Sequence[IterationRecord]) -> None:
-        self._steps.add(records)
+    def on_iterations(self, records: Sequence[IterationRecord], engine_id: str = "") -> None:
+        """engine_id: whose they are, where there are several."""
+        iterations = self._iterations.get(engine_id)
+        if iterations is None:
+            iterations = self._iterations[engine_id] = EngineIterations()
+            for other in self._iterations.values():
+                other.forget_before(self._last_s - _FORGOTTEN_AFTER_S)
+        iterations.add(records)
+        self._last_s = max(self._last_s, iterations.last_s)
         self.catch_up()
         self.metrics.iterations(records, self._engine.num_blocks)
         for record in records:
-            self._count_iteration(record)
+            self._count_iteration(record, iterations, engine_id)
 
     def catch_up(self) -> None:
         """Count the tokens delivered since the last time, and explain what can be explained."""
@@ -227,13 +207,19 @@ class Telemetry(ApiEvents):
         missed, self._unexplained = self._unexplained, []
         causes: Counter[Cause] = Counter()
         for entry, index, gap in missed:
-            if not (even_uncovered or self._steps.covers(gap, entry.start_s)):
+            engine_id, has_moved = entry.engine_during(gap, index)
+            iterations = self._iterations.get(engine_id, _NONE)
+            given_up = even_uncovered or gap.to_s < self._last_s - _GIVEN_UP_AFTER_S
+            if has_moved:
+                explanation = Explanation(Cause.MOVE, None)
+            elif given_up or iterations.covers(gap, entry.start_s):
+                explanation = iterations.explain(gap)
+            else:
                 self._unexplained.append((entry, index, gap))
                 continue
-            explanation = self._steps.explain(gap)
             causes[explanation.cause] += 1
             if self._log is not None:
-                self._log.gap(entry.request.request_id, index, gap, explanation)
+                self._log.gap(entry.request.request_id, index, gap, explanation, engine_id)
         for cause, count in causes.items():
             self._missed[cause] += count
             self.metrics.labelled(self.metrics.gaps_missed, cause=cause.value).inc(count)
@@ -264,29 +250,15 @@ class Telemetry(ApiEvents):
         self.metrics.tbt_objective.set(self._engine.objective.tbt_s or 0.0)
         return self.metrics
 
-    def _count_iteration(self, record: IterationRecord) -> None:
-        for name, counter in self._counted.items():
-            count = getattr(record, name)
-            if count != self._seen[name]:
-                # Counts start at 0 again with a rebuilt scheduler.
-                counter.inc(max(0, count - self._seen[name]))
-                self._seen[name] = count
-        if len(record.stages_s) > 1:
-            self._bubbles(record)
+    def _count_iteration(
+        self, record: IterationRecord, iterations: EngineIterations, engine_id: str
+    ) -> None:
+        for name, count in iterations.new_counts(record).items():
+            self._counted[name].inc(count)
+        for stage, bubble_s in iterations.bubbles(record):
+            self.metrics.labelled(self.metrics.bubble, stage=str(stage)).inc(bubble_s)
         if self._log is not None:
-            self._log.iteration(record._asdict())
-
-    def _bubbles(self, record: IterationRecord) -> None:
-        """A stage's bubble: it ended its last step before this one had been submitted no later
-        than that, and waited for another stage until this one began."""
-        stages = record.stages_s
-        if len(self._stage_end_s) == len(stages):
-            for number, (begin_s, _) in enumerate(stages):
-                free_s = max(self._stage_end_s[number], record.submitted_s)
-                if number and begin_s > free_s:
-                    counter = self.metrics.labelled(self.metrics.bubble, stage=str(number))
-                    counter.inc(begin_s - free_s)
-        self._stage_end_s = [end_s for _, end_s in stages]
+            self._log.iteration({"engine": engine_id, **record._asdict()})
 
     def close(self) -> None:
         """Write what is buffered."""

@@ -26,6 +26,7 @@ _logger = logging.getLogger("legato.telemetry")
 _STAGE = pa.list_(pa.list_(pa.float64()))
 ITERATIONS = pa.schema(
     [
+        ("engine", pa.string()),  # "": the only one
         ("step", pa.int64()),
         ("submitted_s", pa.float64()),
         ("done_s", pa.float64()),
@@ -67,6 +68,7 @@ MISSED_GAPS = pa.schema(
     [
         ("request_id", pa.string()),
         ("continuation", pa.int32()),
+        ("engine", pa.string()),
         ("from_s", pa.float64()),
         ("to_s", pa.float64()),
         ("objective_s", pa.float64()),
@@ -130,9 +132,16 @@ class RecordLog:
     def iteration(self, row: Mapping[str, Any]) -> None:
         self._add("iterations", row)
 
-    def gap(self, request_id: str, continuation: int, gap: Gap, explanation: Explanation) -> None:
+    def gap(
+        self,
+        request_id: str,
+        continuation: int,
+        gap: Gap,
+        explanation: Explanation,
+        engine_id: str = "",
+    ) -> None:
         """A time between tokens that missed its objective."""
-        row = {"request_id": request_id, "continuation": continuation}
+        row = {"request_id": request_id, "continuation": continuation, "engine": engine_id}
         self._add("gaps", {**row, **gap._asdict(), **explanation._asdict()})
 
     def _add(self, kind: str, row: Mapping[str, Any]) -> None:

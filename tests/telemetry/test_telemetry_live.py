@@ -53,7 +53,7 @@ def value(telemetry: Telemetry, name: str, **labels: str) -> float:
 def test_a_request_and_its_tokens_are_counted() -> None:
     telemetry = Telemetry("tiny", KnownEngine(Objective(0.05)))
     request = RequestInfo("r1", "/v1/completions", "", True, 7, 1)
-    deliveries: Deliveries = []
+    deliveries = Deliveries()
     telemetry.on_request_start(request, 100.0, deliveries)
     deliveries += [(100.4, 1, 0), (100.42, 1, 0)]
     telemetry.catch_up()
@@ -69,7 +69,7 @@ def test_a_request_and_its_tokens_are_counted() -> None:
     assert value(telemetry, "generation_tokens_total") == 4
     assert value(telemetry, "prefix_cache_hit_tokens_total") == 3
     assert value(telemetry, "request_success_total", finished_reason="stop") == 1
-    telemetry.on_request_start(request, 200.0, [(200.5, 5, 0)])
+    telemetry.on_request_start(request, 200.0, Deliveries([(200.5, 5, 0)]))
     rendered = render([telemetry.metrics_now()]).decode()  # counts what has only been noted so far
     assert "# TYPE legato_inter_token_latency_seconds histogram" in rendered
     assert 'legato_generation_tokens_total{model_name="tiny"} 9.0' in rendered
@@ -84,7 +84,7 @@ def test_each_request_is_held_to_its_own_objective() -> None:
     late = RequestInfo("r3", "/v1/completions", "", True, 7, 1)
     told: dict[str, Deliveries] = {}
     for request in (strict, usual, late):
-        telemetry.on_request_start(request, 10.0, told.setdefault(request.request_id, []))
+        telemetry.on_request_start(request, 10.0, told.setdefault(request.request_id, Deliveries()))
     told["r1"] += [(11.0, 1, 0), (11.0, 1, 1), (11.1, 1, 0), (11.1, 1, 1), (11.12, 1, 0)]
     told["r2"] += [(11.0, 1, 0), (11.1, 1, 0), (11.12, 1, 0)]
     told["r3"] += [(11.5, 1, 0)]
@@ -114,7 +114,7 @@ def test_who_left_is_no_goodput_and_who_was_promised_nothing_is() -> None:
     telemetry = Telemetry("tiny")
     for outcome in (RequestOutcome(200, "disconnect", 4, 0), RequestOutcome(200, "length", 3, 0)):
         request = RequestInfo("r1", "/v1/completions", "", True, 7, 1)
-        telemetry.on_request_start(request, 1.0, [(1.5, 1, 0), (9.0, 2, 0)])
+        telemetry.on_request_start(request, 1.0, Deliveries([(1.5, 1, 0), (9.0, 2, 0)]))
         timing = telemetry.on_finish(request, outcome, 9.0)
         assert timing is not None
         assert timing.kept is None
@@ -142,7 +142,7 @@ def test_logs_are_parquet_with_the_settings_beside(tmp_path: Path) -> None:
     for step in range(3):
         telemetry.on_iterations([iteration(step)])
     request = RequestInfo("r1", "/v1/completions", "t", False, 7, 1)
-    telemetry.on_request_start(request, 1.0, [])
+    telemetry.on_request_start(request, 1.0, Deliveries())
     telemetry.on_finish(request, RequestOutcome(200, "length", 4, 0), 2.5)
     telemetry.close()
     files = sorted(tmp_path.glob("iterations-*.parquet"))
@@ -171,7 +171,7 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
 
 
 def test_record_fields_match_the_parquet_schema() -> None:
-    assert tuple(ITERATIONS.names) == IterationRecord._fields
+    assert tuple(ITERATIONS.names) == ("engine", *IterationRecord._fields)
 
 
 def test_trace_has_one_track_per_stage() -> None:

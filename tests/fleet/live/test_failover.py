@@ -8,6 +8,8 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -99,12 +101,27 @@ async def at_rest(front: FleetClient) -> None:
     raise AssertionError(f"the fleet never came to rest: {status}")
 
 
-async def test_a_killed_engines_streams_go_on_elsewhere(make_fleet: Callable[..., Any]) -> None:
+async def test_a_killed_engines_streams_go_on_elsewhere(
+    make_fleet: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its closed sockets tell, at once: silence and the periodic look are out of the question."""
+    monkeypatch.setattr("app.fleet.client._SILENT_AFTER_S", 1e9)
+    monkeypatch.setattr("app.fleet.client._WATCH_PERIOD_S", 1e9)
     fleet = await make_fleet(2)
     pid = await fleet.pid(0)
     unfailed, quiet_s = await through(fleet.front, mixed())
-    answers, pause_s = await through(fleet.front, mixed(), lambda: os.kill(pid, signal.SIGKILL))
+    places: dict[tuple[str, int], list[str]] = {}
+
+    def placed(request_id: str, index: int, engine_id: str) -> None:
+        places.setdefault((request_id, index), []).append(engine_id)
+
+    told = [replace(r, placed=partial(placed, r.request_id)) for r in mixed()]
+    answers, pause_s = await through(fleet.front, told, lambda: os.kill(pid, signal.SIGKILL))
     assert answers == unfailed
+    assert len(places) == sum(request.n for request in told)
+    moved = [there for there in places.values() if len(set(there)) == 2]
+    assert moved
+    assert {there[-1] for there in moved} == {next(iter(fleet.front.snapshots)).engine_id}
     logging.getLogger("legato.test").warning(
         "longest pause %.2f s, unfailed %.2f s", pause_s, quiet_s
     )

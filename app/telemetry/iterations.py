@@ -1,0 +1,91 @@
+"""The iteration records of one engine: what gaps are explained by, and what changed since the last.
+
+A replica sees those of one engine, a front those of many: steps of another engine say nothing of a
+stream, and counts that each engine makes for itself must not be compared with another's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+
+from actors.transport.messages import IterationRecord
+from app.telemetry.causes import Explanation, Gap, explain
+
+_NUM_RECORDS = 4096  # most that are remembered: a gap of seconds is found whole
+_NUM_EARLIER = 64  # before a gap, for comparison
+_COUNTED = ("num_preemptions", "num_recoveries")
+
+
+class EngineIterations:
+    """The latest records, oldest first, and the causes of gaps among them."""
+
+    def __init__(self) -> None:
+        self._records: list[IterationRecord] = []
+        self._ends_s: list[float] = []
+        self._known: dict[tuple[float, ...], Explanation] = {}
+        self._seen = dict.fromkeys(_COUNTED, 0)
+        self._stage_end_s: list[float] = []
+
+    @property
+    def last_s(self) -> float:
+        """When the newest step ended."""
+        return self._ends_s[-1] if self._ends_s else 0.0
+
+    def add(self, records: Sequence[IterationRecord]) -> None:
+        """Records as they come, oldest first."""
+        self._records += records
+        self._ends_s += [record.done_s for record in records]
+        if len(self._records) > _NUM_RECORDS:
+            del self._records[: -_NUM_RECORDS // 2], self._ends_s[: -_NUM_RECORDS // 2]
+        self._known.clear()
+
+    def forget_before(self, time_s: float) -> None:
+        """Keep no records of an engine whose last step ended before."""
+        if self.last_s < time_s:
+            self._records, self._ends_s, self._known = [], [], {}
+
+    def covers(self, gap: Gap, start_s: float) -> bool:
+        """Whether every step that ended within it is here: a later one is, or the engine has come
+        to rest since the gap's request began, and so has the request."""
+        if not self._records:
+            return False
+        last = self._records[-1]
+        is_idle = not (last.num_decoding or last.num_prefilling or last.num_waiting)
+        return last.done_s >= (start_s if is_idle else gap.to_s)
+
+    def explain(self, gap: Gap) -> Explanation:
+        """The cause of a gap. Streams that stood still together have one: it is looked up."""
+        first = bisect_right(self._ends_s, gap.from_s)
+        last = bisect_right(self._ends_s, gap.to_s)
+        # Streams of one step get their tokens within a millisecond or so of each other.
+        outside_s = gap.to_s - (self._ends_s[last - 1] if last > first else gap.from_s)
+        key = (first, last, gap.num_tokens, gap.objective_s, round(outside_s, 2))
+        found = self._known.get(key)
+        if found is None:
+            earlier = self._records[max(0, first - _NUM_EARLIER) : first]
+            found = self._known[key] = explain(gap, self._records[first:last], earlier)
+        return found
+
+    def new_counts(self, record: IterationRecord) -> Mapping[str, int]:
+        """What the engine's own counts have grown by since the record before, by field.
+
+        They start at 0 again with a rebuilt scheduler."""
+        grown = {}
+        for name in _COUNTED:
+            count = getattr(record, name)
+            if count != self._seen[name]:
+                grown[name] = max(0, count - self._seen[name])
+                self._seen[name] = count
+        return grown
+
+    def bubbles(self, record: IterationRecord) -> Iterator[tuple[int, float]]:
+        """(stage, its bubble in seconds): it ended its last step before this one had been submitted
+        no later than that, and waited for another stage until this one began."""
+        stages = record.stages_s
+        if len(stages) > 1 and len(self._stage_end_s) == len(stages):
+            for number, (begin_s, _) in enumerate(stages):
+                free_s = max(self._stage_end_s[number], record.submitted_s)
+                if number and begin_s > free_s:
+                    yield number, begin_s - free_s
+        self._stage_end_s = [end_s for _, end_s in stages]
