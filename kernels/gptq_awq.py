@@ -1,12 +1,14 @@
-"""The integer tensors of GPTQ and AWQ checkpoints, as a `QuantizedWeight`.
+"""The integer tensors of GPTQ, AWQ and compressed-tensors checkpoints, as a `QuantizedWeight`.
 
-Both pack values into int32 words, low bits first, and mean scale * (value - zero):
+They pack values into int32 words, low bits first, and mean scale * (value - zero):
 
 - GPTQ: qweight (K * bits / 32, O) packs along K; qzeros (G, O * bits / 32) along O; scales (G, O);
   g_idx (K,) names each input's group, in any order where "act order" was on. The first format
   stores zero points less one, subtracted from whole words; "gptq_v2" stores them as they are.
 - AWQ ("gemm" version): qweight (K, O / 8) and qzeros (G, O / 8) pack eight outputs to a word in the
   order 0 2 4 6 1 3 5 7; scales (G, O); 4 bits only.
+- compressed-tensors: weight_packed (O, K * bits / 32) packs along K, zero points (O * bits / 32, G)
+  along O; scales (O, G). Its other format is plain: int8 values (O, K) and zero points (O, G).
 
 Sources: the GPTQ and AWQ papers (arXiv 2210.17323, 2306.00978) for the arithmetic, published
 checkpoints for the layout.
@@ -67,6 +69,39 @@ def unpack_awq(
         for packed in (_unpack(qweight, 4), _unpack(qzeros, 4))
     )
     return _assemble(values_KO, zeros_GO, scales_GO, 4, None)
+
+
+def unpack_compressed(
+    packed: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    scales_OG: torch.Tensor,
+    g_idx: torch.Tensor | None,
+    bits: int,
+    in_features: int,
+) -> QuantizedWeight:
+    """One "pack-quantized" layer. ValueError as for `unpack_gptq`."""
+    values_KO = _unpack(packed, bits)[:, :in_features].T
+    zeros_GO = torch.full_like(scales_OG.T, 1 << (bits - 1))
+    if zero_point is not None:
+        zeros_GO = _unpack(zero_point.T.contiguous(), bits)[:, : scales_OG.shape[0]]
+    permutation_K = None
+    if g_idx is not None:
+        permutation_K = _by_group(g_idx.long(), in_features, scales_OG.shape[1])
+        if permutation_K is not None:
+            values_KO = values_KO[permutation_K]
+    return _assemble(values_KO, zeros_GO, scales_OG.T, bits, permutation_K)
+
+
+def unpack_int8(
+    values_OK: torch.Tensor, zero_point_OG: torch.Tensor | None, scales_OG: torch.Tensor
+) -> QuantizedWeight:
+    """One "int-quantized" layer. ValueError as for `unpack_gptq`."""
+    if values_OK.dtype != torch.int8:
+        raise ValueError(f"its weight is {values_OK.dtype}, not int8")
+    zeros_GO = torch.full_like(scales_OG.T, 128)
+    if zero_point_OG is not None:
+        zeros_GO = zero_point_OG.reshape(scales_OG.shape).T.to(torch.int16) + 128
+    return _assemble(values_OK.T.to(torch.int16) + 128, zeros_GO, scales_OG.T, 8, None)
 
 
 def _places(width: int, order: torch.Tensor) -> torch.Tensor:

@@ -36,8 +36,8 @@ def check_folder(folder: Path, tensor_ranks: int = 1, num_stages: int = 1) -> st
     millions = sum(map(math.prod, shapes.values())) / 1e6
     stored = config.quantization_config or {}
     kind = stored.get("quant_method") or config.dtype
-    if "types" in stored:
-        kind = f"{kind} ({stored['types']})"
+    if form := stored.get("types") or stored.get("format"):
+        kind = f"{kind} ({form})"
     return (
         f"{config.architecture}, {config.num_layers} layers, {millions:,.1f} M parameters, {kind}, "
         f"up to {config.max_model_len} tokens"

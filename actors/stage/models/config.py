@@ -35,7 +35,7 @@ class DecoderConfig:
     rounds_embedding_scale) and of the logits, which softcap c then turns into c * tanh(logits / c).
     expert_layers: whether a layer's MLP is a mixture, of num_experts of inner size expert_size.
     normalizes_expert_weights: those of a token's experts sum to 1.
-    quantization_config: as found in config.json (GPTQ or AWQ), else None.
+    quantization_config: as found in config.json, else None.
     """
 
     architecture: str

@@ -13,7 +13,7 @@ from actors.stage.models.rope import read_rope
 
 _log = logging.getLogger(__name__)
 
-QUANT_METHODS = ("awq", "gguf", "gptq")
+QUANT_METHODS = ("awq", "compressed-tensors", "fp8", "gguf", "gptq")
 
 # What config.json calls an activation -> what `Backend.activate` does.
 ACTIVATIONS = {

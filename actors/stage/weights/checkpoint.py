@@ -73,6 +73,11 @@ class Checkpoint:
             raise ModelError(f"tensor {name} is missing from {self.folder} (read: {files})")
         return shard
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Of a tensor as stored. Raises ModelError where there is none."""
+        shard = self.file_of(name)
+        return tuple(self._handles[shard].get_slice(name.removeprefix(self._left_out)).get_shape())
+
     def read(self, name: str, shape: tuple[int, ...], part: Part = WHOLE) -> torch.Tensor:
         view, shard = self._view(name, shape), self._shard_of[name]
         try:
@@ -88,7 +93,7 @@ class Checkpoint:
         return tensor.to(self._dtype, copy=True).contiguous()
 
     def read_raw(self, name: str) -> torch.Tensor:
-        """A whole tensor as stored, packed integers included (GPTQ, AWQ)."""
+        """A whole tensor as stored, packed integers and narrow floats included."""
         shard = self.file_of(name)
         try:
             return torch.Tensor.clone(

@@ -13,8 +13,10 @@ from actors.stage.models.config import DecoderConfig, ModelError
 from actors.stage.spec import StageSpec
 from actors.stage.weights.checkpoint import Checkpoint
 from actors.stage.weights.gguf_weights import GgufWeights
-from actors.stage.weights.names import IGNORED_ENDINGS, all_shapes
+from actors.stage.weights.names import IGNORED_ENDINGS, Shapes, all_shapes
 from actors.stage.weights.quantized import PACKED_ENDINGS, PackedLayers
+from actors.stage.weights.scaled import SCALED_ENDINGS, ScaledWeights
+from actors.stage.weights.schemes import COMPRESSED, FLOAT8
 from actors.stage.weights.source import DummySource, PackedSource, WeightSource
 
 _log = logging.getLogger(__name__)
@@ -50,6 +52,9 @@ def open_folder(
         shapes, ignored = all_shapes(config), IGNORED_ENDINGS
         optional = {f"{config.names.head}.weight"} if config.tied_embeddings else set()
         packed = None
+        if (config.quantization_config or {}).get("quant_method") in (COMPRESSED, FLOAT8):
+            yield _open_scaled(checkpoint, config, spec, dtype, shapes, optional)
+            return
         if config.quantization_config is not None:
             packed = PackedLayers(checkpoint, config.quantization_config)
             layers = packed.among(name.removesuffix(".weight") for name in shapes)
@@ -65,3 +70,28 @@ def open_folder(
         yield checkpoint, packed
     finally:
         checkpoint.close()
+
+
+def _open_scaled(
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    spec: StageSpec,
+    dtype: torch.dtype,
+    shapes: Shapes,
+    optional: set[str],
+) -> tuple[WeightSource, PackedSource]:
+    stored = config.quantization_config or {}
+    weights = ScaledWeights(checkpoint, stored, shapes, dtype, spec.tensor_ranks)
+    file = checkpoint.folder / "config.json"
+    if not weights.layers:
+        raise ModelError(f"{file} says {stored['quant_method']}, but no layer is quantised")
+    if weights.scheme.kind == "packed":  # of the others the weight keeps its name
+        layers = weights.layers
+        shapes = {n: s for n, s in shapes.items() if n.removesuffix(".weight") not in layers}
+    checkpoint.check(shapes, optional, (*IGNORED_ENDINGS, *SCALED_ENDINGS))
+    if weights.scheme.rounds_activations:
+        _log.warning(
+            "%s was made for rounded activations; here they keep their type, so results differ "
+            "a little from its makers'", file,
+        )  # fmt: skip
+    return weights, weights.packed

@@ -1,0 +1,186 @@
+"""Folders of compressed-tensors and float8: weights with scales, read as stored and cut for a rank.
+
+Whole numbers stay packed where the kernels hold them exactly, which asks for scales that float16
+holds; the rest is turned into the serving type. Each rank reads a layer whole and keeps its part.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from actors.stage.models.config import ModelError
+from actors.stage.weights.checkpoint import Checkpoint
+from actors.stage.weights.schemes import Scheme, read_scheme
+from actors.stage.weights.source import WHOLE, Part, cut
+from kernels.gptq_awq import unpack_compressed, unpack_int8
+from kernels.quantized import QuantizedWeight
+
+# Beside a layer's weight. What activations were scaled by is not used.
+SCALED_ENDINGS = (
+    ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_zero_point", ".weight_g_idx",
+    ".weight_shape", ".input_scale", ".output_scale",
+)  # fmt: skip
+
+
+class ScaledWeights:
+    """A `WeightSource` of all tensors, and a `PackedSource` of those that stay packed.
+
+    shapes: of the whole model's tensors, by name. ranks: over how many input features are split; a
+    layer whose groups that would cut is not packed. Raises ModelError naming the file for a scheme
+    that is not supported or tensors that do not fit.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: Mapping[str, Any],
+        shapes: Mapping[str, tuple[int, ...]],
+        dtype: torch.dtype,
+        ranks: int = 1,
+    ) -> None:
+        self.scheme: Scheme = read_scheme(config, checkpoint.folder / "config.json")
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._ranks = ranks
+        self.layers = {
+            name.removesuffix(".weight"): (shape[0], shape[1])
+            for name, shape in shapes.items()
+            if f"{name.removesuffix('.weight')}.{self.scheme.scale}" in checkpoint.names
+            and name.endswith(".weight")
+            and len(shape) == 2
+        }
+        for layer in self.layers:
+            self._check(layer)
+        self.packed = PackedScaled(self)
+
+    def read(self, name: str, shape: tuple[int, ...], part: Part = WHOLE) -> torch.Tensor:
+        layer = name.removesuffix(".weight")
+        if layer not in self.layers or not name.endswith(".weight"):
+            return self._checkpoint.read(name, shape, part)
+        dense = self._float8(layer) if self.scheme.kind == "float8" else self._whole(layer)
+        if not torch.isfinite(dense.sum()):
+            shard = self._checkpoint.file_of(self._name(layer))
+            raise ModelError(f"{shard}: layer {layer} holds values that are not finite")
+        return cut(dense.to(self._dtype), part).contiguous()
+
+    @functools.cache  # noqa: B019 - lives as long as the loading, and holds an answer a layer
+    def is_packed(self, layer: str) -> bool:
+        if layer not in self.layers or self.scheme.kind == "float8":
+            return False
+        inputs, group = self.layers[layer][1], self.scheme.group
+        if group and inputs % (group * self._ranks):
+            return False
+        if self.scheme.act_order and self._ranks > 1:
+            return False
+        scales = self._scales(layer)
+        by_row = not group and self.scheme.symmetric  # such scales are float32
+        return by_row or bool((scales.half().float() == scales).all())
+
+    def read_packed(self, layer: str, part: Part) -> QuantizedWeight:
+        try:
+            weight = self._unpack(layer)
+            if part.rows is not None:
+                weight = weight.rows(*part.rows)
+            if part.columns is not None and part.columns != (0, self.layers[layer][1]):
+                weight = weight.columns(*part.columns)
+        except ValueError as bad:
+            raise self._unfit(layer, bad) from bad
+        return weight
+
+    def _check(self, layer: str) -> None:
+        """Of its tensors' names and shapes; what they hold is seen when they are read."""
+        rows, columns = self.layers[layer]
+        scheme = self.scheme
+        groups = -(-columns // scheme.group) if scheme.group else 1
+        if scheme.block is not None:
+            rows_of_blocks, width = scheme.block
+            num_scales = -(-rows // rows_of_blocks) * -(-columns // width)
+        else:
+            num_scales = 1 if scheme.one_scale else rows * groups
+        wanted = {scheme.scale: num_scales, "weight": rows * columns}
+        if scheme.kind == "packed":
+            del wanted["weight"]
+            wanted["weight_packed"] = rows * -(-columns * scheme.bits // 32)
+        if not scheme.symmetric:
+            words = -(-rows * scheme.bits // 32)
+            wanted["weight_zero_point"] = words * groups if scheme.kind == "packed" else num_scales
+        for ending, size in wanted.items():
+            name = f"{layer}.{ending}"
+            found = self._checkpoint.shape_of(name)
+            if torch.Size(found).numel() != size:
+                shard = self._checkpoint.file_of(name)
+                raise ModelError(
+                    f"{shard}: tensor {name} of shape {found} does not fit a layer of "
+                    f"{rows} x {columns}"
+                )
+
+    def _name(self, layer: str) -> str:
+        return f"{layer}.weight_packed" if self.scheme.kind == "packed" else f"{layer}.weight"
+
+    def _raw(self, layer: str, ending: str) -> torch.Tensor:
+        return self._checkpoint.read_raw(f"{layer}.{ending}")
+
+    def _scales(self, layer: str) -> torch.Tensor:
+        """(rows, groups) of a layer of whole numbers."""
+        scales = self._raw(layer, self.scheme.scale).float()
+        rows = self.layers[layer][0]
+        return (scales.reshape(1).expand(rows) if scales.numel() == 1 else scales).reshape(rows, -1)
+
+    def _whole(self, layer: str) -> torch.Tensor:
+        try:
+            return self._unpack(layer).dequantize(torch.float32)
+        except ValueError as bad:
+            raise self._unfit(layer, bad) from bad
+
+    def _unpack(self, layer: str) -> QuantizedWeight:
+        scheme, scales_OG = self.scheme, self._scales(layer)
+        values = self._raw(layer, self._name(layer).rpartition(".")[2])
+        zeros = None if scheme.symmetric else self._raw(layer, "weight_zero_point")
+        if scheme.kind == "int8":
+            return unpack_int8(values, zeros, scales_OG)
+        order = f"{layer}.weight_g_idx"
+        ordered = scheme.act_order and order in self._checkpoint.names
+        index_K = self._checkpoint.read_raw(order) if ordered else None
+        inputs = self.layers[layer][1]
+        return unpack_compressed(values, zeros, scales_OG, index_K, scheme.bits, inputs)
+
+    def _float8(self, layer: str) -> torch.Tensor:
+        values = self._raw(layer, "weight")
+        if values.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
+            raise self._unfit(layer, f"its weight is {values.dtype}, not a float of 8 bits")
+        scales = self._raw(layer, self.scheme.scale).float()
+        rows, columns = self.layers[layer]
+        weight = values.float()
+        if self.scheme.block is not None:
+            height, width = self.scheme.block
+            scales = scales.view(-(-rows // height), -(-columns // width))
+            scales = scales.repeat_interleave(height, 0)[:rows]
+            return weight * scales.repeat_interleave(width, 1)[:, :columns]
+        if self.scheme.one_scale:
+            return weight * scales.reshape(())
+        scales = scales.view(rows, -1)
+        return weight * scales.repeat_interleave(self.scheme.group or columns, 1)[:, :columns]
+
+    def _unfit(self, layer: str, cause: object) -> ModelError:
+        shard = self._checkpoint.file_of(self._name(layer))
+        return ModelError(f"{shard}: layer {layer}: {cause}")
+
+
+class PackedScaled:
+    """The layers that stay packed; implements `PackedSource`."""
+
+    def __init__(self, weights: ScaledWeights) -> None:
+        self._weights = weights
+
+    def __contains__(self, name: str) -> bool:
+        return self._weights.is_packed(name)
+
+    def has_bias(self, name: str) -> bool:
+        return False
+
+    def read(self, name: str, shape: tuple[int, ...], part: Part) -> QuantizedWeight:
+        return self._weights.read_packed(name, part)

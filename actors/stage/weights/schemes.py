@@ -1,0 +1,160 @@
+"""What `quantization_config` says of weights stored with scales: compressed-tensors and float8.
+
+A key that would change what the weights mean and is not known is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.stage.models.config import ModelError
+
+FLOAT8 = "fp8"
+COMPRESSED = "compressed-tensors"
+_STRATEGIES = ("tensor", "channel", "group", "block")
+_FORMATS = {
+    "pack-quantized": ("int", (4, 8)),
+    "int-quantized": ("int", (8,)),
+    "float-quantized": ("float", (8,)),
+}
+# Without effect on what is stored: of the tool that wrote it, or of the layers that tensors name.
+_TOP = {
+    "quant_method", "format", "config_groups", "ignore", "quantization_status", "version",
+    "global_compression_ratio",
+}  # fmt: skip
+_GROUP = {"targets", "weights", "input_activations", "output_activations", "format"}
+_WEIGHTS = {
+    "num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "actorder",
+    "observer", "observer_kwargs", "scale_dtype", "zp_dtype", "dynamic",
+}  # fmt: skip
+_FLOAT8 = {
+    "quant_method", "fmt", "weight_block_size", "activation_scheme", "modules_to_not_convert",
+    "ignored_layers", "scale_fmt",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How the weights of a folder are stored.
+
+    kind: "packed" (words of several numbers), "int8" or "float8". scale: the ending of its tensor.
+    group: inputs that share a scale, 0: all of a row. block: (rows, columns) that share one, where
+    that is the rule. one_scale: for the whole tensor. rounds_activations: what is computed here is
+    not what the folder's makers computed, for activations keep their type.
+    """
+
+    kind: str
+    bits: int
+    scale: str
+    group: int = 0
+    block: tuple[int, int] | None = None
+    one_scale: bool = False
+    symmetric: bool = True
+    act_order: bool = False
+    rounds_activations: bool = False
+
+
+def read_scheme(config: Mapping[str, Any], file: Path) -> Scheme:
+    """config: `quantization_config` of `file`. Raises ModelError naming key and file."""
+    if config["quant_method"] == FLOAT8:
+        return _float8(config, f"{file}: quantization_config")
+    return _compressed(config, f"{file}: quantization_config")
+
+
+def _float8(config: Mapping[str, Any], where: str) -> Scheme:
+    _known(config, _FLOAT8, where)
+    _one_of(config, "fmt", ("e4m3", None), where)
+    _one_of(config, "activation_scheme", ("dynamic", "static", None), where)
+    block = config.get("weight_block_size")
+    if block is None:
+        return Scheme("float8", 8, "weight_scale", one_scale=True, rounds_activations=True)
+    return Scheme(
+        "float8", 8, "weight_scale_inv", block=_block(block, f"{where}: weight_block_size"),
+        rounds_activations=True,
+    )  # fmt: skip
+
+
+def _compressed(config: Mapping[str, Any], where: str) -> Scheme:
+    _known(config, _TOP, where)
+    _one_of(config, "quantization_status", ("compressed", None), where)
+    groups = config.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise ModelError(f"{where}: config_groups names no scheme")
+    schemes = {
+        name: _of_group(group, config, f"{where}: config_groups.{name}")
+        for name, group in groups.items()
+    }
+    first = next(iter(schemes.values()))
+    if any(scheme != first for scheme in schemes.values()):
+        raise ModelError(f"{where}: config_groups of several schemes are not supported")
+    return first
+
+
+def _of_group(group: Any, config: Mapping[str, Any], where: str) -> Scheme:
+    if not isinstance(group, dict):
+        raise ModelError(f"{where} is not an object")
+    _known(group, _GROUP, where)
+    form = group.get("format") or config.get("format")
+    if form not in _FORMATS:
+        raise ModelError(f"{where}: format {form!r} is not supported; supported: {_list(_FORMATS)}")
+    weights = group.get("weights")
+    if not isinstance(weights, dict):
+        raise ModelError(f"{where}.weights is missing")
+    where = f"{where}.weights"
+    _known(weights, _WEIGHTS, where)
+    kind, widths = _FORMATS[form]
+    _one_of(weights, "type", (kind,), where)
+    _one_of(weights, "num_bits", widths, where)
+    _one_of(weights, "strategy", _STRATEGIES, where)
+    _one_of(weights, "dynamic", (False, None), where)
+    _one_of(weights, "actorder", (None, False, "weight", "static", "group"), where)
+    strategy, symmetric = weights["strategy"], bool(weights.get("symmetric", True))
+    if form == "float-quantized" and not symmetric:
+        raise ModelError(f"{where}: symmetric False is not supported with format {form}")
+    if strategy == "block" and form != "float-quantized":
+        raise ModelError(f"{where}: strategy 'block' is not supported with format {form}")
+    size = weights.get("group_size") if strategy == "group" else 0
+    if not isinstance(size, int) or (strategy == "group" and size < 1):
+        raise ModelError(f"{where}: group_size {size!r} is not a size")
+    return Scheme(
+        {"pack-quantized": "packed", "int-quantized": "int8", "float-quantized": "float8"}[form],
+        weights["num_bits"],
+        "weight_scale",
+        group=size,
+        block=_block(weights.get("block_structure"), f"{where}: block_structure")
+        if strategy == "block"
+        else None,
+        one_scale=strategy == "tensor",
+        symmetric=symmetric,
+        act_order=weights.get("actorder") == "group",
+        rounds_activations=any(
+            group.get(key) is not None for key in ("input_activations", "output_activations")
+        ),
+    )
+
+
+def _block(value: Any, where: str) -> tuple[int, int]:
+    fits = isinstance(value, list | tuple) and len(value) == 2
+    if not fits or not all(isinstance(size, int) and size > 0 for size in value):
+        raise ModelError(f"{where} {value!r} is not two sizes")
+    return value[0], value[1]
+
+
+def _known(config: Mapping[str, Any], known: set[str], where: str) -> None:
+    for key, value in config.items():
+        if key not in known and value:
+            raise ModelError(f"{where}: {key} is not supported (it is {str(value)[:80]})")
+
+
+def _one_of(config: Mapping[str, Any], key: str, known: Iterable[Any], where: str) -> None:
+    known = tuple(known)
+    if config.get(key) not in known:
+        shown = _list(str(value) for value in known if value is not None)
+        raise ModelError(f"{where}: {key} {config.get(key)!r} is not supported; supported: {shown}")
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names)
