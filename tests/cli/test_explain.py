@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from actors.scheduling.request import Objective
 from actors.transport.messages import IterationRecord
-from app.api.events import RequestInfo, RequestOutcome
+from app.api.events import Deliveries, RequestInfo, RequestOutcome
 from app.cli.main import app
 from app.telemetry.live import KnownEngine, Telemetry
 from app.telemetry.records import RecordLog
@@ -29,7 +29,8 @@ def _replica(folder: Path, name: str, tbt_s: float, gap_s: float) -> None:
     telemetry.on_iterations([_step(6, 0.9, 0.999, 0), _step(7, 1.0, 1.0 + gap_s - 0.001, 300)])
     for number in range(12):
         info = RequestInfo(f"{name}-{number}", "/v1/completions", "", True, 7, 1)
-        telemetry.on_request_start(info, 0.8 if number else 0.0, [(1.0, 1, 0), (1.0 + gap_s, 1, 0)])
+        told = Deliveries([(1.0, 1, 0), (1.0 + gap_s, 1, 0)])
+        telemetry.on_request_start(info, 0.8 if number else 0.0, told)
         telemetry.on_finish(info, RequestOutcome(200, "stop", 2, 0, 0.6 if number else 0.1), 2.0)
     telemetry.close()
 
