@@ -14,11 +14,12 @@ import typer
 from app.api.schema.openapi import document
 from app.bench.chaos import census
 from app.bench.chaos.bad_bytes import bad_bytes
-from app.bench.chaos.bad_requests import bad_requests
+from app.bench.chaos.bad_requests import BadRequest, bad_requests
 from app.bench.chaos.command import kinds_of
 from app.bench.chaos.faults import FAULTS, deck
 from app.bench.chaos.figures import chaos_figures, pauses_s
 from app.bench.chaos.fleet_faults import FLEET_FAULTS
+from app.bench.chaos.fuzz import answers_within_s
 from app.bench.chaos.own_server import OwnServer, is_fleet
 from app.bench.chaos.requests import Answer, ChaosRequest, Verdict, draw_pool, judge
 from app.bench.chaos.run import ChaosRecord, InjectedFault
@@ -164,3 +165,21 @@ def test_bad_requests_are_the_same_for_the_same_seed() -> None:
     raw = list(itertools.islice(bad_bytes(3), 500))
     assert raw == list(itertools.islice(bad_bytes(3), 500))
     assert len({bad.kind for bad in raw}) == 10
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "num_tokens"),
+    [
+        ("/v1/completions", b'{"max_tokens":2}', 2),
+        ("/v1/completions", b'{"max_tokens": 1000000000000000}', 2048),
+        ("/v1/completions", b'{"max_tokens":' + b"9" * 5000 + b"}", 2048),
+        ("/v1/chat/completions", b'{"max_tokens":2,"max_completion_tokens":70}', 70),
+        ("/v1/chat/completions", b'{"max_tokens":null}', 2048),
+        ("/v1/responses", b'{"max_output_tokens":9}', 9),
+        ("/tokenize", b'{"prompt":"abc"}', 0),
+    ],
+)
+def test_who_asks_for_many_tokens_is_waited_for(path: str, content: bytes, num_tokens: int) -> None:
+    """What merely fills the context does not hang."""
+    wait_s = answers_within_s(BadRequest("wrong value", path, content), context=2048)
+    assert wait_s == pytest.approx(30.0 + 0.1 * num_tokens)

@@ -1,4 +1,4 @@
-"""A library that was not rebuilt after its sources changed is refused, by content alone."""
+"""Which library is refused: one older than its sources, by content alone; a set that is none."""
 
 from __future__ import annotations
 
@@ -54,4 +54,11 @@ def test_a_library_that_cannot_tell_is_refused(
     )
     monkeypatch.setattr(library, "_PATH", old)
     with pytest.raises(library.StaleLibrary, match="make build"):
+        library.load.__wrapped__()
+
+
+def test_an_instruction_set_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not taken for the best one."""
+    monkeypatch.setenv("LEGATO_CPU_ISA", "bogus")
+    with pytest.raises(ValueError, match="LEGATO_CPU_ISA=bogus: there is no such set; known: avx2"):
         library.load.__wrapped__()

@@ -2,13 +2,15 @@
 
 A request is a good one with one thing wrong: a value of another type or out of its range, a
 number that is none, a missing or an unknown parameter, depth, length, bytes that are no text.
-What is drawn may by chance still be acceptable; so bodies ask for few tokens.
+What is drawn may by chance still be acceptable; so good ones ask for few tokens, and of the others
+`tokens_asked` tells how many an answer may have.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +47,8 @@ _GOOD: Mapping[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [300, 301]},
     "/v1/slo/quote": {"prompt_tokens": 10, "max_tokens": 2},
 }
+_GENERATES = re.compile("completions|responses")
+_TOKENS_ASKED = re.compile(rb'"max_(?:completion_|output_)?tokens": ?(\d+)')
 _NUMBERS = (
     -1, 0, -(2**31), 2**31, 2**53 + 1, 2**63, -(2**63) - 1, 2**64, 10**30, 0.5, -0.5, 1e308, 5e-324,
 )  # fmt: skip
@@ -213,6 +217,15 @@ class RequestSpoiler:
         if where in (path, path + "?a=b") and method == "POST":
             method = "PUT"
         return BadRequest("method or path", where, dump(body), method=method)
+
+
+def tokens_asked(bad: BadRequest, context: int) -> int:
+    """The most tokens that an answer may have: a number of any size is a good one, and means what
+    the context leaves, as no number does. context: of the model."""
+    if not _GENERATES.search(bad.path):
+        return 0
+    asked = [int(digits[:18]) for digits in _TOKENS_ASKED.findall(bad.content)]
+    return min(context, max(asked, default=context))
 
 
 def _bounds(schema: Schema) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ import typer
 from rich.progress import Progress
 
 from app.bench.chaos.bad_bytes import BadBytes, bad_bytes
-from app.bench.chaos.bad_requests import BadRequest, bad_requests
+from app.bench.chaos.bad_requests import BadRequest, bad_requests, tokens_asked
 from app.bench.chaos.own_server import own_server
 from app.bench.chaos.probe import probing
 from app.bench.load.client import first_model, server_root
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     import aiohttp
 
 ANSWERS_WITHIN_S = 30.0
+TOKEN_WITHIN_S = 0.1  # more for each token that is asked for
 LAG_WITHIN_MS = 100.0
 _RAW_SHARE = 0.2
+_CONTEXT = 4096  # of a server whose list of models does not tell
 _SHOWN = 20
 
 
@@ -76,6 +78,8 @@ class Fuzzer:
         self._places = places
         document = httpx.get(f"{url}/openapi.json", timeout=30.0).json()
         self._requests: Iterator[BadRequest] = bad_requests(document, seed, first_model(url))
+        model = httpx.get(f"{url}/v1/models", timeout=30.0).json()["data"][0]
+        self._context = int(model.get("max_model_len", _CONTEXT))
         self._bytes: Iterator[BadBytes] = bad_bytes(seed)
         self.count = FuzzCount()
 
@@ -83,11 +87,10 @@ class Fuzzer:
         import aiohttp
 
         begin_s = time.monotonic()
-        timeout = aiohttp.ClientTimeout(total=ANSWERS_WITHIN_S)
         connector = aiohttp.TCPConnector(limit=0)
         async with (
             probing(self._url) as live,
-            aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
+            aiohttp.ClientSession(connector=connector) as session,
         ):
             raw_places = max(1, round(_RAW_SHARE * self._places))
             await asyncio.gather(
@@ -110,9 +113,15 @@ class Fuzzer:
             bad = next(self._requests)
             url = yarl.URL(self._url + bad.path, encoded=True)
             headers = {"content-type": bad.content_type}
+            limit = aiohttp.ClientTimeout(total=answers_within_s(bad, self._context))
             try:
                 async with session.request(
-                    bad.method, url, data=bad.content, headers=headers, allow_redirects=False
+                    bad.method,
+                    url,
+                    data=bad.content,
+                    headers=headers,
+                    allow_redirects=False,
+                    timeout=limit,
                 ) as answer:
                     self.count.note(bad, answer.status, await answer.read())
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
@@ -134,6 +143,11 @@ class Fuzzer:
                     writer.transport.abort()
             self.count.note_bytes(bad, answer)
             on_done()
+
+
+def answers_within_s(bad: BadRequest, context: int) -> float:
+    """What takes longer hangs: a request that is served after all may have to fill the context."""
+    return ANSWERS_WITHIN_S + TOKEN_WITHIN_S * tokens_asked(bad, context)
 
 
 async def _exchange(
