@@ -13,6 +13,7 @@ endian; d, m: float16 scale and minimum):
 | Q4_K | 256 | 144 | d, m, 8 scales s and minima t of six bits, 128 nibble pairs | d s q - m t |
 | Q5_K | 256 | 176 | as Q4_K with 32 bytes of high bits before the nibbles | d s q - m t |
 | Q6_K | 256 | 210 | 128 nibble pairs, 64 times 4 high bit pairs, 16 int8 s, d | d s (q - 32) |
+| MXFP4 | 32 | 17 | exponent e, 16 nibble pairs: floats f of four bits (e2m1) | 2^(e - 127) f |
 
 Only Q4_0 and Q8_0 are `QuantizedWeight`s: the scales of the others are products that float16 does
 not hold exactly. Source: ggml's ggml-common.h and ggml-quants.c, as published.
@@ -156,6 +157,15 @@ def _q6_k(blocks: Bytes) -> Floats:
     return (steps * values.reshape(num, 16, 16)).reshape(num, -1)
 
 
+def _mxfp4(blocks: Bytes) -> Floats:
+    exponents = blocks[:, :1].astype(np.int32) - 127
+    return np.ldexp(_FLOATS_OF_FOUR_BITS[_nibbles(blocks[:, 1:])], exponents)
+
+
+_FLOATS_OF_FOUR_BITS = np.array(
+    [sign * size for sign in (1, -1) for size in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], np.float32
+)
+
 # By the number that stands in a file.
 BLOCK_TYPES: dict[int, BlockType] = {
     0: BlockType("F32", 1, 4, _floats),
@@ -169,11 +179,12 @@ BLOCK_TYPES: dict[int, BlockType] = {
     13: BlockType("Q5_K", 256, 176, _q5_k),
     14: BlockType("Q6_K", 256, 210, _q6_k),
     30: BlockType("BF16", 1, 2, _bfloats),
+    39: BlockType("MXFP4", 32, 17, _mxfp4),
 }
 PACKED = ("Q4_0", "Q8_0")
 # For messages: what other numbers are called.
 OTHER_TYPES = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
     19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16",
-    26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
 }  # fmt: skip

@@ -12,13 +12,29 @@ from actors.stage.models.read import load_config
 from actors.stage.models.split import split
 from actors.stage.spec import StageSpec
 from actors.stage.weights.folder import open_folder
+from actors.stage.weights.gguf_config import GGUF_FAMILIES
 from actors.stage.weights.names import all_shapes
+from actors.stage.weights.schemes import COMPRESSED, FLOAT8, FORMATS
+from kernels.ggml_blocks import BLOCK_TYPES
 
 
 def families() -> dict[str, str]:
     """Architecture name -> what is special about it, in a line."""
     return {
         name: " ".join((family.describe.__doc__ or "").split()) for name, family in FAMILIES.items()
+    }
+
+
+def formats() -> dict[str, str]:
+    """What weights may be stored as -> of it what is read."""
+    blocks = ", ".join(kind.name for kind in BLOCK_TYPES.values())
+    return {
+        "safetensors": "float32, float16, bfloat16, single or sharded",
+        "gptq": "4 and 8 bits",
+        "awq": "4 bits, version gemm",
+        COMPRESSED: f"{', '.join(FORMATS)}, with one scheme for all layers",
+        FLOAT8: "e4m3 with one scale, or one a block",
+        "gguf": f"{blocks}; architectures {', '.join(GGUF_FAMILIES)}",
     }
 
 

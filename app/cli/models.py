@@ -12,10 +12,13 @@ from app.terminal import WRONG_USAGE, fail
 
 
 def models() -> None:
-    """List the architectures that are served."""
-    from actors.stage.folder_check import families
+    """List the architectures that are served, and the formats that weights may have."""
+    from actors.stage.folder_check import families, formats
 
     for name, description in families().items():
+        typer.echo(f"{name}: {description}")
+    typer.echo("\nFormats of weights:")
+    for name, description in formats().items():
         typer.echo(f"{name}: {description}")
 
 

@@ -40,6 +40,14 @@ def test_a_file_that_cannot_be_read_names_the_setting(file: Path) -> None:
         resolve(parse({"model": {"path": str(file)}}))
 
 
+def test_formats_are_listed() -> None:
+    found = CliRunner().invoke(app, ["models"])
+    assert found.exit_code == 0
+    lines = found.output.splitlines()
+    assert any(line.startswith("gguf: F32, F16, Q4_0") for line in lines)
+    assert any(line.startswith("compressed-tensors: pack-quantized") for line in lines)
+
+
 def test_check_says_what_is_in_it(file: Path) -> None:
     found = CliRunner().invoke(app, ["check", str(file)])
     assert found.exit_code == 0

@@ -96,7 +96,9 @@ def pool() -> Iterator[RankPool]:
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_K, Kind.Q6_K, Kind.Q5_0])
+@pytest.mark.parametrize(
+    "kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_K, Kind.Q6_K, Kind.Q5_0, Kind.MXFP4]
+)
 def test_stored_kinds(tmp_path: Path, pool: RankPool, kind: Kind, backend: str) -> None:
     """Blocks of 256 features ask for sizes to match; so do two ranks that cut no block."""
     skip_unless_available(backend)

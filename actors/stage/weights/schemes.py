@@ -15,7 +15,7 @@ from actors.stage.models.config import ModelError
 FLOAT8 = "fp8"
 COMPRESSED = "compressed-tensors"
 _STRATEGIES = ("tensor", "channel", "group", "block")
-_FORMATS = {
+FORMATS = {
     "pack-quantized": ("int", (4, 8)),
     "int-quantized": ("int", (8,)),
     "float-quantized": ("float", (8,)),
@@ -98,14 +98,14 @@ def _of_group(group: Any, config: Mapping[str, Any], where: str) -> Scheme:
         raise ModelError(f"{where} is not an object")
     _known(group, _GROUP, where)
     form = group.get("format") or config.get("format")
-    if form not in _FORMATS:
-        raise ModelError(f"{where}: format {form!r} is not supported; supported: {_list(_FORMATS)}")
+    if form not in FORMATS:
+        raise ModelError(f"{where}: format {form!r} is not supported; supported: {_list(FORMATS)}")
     weights = group.get("weights")
     if not isinstance(weights, dict):
         raise ModelError(f"{where}.weights is missing")
     where = f"{where}.weights"
     _known(weights, _WEIGHTS, where)
-    kind, widths = _FORMATS[form]
+    kind, widths = FORMATS[form]
     _one_of(weights, "type", (kind,), where)
     _one_of(weights, "num_bits", widths, where)
     _one_of(weights, "strategy", _STRATEGIES, where)
