@@ -118,6 +118,7 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
             log_to_driver=False,
             logging_level="ERROR",
         )
+        signal.signal(signal.SIGTERM, stop)  # Ray has put one of its own there, which ends at once
         _stop_unread_daemons()
         try:
             client = serve_start(

@@ -184,13 +184,15 @@ def test_a_killed_engine_costs_no_byte(fleet: Any) -> None:
     wait_for_engines(fleet, 2)  # Serve has replaced it, and the front has found it
 
 
-def test_ctrl_c_lets_streams_end(
-    serve: Callable[..., Any], tiny_model: Callable[..., Path]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_a_server_told_to_stop_lets_streams_end(
+    serve: Callable[..., Any], tiny_model: Callable[..., Path], number: signal.Signals
 ) -> None:
+    """Ctrl-C, and what systemd, Docker and Kubernetes send."""
     args = {"model": {"path": str(tiny_model("llama"))}, "kv": {"memory_gib": 0.01}}
     with serve(args, num_replicas=1) as server:
         streams = Streams(server.url, server.model)
-        answers = asyncio.run(streams.run(lambda: server.process.send_signal(signal.SIGINT)))
+        answers = asyncio.run(streams.run(lambda: server.process.send_signal(number)))
         assert all(answer["reasons"] for answer in answers)
         assert server.process.wait(60) == 0
 
