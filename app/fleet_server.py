@@ -19,10 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from actors.engine_config import EngineConfig
+from actors.engine.config import EngineConfig
+from actors.engine.gc_utils import freeze_gc_heap
 from actors.fleet.routers import build_router
 from actors.fleet.scaling import load_of
-from actors.gc_utils import freeze_gc_heap
 from app.engine.link import EngineFailed
 from app.engine.live import LiveEngine
 from app.fleet.client import FleetClient

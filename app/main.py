@@ -7,8 +7,8 @@ from typing import Any, cast
 import ray
 from ray import serve
 
-from actors.engine_config import EngineConfig
-from actors.placement import REPLICA_CPUS, bundles
+from actors.engine.config import EngineConfig
+from actors.executor.placement import REPLICA_CPUS, bundles
 from app.fleet_server import Engine, Front
 from app.server import LLMServer
 from app.settings import parse, resolve

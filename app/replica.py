@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from actors.engine_config import EngineConfig
+from actors.engine.config import EngineConfig
 from app.api.application import build_api
 from app.api.context import Context, Running
 from app.api.http.http_server import HttpServer

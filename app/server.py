@@ -15,7 +15,7 @@ from typing import Any
 from ray import serve
 from starlette.types import ASGIApp
 
-from actors.gc_utils import freeze_gc_heap
+from actors.engine.gc_utils import freeze_gc_heap
 from app.engine.adapters import AdapterEngine
 from app.engine.link import EngineFailed
 from app.engine.live import LiveEngine

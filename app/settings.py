@@ -16,7 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from actors.calibration.cache import cache_folder
-from actors.engine_config import GIB, EngineConfig, KVMemory
+from actors.engine.config import GIB, EngineConfig, KVMemory
 from actors.scheduling.build import check_config
 from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig, in_seconds
 from actors.stage.spec import StageSpec

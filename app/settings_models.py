@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from actors.engine_config import EngineConfig
+from actors.engine.config import EngineConfig
 from app.paths import locate
 from app.settings import Settings, SettingsError, parse, resolve
 

@@ -59,7 +59,7 @@ INSIDES: dict[str, tuple[tuple[str, ...], str]] = {
         ("routes", "middleware", "exception_handlers"),
         "app/api/application.py",
     ),
-    "uvloop:new_event_loop": ((), "actors/scheduler.py"),
+    "uvloop:new_event_loop": ((), "actors/engine/scheduler.py"),
     "typer.core:TyperGroup.get_command": (("ctx", "cmd_name"), "app/bench/command.py"),
     "typer.core:TyperGroup.list_commands": (("ctx",), "app/bench/command.py"),
     "xgrammar:TokenizerInfo.from_huggingface": (

@@ -36,7 +36,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "speculation": ("actors/scheduling/speculation/*.py", "vocabulary step"),
     "core": (
         "actors/scheduling/{core,outcomes,faults,second_tier,statistics,build,event_log,validation}.py",
-        "vocabulary queue memory cost budgets admission step policies speculation",
+        "vocabulary queue cost budgets admission step policies speculation",
     ),
     # the fleet's decisions
     "fleet.picture": (
@@ -51,33 +51,38 @@ ROOMS: dict[str, tuple[str, str]] = {
     # the running engine
     "transport": ("actors/transport/*.py", "kernels vocabulary fleet.picture"),
     "stage.spec": ("actors/stage/spec.py", ""),
-    "stage.tier": ("actors/stage/tier/*.py", "kernels stage.spec"),
+    "stage.tier": ("actors/stage/tier/*.py", ""),
     "stage.model": (
         "actors/stage/{models,weights}/*.py",
-        "kernels kernels.backends transport stage.spec",
+        "kernels transport stage.spec",
     ),
     "stage": (
         "actors/stage/*.py",
-        "kernels kernels.backends vocabulary transport stage.spec stage.model stage.tier",
+        "kernels vocabulary transport stage.spec stage.model stage.tier",
     ),
+    "engine.config": ("actors/engine/config.py", "vocabulary stage.spec"),
     "calibration": (
-        "actors/calibration/{fit,measure,cache,probe}.py",
-        "vocabulary cost transport stage.spec",
+        "actors/calibration/*.py",
+        "vocabulary cost transport stage.spec engine.config",
     ),
-    "actors": (
-        "actors/{*,calibration/*}.py",
-        "vocabulary cost core fleet.picture transport stage stage.spec calibration",
+    "executor": (
+        "actors/executor/*.py",
+        "vocabulary fleet.picture transport stage stage.spec engine.config calibration",
+    ),
+    "engine": (
+        "actors/engine/*.py",
+        "vocabulary core fleet.picture transport stage.spec engine.config calibration executor",
     ),
     # what people touch
     "installation": ("app/{paths,ray_environment,terminal}.py", ""),
     "client": ("app/engine/client.py", "vocabulary"),
-    "engine": (
+    "app.engine": (
         "app/engine/*.py",
-        "vocabulary fleet.picture actors transport stage.spec client",
+        "vocabulary fleet.picture engine.config executor engine transport stage.spec client",
     ),
     "app.fleet": (
         "app/fleet/*.py",
-        "vocabulary fleet.picture fleet.routers fleet actors transport client engine",
+        "vocabulary fleet.picture fleet.routers fleet engine transport client app.engine",
     ),
     "output": ("app/text/output/*.py", ""),
     "text": ("app/text/*.py", "vocabulary stage client output"),
@@ -85,7 +90,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "schema": ("app/api/schema/*.py", ""),
     "api": (
         "app/api/{context,events,generation,sampling_params,sse}.py",
-        "vocabulary client output text http schema",
+        "vocabulary client text http schema",
     ),
     "endpoints": (
         "app/api/{application,endpoints/*}.py",
@@ -95,7 +100,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "console": ("app/console/*.py", "policies client http"),
     "settings": (
         "app/{settings,settings_schema,settings_models}.py",
-        "vocabulary core fleet.routers actors calibration stage stage.spec http installation",
+        "vocabulary core fleet.routers engine.config calibration stage stage.spec http installation",
     ),
     "simulate.inputs": (
         "app/simulate/{hardware,workload}/*.py",
@@ -103,28 +108,28 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "simulate.run": (
         "app/simulate/run/*.py",
-        "vocabulary cost core calibration fleet.picture fleet.routers fleet simulate.inputs",
+        "vocabulary cost core fleet.picture fleet.routers fleet simulate.inputs",
     ),
     "simulate": (
         "app/simulate/{*,paper/*,studies/*}.py",
-        "vocabulary cost core policies calibration installation fleet.picture fleet.routers fleet"
+        "vocabulary cost core policies calibration installation fleet.routers fleet"
         " simulate.inputs simulate.run",
     ),
     "bench": (
         "app/bench/**.py",
-        "kernels kernels.backends vocabulary cost core policies calibration actors stage stage.spec"
-        " stage.model transport engine client telemetry settings installation simulate.inputs"
-        " simulate.run fleet fleet.routers app.fleet",
+        "kernels kernels.backends vocabulary cost core policies calibration engine stage stage.spec"
+        " transport app.engine client telemetry settings installation simulate.inputs simulate.run"
+        " fleet fleet.routers app.fleet",
     ),
     "composition": (
         "app/{main,server,fleet_server,replica,handle_calls,handle_params}.py",
-        "vocabulary fleet.routers fleet actors transport engine app.fleet text api endpoints http"
-        " telemetry console settings client installation",
+        "vocabulary fleet.routers fleet engine.config executor engine app.engine app.fleet text api"
+        " endpoints http telemetry console settings client installation",
     ),
     "cli": (
         "app/cli/*.py",
-        "vocabulary core actors transport stage settings installation telemetry bench simulate"
-        " simulate.run http",
+        "core calibration engine.config executor engine transport stage settings installation"
+        " telemetry bench simulate simulate.run http",
     ),
 }
 
@@ -247,7 +252,7 @@ def test_rooms_stay_light(folder: str) -> None:
 
 def test_processes_that_compute_nothing_start_without_torch() -> None:
     """Importing it takes longer than all the rest, and streams wait for a new scheduler."""
-    script = "import sys, actors.scheduler, app.server; print({'torch'} & {*sys.modules})"
+    script = "import sys, actors.engine.scheduler, app.server; print({'torch'} & {*sys.modules})"
     ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert ran.stdout == "set()\n", ran.stderr
 

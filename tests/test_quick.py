@@ -43,7 +43,7 @@ def test_rooms_that_promise_neither_are_in_it() -> None:
     [
         ("import json\n", True),
         ("import ray\n", False),
-        ("from actors.scheduler import SchedulerActor\n", False),  # imports Ray in its turn
+        ("from actors.engine.scheduler import SchedulerActor\n", False),  # imports Ray in its turn
         ("from actors.scheduling.core import Core\n", True),
         ("import torch\n", False),
         ("from tests import tiny_models\n", False),  # a helper that imports torch

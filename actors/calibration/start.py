@@ -7,7 +7,7 @@ import time
 
 from actors.calibration.cache import CostModelFile
 from actors.calibration.measure import Calibration, EngineLimits, Execute, calibrate, check
-from actors.engine_config import EngineConfig
+from actors.engine.config import EngineConfig
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel

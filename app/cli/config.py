@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from actors.engine_config import EngineConfig
+from actors.engine.config import EngineConfig
 from app.cli.serve_config import DEFAULT_CONFIG, load_config, place
 from app.settings import Settings, SettingsError
 from app.settings_models import resolve_each

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import typer
 from rich.console import Console
 
-from actors.event_recorder import read_events
+from actors.engine.event_recorder import read_events
 from actors.scheduling.event_log import ReplayMismatch, check_replay
 from app.bench.terminal import output, table
 from app.simulate.command import load_cost_model

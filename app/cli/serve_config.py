@@ -89,7 +89,7 @@ def place(config: dict[str, Any], host: str | None, port: int | None) -> tuple[s
 
 def num_cpus_of(config: dict[str, Any]) -> int:
     """What all replicas of this config reserve, while those of an update stand beside the old."""
-    from actors.placement import REPLICA_CPUS, bundles  # here: it imports Ray
+    from actors.executor.placement import REPLICA_CPUS, bundles  # here: it imports Ray
 
     total = 0.0
     for application in config["applications"]:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from actors.engine_config import EngineConfig
+from actors.engine.config import EngineConfig
 from actors.scheduling.interfaces import Quote
 from actors.scheduling.request import Objective
 from app.engine.channel import QuestionFailed

@@ -1,7 +1,7 @@
 """The replica's end of its scheduler: the actor, and the socket between them.
 
-The scheduler takes no actor calls while it serves (`actors.scheduler` says why), so questions go
-the way of submissions, and answers come between the outputs (`channel`).
+The scheduler takes no actor calls while it serves (the reason is in `actors.engine.scheduler`), so
+remote calls go the way of submissions, and their answers come between the outputs (`channel`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 import ray
 
-from actors.engine_config import EngineConfig
+from actors.engine.config import EngineConfig
+from actors.engine.peers import FrontAddress
+from actors.engine.scheduler import SchedulerActor
+from actors.executor.placement import current_group, scheduler_options
 from actors.fleet.snapshot import EngineSnapshot
-from actors.peers import FrontAddress
-from actors.placement import current_group, scheduler_options
-from actors.scheduler import SchedulerActor
 from actors.scheduling.events import Refuse
 from actors.stage.spec import StageInfo
 from actors.transport.addresses import private_directory

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from actors.engine_config import EngineConfig
+from actors.engine.config import EngineConfig
 from actors.fleet.snapshot import EngineSnapshot
 from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import Quote

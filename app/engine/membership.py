@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from actors.peers import FrontAddress
+from actors.engine.peers import FrontAddress
 
 
 class Membership(Protocol):

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from actors.engine.peers import SAME_CLOCK_S, first_id
 from actors.fleet.snapshot import BitClass, EngineSnapshot, EngineState, PrefixUpdate
-from actors.peers import SAME_CLOCK_S, first_id
 from actors.scheduling.events import Refuse
 from actors.transport.messages import Hello, IterationRecord, Suspects, Welcome
 from actors.transport.messages import RequestsStarted as Started

@@ -17,7 +17,7 @@ import msgpack
 import ray
 from ray.experimental import internal_kv
 
-from actors.peers import FrontAddress
+from actors.engine.peers import FrontAddress
 from actors.transport.addresses import new_local_address, new_secret
 
 logger = logging.getLogger("legato.fleet")

@@ -6,9 +6,9 @@ import os
 import signal
 from typing import Any
 
-import actors.placement
-from actors.engine_config import EngineConfig
-from actors.scheduler import SchedulerActor
+import actors.executor.placement
+from actors.engine.config import EngineConfig
+from actors.engine.scheduler import SchedulerActor
 from actors.scheduling.plan import StepPlan
 from actors.stage.actor import StageActor
 from actors.stage.runner import StageRunner
@@ -51,7 +51,7 @@ class FaultyScheduler(SchedulerActor):
     """Its stages are faulty, and the first time it builds them anew there is no room on a disk."""
 
     def __init__(self, config: EngineConfig) -> None:
-        actors.placement.StageActor = FaultyStage  # type: ignore[attr-defined,misc]
+        actors.executor.placement.StageActor = FaultyStage  # type: ignore[attr-defined,misc]
         connect, self.num_opened = GraphPipeline.open, 0
 
         async def open_or_not(pipeline: GraphPipeline, *callbacks: Any) -> None:

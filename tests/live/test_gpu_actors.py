@@ -18,7 +18,7 @@ from ray.experimental.channel.torch_tensor_accelerator_channel import (
     _do_get_unique_communication_id,
 )
 
-from actors.placement import create_stages, load_stages
+from actors.executor.placement import create_stages, load_stages
 from app.settings import parse, resolve
 
 pytestmark = pytest.mark.ray
@@ -71,7 +71,7 @@ async def test_ranks_meet_at_a_port_of_their_own_node(
     def elsewhere(host: str) -> str:
         raise AssertionError("asked on the scheduler's node")
 
-    monkeypatch.setattr("actors.placement.free_address", elsewhere, raising=False)
+    monkeypatch.setattr("actors.executor.placement.free_address", elsewhere, raising=False)
     async with actors_on("cpu", tiny_model("llama"), tensor_ranks=2) as stages:
         infos = await asyncio.wait_for(load_stages(stages), 120)
         assert len(infos) == 2

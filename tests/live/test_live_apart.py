@@ -18,7 +18,7 @@ import pytest
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from actors.placement import create_stages, load_stages
+from actors.executor.placement import create_stages, load_stages
 from actors.scheduling.build import build_core
 from actors.scheduling.core import Core
 from actors.scheduling.events import Emit, Event, Execute, StepDone, Submit
@@ -128,7 +128,7 @@ async def test_activations_over_the_accelerator_transport(
     stages: int,
     ranks: int,
 ) -> None:
-    monkeypatch.setattr("actors.placement.StageActor", AcceleratedStage)
+    monkeypatch.setattr("actors.executor.placement.StageActor", AcceleratedStage)
     times: list[StageTimes] = []
     async with opened(tiny_model("llama"), stages, ranks, "cpu", stage_times_s=times) as actors:
         traffic = await asyncio.gather(*[actor.traffic.remote() for actor in actors])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.event_recorder import read_events
+from actors.engine.event_recorder import read_events
 from actors.scheduling.event_log import check_replay
 from actors.scheduling.policies import POLICIES
 from app.bench.load.workload import Load

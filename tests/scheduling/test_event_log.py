@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.event_recorder import read_events
+from actors.engine.event_recorder import read_events
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.event_log import (

@@ -27,7 +27,6 @@ from app.bench.load.client import Job
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.studies.live_engine import local_engine, serve_jobs
 from app.bench.terminal import Json, Out, console, output, table
-from app.engine.adapters import AdapterEngine
 from app.paths import locate
 
 _CONTEXT = 128
@@ -127,6 +126,8 @@ async def load_gap(model: Path, scratch: Path, streams: int, rank: int, tbt_ms: 
     }
     folder = write_adapter(scratch / "loaded", model, rank, _ALL, 0)
     async with local_engine(args) as engine:
+        from app.engine.adapters import AdapterEngine  # here: it imports Ray
+
         if not isinstance(engine, AdapterEngine):
             raise MeasurementError("the engine has no adapters")
         jobs = [Job(0.02 * n, 64, 600) for n in range(streams)]

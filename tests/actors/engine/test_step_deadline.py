@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.engine_loop import StepDeadline
+from actors.engine.loop import StepDeadline
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import PipelineLost, StepDone, Submit
@@ -58,7 +58,7 @@ class _Loop:
 def loop(monkeypatch: pytest.MonkeyPatch) -> _Loop:
     loop = _Loop()
     monkeypatch.setattr("asyncio.get_running_loop", lambda: loop)
-    monkeypatch.setattr("actors.engine_loop.time", SimpleNamespace(monotonic=lambda: loop.now_s))
+    monkeypatch.setattr("actors.engine.loop.time", SimpleNamespace(monotonic=lambda: loop.now_s))
     return loop
 
 

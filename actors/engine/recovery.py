@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, NoReturn
 
+from actors.executor.stage_set import StageSet
 from actors.scheduling.core import Core
 from actors.scheduling.request import Grammar
-from actors.stage_set import StageSet
 from actors.transport.messages import Suspects
 
 logger = logging.getLogger("legato.recovery")

@@ -12,7 +12,7 @@ _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 1 << 12
 
 
-def bits_of(spec: StageSpec, info: StageInfo) -> BitClass:
+def bit_class_of(spec: StageSpec, info: StageInfo) -> BitClass:
     """The class of an engine with such stages."""
     return BitClass(
         model=_weights_of(spec),

@@ -7,22 +7,22 @@ import logging
 import time
 from dataclasses import replace
 
-from actors.bits import bits_of
 from actors.calibration.outlook import within_reach
 from actors.calibration.probe import PipelineProbe, ProbeFailed
 from actors.calibration.start import calibrate_at_start, keep_learnt
-from actors.engine_config import EngineConfig
-from actors.engine_loop import EngineLoop
-from actors.event_recorder import EventLog, open_log
+from actors.engine.config import EngineConfig
+from actors.engine.event_recorder import EventLog, open_log
+from actors.engine.gc_utils import freeze_gc_heap
+from actors.engine.loop import EngineLoop
+from actors.engine.peers import FrontAddress
+from actors.executor.bit_class import bit_class_of
+from actors.executor.stage_set import StageSet, StagesFailed
 from actors.fleet.publish import Publisher
-from actors.gc_utils import freeze_gc_heap
-from actors.peers import FrontAddress
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
 from actors.scheduling.event_log import Recorder
 from actors.stage.spec import StageInfo
-from actors.stage_set import StageSet, StagesFailed
 from actors.transport.messages import Welcome
 
 logger = logging.getLogger("legato.scheduler")
@@ -56,7 +56,7 @@ class Engine:
         info = replace(info, max_model_len=scheduler.max_model_len)
         publisher = None
         if fronts is not None:
-            publisher = Publisher(fronts.engine_id, bits_of(self._config.stage, info), core)
+            publisher = Publisher(fronts.engine_id, bit_class_of(self._config.stage, info), core)
         handle = core.handle
         self._events = open_log(self._config.event_log, self._config.event_log_bytes)
         if self._events is not None:

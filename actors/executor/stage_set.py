@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import ray
 
-from actors.engine_config import GIB, EngineConfig
-from actors.kv_tier import tier_specs
-from actors.placement import create_stages, current_group, load_stages
+from actors.engine.config import GIB, EngineConfig
+from actors.executor.kv_tier import tier_specs
+from actors.executor.placement import create_stages, current_group, load_stages
 from actors.scheduling.events import TierChange
 from actors.scheduling.request import Grammar
 from actors.stage.spec import StageInfo, TierSpec

@@ -6,9 +6,9 @@ import hashlib
 from importlib import metadata
 from pathlib import Path
 
-from actors.bits import bits_of
 from actors.calibration.cache import cache_folder
-from actors.engine_config import GIB, EngineConfig
+from actors.engine.config import GIB, EngineConfig
+from actors.executor.bit_class import bit_class_of
 from actors.stage.spec import StageInfo, TierSpec
 
 _LAYOUT = 1  # to be raised when a backend lays a block's bytes out in another way
@@ -24,7 +24,7 @@ def tier_specs(config: EngineConfig, info: StageInfo) -> list[TierSpec]:
     stage, kv = config.stage, config.kv
     root = Path(kv.disk_cache_path) if kv.disk_cache_path else cache_folder() / "kv"
     versions = (_LAYOUT, _version("legato-serve"), _version("torch"))
-    same = repr((bits_of(stage, info), versions, stage.block_size, stage.num_stages))
+    same = repr((bit_class_of(stage, info), versions, stage.block_size, stage.num_stages))
     name = f"{Path(stage.model_path).name}-{hashlib.sha256(same.encode()).hexdigest()[:16]}"
     specs = []
     for number in range(stage.num_stages):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 
+from actors.engine.peers import Peers
 from actors.fleet.publish import Publisher
 from actors.fleet.snapshot import EngineState
-from actors.peers import Peers
 from actors.scheduling.core import Core
 
 BUSY_PERIOD_S = 0.25

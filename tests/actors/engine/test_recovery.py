@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.recovery import BackgroundTasks, Recovery
+from actors.engine.recovery import BackgroundTasks, Recovery
 from actors.scheduling.request import Grammar
 
 GRAMMAR = Grammar("regex", "a+")

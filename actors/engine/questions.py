@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from actors.calibration.outlook import outlook
-from actors.publication import Publication
-from actors.recovery import Recovery
+from actors.engine.publication import Publication
+from actors.engine.recovery import Recovery
+from actors.executor.stage_set import StageSet
 from actors.scheduling.core import Core
 from actors.scheduling.events import Event, Reconfigure
 from actors.scheduling.interfaces import Quote
 from actors.scheduling.statistics import statistics
-from actors.stage_set import StageSet
 from actors.transport.messages import Answer, Ask
 
 logger = logging.getLogger("legato.scheduler")

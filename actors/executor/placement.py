@@ -18,7 +18,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.engine_config import EngineConfig
+from actors.engine.config import EngineConfig
 from actors.stage.actor import StageActor
 from actors.stage.spec import StageInfo, StageSpec
 

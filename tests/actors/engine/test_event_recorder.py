@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.event_recorder import EventLog, read_events
+from actors.engine.event_recorder import EventLog, read_events
 
 
 def rows(count: int) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from actors.placement import cpu_quota
+from actors.executor.placement import cpu_quota
 
 
 def test_the_least_quota_of_the_groups_above_counts(tmp_path: Path) -> None:

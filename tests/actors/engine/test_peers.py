@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.peers import FrontAddress, Message, Peers, connection_of, first_id
+from actors.engine.peers import FrontAddress, Message, Peers, connection_of, first_id
 from actors.scheduling.events import Refuse
 from actors.scheduling.request import Request, SamplingParams
 from actors.transport.addresses import new_local_address, new_secret

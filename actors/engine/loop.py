@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from actors.engine_config import EngineConfig
+from actors.engine.config import EngineConfig
+from actors.engine.kv_moves import KVMoves
+from actors.engine.peers import OWNER, Message, Peers, connection_of
+from actors.engine.publication import Publication
+from actors.engine.questions import Questions
+from actors.engine.recovery import BackgroundTasks, Recovery, grammars_of, suspects_of
+from actors.executor.stage_set import StageSet, StagesFailed
 from actors.fleet.publish import Publisher
-from actors.kv_moves import KVMoves
-from actors.peers import OWNER, Message, Peers, connection_of
-from actors.publication import Publication
-from actors.questions import Questions
-from actors.recovery import BackgroundTasks, Recovery, grammars_of, suspects_of
 from actors.scheduling.core import Core
 from actors.scheduling.events import (
     Abort,
@@ -43,7 +44,6 @@ from actors.scheduling.events import (
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Grammar, Request
 from actors.scheduling.state import InFlight
-from actors.stage_set import StageSet, StagesFailed
 from actors.transport.messages import (
     AbortRequests,
     Ask,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from actors.engine_config import EngineConfig
-from actors.recovery import BackgroundTasks
+from actors.engine.config import EngineConfig
+from actors.engine.recovery import BackgroundTasks
+from actors.executor.stage_set import StageSet, StagesFailed
 from actors.scheduling.events import Event, Fetch, Move, Moved, TierHolds
-from actors.stage_set import StageSet, StagesFailed
 
 
 class KVMoves:

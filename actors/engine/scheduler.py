@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import uvloop
 
-from actors.engine import Engine
-from actors.engine_config import EngineConfig
-from actors.peers import FrontAddress
+from actors.engine.assembly import Engine
+from actors.engine.config import EngineConfig
+from actors.engine.peers import FrontAddress
 from actors.stage.spec import StageInfo
 
 
