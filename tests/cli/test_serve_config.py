@@ -9,6 +9,8 @@ import pytest
 from app.cli.serve_config import load_config, num_cpus_of, place
 from app.settings import SettingsError
 
+pytestmark = pytest.mark.ray  # counting the CPUs of a deployment imports Ray
+
 
 @pytest.mark.parametrize(
     ("name", "most"),
