@@ -100,7 +100,8 @@ ROOMS: dict[str, tuple[str, str]] = {
     "console": ("app/console/*.py", "policies client http"),
     "settings": (
         "app/{settings,settings_schema,settings_models}.py",
-        "vocabulary core fleet.routers engine.config calibration stage stage.spec http installation",
+        "vocabulary core fleet.routers engine.config calibration stage stage.spec http"
+        " installation",
     ),
     "simulate.inputs": (
         "app/simulate/{hardware,workload}/*.py",
