@@ -80,9 +80,10 @@ def _group(item: pytest.Item) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    before = "ray" in sys.modules  # another test's fault
     yield
     if item.config.getoption("--quick"):
-        assert "ray" not in sys.modules, "a test of `--quick` imported Ray: mark it"
+        assert before or "ray" not in sys.modules, "a test of `--quick` imported Ray: mark it"
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,7 @@ def test_what_cannot_be_is_named(args: dict[str, Any], said: str) -> None:
     assert said in str(caught.value)
 
 
+@pytest.mark.ray  # counting CPUs imports Ray
 def test_the_example_is_two_engines_behind_a_front() -> None:
     config = load_config(Path("configs/serve/two_models.yaml"))
     assert place(config, None, 8123) == ("127.0.0.1", 8123)
