@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from actors.scheduling.request import Objective
@@ -56,18 +55,16 @@ class RequestTiming:
     kept: bool | None
 
 
-class Deliveries(list[tuple[float, int, int]]):
-    """(when, how many tokens, of which continuation).
+@dataclass(slots=True)
+class Deliveries:
+    """Of one call, for `ApiEvents`.
 
-    places: (since when, which continuation, at which engine it is computed), where there are
-    several engines.
+    tokens: (when, how many tokens, of which continuation) that are not counted yet. places: (since
+    when, which continuation, at which engine it is computed), where there are several engines.
     """
 
-    __slots__ = ("places",)
-
-    def __init__(self, *entries: Iterable[tuple[float, int, int]]) -> None:
-        super().__init__(*entries)
-        self.places: list[tuple[float, int, str]] = []
+    tokens: list[tuple[float, int, int]] = field(default_factory=list)
+    places: list[tuple[float, int, str]] = field(default_factory=list)
 
 
 class ApiEvents:

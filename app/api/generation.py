@@ -61,7 +61,7 @@ class Generation:
             for p, request in enumerate(requests)
             for i in range(request.n)
         ]
-        self.deliveries = Deliveries()  # of tokens, for `ApiEvents`
+        self.deliveries = Deliveries()
         self.timing: RequestTiming | None = None  # once it is over
         self.info = RequestInfo(
             request_id=call.request_id,
@@ -105,7 +105,7 @@ class Generation:
             async with aclosing(source) as deltas:
                 async for delta in deltas:
                     if delta.num_tokens:
-                        self.deliveries.append((clock(), delta.num_tokens, delta.index))
+                        self.deliveries.tokens.append((clock(), delta.num_tokens, delta.index))
                     if delta.finish_reason is not None:
                         reason = delta.finish_reason
                     yield delta

@@ -103,7 +103,7 @@ class EventSink:
         self._writer = writer
         self._templates = writer.templates
         self._streams: Sequence[TextStream] = generation.streams
-        self._deliveries = generation.deliveries
+        self._deliveries = generation.deliveries.tokens
         self._clock = asyncio.get_running_loop().time
 
     def write(self, index: int, tokens: Sequence[int]) -> bool:

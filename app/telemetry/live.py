@@ -169,14 +169,14 @@ class Telemetry(ApiEvents):
         num_generated, num_promised, gaps_s = 0, 0, list[float]()
         num_missed = len(self._unexplained)
         for entry in entries:
-            if not entry.deliveries:
+            if not entry.deliveries.tokens:
                 continue
             if entry.first_s is None:
-                entry.first_s = entry.deliveries[0][0]
+                entry.first_s = entry.deliveries.tokens[0][0]
                 self.metrics.ttft.observe(entry.first_s - entry.start_s)
             last_s, tbt_s, num_before = entry.last_s, entry.tbt_s, len(gaps_s)
             longest_s = entry.max_tbt_s
-            for now_s, num_tokens, index in entry.deliveries:
+            for now_s, num_tokens, index in entry.deliveries.tokens:
                 num_generated += num_tokens
                 before_s = last_s[index]
                 last_s[index] = now_s
@@ -192,7 +192,7 @@ class Telemetry(ApiEvents):
             entry.max_tbt_s = longest_s
             if tbt_s < math.inf:
                 num_promised += len(gaps_s) - num_before
-            entry.deliveries.clear()
+            entry.deliveries.tokens.clear()
         self.metrics.generated.inc(num_generated)
         self.metrics.tbt.observe_all(gaps_s)
         num_kept = num_promised - (len(self._unexplained) - num_missed)

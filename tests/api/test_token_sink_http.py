@@ -64,7 +64,7 @@ async def test_usage_and_events_count_every_token(start_server: StartServer) -> 
     told = await events_of(
         server, prompt="abc", max_tokens=30, stream_options={"include_usage": True}
     )
-    num_tokens = sum(number for _, number, _ in events.deliveries)
+    num_tokens = sum(number for _, number, _ in events.deliveries.tokens)
     assert told[-1]["usage"]["completion_tokens"] == num_tokens == 30
 
 

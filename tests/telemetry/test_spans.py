@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from app.api.events import RequestInfo, RequestOutcome
+from app.api.events import Deliveries, RequestInfo, RequestOutcome
 from app.telemetry.live import Telemetry
 from app.telemetry.spans import Spans, otlp_exporter
 
@@ -34,7 +34,8 @@ def finished(telemetry: Telemetry, exporter: InMemorySpanExporter) -> tuple[Read
 
 def test_a_span_tells_a_request(telemetry: Telemetry, exporter: InMemorySpanExporter) -> None:
     request = RequestInfo("r1", CHAT, "", True, 7, 1)
-    telemetry.on_request_start(request, 100.0, [(100.5, 1, 0), (100.75, 1, 0), (101.0, 2, 0)])
+    tokens = [(100.5, 1, 0), (100.75, 1, 0), (101.0, 2, 0)]
+    telemetry.on_request_start(request, 100.0, Deliveries(tokens))
     telemetry.on_finish(request, RequestOutcome(200, "stop", 4, 3, 0.125), 101.0)
     *phases, span = finished(telemetry, exporter)
     assert (span.name, span.kind, span.parent) == ("chat tiny", SpanKind.SERVER, None)
@@ -75,7 +76,7 @@ def test_a_span_is_its_callers_child(telemetry: Telemetry, exporter: InMemorySpa
     headers = (f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00", "nonsense", "")
     for traceparent in headers:
         request = RequestInfo("r1", CHAT, "", False, 7, 1, traceparent)
-        telemetry.on_request_start(request, 1.0, [])
+        telemetry.on_request_start(request, 1.0, Deliveries())
         telemetry.on_finish(request, RequestOutcome(500, "server_error", 0, 0), 2.0)
     child, *others = finished(telemetry, exporter)
     assert child.parent is not None
@@ -91,7 +92,7 @@ def test_two_requests_of_one_id_are_two(
 ) -> None:
     requests = [RequestInfo("same", CHAT, "", False, 7, 1) for _ in range(2)]
     for begin_s, request in zip((1.0, 2.0), requests, strict=True):
-        telemetry.on_request_start(request, begin_s, [])
+        telemetry.on_request_start(request, begin_s, Deliveries())
     for request in requests:
         telemetry.on_finish(request, RequestOutcome(200, "stop", 1, 0), 4.0)
     spans = finished(telemetry, exporter)

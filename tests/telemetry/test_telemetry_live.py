@@ -55,10 +55,10 @@ def test_a_request_and_its_tokens_are_counted() -> None:
     request = RequestInfo("r1", "/v1/completions", "", True, 7, 1)
     deliveries = Deliveries()
     telemetry.on_request_start(request, 100.0, deliveries)
-    deliveries += [(100.4, 1, 0), (100.42, 1, 0)]
+    deliveries.tokens += [(100.4, 1, 0), (100.42, 1, 0)]
     telemetry.catch_up()
-    assert not deliveries  # counted once
-    deliveries.append((100.52, 2, 0))  # a stall of 100 ms, objective 50
+    assert not deliveries.tokens  # counted once
+    deliveries.tokens.append((100.52, 2, 0))  # a stall of 100 ms, objective 50
     telemetry.on_finish(request, RequestOutcome(200, "stop", 4, 3, 0.25), 100.52)
     assert value(telemetry, "request_queue_time_seconds_sum") == pytest.approx(0.25)
     assert value(telemetry, "request_prefill_time_seconds_sum") == pytest.approx(0.15)
@@ -85,9 +85,9 @@ def test_each_request_is_held_to_its_own_objective() -> None:
     told: dict[str, Deliveries] = {}
     for request in (strict, usual, late):
         telemetry.on_request_start(request, 10.0, told.setdefault(request.request_id, Deliveries()))
-    told["r1"] += [(11.0, 1, 0), (11.0, 1, 1), (11.1, 1, 0), (11.1, 1, 1), (11.12, 1, 0)]
-    told["r2"] += [(11.0, 1, 0), (11.1, 1, 0), (11.12, 1, 0)]
-    told["r3"] += [(11.5, 1, 0)]
+    told["r1"].tokens += [(11.0, 1, 0), (11.0, 1, 1), (11.1, 1, 0), (11.1, 1, 1), (11.12, 1, 0)]
+    told["r2"].tokens += [(11.0, 1, 0), (11.1, 1, 0), (11.12, 1, 0)]
+    told["r3"].tokens += [(11.5, 1, 0)]
     busy = {"num_preemptions": 0, "predicted_s": None}
     steps = [
         iteration(n, done_s=done_s, stages_s=((begin_s, done_s),), **busy)
