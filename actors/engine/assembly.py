@@ -6,12 +6,12 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from actors.calibration.outlook import within_reach
 from actors.calibration.probe import PipelineProbe, ProbeFailed
 from actors.calibration.start import calibrate_at_start, keep_learnt
 from actors.engine.config import EngineConfig
-from actors.engine.event_recorder import EventLog, open_log
 from actors.engine.gc_utils import freeze_gc_heap
 from actors.engine.loop import EngineLoop
 from actors.engine.peers import FrontAddress
@@ -24,6 +24,9 @@ from actors.scheduling.core import Core
 from actors.scheduling.event_log import Recorder
 from actors.stage.spec import StageInfo
 from actors.transport.messages import Welcome
+
+if TYPE_CHECKING:
+    from actors.engine.event_recorder import EventLog
 
 logger = logging.getLogger("legato.scheduler")
 
@@ -58,7 +61,10 @@ class Engine:
         if fronts is not None:
             publisher = Publisher(fronts.engine_id, bit_class_of(self._config.stage, info), core)
         handle = core.handle
-        self._events = open_log(self._config.event_log, self._config.event_log_bytes)
+        if self._config.event_log is not None:
+            from actors.engine.event_recorder import open_log  # imports pyarrow
+
+            self._events = open_log(self._config.event_log, self._config.event_log_bytes)
         if self._events is not None:
             handle = Recorder(core, self._events.write).handle
         loop = EngineLoop(

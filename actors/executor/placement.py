@@ -95,20 +95,20 @@ def create_stages(config: EngineConfig, group: PlacementGroup | None) -> list[li
                 # One thread per concurrency group: with more, Ray starts an actor's calls in any
                 # order, and a step that overtakes the one before it reads stale state.
                 max_concurrency=1,
-                runtime_env={"env_vars": _environment(config)},
+                **_environment(config),
             )
-            ranks.append(options.remote(spec))
+            ranks.append(options.remote(spec, config.channel_bytes))
         stages.append(ranks)
     return stages
 
 
-def _environment(config: EngineConfig) -> dict[str, str]:
-    environment = {"RAY_CGRAPH_buffer_size_bytes": str(config.channel_bytes)}
-    if config.stage.symmetric_memory:
-        # Memory that all GPUs of a stage see needs each rank to see all of them, under numbers
-        # that differ: with the one GPU that Ray leaves visible, each rank's would be number 0.
-        environment["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
-    return environment
+def _environment(config: EngineConfig) -> dict[str, Any]:
+    """Only where there must be one: a process with an environment of its own starts later."""
+    if not config.stage.symmetric_memory:
+        return {}
+    # Memory that all GPUs of a stage see needs each rank to see all of them, under numbers
+    # that differ: with the one GPU that Ray leaves visible, each rank's would be number 0.
+    return {"runtime_env": {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}}
 
 
 async def load_stages(stages: Sequence[Sequence[Any]]) -> list[StageInfo]:

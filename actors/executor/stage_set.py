@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Collection
 from dataclasses import replace
@@ -18,18 +19,23 @@ from actors.executor.placement import create_stages, current_group, load_stages
 from actors.scheduling.events import TierChange
 from actors.scheduling.request import Grammar
 from actors.stage.spec import StageInfo, TierSpec
-from actors.transport.graph_pipeline import GraphPipeline
+from actors.transport.graph_pipeline import GraphPipeline, set_channel_bytes
 from actors.transport.pipeline import CallPipeline, OnAnswer, OnLost, Pipeline
 
 logger = logging.getLogger("legato.stages")
 
 _REPORT_EVERY_S = 5.0
 _PREPARE_LIMIT_S = 60.0
+_MAX_STARTS = 3
 _COMPILE_LIMIT_S = 30.0  # the first grammar imports the compiler, the replica compiled it in 1.5 s
 
 
 class StagesFailed(Exception):
     """The stages could not be built; the message says what they said."""
+
+
+class StageDied(StagesFailed):
+    """A process ended as it was started or connected. It has not said why: worth another try."""
 
 
 class StageSet:
@@ -52,6 +58,16 @@ class StageSet:
 
         Raises StagesFailed with the loader's own words (file or parameter named).
         """
+        for num_starts in itertools.count(1):
+            try:
+                return await self._build()
+            except StageDied as death:
+                if num_starts == _MAX_STARTS:
+                    raise
+                logger.error("%s: start %d", death, num_starts + 1)
+        raise AssertionError("unreachable")
+
+    async def _build(self) -> tuple[StageInfo, int, int]:
         info, num_blocks = await self._load()
         swap = int(self._config.kv.swap_gib * GIB) // info.kv_block_bytes
         self._sizes = (num_blocks, swap)
@@ -102,7 +118,7 @@ class StageSet:
             raise StagesFailed(str(error.cause)) from error
         except ray.exceptions.RayError as error:
             self._kill_actors()
-            raise StagesFailed(f"a stage died while loading: {type(error).__name__}") from error
+            raise StageDied(f"a stage died while loading: {type(error).__name__}") from error
         finally:
             reporter.cancel()
         return infos[0], self._blocks_that_fit(infos)
@@ -157,7 +173,8 @@ class StageSet:
             if isinstance(error, StagesFailed):
                 raise
             message = f"the stages could not be connected: {type(error).__name__}: {error}"
-            raise StagesFailed(message) from error
+            has_died = isinstance(error, ray.exceptions.ActorDiedError)
+            raise (StageDied if has_died else StagesFailed)(message) from error
         self.pipeline = pipeline
         if self._listeners is not None:
             pipeline.listen(*self._listeners)
@@ -187,6 +204,7 @@ class StageSet:
     def _make_pipeline(self) -> Pipeline:
         config, depth = self._config, self._config.scheduler.depth
         if config.transport == "graph":
+            set_channel_bytes(config.channel_bytes)
             return GraphPipeline(self._actors, depth, config.accelerator)
         return CallPipeline(self._actors, depth)
 

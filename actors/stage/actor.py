@@ -59,7 +59,12 @@ def _on_own_device(spec: StageSpec) -> StageSpec:
 class StageActor:
     """Owns a StageRunner. Everything but gate and forward is an ordinary actor call."""
 
-    def __init__(self, spec: StageSpec) -> None:
+    def __init__(self, spec: StageSpec, channel_bytes: int | None = None) -> None:
+        """channel_bytes: buffer of one channel of a compiled graph; None where there is none."""
+        if channel_bytes is not None:
+            from actors.transport.graph_pipeline import set_channel_bytes
+
+            set_channel_bytes(channel_bytes)
         self._spec = spec = spec if spec.device == "cpu" else _on_own_device(spec)
         self._is_last, self._is_alone = spec.is_last, spec.is_alone
         self._runner: StageRunner | None = None

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.dag import InputNode, MultiOutputNode
+from ray.dag import DAGContext, InputNode, MultiOutputNode
 
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.transport import semaphores
@@ -48,6 +48,15 @@ if TYPE_CHECKING:
 _READ_TIMEOUT_S = 5.0
 # Ray logs pages of tracebacks when stages are killed on purpose; a real death reaches on_lost.
 logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
+
+
+def set_channel_bytes(num_bytes: int) -> None:
+    """Buffer size of the channels that this process makes from now on.
+
+    By the process's own context and not by RAY_CGRAPH_buffer_size_bytes: Ray starts a process with
+    an environment of its own by way of another one, which imports Ray as well: most of a second.
+    """
+    DAGContext.get_current().buffer_size_bytes = num_bytes
 
 
 class GraphPipeline(Watched):

@@ -7,6 +7,7 @@ remote calls go the way of submissions, and their answers come between the outpu
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import shutil
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from app.engine.channel import SchedulerChannel
 logger = logging.getLogger("legato.engine")
 
 _LEAVE_WITHIN_S = 10.0
+_MAX_STARTS = 3
 
 
 class EngineFailed(RuntimeError):
@@ -74,24 +76,35 @@ class SchedulerLink(SchedulerChannel):
             return protocol
 
         server, _ = await listen(path, accept)
-        environment = {"RAY_CGRAPH_buffer_size_bytes": str(self._config.channel_bytes)}
-        actor_class = ray.remote(SchedulerActor)
-        self._actor = actor_class.options(
-            **scheduler_options(current_group()), runtime_env={"env_vars": environment}
-        ).remote(self._config)
         try:
-            started = await self._actor.start.remote(path, self.fronts)
+            started = await self._start(path, connected)
             info, num_blocks, self.tcp_address = started
             self._socket = await connected
-        except ray.exceptions.RayTaskError as error:
-            raise EngineFailed(str(error.cause)) from error
-        except ray.exceptions.RayError as error:
-            raise EngineFailed(f"the scheduler died while starting: {error}") from error
         finally:
             server.close()
             shutil.rmtree(directory, ignore_errors=True)
         self._serving = asyncio.create_task(self._serve())
         return info, num_blocks
+
+    async def _start(
+        self, path: str, connected: asyncio.Future[FrameProtocol]
+    ) -> tuple[StageInfo, int, str | None]:
+        """As of `SchedulerActor.start`, of the first scheduler that survives it."""
+        options = scheduler_options(current_group())
+        for num_starts in itertools.count(1):
+            self._actor = ray.remote(SchedulerActor).options(**options).remote(self._config)
+            try:
+                started: tuple[StageInfo, int, str | None]
+                started = await self._actor.start.remote(path, self.fronts)
+                return started
+            except ray.exceptions.RayTaskError as error:
+                raise EngineFailed(str(error.cause)) from error
+            except ray.exceptions.RayError as error:
+                # One that has connected is missed already: its socket's end is its loss.
+                if connected.done() or num_starts == _MAX_STARTS:
+                    raise EngineFailed(f"the scheduler died while starting: {error}") from error
+                logger.error("the scheduler died while starting: start %d", num_starts + 1)
+        raise AssertionError("unreachable")
 
     async def _serve(self) -> None:
         with suppress(ray.exceptions.RayError):

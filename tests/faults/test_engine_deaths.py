@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from actors.scheduling.request import Grammar, SamplingParams
 from app.engine.client import EngineUnavailable, GenerationRequest
 from app.engine.link import EngineFailed
 from app.engine.live import LiveEngine
+from tests.faults import within
 from tests.live.reference import ask, expected, make_prompts, settled
 
 pytestmark = pytest.mark.ray
@@ -77,6 +81,43 @@ async def test_row_4_a_frozen_scheduler_is_replaced(
         assert (await settled(engine))["pid"] != pid
     finally:
         await engine.close()
+
+
+@pytest.mark.parametrize("killed", ["ray::StageActor.load", "ray::SchedulerActor.start"])
+async def test_row_9_a_process_is_killed_at_the_first_start(
+    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path], killed: str
+) -> None:
+    """It is started again, and nobody is told that the engine is ready before it is."""
+    engine = make_engine(tiny_model("llama"), parallel={"pipeline_stages": 2})
+    starting = asyncio.create_task(engine.start())
+    try:
+        while not (found := _called(killed)):
+            assert not starting.done()
+            await asyncio.sleep(0.01)
+        os.kill(found[0], signal.SIGKILL)
+        begin_s = time.monotonic()
+        while not starting.done():
+            assert not engine.is_ready()
+            await asyncio.sleep(0.01)
+        assert time.monotonic() - begin_s <= within.KILLED_WHILE_LOADING_S
+        await starting
+        assert engine.is_ready()
+        prompts = make_prompts(LENGTHS)
+        answers = await asyncio.gather(*[ask(engine, prompt, MAX_TOKENS) for prompt in prompts])
+        assert answers == expected("llama", LENGTHS, MAX_TOKENS)
+        assert len(_called("ray::StageActor")) == 2
+    finally:
+        await engine.close()
+
+
+def _called(title: str) -> list[int]:
+    """Processes of this one's cluster."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if " ".join(process.cmdline()).startswith(title):
+                found.append(process.pid)
+    return found
 
 
 async def test_row_11_a_model_that_cannot_load_is_named(

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.dag import DAGContext
 from ray.util.placement_group import PlacementGroup
 
 from actors.executor.placement import create_stages, load_stages
@@ -24,7 +25,7 @@ from actors.scheduling.core import Core
 from actors.scheduling.events import Emit, Event, Execute, StepDone, Submit
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request, SamplingParams
-from actors.transport.graph_pipeline import GraphPipeline
+from actors.transport.graph_pipeline import GraphPipeline, set_channel_bytes
 from actors.transport.messages import StepError
 from app.settings import parse, resolve
 from tests.live.accelerated_stage import SECONDS, AcceleratedStage
@@ -58,6 +59,7 @@ async def opened(
     )
     actors = create_stages(config, group)
     flat = [actor for group in actors for actor in group]
+    set_channel_bytes(config.channel_bytes)
     pipeline = GraphPipeline(actors, config.scheduler.depth, accelerator)
     try:
         await load_stages(actors)
@@ -67,11 +69,18 @@ async def opened(
         answers, most_in_flight = await asyncio.wait_for(answered(core, pipeline, times), 120)
         assert answers == expected("llama")
         assert most_in_flight == config.scheduler.depth
+        # A channel that is made smaller grows, and leaks what it was.
+        told = await asyncio.gather(*[actor.__ray_call__.remote(channel_bytes) for actor in flat])
+        assert {*told, channel_bytes(None)} == {config.channel_bytes}
         yield flat
     finally:
         pipeline.close()
         for actor in flat:
             ray.kill(actor)
+
+
+def channel_bytes(_: Any) -> int:
+    return DAGContext.get_current().buffer_size_bytes
 
 
 async def answered(
