@@ -58,7 +58,7 @@ class _Event:
 class AcceleratedStage(StageActor):
     """Counts what it has sent and received through the communicator."""
 
-    def __init__(self, spec: Any) -> None:
+    def __init__(self, spec: Any, channel_bytes: int | None = None) -> None:
         AcceleratorContext.set(_Context("cpu", StageCommunicator))
         ChannelContext.get_current().set_torch_device(Claimed())  # type: ignore[arg-type]
         self.num_sent = self.num_received = 0
@@ -74,7 +74,7 @@ class AcceleratedStage(StageActor):
 
         StageCommunicator.send = counted_send  # type: ignore[method-assign]
         StageCommunicator.recv = counted_recv  # type: ignore[method-assign]
-        super().__init__(spec)
+        super().__init__(spec, channel_bytes)
         step_times.new_event = _Event
 
     def traffic(self) -> tuple[int, int]:
