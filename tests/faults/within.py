@@ -21,7 +21,6 @@ KILLED_WHILE_LOADING_S = 20.0 * _FACTOR
 OVERLOAD_REFUSED_S = 5.0 * _FACTOR
 FULL_REFUSED_S = 20.0 + 10.0 * _FACTOR  # a new request waits 20 s for an engine
 CLIENTS_GONE_S = 1.0 * _FACTOR
-READERS_WRITTEN_S = 60.0 * _FACTOR  # a hundred answers are computed, and as they stall, dropped
 READERS_DROPPED_S = SEND_TIMEOUT_S + 3.0 * _FACTOR
 BODY_REFUSED_S = BODY_TIMEOUT_S + 3.0 * _FACTOR
 BAD_REQUEST_S = 1.0 * _FACTOR
