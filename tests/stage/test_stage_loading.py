@@ -148,7 +148,7 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     ),
     "quantised in a foreign way": (
         lambda f: configure(f, quantization_config={"quant_method": "bitsandbytes"}),
-        r"quant_method 'bitsandbytes' is not supported; supported: awq, gptq",
+        r"quant_method 'bitsandbytes' is not supported; supported: awq, compressed-tensors, ",
     ),
     "no weights": (
         lambda f: (f / "model.safetensors").unlink(),
