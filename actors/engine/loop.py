@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.engine.config import EngineConfig
+from actors.engine.iteration_records import IterationRecords
 from actors.engine.kv_moves import KVMoves
 from actors.engine.peers import OWNER, Message, Peers, connection_of
 from actors.engine.publication import Publication
@@ -47,7 +48,6 @@ from actors.scheduling.state import InFlight
 from actors.transport.messages import (
     AbortRequests,
     Ask,
-    IterationRecord,
     Readiness,
     RefuseRequests,
     StepError,
@@ -60,7 +60,6 @@ logger = logging.getLogger("legato.scheduler")
 # Nothing measured yet: the first step may include compilation and page faults.
 _FIRST_STEP_S = 60.0
 _FIRST_STEP_TOKEN_S = 0.05
-_RECORDS_EVERY_S = 0.1  # how long records wait for others, while there are steps
 
 
 class EngineLoop:
@@ -90,9 +89,12 @@ class EngineLoop:
         self._wake: asyncio.TimerHandle | None = None
         self._tasks = BackgroundTasks()
         self._recovery = Recovery(
-            *(stages, config.max_rebuilds, self._tasks, self._stages_lost),
-            lambda: grammars_of(core),
-            self._stages_rebuilt,
+            stages,
+            config.max_rebuilds,
+            self._tasks,
+            on_lost=self._stages_lost,
+            grammars=lambda: grammars_of(core),
+            on_rebuilt=self._stages_rebuilt,
         )
         self._deadline = StepDeadline(
             core, config.step_deadline_s, config.deadline_factor, self._recovery.lose
@@ -141,7 +143,7 @@ class EngineLoop:
             self._moves.forget()
             self._on_owner_gone()
             return
-        for request_id in list(self._core.requests.by_id):
+        for request_id in list(self._core.live_requests):
             if connection_of(request_id) == number:
                 self._handle(Abort(request_id))
 
@@ -156,7 +158,7 @@ class EngineLoop:
             logger.error("step %d failed: %s", answer.step_id, answer.message)
             message = answer.message.splitlines()[0]
             self._handle(StepFailed(step.plan.step_id, message))
-            recovery.step_failed(message, core.faults.num_failures_in_a_row)
+            recovery.step_failed(message, core.num_failures_in_a_row)
             return
         self._handle(StepDone(answer))
         # The outputs are on their way: what follows is in no hurry.
@@ -199,7 +201,7 @@ class EngineLoop:
                 self._moves.begin(instruction)  # (else PipelineLost follows, and forgets it)
         if rows or self._records.due:
             self._send_outputs(rows)
-        if self._core.requests.trials or self._sent_suspects:
+        if self._core.trials or self._sent_suspects:
             suspects = suspects_of(self._core)
             self._sent_suspects = bool(suspects.losses)
             self.peers.broadcast(suspects)
@@ -271,44 +273,3 @@ class StepDeadline:
         if self._slowest_token_s == 0.0:
             limit_s = max(limit_s, _FIRST_STEP_S + _FIRST_STEP_TOKEN_S * step.num_tokens)
         return limit_s
-
-
-class IterationRecords:
-    """What each iteration was, gathered until it is time to send it.
-
-    Records travel some at a time because a step leaves cold caches, and handling one record an
-    iteration would fetch all the code for it anew.
-    """
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._gathered: list[IterationRecord] = []
-        self.due: list[IterationRecord] = []  # to travel with the next outputs
-        self._due_s = 0.0  # when some last were
-
-    def note(self, step: InFlight, done_s: float, answer: StepResult, recoveries: int) -> None:
-        """Records fall due every so often, and all before the engine rests."""
-        num_decodes, requests = step.num_decode_tokens, self._core.requests
-        self._gathered.append(
-            IterationRecord(
-                step.plan.step_id,
-                step.planned_at_s,
-                done_s,
-                step.predicted_s,
-                num_decodes,
-                step.num_tokens - num_decodes,
-                len(step.plan.slices),
-                answer.stage_times_s,
-                len(requests.decoding),
-                len(requests.prefilling),
-                requests.waiting.num_requests,
-                requests.num_free_blocks,
-                requests.num_preemptions,
-                recoveries,
-                self._core.step.token_budget,
-            )
-        )
-        if not self._core.in_flight or done_s - self._due_s >= _RECORDS_EVERY_S:
-            self.due += self._gathered
-            self._gathered.clear()
-            self._due_s = done_s

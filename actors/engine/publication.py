@@ -35,7 +35,7 @@ class Publication:
 
     def _tick(self) -> None:
         self.start()
-        activity = (self._core.num_steps, self._core.requests.num_waiting)
+        activity = (self._core.num_steps, self._core.view.num_waiting)
         if activity != self._seen or time.monotonic() - self._last_s >= IDLE_PERIOD_S:
             self._seen = activity
             self.publish()

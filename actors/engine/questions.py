@@ -79,8 +79,6 @@ class Questions:
         return {
             **statistics(core),
             **{name: getattr(core.config, name) for name in _SHOWN_SETTINGS},
-            "num_drafts": core.speculation.num_drafts,
-            "num_accepted_drafts": core.outcomes.num_accepted_drafts,
             "outlook": outlook(core.cost_model, core.config),
             "recoveries": self._recovery.num_recoveries,
             "rebuilding": self._recovery.is_rebuilding,

@@ -34,7 +34,7 @@ _BEYOND_REPAIR = (
 
 def suspects_of(core: Core) -> Suspects:
     """What the replica keeps for the next scheduler, should this one end."""
-    suspects = [s for group in core.requests.trials for s in group if s.suspicion is not None]
+    suspects = [s for group in core.trials for s in group if s.suspicion is not None]
     in_flight = {part.request_id for step in core.in_flight for part in step.plan.slices}
     return Suspects(
         tuple([(s.request_id, s.suspicion.num_losses) for s in suspects if s.suspicion]),
@@ -42,10 +42,9 @@ def suspects_of(core: Core) -> Suspects:
     )
 
 
-def grammars_of(core: Core | None) -> set[Grammar]:
+def grammars_of(core: Core) -> set[Grammar]:
     """Of the requests that go on once the stages are built anew."""
-    states = () if core is None else core.requests.by_id.values()
-    found = (state.request.sampling.grammar for state in states)
+    found = (state.request.sampling.grammar for state in core.live_requests.values())
     return {grammar for grammar in found if grammar is not None}
 
 

@@ -68,7 +68,7 @@ class Publisher:
             num_prefill_tokens=engine.num_waiting_tokens + unfinished,
             num_decode_tokens=sum([v.num_tokens for v in decoding]),
             num_output_tokens_left=left,
-            num_prefilled_tokens=self._core.outcomes.num_prefilled_tokens,
+            num_prefilled_tokens=self._core.num_prefilled_tokens,
             tokens_per_s=engine.tokens_per_s,
             least_slack_s=least_slack_s,
             num_blocks=engine.num_blocks,
@@ -83,14 +83,14 @@ class Publisher:
 
     def prefix_update(self) -> PrefixUpdate | None:
         """What changed in the prefix cache since the last call, for all fronts; None: nothing."""
-        whole, added, removed = self._core.requests.running.block_manager.take_changes()
+        whole, added, removed = self._core.prefix_cache.take_changes()
         if not (whole or added or removed):
             return None
         return PrefixUpdate(self.engine_id, short_digests(added), short_digests(removed), whole)
 
     def prefixes(self) -> PrefixUpdate:
         """All that the prefix cache holds, for a front that has just connected."""
-        held = self._core.requests.running.block_manager.findable()
+        held = self._core.prefix_cache.findable()
         return PrefixUpdate(self.engine_id, short_digests(held), whole=True)
 
     def _outlook(self, now_s: float) -> tuple[Outlook, float]:

@@ -7,7 +7,7 @@ and does no I/O, so the same events give the same plans, live, simulated or repl
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actors.scheduling.admission import build_admission
@@ -25,30 +25,30 @@ from actors.scheduling.events import (
     Output,
     PipelineLost,
     Reconfigure,
-    Refuse,
     StepDone,
     StepFailed,
     Submit,
     Tick,
     TierHolds,
-    WakeAt,
 )
 from actors.scheduling.faults import Faults
 from actors.scheduling.interfaces import (
     Admission,
     EngineView,
+    PrefixCache,
     Quote,
     StepTimePredictor,
     TokenBudget,
 )
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.outcomes import Outcomes
-from actors.scheduling.policies import Policy, build_policy
+from actors.scheduling.planner import Planner
+from actors.scheduling.policies import build_policy, order_name
+from actors.scheduling.queue_timeout import QueueTimeout
 from actors.scheduling.request import FinishReason
 from actors.scheduling.second_tier import SecondTier
 from actors.scheduling.speculation.speculation import Speculation
 from actors.scheduling.state import Fate, InFlight, RequestState, Status
-from actors.scheduling.step import StepBuilder
 
 # What a part was built from: if one of these changes, it is built anew.
 _ADMISSION_KEYS = ("admission", "admission_options", "max_requests", "tbt_s", "ttft_s")
@@ -56,7 +56,8 @@ _BUDGET_KEYS = ("budget", "budget_options", "token_budget", "max_requests", "tbt
 
 
 class Core:
-    """Build it with `build_core`; its parts are for reading."""
+    """Build it with `build_core`. `handle` changes it; the properties are for those around it, and
+    its parts for this package and its tests."""
 
     def __init__(
         self,
@@ -67,23 +68,23 @@ class Core:
     ) -> None:
         self.config = config
         self.cost_model = cost_model
-        self.policy: Policy = build_policy(config)
-        self.requests = LiveRequests(config, self._order_name(), cost_model)
-        self.step = StepBuilder(self.requests, budget, admission, self.policy.reserve)
+        policy = build_policy(config)
+        self.order = order_name(config, policy)  # of the waiting queue
+        self.requests = LiveRequests(config, self.order, cost_model)
         self.limits = QueueLimits(config, admission, cost_model)
+        self.timeout = QueueTimeout(self.requests)
         self.outcomes = Outcomes(self.requests)
         self.speculation = Speculation(config, cost_model)
         self.faults = Faults(self.requests)
+        self.planner = Planner(self.requests, self.faults, self.speculation)
+        self.planner.use(policy, budget, admission)
         has_tier = config.tier_ranks > 0 and config.prefix_cache
         self.tier = SecondTier(self.requests, cost_model) if has_tier else None
         self.in_flight: deque[InFlight] = deque()
         self.requests.in_flight = self.in_flight
         self.num_steps = 0  # planned so far: the next step's id
-        self.num_forced_steps = 0  # planned because the policy alone would have stood still
-        self._trial_is_next = True  # suspects and the others take turns
         self._num_submitted = 0
         self.last_answer_s = 0.0
-        self._wake_at_s: float | None = None
         self._handlers: Mapping[type, Callable[[Any, list[Instruction]], None]] = {
             Submit: self._submit,
             Abort: self._abort,
@@ -96,15 +97,6 @@ class Core:
             Moved: self._tier_event,
         }
 
-    @property
-    def view(self) -> EngineView:
-        return self.requests
-
-    @property
-    def is_idle(self) -> bool:
-        """No request is here and no step is outstanding."""
-        return not self.requests.by_id and not self.in_flight
-
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Take one event; `now_s` never decreases from call to call.
 
@@ -115,7 +107,7 @@ class Core:
         out: list[Instruction] = []
         self._handlers[type(event)](event, out)
         if self.config.queue_timeout_s is not None:
-            self._expire(now_s, out)
+            out += self.timeout.expire()
         if self.tier is not None:
             self.tier.head()  # its fetch may begin while no step can
         self._plan(now_s, out)
@@ -126,6 +118,51 @@ class Core:
     def quote(self, now_s: float, *asked: Any) -> Quote:
         """What would become of a request now (`admission.quote`); nothing changes."""
         return quote(self.requests, self.limits, now_s, *asked)
+
+    # ---- readings: see also `statistics` -------------------------------------------------
+
+    @property
+    def view(self) -> EngineView:
+        """The queue, the running requests and the memory."""
+        return self.requests
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is here and no step is outstanding."""
+        return not self.requests.by_id and not self.in_flight
+
+    @property
+    def live_requests(self) -> Mapping[int, RequestState]:
+        """Every request that is waiting, running or finishing, by id."""
+        return self.requests.by_id
+
+    @property
+    def trials(self) -> Sequence[Sequence[RequestState]]:
+        """Suspects of a fault in the groups in which they are tried, the first one first."""
+        return self.requests.trials
+
+    @property
+    def num_failures_in_a_row(self) -> int:
+        """Failed steps since one succeeded."""
+        return self.faults.num_failures_in_a_row
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.requests.num_preemptions
+
+    @property
+    def num_prefilled_tokens(self) -> int:
+        """Computed in answered steps."""
+        return self.outcomes.num_prefilled_tokens
+
+    @property
+    def token_budget(self) -> int:
+        """Of the last step that had room for prefill."""
+        return self.planner.builder.token_budget
+
+    @property
+    def prefix_cache(self) -> PrefixCache:
+        return self.requests.running.block_manager
 
     # ---- events -----------------------------------------------------------------------
 
@@ -149,7 +186,7 @@ class Core:
         if request.num_losses:
             self.faults.suspect_from_before(state, self.num_steps)
         self.requests.add(state)
-        self.limits.entered(state, self.requests.now_s)
+        self.timeout.entered(state)
 
     def _abort(self, event: Abort, out: list[Instruction]) -> None:
         state = self.requests.by_id.get(event.request_id)
@@ -176,8 +213,8 @@ class Core:
     def _learn(self, step: InFlight, duration_s: float) -> None:
         """How long steps take, for those to come."""
         shape = step.shape if self.tier is None else self.tier.shape_of(step)
-        if self.step.budget.learns:
-            self.step.budget.observe(shape, duration_s)
+        if self.planner.budget.learns:
+            self.planner.budget.observe(shape, duration_s)
         if self.cost_model is not None:
             self.cost_model.observe(shape, duration_s)
         if duration_s > 0:
@@ -218,7 +255,7 @@ class Core:
     def _reconfigure(self, event: Reconfigure, out: list[Instruction]) -> None:
         config = self.config.with_changes(event.changes)
         # Everything that may refuse its options comes before anything changes.
-        old, policy, budget = self.config, self.policy, self.step.budget
+        old, policy, budget = self.config, self.planner.policy, self.planner.budget
         admission = self.limits.admission
         if config.differs(old, "policy", "policy_options", "max_requests"):
             policy = build_policy(config)
@@ -226,23 +263,19 @@ class Core:
             budget = build_budget(config, self.cost_model)
         if config.differs(old, *_ADMISSION_KEYS):
             admission = build_admission(config, self.cost_model)
-        order = config.order if config.order != "auto" else policy.order
-        if order != self._order_name() or config.differs(old, "order_options", "ttft_s"):
+        order = order_name(config, policy)
+        if order != self.order or config.differs(old, "order_options", "ttft_s"):
             self.requests.switch_order(order, config)
-        self.config = config
+        self.config, self.order = config, order
         self.requests.use(config)
         self.limits.config = config
-        self.policy = policy
         self.limits.admission = admission
         if config.max_running_per_tenant != old.max_running_per_tenant:
             self.requests.waiting.unpark_all(self.requests.now_s)
-        self.step = StepBuilder(self.requests, budget, admission, policy.reserve)
-
-    def _order_name(self) -> str:
-        return self.config.order if self.config.order != "auto" else self.policy.order
+        self.planner.use(policy, budget, admission)
 
     def _tick(self, event: Tick, out: list[Instruction]) -> None:
-        self._wake_at_s = None
+        self.timeout.woken()
 
     def _tier_event(self, event: TierHolds | Moved, out: list[Instruction]) -> None:
         if self.tier is None:
@@ -251,17 +284,6 @@ class Core:
             self.tier.moved(event)
         else:
             self.tier.told(event.ranks)
-
-    def _expire(self, now_s: float, out: list[Instruction]) -> None:
-        """Refuse what has waited too long; ask to be woken for the next."""
-        for state in self.limits.overdue(now_s):
-            self.requests.drop_waiting(state)
-            message = f"waited {self.config.queue_timeout_s} s without starting"
-            out.append(Refuse(state.request_id, message, None, 1.0))
-        wake_at_s = self.limits.next_timeout_s()
-        if wake_at_s is not None and wake_at_s != self._wake_at_s:
-            self._wake_at_s = wake_at_s
-            out.append(WakeAt(wake_at_s))
 
     # ---- planning ---------------------------------------------------------------------
 
@@ -275,7 +297,7 @@ class Core:
                 return  # one step at a time, so that a fault is that step's own
             if in_flight and speculation.is_on and speculation.holds_back(requests.decoding):
                 return
-            step = self._plan_one()
+            step = self.planner.plan(self.num_steps)
             if step is None:
                 return
             self.num_steps += 1
@@ -284,32 +306,3 @@ class Core:
             if self.cost_model is not None:
                 step.predicted_s = self.cost_model.step_s(step.shape)
             out.append(Execute(step.plan, step.predicted_s))
-
-    def _plan_one(self) -> InFlight | None:
-        (builder := self.step).clear(self.num_steps)
-        if self.requests.trials and self._plan_trial(builder):
-            return builder.build()
-        self.policy.plan(builder)
-        if builder.empty and not self.in_flight:
-            self._plan_anything(builder)
-        if self.speculation.is_on:
-            self.speculation.extend(builder)
-        return builder.build()
-
-    def _plan_trial(self, builder: StepBuilder) -> bool:
-        """Plan the turn of the suspects, or else of the others; False: plan as always."""
-        if not self._trial_is_next:
-            self.policy.plan(builder)
-        self._trial_is_next = not builder.empty
-        if builder.empty:
-            self.faults.plan_trial(builder)
-        return not builder.empty
-
-    def _plan_anything(self, builder: StepBuilder) -> None:
-        """Progress comes before policy: with nothing in flight, nothing would wake the core."""
-        self.num_forced_steps += 1
-        builder.decode(self.requests.decoding)
-        for state in builder.runnable_prefills():
-            builder.chunk(state, builder.room)
-        if builder.empty and (head := builder.head()) is not None:
-            builder.start(head, builder.room)

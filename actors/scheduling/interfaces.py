@@ -116,6 +116,18 @@ class EngineView(Protocol):
         ...
 
 
+class PrefixCache(Protocol):
+    """Digests of the blocks that can be hit: what a front routes by."""
+
+    def findable(self) -> list[bytes]:
+        """Digests of all that can be hit."""
+        ...
+
+    def take_changes(self) -> tuple[bool, list[bytes], list[bytes]]:
+        """As of `BlockManager.take_changes`."""
+        ...
+
+
 def pending_tokens(engine: EngineView) -> int:
     """Known tokens still to be computed: of all that wait, and of unfinished prompts."""
     unfinished = sum([v.num_tokens - v.num_computed_tokens for v in engine.prefilling])

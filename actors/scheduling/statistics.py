@@ -16,7 +16,7 @@ def statistics(core: Core) -> dict[str, float]:
         "num_finishing": running.num_finishing,
         "num_in_flight": len(core.in_flight),
         "num_steps": core.num_steps,
-        "num_forced_steps": core.num_forced_steps,
+        "num_forced_steps": core.planner.num_forced_steps,
         "num_blocks": core.config.num_blocks,
         "num_free_blocks": running.block_manager.num_free,
         "num_cached_blocks": running.block_manager.num_cached,
@@ -24,6 +24,8 @@ def statistics(core: Core) -> dict[str, float]:
         "num_preemptions": requests.num_preemptions,
         "num_swaps": running.swap.num_swaps,
         "num_free_host_blocks": running.swap.host.num_free,
+        "num_drafts": core.speculation.num_drafts,
+        "num_accepted_drafts": core.outcomes.num_accepted_drafts,
         "tokens_per_s": requests.tokens_per_s,
         **({} if core.tier is None else core.tier.statistics()),
     }

@@ -173,7 +173,7 @@ class Driver:
     def _check_first_come_first_served(self, plan: StepPlan) -> None:
         """Of one tenant, nobody starts before those that came earlier."""
         core = self.core
-        order = core.config.order if core.config.order != "auto" else core.policy.order
+        order = core.order
         started = [core.requests.by_id[start.request_id] for start in plan.started]
         if order != "fcfs" or any(state.suspicion or state.num_preemptions for state in started):
             return
@@ -209,7 +209,7 @@ class Driver:
         dynamic = "chunks" in core.config.policy_options
         by_time = core.config.budget in ("auto", "profiled", "adaptive")
         tried = self.failures or core.requests.trials
-        excused = dynamic or by_time or tried or core.num_forced_steps
+        excused = dynamic or by_time or tried or core.planner.num_forced_steps
         if core.config.policy in stall_free and not excused:
             decodes = sum(
                 part.num_tokens == 1 and part.samples and part.start > 0 for part in plan.slices

@@ -153,8 +153,7 @@ class AnythingGoes(RuleBasedStateMachine):
         driver = self.driver
         running = driver.core.requests.running
         first = min([*running.decoding, *running.prefilling], key=lambda s: s.rank)
-        order = driver.core.config.order
-        order = driver.core.policy.order if order == "auto" else order
+        order = driver.core.order
         before, younger = (first.num_tokens, first.num_computed_tokens), self.num_submitted
         length = min(len(request.prompt), 3)
         for _ in range(steps):

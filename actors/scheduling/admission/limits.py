@@ -1,8 +1,7 @@
-"""What is refused before it is queued, and what has waited too long."""
+"""What is refused before it is queued."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from actors.scheduling.config import SchedulerConfig
@@ -16,7 +15,6 @@ from actors.scheduling.interfaces import (
 )
 from actors.scheduling.plan import StepShape
 from actors.scheduling.request import Request
-from actors.scheduling.state import RequestState, Status
 
 
 class QueueLimits:
@@ -28,7 +26,6 @@ class QueueLimits:
         self.config = config
         self.admission = admission
         self.cost = cost
-        self._arrivals: deque[tuple[float, RequestState]] = deque()  # for the queue's time-out
 
     def refusal(self, request: Request, engine: EngineView) -> Refuse | None:
         """Why this request cannot be taken, or None."""
@@ -128,35 +125,6 @@ class QueueLimits:
         if engine.tokens_per_s <= 0:
             return 1.0
         return min(60.0, max(0.1, engine.num_waiting_tokens / engine.tokens_per_s / 2))
-
-    # ---- time-out ---------------------------------------------------------------------
-
-    def entered(self, state: RequestState, now_s: float) -> None:
-        if self.config.queue_timeout_s is not None:
-            self._arrivals.append((now_s, state))
-
-    def overdue(self, now_s: float) -> list[RequestState]:
-        """Requests that have waited longer than the queue's time-out without ever starting."""
-        timeout_s = self.config.queue_timeout_s
-        late: list[RequestState] = []
-        if timeout_s is None:
-            return late
-        arrivals = self._arrivals
-        while arrivals and (
-            arrivals[0][1].admitted
-            or arrivals[0][1].status is Status.ENDED
-            or arrivals[0][0] + timeout_s <= now_s
-        ):
-            _, state = arrivals.popleft()
-            if not state.admitted and state.status is Status.WAITING and not state.output_token_ids:
-                late.append(state)
-        return late
-
-    def next_timeout_s(self) -> float | None:
-        """When to look again; None while no request is threatened."""
-        if self.config.queue_timeout_s is None or not self._arrivals:
-            return None
-        return self._arrivals[0][0] + self.config.queue_timeout_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from actors.scheduling.policies.mlfq import FeedbackQueue
 from actors.scheduling.policies.sarathi import Deadline, Fair, Sarathi, ShortestFirst
 from actors.scheduling.registry import build_part
 
-__all__ = ["POLICIES", "Policy", "build_policy"]
+__all__ = ["POLICIES", "Policy", "build_policy", "order_name"]
 
 POLICIES: Mapping[str, Callable[..., Policy]] = {
     "sarathi": Sarathi,
@@ -39,3 +39,8 @@ POLICIES: Mapping[str, Callable[..., Policy]] = {
 def build_policy(config: SchedulerConfig) -> Policy:
     """The policy `config` names; raises ConfigError for an unknown name or a bad option."""
     return build_part("policy", config.policy, POLICIES, config.policy_options, config)
+
+
+def order_name(config: SchedulerConfig, policy: Policy) -> str:
+    """The waiting order in force: the configured one, or else the policy's own."""
+    return policy.order if config.order == "auto" else config.order

@@ -105,13 +105,13 @@ def serve(
     for request in requests:
         send(Submit(request))
     for request, drafter in zip(requests, drafters, strict=False):
-        core.requests.by_id[request.request_id].drafter = drafter
+        core.live_requests[request.request_id].drafter = drafter
     begin_s, begun = time.perf_counter(), 0
     while plans:
         result = stage.runner.execute(plans.popleft(), None)
         assert isinstance(result, StepResult)
         send(StepDone(result))
-        if core.requests.prefilling or core.requests.num_waiting:
+        if core.view.prefilling or core.view.num_waiting:
             begin_s, begun = time.perf_counter(), sum(map(len, answers.values()))
     seconds = time.perf_counter() - begin_s
     tokens = sum(map(len, answers.values()))

@@ -37,7 +37,7 @@ class Engine:
         """Its open streams, as they would arrive elsewhere now."""
         found = []
         core = self.replica.core
-        for request_id, state in core.requests.by_id.items():
+        for request_id, state in core.live_requests.items():
             if state.status is Status.FINISHING and state.fate is Fate.END:
                 continue
             request = replace(state.request, output=tuple(state.output_token_ids))

@@ -1,0 +1,55 @@
+"""What has waited too long is refused, and the core is woken for the next that will have."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from actors.scheduling.events import Instruction, Refuse, WakeAt
+from actors.scheduling.lifecycle import LiveRequests
+from actors.scheduling.state import RequestState, Status
+
+
+class QueueTimeout:
+    """Of requests that have never started, by the setting `queue_timeout_s`."""
+
+    def __init__(self, requests: LiveRequests) -> None:
+        self._requests = requests
+        self._arrivals: deque[tuple[float, RequestState]] = deque()
+        self._wake_at_s: float | None = None  # asked for already
+
+    def entered(self, state: RequestState) -> None:
+        """A new request waits."""
+        if self._requests.config.queue_timeout_s is not None:
+            self._arrivals.append((self._requests.now_s, state))
+
+    def woken(self) -> None:
+        """The time asked for last has come."""
+        self._wake_at_s = None
+
+    def expire(self) -> list[Instruction]:
+        """Refuse what is overdue now; ask to be woken for the next."""
+        timeout_s = self._requests.config.queue_timeout_s
+        if timeout_s is None:
+            return []
+        out: list[Instruction] = []
+        for state in self._overdue(timeout_s):
+            self._requests.drop_waiting(state)
+            message = f"waited {timeout_s} s without starting"
+            out.append(Refuse(state.request_id, message, None, 1.0))
+        if self._arrivals and (wake_at_s := self._arrivals[0][0] + timeout_s) != self._wake_at_s:
+            self._wake_at_s = wake_at_s
+            out.append(WakeAt(wake_at_s))
+        return out
+
+    def _overdue(self, timeout_s: float) -> Iterator[RequestState]:
+        """Removes from the arrivals what is overdue, and what needs no watching any more."""
+        arrivals, now_s = self._arrivals, self._requests.now_s
+        while arrivals:
+            arrived_s, state = arrivals[0]
+            is_settled = state.admitted or state.status is Status.ENDED
+            if not is_settled and arrived_s + timeout_s > now_s:
+                return
+            arrivals.popleft()
+            if not is_settled and state.status is Status.WAITING and not state.output_token_ids:
+                yield state
