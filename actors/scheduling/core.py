@@ -48,7 +48,7 @@ from actors.scheduling.queue_timeout import QueueTimeout
 from actors.scheduling.request import FinishReason
 from actors.scheduling.second_tier import SecondTier
 from actors.scheduling.speculation.speculation import Speculation
-from actors.scheduling.state import Fate, InFlight, RequestState, Status
+from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus
 
 # What a part was built from: if one of these changes, it is built anew.
 _ADMISSION_KEYS = ("admission", "admission_options", "max_requests", "tbt_s", "ttft_s")
@@ -190,7 +190,7 @@ class Core:
 
     def _abort(self, event: Abort, out: list[Instruction]) -> None:
         state = self.requests.by_id.get(event.request_id)
-        if state is None or (state.status is Status.FINISHING and state.fate is Fate.END):
+        if state is None or (state.status is RequestStatus.FINISHING and state.fate is Fate.END):
             return
         self.requests.end(state)
         index = state.num_output_tokens

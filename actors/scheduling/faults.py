@@ -19,7 +19,7 @@ from math import isqrt
 from actors.scheduling.events import Output
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.request import MAX_LOSSES, FinishReason
-from actors.scheduling.state import Fate, InFlight, RequestState, Status, Suspicion
+from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus, Suspicion
 from actors.scheduling.step import StepBuilder
 
 _MAX_FAILURES_ALONE = 2
@@ -42,7 +42,9 @@ class Faults:
         """The suspects to be tried now; empty if there are none."""
         trials = self.requests.trials
         while trials:
-            trials[0] = [s for s in trials[0] if s.suspicion and s.status is not Status.ENDED]
+            trials[0] = [
+                s for s in trials[0] if s.suspicion and s.status is not RequestStatus.ENDED
+            ]
             if trials[0]:
                 return trials[0]
             trials.popleft()
@@ -57,11 +59,11 @@ class Faults:
         left = step.trial_tokens()
         step.is_trial = True
         prefilling = set(step.prefilling)
-        running = [state for state in group if state.status is Status.RUNNING]
+        running = [state for state in group if state.status is RequestStatus.RUNNING]
         step.decode([state for state in running if state not in prefilling])
         for state in group:
             limit = min(left, step.room)
-            waits = state.status is Status.WAITING and limit > 0
+            waits = state.status is RequestStatus.WAITING and limit > 0
             if state in prefilling or (waits and self._start(state, step, limit)):
                 left -= step.chunk(state, limit)
         step.is_trial = False
@@ -80,7 +82,11 @@ class Faults:
         self.num_failures_in_a_row = 0
         for part in step.plan.slices:
             state = self.requests.by_id.get(part.request_id)
-            if state is None or state.suspicion is None or state.status is not Status.RUNNING:
+            if (
+                state is None
+                or state.suspicion is None
+                or state.status is not RequestStatus.RUNNING
+            ):
                 continue
             end = part.start + part.num_tokens
             if part.start >= state.suspicion.begin and end >= state.suspicion.end:
@@ -105,7 +111,7 @@ class Faults:
             of_id = {state.request_id: state for state in step.members()}
             for part in step.plan.slices:
                 state = of_id[part.request_id]
-                if state.status is Status.FINISHING and state.fate is Fate.END:
+                if state.status is RequestStatus.FINISHING and state.fate is Fate.END:
                     continue
                 if state.suspicion is None:
                     state.suspicion = Suspicion(step.plan.step_id)
@@ -146,7 +152,7 @@ class Faults:
         if len(members) == len(suspects) == 1 and self._failed_alone(members[0]):
             culprit, suspects = members[0].request_id, []
         for state in members:
-            if state.status is Status.FINISHING and state.fate is Fate.END:
+            if state.status is RequestStatus.FINISHING and state.fate is Fate.END:
                 pass  # its result is not awaited any more
             elif state.request_id == culprit:
                 outputs.append(_error(state, message))
@@ -154,10 +160,10 @@ class Faults:
             else:
                 # Later steps in flight were fed by this one: their results are worthless.
                 state.discard = True
-                if state.status is Status.RUNNING:
+                if state.status is RequestStatus.RUNNING:
                     requests.stop(state, Fate.QUEUE)
                     continue
-            if state.status is Status.FINISHING and state.in_flight == 0:
+            if state.status is RequestStatus.FINISHING and state.in_flight == 0:
                 requests.drained(state)
         self._try_in(suspects, -(-len(suspects) // 2))
         return outputs
@@ -174,9 +180,9 @@ class Faults:
     def _distrust_copies(self, step: InFlight) -> None:
         """KV that the failed step should have copied to the host may be garbage there."""
         for state in step.swapped_out:
-            if state.status is Status.WAITING:
+            if state.status is RequestStatus.WAITING:
                 self.requests.running.swap.distrust(state)
-            elif state.status is Status.RUNNING:  # a later step has brought the garbage back
+            elif state.status is RequestStatus.RUNNING:  # a later step has brought the garbage back
                 state.discard = True
                 self.requests.stop(state, Fate.QUEUE)
             else:
@@ -204,9 +210,9 @@ class Faults:
             state.on_stages = False
             requests.running.swap.distrust(state)
             state.discard = True  # nothing survives to be swapped
-            if state.status is Status.RUNNING:
+            if state.status is RequestStatus.RUNNING:
                 requests.stop(state, Fate.QUEUE)
-            elif state.status is Status.FINISHING:
+            elif state.status is RequestStatus.FINISHING:
                 requests.drained(state)
             state.discard = False
         requests.running.lose_device()

@@ -13,7 +13,7 @@ from actors.scheduling.interfaces import StepTimePredictor, StepView
 from actors.scheduling.memory.running import RunningRequests
 from actors.scheduling.queue import build_order
 from actors.scheduling.queue.waiting import WaitingQueue
-from actors.scheduling.state import Fate, RequestState, Status
+from actors.scheduling.state import Fate, RequestState, RequestStatus
 
 
 class LiveRequests:
@@ -136,13 +136,13 @@ class LiveRequests:
             return
         if not kept:
             state.num_computed_tokens = 0
-        state.status = Status.WAITING
+        state.status = RequestStatus.WAITING
         state.tier_asked = False
         self.waiting.restore(state, self.now_s)
 
     def forget(self, state: RequestState) -> None:
         """The request is over and holds nothing on the device."""
-        state.status = Status.ENDED
+        state.status = RequestStatus.ENDED
         del self.by_id[state.request_id]
         if state.host_blocks:
             self.running.swap.drop(state)
@@ -159,11 +159,11 @@ class LiveRequests:
 
     def end(self, state: RequestState) -> None:
         """The request is over, in whatever state it is."""
-        if state.status is Status.WAITING:
+        if state.status is RequestStatus.WAITING:
             self.drop_waiting(state)
-        elif state.status is Status.RUNNING:
+        elif state.status is RequestStatus.RUNNING:
             self.stop(state, Fate.END)
-        elif state.status is Status.FINISHING:
+        elif state.status is RequestStatus.FINISHING:
             state.fate = Fate.END
 
     # ---- another order ----------------------------------------------------------------

@@ -8,7 +8,7 @@ from actors.scheduling.events import Output
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.plan import StepResult, TokenLogprobs
 from actors.scheduling.request import FinishReason
-from actors.scheduling.state import Fate, InFlight, RequestState, Status
+from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus
 
 _make = tuple.__new__
 
@@ -44,7 +44,7 @@ class Outcomes:
             self._take_prompt_logprobs(request_id, first, entries)
         order = self.requests.waiting.order
         if order.follows_service:
-            served = [state for state in step.sampled if state.status is Status.RUNNING]
+            served = [state for state in step.sampled if state.status is RequestStatus.RUNNING]
             if further:
                 served += [s for s in served for _ in further.get(s.request_id, ())]
             order.serve(served)
@@ -96,7 +96,7 @@ class Outcomes:
         state.last_token_s = requests.now_s
         if state.first_token_s is None:
             state.first_token_s = requests.now_s
-        if state.status is Status.RUNNING:
+        if state.status is RequestStatus.RUNNING:
             if requests.config.prefix_cache:
                 running.commit(state, state.num_tokens - 1)  # those computed to give the last
             if state.request.group is not None:
@@ -107,7 +107,7 @@ class Outcomes:
         if reason is not None:
             requests.waiting.finished(state)
             requests.end(state)
-        if state.status is Status.FINISHING:
+        if state.status is RequestStatus.FINISHING:
             self._drain(state)
 
     def _settle_drafts(self, step: InFlight, result: StepResult) -> dict[int, tuple[int, ...]]:
@@ -127,7 +127,9 @@ class Outcomes:
     @staticmethod
     def _counts(state: RequestState) -> bool:
         """A preempted request's last results count; an ended or failed one's do not."""
-        return state.status is Status.RUNNING or (not state.discard and state.fate is not Fate.END)
+        return state.status is RequestStatus.RUNNING or (
+            not state.discard and state.fate is not Fate.END
+        )
 
     def _finish_reason(self, state: RequestState, token: int) -> FinishReason | None:
         if token in state.stops and state.num_output_tokens > state.request.sampling.min_tokens:
@@ -147,7 +149,7 @@ class Outcomes:
         pooled = dict(result.pooled)
         for state, end in step.partial:
             state.in_flight -= 1
-            if state.status is Status.RUNNING and self.requests.config.prefix_cache:
+            if state.status is RequestStatus.RUNNING and self.requests.config.prefix_cache:
                 self.running.commit(state, end)
             if (
                 self._counts(state)
@@ -157,7 +159,7 @@ class Outcomes:
                 outputs.append(self._pooled(state, pooled))
                 self.requests.waiting.finished(state)
                 self.requests.end(state)
-            if state.status is Status.FINISHING:
+            if state.status is RequestStatus.FINISHING:
                 self._drain(state)
 
     def _pooled(self, state: RequestState, pooled: dict[int, tuple[float, ...]]) -> Output:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from actors.scheduling.events import Instruction, Refuse, WakeAt
 from actors.scheduling.lifecycle import LiveRequests
-from actors.scheduling.state import RequestState, Status
+from actors.scheduling.state import RequestState, RequestStatus
 
 
 class QueueTimeout:
@@ -47,9 +47,13 @@ class QueueTimeout:
         arrivals, now_s = self._arrivals, self._requests.now_s
         while arrivals:
             arrived_s, state = arrivals[0]
-            is_settled = state.admitted or state.status is Status.ENDED
+            is_settled = state.admitted or state.status is RequestStatus.ENDED
             if not is_settled and arrived_s + timeout_s > now_s:
                 return
             arrivals.popleft()
-            if not is_settled and state.status is Status.WAITING and not state.output_token_ids:
+            if (
+                not is_settled
+                and state.status is RequestStatus.WAITING
+                and not state.output_token_ids
+            ):
                 yield state

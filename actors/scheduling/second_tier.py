@@ -22,7 +22,7 @@ from actors.scheduling.events import Fetch, Instruction, Moved, Save
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.plan import StepShape
-from actors.scheduling.state import InFlight, RequestState, Status
+from actors.scheduling.state import InFlight, RequestState, RequestStatus
 
 _LEAST_SAVED, _MOST_SAVED = 16, 64  # blocks of one move, while steps are in flight; at all
 _MOVE_S = 0.005  # of a fetch, whatever its size
@@ -139,7 +139,7 @@ class SecondTier:
         """Those who waited are in the queue again; after a failure they are computed."""
         waiting = self.requests.waiting
         for state in reversed(move.waiting):  # each goes before its peers
-            if state.status is Status.WAITING:
+            if state.status is RequestStatus.WAITING:
                 state.tier_asked = state.tier_asked or not is_whole
                 waiting.order.restore(state, self.requests.now_s)
 
@@ -199,7 +199,7 @@ class SecondTier:
             if running.num_slots_taken >= requests.config.max_requests:
                 return state
             claimant = running.claimant
-            if claimant is not None and claimant.status is Status.RUNNING:
+            if claimant is not None and claimant.status is RequestStatus.RUNNING:
                 return state  # what comes free is for whoever lacks it
             move = self._move_for(state)
             if move is None:

@@ -21,7 +21,7 @@ NEVER = 1 << 62  # a length no sequence reaches
 DIGEST_BYTES = 16
 
 
-class Status(enum.Enum):
+class RequestStatus(enum.Enum):
     """
     WAITING ──start──> RUNNING ──finish, abort──> ENDED
        ^                  │ preempted, failed, finished or aborted while a step is in flight
@@ -111,7 +111,7 @@ class RequestState:
         self.request = request
         self.request_id = request.request_id
         self.sequence_number = sequence_number  # order of submission
-        self.status = Status.WAITING
+        self.status = RequestStatus.WAITING
         self.fate = Fate.QUEUE
         self.rank: tuple[float, int] = (0.0, 0)  # smaller is better; set by the queue's order
         self.num_prompt_tokens = len(request.prompt)

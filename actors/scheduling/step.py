@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from actors.scheduling.microbatch import decode_share, spread
 from actors.scheduling.plan import Slice
-from actors.scheduling.state import Drafted, RequestState, Status
+from actors.scheduling.state import Drafted, RequestState, RequestStatus
 from actors.scheduling.step_contents import StepContents
 
 _make = tuple.__new__  # a NamedTuple without the Python-level constructor: once per token
@@ -45,7 +45,7 @@ class StepBuilder(StepContents):
         if self.num_tokens:  # never twice in one step
             states = [s for s in states if s.step_id != step_id]
         if states is not self._running.decoding:  # growing one may preempt a later one
-            states = (s for s in states if s.status is Status.RUNNING)
+            states = (s for s in states if s.status is RequestStatus.RUNNING)
         slices, members, context = self._decode_slices, self._decode_states, 0
         before = len(slices)
         for state in states:
@@ -73,7 +73,7 @@ class StepBuilder(StepContents):
 
         May be called again for a request that the step already holds.
         """
-        if state.status is not Status.RUNNING:  # preempted for an earlier one of this step
+        if state.status is not RequestStatus.RUNNING:  # preempted for an earlier one of this step
             return 0
         if (state.suspicion is not None) is not self.is_trial:
             return 0
@@ -126,7 +126,7 @@ class StepBuilder(StepContents):
 
     def preempt(self, state: RequestState) -> None:
         """Send a running request back to the queue (not one that the step already holds)."""
-        if state.step_id != self.step_id and state.status is Status.RUNNING:
+        if state.step_id != self.step_id and state.status is RequestStatus.RUNNING:
             self._requests.preempt(state)
 
     def room_for_drafts(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from actors.scheduling.core import Core
-from actors.scheduling.state import RequestState, Status
+from actors.scheduling.state import RequestState, RequestStatus
 
 
 def validate(core: Core) -> None:
@@ -13,11 +13,11 @@ def validate(core: Core) -> None:
     requests = core.requests
     running = [*requests.decoding, *requests.prefilling]
     assert len(set(map(id, running))) == len(running), "a request runs twice"
-    by_status: dict[Status, list[RequestState]] = {status: [] for status in Status}
+    by_status: dict[RequestStatus, list[RequestState]] = {status: [] for status in RequestStatus}
     for state in requests.by_id.values():
         by_status[state.status].append(state)
-    assert not by_status[Status.ENDED], "an ended request is still known"
-    assert set(map(id, by_status[Status.RUNNING])) == set(map(id, running))
+    assert not by_status[RequestStatus.ENDED], "an ended request is still known"
+    assert set(map(id, by_status[RequestStatus.RUNNING])) == set(map(id, running))
     assert len(running) == requests.running.num_requests
     assert requests.running.num_slots_taken <= core.config.most_requests
     for listed in (requests.decoding, requests.prefilling):
@@ -27,20 +27,20 @@ def validate(core: Core) -> None:
     _validate_memory(core)
 
 
-def _validate_counts(core: Core, by_status: dict[Status, list[RequestState]]) -> None:
+def _validate_counts(core: Core, by_status: dict[RequestStatus, list[RequestState]]) -> None:
     requests, queue = core.requests, core.requests.waiting
-    waiting, finishing = by_status[Status.WAITING], by_status[Status.FINISHING]
+    waiting, finishing = by_status[RequestStatus.WAITING], by_status[RequestStatus.FINISHING]
     assert queue.num_requests == len(waiting)
     assert queue.num_tokens == sum(s.num_tokens for s in waiting)
     assert requests.running.num_finishing == len(finishing)
     assert requests.running.num_finishing_blocks == sum(len(s.block_table) for s in finishing)
     assert requests.num_in_flight == len(core.in_flight) <= core.config.depth
     assert queue.waiting_of == Counter(s.request.tenant for s in waiting)
-    running = by_status[Status.RUNNING]
+    running = by_status[RequestStatus.RUNNING]
     assert queue.running_of == Counter(s.request.tenant for s in running)
 
 
-def _validate_progress(core: Core, by_status: dict[Status, list[RequestState]]) -> None:
+def _validate_progress(core: Core, by_status: dict[RequestStatus, list[RequestState]]) -> None:
     requests, size = core.requests, core.config.block_size
     in_flight = Counter(id(s) for step in core.in_flight for s in step.members())
     drafted = {id(p.state): p.num_drafts for step in core.in_flight for p in step.drafted}
@@ -51,12 +51,12 @@ def _validate_progress(core: Core, by_status: dict[Status, list[RequestState]]) 
         assert state.num_tokens == state.num_prompt_tokens + len(state.output_token_ids), state
         assert state.num_tokens < max(state.max_length, state.num_prompt_tokens + 1), state
         assert state.capacity == len(state.block_table) * size
-    for state in by_status[Status.WAITING]:
+    for state in by_status[RequestStatus.WAITING]:
         assert not state.block_table, state
         assert state.in_flight == 0, state
         assert not state.on_stages, state
         assert state.num_computed_tokens <= len(state.host_blocks) * size, state
-    for state in by_status[Status.FINISHING]:
+    for state in by_status[RequestStatus.FINISHING]:
         assert state.in_flight > 0, state
     for state in requests.prefilling:
         assert state.num_computed_tokens < state.num_tokens, state

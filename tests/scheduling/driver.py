@@ -29,7 +29,7 @@ from actors.scheduling.events import (
 from actors.scheduling.memory.block_manager import BlockManager
 from actors.scheduling.plan import Slice, StepPlan
 from actors.scheduling.request import FinishReason, Request
-from actors.scheduling.state import Status
+from actors.scheduling.state import RequestStatus
 from actors.scheduling.validation import validate
 from tests.scheduling.fake_stages import FakeStages, expected_output
 
@@ -182,7 +182,7 @@ class Driver:
         waiting = [
             state
             for state in core.requests.by_id.values()
-            if state.status is Status.WAITING
+            if state.status is RequestStatus.WAITING
             and not (state.admitted or state.suspicion or state.request.group)
             and state.request_id not in fetching
         ]

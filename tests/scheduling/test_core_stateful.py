@@ -14,7 +14,7 @@ from actors.scheduling.plan import Slice
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.queue import ORDERS
 from actors.scheduling.request import Objective, Request, SamplingParams
-from actors.scheduling.state import Status
+from actors.scheduling.state import RequestStatus
 from tests.scheduling.driver import Driver
 from tests.scheduling.fake_stages import expected_output
 
@@ -163,7 +163,7 @@ class AnythingGoes(RuleBasedStateMachine):
                 return
             driver.answer()
             moved = (first.num_tokens, first.num_computed_tokens) != before
-            if moved or first.status is not Status.RUNNING or order != "fcfs":
+            if moved or first.status is not RequestStatus.RUNNING or order != "fcfs":
                 return
         ended = [c for i, c in driver.callers.items() if i > younger and c.finish is not None]
         assert len(ended) < 8, f"{first} stood still while {len(ended)} younger ones ended"

@@ -8,7 +8,7 @@ from actors.scheduling.build import build_core
 from actors.scheduling.plan import StepShape
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.request import FinishReason
-from actors.scheduling.state import Status
+from actors.scheduling.state import RequestStatus
 from actors.scheduling.statistics import statistics
 from tests.scheduling.driver import Driver
 from tests.scheduling.short_lives import config, request
@@ -177,12 +177,12 @@ def test_who_was_preempted_and_started_again_lacks_nothing_and_blocks_nobody() -
     driver.submit(request(2, prompt=size - 2, output=4 * size - 64))
     states = driver.core.requests.by_id
     second = states[2]
-    while not (second.num_preemptions and second.status is Status.RUNNING):
+    while not (second.num_preemptions and second.status is RequestStatus.RUNNING):
         driver.answer()
     driver.submit(request(3, output=3))
     for _ in range(3):
         driver.answer()
-    assert states[3].status is Status.RUNNING
+    assert states[3].status is RequestStatus.RUNNING
     driver.drain()
     driver.check_everyone_finished()
 
@@ -197,10 +197,10 @@ def test_a_prefix_cached_meanwhile_lets_in_who_was_refused_memory() -> None:
     )  # fmt: skip
     driver.submit(request(1, tokens=tokens, output=20))
     driver.submit(request(2, tokens=(*tokens, 3), output=5))
-    assert driver.core.requests.by_id[2].status is Status.WAITING
+    assert driver.core.requests.by_id[2].status is RequestStatus.WAITING
     while not driver.core.requests.decoding:
         driver.answer()
     driver.answer()
-    assert driver.core.requests.by_id[2].status is Status.RUNNING
+    assert driver.core.requests.by_id[2].status is RequestStatus.RUNNING
     driver.drain()
     driver.check_everyone_finished()

@@ -12,7 +12,7 @@ from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.events import Reconfigure
 from actors.scheduling.queue import ORDERS, build_order
 from actors.scheduling.request import Objective, Request, SamplingParams
-from actors.scheduling.state import RequestState, Status
+from actors.scheduling.state import RequestState, RequestStatus
 from tests.scheduling.driver import Driver
 
 CONFIG = SchedulerConfig(num_blocks=100, block_size=4, max_model_len=64, prefix_cache=False)
@@ -31,7 +31,7 @@ def pop_all(order: object, now_s: float = 0.0) -> list[int]:
     out = []
     while (head := order.peek(now_s)) is not None:  # type: ignore[attr-defined]
         assert order.pop() is head  # type: ignore[attr-defined]
-        head.status = Status.RUNNING
+        head.status = RequestStatus.RUNNING
         out.append(head.request_id)
     return out
 
@@ -65,16 +65,16 @@ def test_every_order_keeps_all(name: str, script: list[tuple[str, int, str, int]
             if head is not None:
                 assert order.pop() is head
                 assert waiting.pop(head.request_id) is head
-                head.status = Status.RUNNING
+                head.status = RequestStatus.RUNNING
                 order.admit(head)
                 order.serve([head])
                 running.append(head)
         elif action == "abort" and waiting:
             victim = waiting.pop(sorted(waiting)[argument % len(waiting)])
-            victim.status = Status.ENDED
+            victim.status = RequestStatus.ENDED
         elif action == "back" and running:
             back = running.pop(argument % len(running))
-            back.status = Status.WAITING
+            back.status = RequestStatus.WAITING
             waiting[back.request_id] = back
             order.restore(back, now_s)
         elif action == "drain":

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from actors.scheduling.queue import build_order
 from actors.scheduling.queue.waiting import WaitingQueue
-from actors.scheduling.state import RequestState, Status, Suspicion
+from actors.scheduling.state import RequestState, RequestStatus, Suspicion
 from tests.scheduling.short_lives import config, request
 
 
@@ -23,7 +23,7 @@ def _state(number: int, tenant: str = "") -> RequestState:
 def _start(queue: WaitingQueue, state: RequestState) -> None:
     queue.started(state)
     queue.pop(state)
-    state.status = Status.RUNNING
+    state.status = RequestStatus.RUNNING
 
 
 def test_first_come_first_served_and_counted() -> None:
@@ -47,7 +47,7 @@ def test_a_preempted_request_comes_back_before_its_peers() -> None:
     _start(queue, first)
     queue.add(second, 0.0)
     queue.stopped(first, 1.0)
-    first.status = Status.WAITING
+    first.status = RequestStatus.WAITING
     queue.restore(first, 1.0)
     assert queue.head(1.0) is first
 

@@ -12,7 +12,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.memory.block_manager import BlockManager
 from actors.scheduling.memory.swap import Swapper
-from actors.scheduling.state import NEVER, RequestState, Status
+from actors.scheduling.state import NEVER, RequestState, RequestStatus
 
 _by_rank = attrgetter("rank")
 
@@ -59,7 +59,7 @@ class RunningRequests:
             return False
         claimant = self.claimant
         if claimant is not None and claimant.rank < state.rank:
-            if claimant.status is Status.RUNNING:
+            if claimant.status is RequestStatus.RUNNING:
                 return False
             self.claimant = None
         alone = num_slots_taken == 0
@@ -88,7 +88,7 @@ class RunningRequests:
             self.swap.move_in(state)
         if not state.admitted:
             state.num_cached_tokens = min(begin, state.num_prompt_tokens)
-        state.status = Status.RUNNING
+        state.status = RequestStatus.RUNNING
         state.num_computed_tokens = begin
         state.num_committed_blocks = 0
         state.slow_path_at = 0
@@ -161,7 +161,7 @@ class RunningRequests:
         del state.block_table[num_blocks:]
         state.capacity = len(state.block_table) * self.config.block_size
         state.was_trimmed = True
-        if state.status is Status.FINISHING:
+        if state.status is RequestStatus.FINISHING:
             self.num_finishing_blocks -= len(spare)
         self.block_manager.free(spare)
 
@@ -172,7 +172,11 @@ class RunningRequests:
         and the two would take turns for ever.
         """
         claimant = self.claimant
-        if claimant is None or claimant.status is not Status.RUNNING or state.rank < claimant.rank:
+        if (
+            claimant is None
+            or claimant.status is not RequestStatus.RUNNING
+            or state.rank < claimant.rank
+        ):
             self.claimant = state
 
     def victim(self, state: RequestState, step_id: int) -> RequestState | None:
@@ -200,7 +204,7 @@ class RunningRequests:
         (self.prefilling if state in self.prefilling else self.decoding).remove(state)
         if state is self.claimant:  # started again, it may lack nothing
             self.claimant = None
-        state.status = Status.FINISHING
+        state.status = RequestStatus.FINISHING
         state.slow_path_at = 0  # its results need a look
         self.num_finishing += 1
         self.num_finishing_blocks += len(state.block_table)

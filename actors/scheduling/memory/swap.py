@@ -6,7 +6,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.memory.block_manager import HostPool
 from actors.scheduling.plan import StepShape
-from actors.scheduling.state import RequestState, Status
+from actors.scheduling.state import RequestState, RequestStatus
 
 
 class Swapper:
@@ -63,6 +63,6 @@ class Swapper:
 
     def distrust(self, state: RequestState) -> None:
         """What was swapped out cannot be relied upon: compute it again."""
-        if state.host_blocks and state.status is Status.WAITING:
+        if state.host_blocks and state.status is RequestStatus.WAITING:
             self.drop(state)
             state.num_computed_tokens = 0

@@ -14,7 +14,7 @@ from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.queue.order import Order
 from actors.scheduling.registry import within
-from actors.scheduling.state import RequestState, Status
+from actors.scheduling.state import RequestState, RequestStatus
 
 TYPICAL_PROMPT = 512  # tokens, to tell how fast prompts are computed
 _RELEGATED = 1e12  # added to a relegated request's rank: behind every promise
@@ -71,7 +71,7 @@ class EarliestDeadline(Order):
     def peek(self, now_s: float) -> RequestState | None:
         self._relegate(now_s)
         relegated = self._relegated
-        while relegated and relegated[0][1].status is not Status.WAITING:
+        while relegated and relegated[0][1].status is not RequestStatus.WAITING:
             relegated.popleft()
         overdue = bool(relegated) and now_s - relegated[0][0] > self.patience_s
         self._pop_relegated = overdue or not self._promised
@@ -87,7 +87,7 @@ class EarliestDeadline(Order):
         promised = self._promised
         while promised:
             rank, state = promised[0]
-            if state.status is Status.WAITING:
+            if state.status is RequestStatus.WAITING:
                 if state.output_token_ids or state.admitted or rank[0] >= now_s:
                     return
                 state.rank = (_RELEGATED + state.request.arrival_s, state.sequence_number)
@@ -104,7 +104,7 @@ class EarliestDeadline(Order):
         waiting += [state for _, state in self._relegated]
         self._promised.clear()
         self._relegated.clear()
-        return [state for state in waiting if state.status is Status.WAITING]
+        return [state for state in waiting if state.status is RequestStatus.WAITING]
 
 
 def _predicted_tokens_per_s(config: SchedulerConfig) -> float:

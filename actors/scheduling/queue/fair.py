@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue.order import Order
 from actors.scheduling.registry import within
-from actors.scheduling.state import RequestState, Status
+from actors.scheduling.state import RequestState, RequestStatus
 
 _MAX_NAMES = 4096  # from which on the counters are looked through
 
@@ -91,7 +91,7 @@ class VirtualTokenCounter(Order):
         while heap:
             counter, tenant = heap[0]
             queue = self._queues.get(tenant)
-            while queue and queue[0].status is not Status.WAITING:
+            while queue and queue[0].status is not RequestStatus.WAITING:
                 queue.popleft()
             if not queue:
                 heapq.heappop(heap)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from actors.scheduling.state import RequestState, Status
+from actors.scheduling.state import RequestState, RequestStatus
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Groups:
         return self._let_in(group)
 
     def _let_in(self, group: _Group) -> list[RequestState]:
-        entering = [member for member in group.held if member.status is Status.WAITING]
+        entering = [member for member in group.held if member.status is RequestStatus.WAITING]
         group.held.clear()
         return entering
 
@@ -76,7 +76,7 @@ class Groups:
             group.leader = None
         while group.leader is None and group.held:
             heir = group.held.popleft()
-            if heir.status is Status.WAITING:
+            if heir.status is RequestStatus.WAITING:
                 group.leader = heir
                 return [heir]
         return []

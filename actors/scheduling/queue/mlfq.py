@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue.waiting import HeapOrder
 from actors.scheduling.registry import within
-from actors.scheduling.state import RequestState, Status
+from actors.scheduling.state import RequestState, RequestStatus
 
 
 class FeedbackLevels(HeapOrder):
@@ -82,7 +82,7 @@ class FeedbackLevels(HeapOrder):
         entered = self._entered
         while entered and entered[0][0] + self.promote_s < now_s:
             _, state = entered.popleft()
-            if state.status is Status.WAITING and state.level > 0:
+            if state.status is RequestStatus.WAITING and state.level > 0:
                 self.set_level(state, 0)
                 self._enter(state)  # the old entry's rank no longer matches
         return super().peek(now_s)

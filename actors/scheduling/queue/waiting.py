@@ -17,7 +17,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue.groups import Groups
 from actors.scheduling.queue.order import Order
 from actors.scheduling.registry import within
-from actors.scheduling.state import RequestState, Status
+from actors.scheduling.state import RequestState, RequestStatus
 
 _MAX_NAMES = 4096  # tenants whose mean is remembered
 
@@ -105,7 +105,7 @@ class WaitingQueue:
         parked = self.parked.get(tenant)
         while parked:
             state = parked.pop(0)
-            if state.status is Status.WAITING:
+            if state.status is RequestStatus.WAITING:
                 self.order.restore(state, now_s)
                 break
         if parked is not None and not parked:
@@ -115,7 +115,7 @@ class WaitingQueue:
         """The cap has changed: `head` sets aside again what the new one keeps out."""
         for parked in self.parked.values():
             for state in reversed(parked):  # each goes before its peers
-                if state.status is Status.WAITING:
+                if state.status is RequestStatus.WAITING:
                     self.order.restore(state, now_s)
         self.parked.clear()
 
@@ -167,7 +167,7 @@ class HeapOrder(Order):
         heap = self._heap
         while heap:
             rank, _, state = heap[0]
-            if state.status is Status.WAITING and state.rank == rank:
+            if state.status is RequestStatus.WAITING and state.rank == rank:
                 return state
             heapq.heappop(heap)
         return None
@@ -179,7 +179,7 @@ class HeapOrder(Order):
         waiting = [
             state
             for rank, _, state in sorted(self._heap)
-            if state.status is Status.WAITING and state.rank == rank
+            if state.status is RequestStatus.WAITING and state.rank == rank
         ]
         self._heap.clear()
         return list(dict.fromkeys(waiting))

@@ -9,7 +9,7 @@ from actors.fleet.publish import Publisher
 from actors.fleet.snapshot import Arrival, BitClass, EngineSnapshot, EngineState, short_digests
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.request import Request
-from actors.scheduling.state import Fate, Status, prefix_digests
+from actors.scheduling.state import Fate, RequestStatus, prefix_digests
 from app.simulate.run.replica import Replica
 
 BITS = BitClass("simulated", "", "", "")  # all engines of a run are alike
@@ -38,7 +38,7 @@ class Engine:
         found = []
         core = self.replica.core
         for request_id, state in core.live_requests.items():
-            if state.status is Status.FINISHING and state.fate is Fate.END:
+            if state.status is RequestStatus.FINISHING and state.fate is Fate.END:
                 continue
             request = replace(state.request, output=tuple(state.output_token_ids))
             arrival = arrival_of(request, core.config)
