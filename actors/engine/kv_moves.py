@@ -8,7 +8,7 @@ from collections.abc import Callable
 from actors.engine.config import EngineConfig
 from actors.engine.recovery import BackgroundTasks
 from actors.executor.stage_set import StageSet, StagesFailed
-from actors.scheduling.events import Event, Fetch, Move, Moved, TierHolds
+from actors.scheduling.events import Event, Fetch, KVMove, Moved, TierHolds
 
 
 class KVMoves:
@@ -34,14 +34,14 @@ class KVMoves:
         if self._stages.tier:
             self._handle(TierHolds(self._stages.tier))
 
-    def begin(self, move: Move) -> None:
+    def begin(self, move: KVMove) -> None:
         self._tasks.start(self._carry_out(move, self._era))
 
     def forget(self) -> None:
         """The stages are lost, or end: whatever they still answer is not passed on."""
         self._era += 1
 
-    async def _carry_out(self, move: Move, era: int) -> None:
+    async def _carry_out(self, move: KVMove, era: int) -> None:
         limit_s = move.limit_s if isinstance(move, Fetch) else None
         deadline_s = self._deadline_s + (limit_s or 0.0)
         failure = f"no answer to a move of KV within {deadline_s:.1f} s"

@@ -33,7 +33,7 @@ from actors.scheduling.events import (
     Event,
     Execute,
     Instruction,
-    Move,
+    KVMove,
     PipelineLost,
     Refuse,
     StepDone,
@@ -197,7 +197,7 @@ class EngineLoop:
                 self.peers.refuse(RefuseRequests((instruction,)))
             elif isinstance(instruction, WakeAt):
                 self._wake_at(instruction.time_s - now_s)
-            elif isinstance(instruction, Move) and not self._recovery.is_rebuilding:
+            elif isinstance(instruction, KVMove) and not self._recovery.is_rebuilding:
                 self._moves.begin(instruction)  # (else PipelineLost follows, and forgets it)
         if rows or self._records.due:
             self._send_outputs(rows)

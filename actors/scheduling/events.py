@@ -177,5 +177,5 @@ class Fetch:
     limit_s: float
 
 
-Move = Save | Fetch
-Instruction = Execute | Emit | Refuse | WakeAt | Move
+KVMove = Save | Fetch
+Instruction = Execute | Emit | Refuse | WakeAt | KVMove

@@ -31,7 +31,7 @@ _FORGET = 0.95  # a rate that kept a fetch from being tried is believed less eac
 
 
 @dataclass(slots=True)
-class Move:
+class PendingMove:
     """Blocks under way. held: device blocks that it keeps, those behind which it fetches first."""
 
     held: list[int]
@@ -48,14 +48,14 @@ class SecondTier:
         self.cost_model = cost_model
         self.blocks = requests.running.block_manager
         self.blocks.completed = []
-        self.moves: dict[int, Move] = {}
+        self.moves: dict[int, PendingMove] = {}
         self.num_moves = 0
         self.num_saved_blocks = 0
         self.num_fetched_blocks = 0
         self.num_held = 0  # digests that every rank has
         self._everywhere = (1 << requests.config.tier_ranks) - 1
         self._ranks_with: dict[bytes, int] = {}  # digest -> a bit per rank
-        self._coming: dict[bytes, Move] = {}
+        self._coming: dict[bytes, PendingMove] = {}
         self._unsaved: OrderedDict[bytes, None] = OrderedDict()
         self._saving: int | None = None  # the move under way
         self._block_s: float | None = None  # to fetch one block; None: never measured
@@ -124,7 +124,7 @@ class SecondTier:
         self.blocks.free(move.held)
         self._resume(move, is_whole=event.num_blocks == len(move.blocks))
 
-    def _fetched(self, move: Move, num_blocks: int) -> None:
+    def _fetched(self, move: PendingMove, num_blocks: int) -> None:
         took_s = self.requests.now_s - move.begun_s - _MOVE_S
         block_s = max(0.0, took_s) / (num_blocks or len(move.blocks))
         known_s = block_s if self._block_s is None else self._block_s
@@ -135,7 +135,7 @@ class SecondTier:
         for block, digest in move.blocks[:num_blocks]:
             self.blocks.commit(block, digest)
 
-    def _resume(self, move: Move, is_whole: bool) -> None:
+    def _resume(self, move: PendingMove, is_whole: bool) -> None:
         """Those who waited are in the queue again; after a failure they are computed."""
         waiting = self.requests.waiting
         for state in reversed(move.waiting):  # each goes before its peers
@@ -207,7 +207,7 @@ class SecondTier:
             requests.waiting.order.pop()
             move.waiting.append(state)
 
-    def _move_for(self, state: RequestState) -> Move | None:
+    def _move_for(self, state: RequestState) -> PendingMove | None:
         """The move that the request is to wait for; None if it starts as it is, or must wait."""
         blocks, size = self.blocks, self.requests.config.block_size
         group, groups = state.request.group, self.requests.waiting.groups
@@ -248,7 +248,7 @@ class SecondTier:
 
     def _begin(self, held: list[int], blocks: tuple[tuple[int, bytes], ...]) -> int:
         self.num_moves += 1
-        self.moves[self.num_moves] = Move(held, blocks, self.requests.now_s)
+        self.moves[self.num_moves] = PendingMove(held, blocks, self.requests.now_s)
         self.requests.kv_moves = True
         return self.num_moves
 
