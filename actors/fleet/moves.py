@@ -17,7 +17,7 @@ from actors.fleet.snapshot import Arrival, BitClass
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class OpenStream:
     """An open stream, as its front knows it.
 
     arrival: it as it would arrive elsewhere now: num_tokens counts what it has delivered.
@@ -33,7 +33,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class StreamMove:
     """What becomes of one stream of the engine that leaves.
 
     engine_id: where it goes on; None: nowhere yet. The front asks again when a snapshot comes, and
@@ -49,19 +49,19 @@ class Move:
 
 
 def move_streams(
-    streams: Sequence[Stream],
+    streams: Sequence[OpenStream],
     fleet: Fleet,
     router: Router,
     now_s: float,
     *,
     allow_inexact: bool = False,
-) -> list[Move]:
+) -> list[StreamMove]:
     """Where each of these goes, one move a stream; the fleet is told of each as sent.
 
     The streams' own engine must be out of the picture (`lost`) or draining. Tightest objectives go
     first, then the shortest: they are the ones a queue would hurt most, and hurt others least.
     """
-    moves: list[Move] = []
+    moves: list[StreamMove] = []
     for stream in sorted(streams, key=_urgency):
         refused_by = stream.arrival.refused_by | {stream.engine_id}
         arrival = replace(stream.arrival, bits=stream.bits, refused_by=refused_by)
@@ -78,7 +78,7 @@ def move_streams(
     return moves
 
 
-def stays(stream: Stream, fleet: Fleet, left_s: float) -> bool:
+def stays(stream: OpenStream, fleet: Fleet, left_s: float) -> bool:
     """Whether a stream of an engine that drains should finish there: it will be through in time.
 
     left_s: until the engine goes. Judged by the longest it may become, at the pace of the step
@@ -91,12 +91,12 @@ def stays(stream: Stream, fleet: Fleet, left_s: float) -> bool:
     return pace_s is not None and 0.0 < stream.arrival.max_tokens * pace_s <= left_s
 
 
-def _urgency(stream: Stream) -> tuple[float, int, int]:
+def _urgency(stream: OpenStream) -> tuple[float, int, int]:
     tbt_s = stream.arrival.objective.tbt_s
     return (math.inf if tbt_s is None else tbt_s, stream.arrival.num_tokens, stream.stream_id)
 
 
-def _moved(stream: Stream, there: Prospect | None, exact: bool) -> Move:
+def _moved(stream: OpenStream, there: Prospect | None, exact: bool) -> StreamMove:
     if there is None:
-        return Move(stream.stream_id, None)
-    return Move(stream.stream_id, there.engine_id, exact, there.ttft_s)
+        return StreamMove(stream.stream_id, None)
+    return StreamMove(stream.stream_id, there.engine_id, exact, there.ttft_s)

@@ -38,7 +38,7 @@ _ADDED_UP = (
 )
 
 
-class Moves:
+class StreamMoves:
     """What became of streams whose engine died or left."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ def occupancy(snapshots: Collection[EngineSnapshot]) -> tuple[int, int, float]:
     )
 
 
-def overview(answers: Mapping[Connection, Mapping[str, Any]], moves: Moves) -> dict[str, Any]:
+def overview(answers: Mapping[Connection, Mapping[str, Any]], moves: StreamMoves) -> dict[str, Any]:
     """The engines' own answers as one: counts added up, settings of the first, and each engine."""
     found = list(answers.values())
     total = dict(found[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from actors.fleet.fleet import Fleet, Sight
-from actors.fleet.moves import Stream, move_streams, stays
+from actors.fleet.moves import OpenStream, move_streams, stays
 from actors.fleet.routers import Router
 from actors.fleet.snapshot import Arrival, BitClass, short_digests
 from actors.scheduling.request import Objective
@@ -38,7 +38,7 @@ class Placement:
             parties.setdefault(key, []).append(traveller)
         groups = list(parties.values())
         streams = [
-            Stream(
+            OpenStream(
                 stream_id=number,
                 engine_id=group[0].home.engine_id if group[0].home is not None else "",
                 arrival=arrival_of(group[0], self._fleet),
@@ -58,7 +58,7 @@ class Placement:
 
     def stays(self, traveller: Traveller) -> bool:
         """Whether a stream of an engine that leaves should end there."""
-        stream = Stream(
+        stream = OpenStream(
             0,
             traveller.home.engine_id if traveller.home is not None else "",
             arrival_of(traveller, self._fleet),

@@ -11,7 +11,7 @@ from actors.fleet.snapshot import EngineState
 from actors.scheduling.events import Refuse
 from app.engine.client import EngineUnavailable, RequestRefused
 from app.fleet.connection import Connection, Traveller
-from app.fleet.overview import Moves
+from app.fleet.overview import StreamMoves
 from app.fleet.placement import Placement, refusal_of
 
 logger = logging.getLogger("legato.fleet")
@@ -40,7 +40,7 @@ class Whereabouts:
         self._start_within_s = start_within_s
         self._resume_within_s = resume_within_s
         self._nowhere: dict[int, Traveller] = {}  # by identity
-        self.moves = Moves()
+        self.moves = StreamMoves()
 
     @property
     def num_open(self) -> int:

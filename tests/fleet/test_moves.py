@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.fleet.fleet import Fleet
-from actors.fleet.moves import Stream, move_streams, stays
+from actors.fleet.moves import OpenStream, move_streams, stays
 from actors.fleet.routers import ROUTERS, build_router
 from actors.fleet.snapshot import Arrival, EngineState
 from actors.scheduling.request import Objective
@@ -36,7 +36,8 @@ def test_every_stream_moves_exactly_once(
     bits = fleet.engines[leaving].snapshot.bits if leaving in fleet.engines else BITS
     fleet.lost(leaving)
     open_streams = [
-        Stream(i, leaving, arrival, bits, sensitive) for i, (arrival, sensitive) in enumerate(drawn)
+        OpenStream(i, leaving, arrival, bits, sensitive)
+        for i, (arrival, sensitive) in enumerate(drawn)
     ]
     before = {name: sight.num_sent for name, sight in fleet.engines.items()}
     moves = move_streams(
@@ -66,8 +67,8 @@ def test_every_stream_moves_exactly_once(
 
 def test_the_tightest_objectives_choose_first_and_all_share_the_room() -> None:
     fleet = fleet_of(*[snapshot(f"{i}") for i in range(3)])
-    relaxed = [Stream(i, "gone", Arrival(1000, 9), BITS) for i in range(4)]
-    tight = Stream(9, "gone", Arrival(1000, 9, Objective(0.1)), BITS)
+    relaxed = [OpenStream(i, "gone", Arrival(1000, 9), BITS) for i in range(4)]
+    tight = OpenStream(9, "gone", Arrival(1000, 9, Objective(0.1)), BITS)
     moves = move_streams([*relaxed, tight], fleet, build_router("slack"), 0.0)
     assert moves[0].stream_id == 9
     assert {move.engine_id for move in moves[:3]} == {"0", "1", "2"}
@@ -75,7 +76,7 @@ def test_the_tightest_objectives_choose_first_and_all_share_the_room() -> None:
 
 
 def test_a_stream_of_another_class_waits_or_is_said_to_be_inexact() -> None:
-    stream = Stream(1, "gone", Arrival(100, 9), BITS)
+    stream = OpenStream(1, "gone", Arrival(100, 9), BITS)
     fresh = replace(stream, stream_id=2, sensitive=False)
     fleet = fleet_of(snapshot("b", bits=OTHER_BITS))
     assert BITS.differs_in(OTHER_BITS) == ("instruction_set",)
@@ -88,7 +89,7 @@ def test_a_stream_of_another_class_waits_or_is_said_to_be_inexact() -> None:
 
 def test_streams_that_end_in_time_stay_where_they_drain() -> None:
     fleet = fleet_of(snapshot("a", state=EngineState.DRAINING))  # 0.05 s a token
-    short = Stream(1, "a", Arrival(100, 100), BITS)
+    short = OpenStream(1, "a", Arrival(100, 100), BITS)
     assert stays(short, fleet, left_s=5.0)
     assert not stays(short, fleet, left_s=4.9)
     assert not stays(replace(short, engine_id="gone"), fleet, left_s=5.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actors.fleet.moves import Stream
+from actors.fleet.moves import OpenStream
 from actors.fleet.publish import Publisher
 from actors.fleet.snapshot import Arrival, BitClass, EngineSnapshot, EngineState, short_digests
 from actors.scheduling.config import SchedulerConfig
@@ -33,7 +33,7 @@ class Engine:
         self.changed = False
         return self.publisher.snapshot(now_s, self.state, self.num_received, predict)
 
-    def streams(self) -> list[tuple[Stream, Request]]:
+    def streams(self) -> list[tuple[OpenStream, Request]]:
         """Its open streams, as they would arrive elsewhere now."""
         found = []
         core = self.replica.core
@@ -43,7 +43,7 @@ class Engine:
             request = replace(state.request, output=tuple(state.output_token_ids))
             arrival = arrival_of(request, core.config)
             found.append(
-                (Stream(request_id, self.name, arrival, BITS, bool(request.output)), request)
+                (OpenStream(request_id, self.name, arrival, BITS, bool(request.output)), request)
             )
         return found
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from actors.fleet.fleet import Fleet
-from actors.fleet.moves import Stream, move_streams, stays
+from actors.fleet.moves import OpenStream, move_streams, stays
 from actors.fleet.routers import build_router
 from actors.fleet.scaling import Load, ScalingState, build_scaling, load_of
 from actors.fleet.snapshot import (
@@ -249,7 +249,7 @@ class SimulatedFleet:
 
     # ---- streams move -----------------------------------------------------------------
 
-    def _move(self, streams: Iterable[tuple[Stream, Request]], now_s: float) -> None:
+    def _move(self, streams: Iterable[tuple[OpenStream, Request]], now_s: float) -> None:
         requests = {stream.stream_id: (stream, request) for stream, request in streams}
         chosen = move_streams(
             [stream for stream, _ in requests.values()], self._picture, self._router, now_s
