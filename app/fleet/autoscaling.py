@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from actors.fleet.scaling import Bounds, Load, build_scaling
+from actors.fleet.scaling import Bounds, EngineLoad, build_scaling
 from app.fleet.registry import registry_of
 
 logger = logging.getLogger("ray.serve")
@@ -81,7 +81,7 @@ class Autoscaler:
         return self._num_waiting
 
 
-def loads_of(metrics: Mapping[str, Mapping[Any, Any]]) -> dict[str, Load]:
+def loads_of(metrics: Mapping[str, Mapping[Any, Any]]) -> dict[str, EngineLoad]:
     """The newest numbers of every engine that has told all of them."""
     newest: dict[str, dict[str, float]] = {}
     for name, of_replica in metrics.items():
@@ -91,7 +91,7 @@ def loads_of(metrics: Mapping[str, Mapping[Any, Any]]) -> dict[str, Load]:
     loads = {}
     for replica, stats in newest.items():
         try:
-            loads[replica] = Load.from_stats(stats)
+            loads[replica] = EngineLoad.from_stats(stats)
         except KeyError:  # it has only begun to tell
             continue
     return loads

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from actors.fleet.fleet import Fleet
-from actors.fleet.scaling.base import Load
+from actors.fleet.scaling.base import EngineLoad
 from actors.fleet.snapshot import (
     Arrival,
     BitClass,
@@ -46,9 +46,9 @@ def fleet_of(*snapshots: EngineSnapshot) -> Fleet:
     return fleet
 
 
-def load(**changes: float) -> Load:
+def load(**changes: float) -> EngineLoad:
     """A serving engine with nothing to do; `changes` are fields of it."""
-    base = Load(
+    base = EngineLoad(
         time_s=0.0, num_running=0, num_waiting=0, prefilled_tokens=0, prefill_tokens=0,
         prefill_rate=1000.0, decode_share=0.0, promised_s=0.5, slack_share=0.5, ttft_s=1.0,
         used_places=0.0, accepts=1.0,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from actors.fleet.scaling import Load
+from actors.fleet.scaling import EngineLoad
 from actors.scheduling.config import ConfigError
 from app.fleet.autoscaling import Autoscaler, loads_of
 
-IDLE = Load(
+IDLE = EngineLoad(
     time_s=0.0,
     num_running=0,
     num_waiting=0,
@@ -36,7 +36,7 @@ class Sample:
 class Context:
     """As Serve's controller makes it."""
 
-    loads: dict[str, Load]
+    loads: dict[str, EngineLoad]
     current_time: float
     target_num_replicas: int
     policy_state: dict[str, float] = field(default_factory=dict)
@@ -72,7 +72,7 @@ def test_loads_are_read_as_they_were_told() -> None:
 
 
 def test_full_places_bring_engines_and_rest_takes_them_away() -> None:
-    def load(number: int, now_s: int, have: int) -> Load:
+    def load(number: int, now_s: int, have: int) -> EngineLoad:
         used = 2.4 / have if now_s < 60 else 0.0
         busy = float(now_s < 60)
         return replace(IDLE, time_s=now_s, used_places=used, num_running=busy)
@@ -84,7 +84,7 @@ def test_full_places_bring_engines_and_rest_takes_them_away() -> None:
 
 
 def test_bounds_are_the_deployments() -> None:
-    def load(number: int, now_s: int, have: int) -> Load:
+    def load(number: int, now_s: int, have: int) -> EngineLoad:
         return replace(IDLE, time_s=now_s, used_places=9.0, num_running=9.0)
 
     assert max(run(30, load)) == 3

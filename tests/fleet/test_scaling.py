@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.fleet.scaling import SCALINGS, Bounds, Load, ScalingState, build_scaling, load_of
+from actors.fleet.scaling import SCALINGS, Bounds, EngineLoad, ScalingState, build_scaling, load_of
 from actors.scheduling.config import ConfigError
 from tests.fleet.pictures import load, snapshot
 
 loads_st = st.dictionaries(
     st.sampled_from("abcdefgh"),
     st.builds(
-        Load,
+        EngineLoad,
         time_s=st.floats(0.0, 100.0),
         num_running=st.integers(0, 200).map(float),
         num_waiting=st.integers(0, 500).map(float),
@@ -43,7 +43,7 @@ loads_st = st.dictionaries(
     more=st.integers(0, 8),
 )  # fmt: skip
 def test_whatever_is_seen_the_bounds_hold_and_the_state_is_plain_numbers(
-    name: str, seen: list[tuple[dict[str, Load], int, int, float]], least: int, more: int
+    name: str, seen: list[tuple[dict[str, EngineLoad], int, int, float]], least: int, more: int
 ) -> None:
     scaling = build_scaling(name, Bounds(least, max(1, least + more)))
     state: ScalingState = {}
@@ -157,9 +157,9 @@ def test_loads_travel_as_plain_numbers() -> None:
     said = load_of(snapshot("a", num_running=32, least_slack_s=0.02), 7.0)
     assert (said.used_places, said.slack_share, said.accepts) == (0.5, pytest.approx(0.2), 1.0)
     assert said.promised_s == pytest.approx(2 * (0.1 + 1024 / 1000.0))
-    assert Load.from_stats({**said.to_stats(), "open_requests": 3.0}) == said
+    assert EngineLoad.from_stats({**said.to_stats(), "open_requests": 3.0}) == said
     with pytest.raises(KeyError, match="promised_s"):
-        Load.from_stats({k: v for k, v in said.to_stats().items() if k != "promised_s"})
+        EngineLoad.from_stats({k: v for k, v in said.to_stats().items() if k != "promised_s"})
 
 
 def test_wrong_options_are_refused() -> None:

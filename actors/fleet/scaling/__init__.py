@@ -8,12 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from actors.fleet.scaling.base import Bounds, Load, Scaling, ScalingState, load_of
+from actors.fleet.scaling.base import Bounds, EngineLoad, Scaling, ScalingState, load_of
 from actors.fleet.scaling.queue import QueueLength
 from actors.fleet.scaling.slack import SlackScaling
 from actors.scheduling.registry import build_part
 
-__all__ = ["SCALINGS", "Bounds", "Load", "Scaling", "ScalingState", "build_scaling", "load_of"]
+__all__ = [
+    "SCALINGS",
+    "Bounds",
+    "EngineLoad",
+    "Scaling",
+    "ScalingState",
+    "build_scaling",
+    "load_of",
+]
 
 SCALINGS: Mapping[str, Callable[..., Scaling]] = {
     "slack": SlackScaling,

@@ -14,7 +14,7 @@ ScalingState = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class EngineLoad:
     """One engine as scaling sees it: plain numbers, as Serve's controller hands them on.
 
     time_s: when the engine said so, on a clock that all engines share.
@@ -45,7 +45,7 @@ class Load:
         return {f.name: float(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
-    def from_stats(cls, stats: Mapping[str, float]) -> Load:
+    def from_stats(cls, stats: Mapping[str, float]) -> EngineLoad:
         """Raises KeyError for a missing number; others are left alone."""
         return cls(**{f.name: stats[f.name] for f in fields(cls)})
 
@@ -53,7 +53,7 @@ class Load:
 MIDDLING_TOKENS = 1024  # of the prompt that `promised_s` is asked for
 
 
-def load_of(snapshot: EngineSnapshot, now_s: float) -> Load:
+def load_of(snapshot: EngineSnapshot, now_s: float) -> EngineLoad:
     """What scaling needs of a snapshot taken at this time."""
     outlook = snapshot.outlook
     promised_s = outlook.at(MIDDLING_TOKENS)[1] if outlook.points else 0.0
@@ -61,7 +61,7 @@ def load_of(snapshot: EngineSnapshot, now_s: float) -> Load:
     if snapshot.tbt_s is not None and snapshot.least_slack_s < snapshot.tbt_s:
         slack_share = snapshot.least_slack_s / snapshot.tbt_s
     used_blocks = 1.0 - snapshot.num_free_blocks / snapshot.num_blocks
-    return Load(
+    return EngineLoad(
         time_s=now_s,
         num_running=snapshot.num_running,
         num_waiting=snapshot.num_waiting,
@@ -103,7 +103,7 @@ class Scaling(ABC):
     @abstractmethod
     def wanted(
         self,
-        loads: Mapping[str, Load],
+        loads: Mapping[str, EngineLoad],
         num_starting: int,
         num_queued: int,
         now_s: float,
@@ -117,6 +117,6 @@ class Scaling(ABC):
         """
 
 
-def serving(loads: Mapping[str, Load]) -> Sequence[Load]:
+def serving(loads: Mapping[str, EngineLoad]) -> Sequence[EngineLoad]:
     """Those that take new requests."""
     return [load for load in loads.values() if load.accepts]

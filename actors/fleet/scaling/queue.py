@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from actors.fleet.scaling.base import Bounds, Load, Scaling, ScalingState, serving
+from actors.fleet.scaling.base import Bounds, EngineLoad, Scaling, ScalingState, serving
 from actors.scheduling.registry import within
 
 
@@ -38,7 +38,7 @@ class QueueLength(Scaling):
 
     def wanted(
         self,
-        loads: Mapping[str, Load],
+        loads: Mapping[str, EngineLoad],
         num_starting: int,
         num_queued: int,
         now_s: float,

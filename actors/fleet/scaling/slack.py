@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from actors.fleet.scaling.base import Bounds, Load, Scaling, ScalingState, serving
+from actors.fleet.scaling.base import Bounds, EngineLoad, Scaling, ScalingState, serving
 from actors.scheduling.registry import within
 
 SHORTEST_S = 0.5  # between two looks at an engine: what comes in less says little of its rate
@@ -57,7 +57,7 @@ class SlackScaling(Scaling):
 
     def wanted(
         self,
-        loads: Mapping[str, Load],
+        loads: Mapping[str, EngineLoad],
         num_starting: int,
         num_queued: int,
         now_s: float,
@@ -87,7 +87,7 @@ class SlackScaling(Scaling):
     # ---- work -------------------------------------------------------------------------
 
     def _arrived(
-        self, loads: Mapping[str, Load], state: ScalingState, kept: dict[str, float]
+        self, loads: Mapping[str, EngineLoad], state: ScalingState, kept: dict[str, float]
     ) -> float:
         """Prefill work that came in per second, in engines; what each engine has had is kept."""
         total = 0.0
@@ -112,7 +112,7 @@ class SlackScaling(Scaling):
     def _demand(
         self,
         arrived: float,
-        loads: Mapping[str, Load],
+        loads: Mapping[str, EngineLoad],
         now_s: float,
         state: ScalingState,
         kept: dict[str, float],
@@ -165,7 +165,7 @@ class SlackScaling(Scaling):
 
     # ---- guards -----------------------------------------------------------------------
 
-    def _broken(self, here: Sequence[Load], have: int) -> int:
+    def _broken(self, here: Sequence[EngineLoad], have: int) -> int:
         """Engines needed as promises break: those there are, and as many more as cannot promise.
 
         One engine that cannot promise is the router's business while others can; so only what
@@ -179,7 +179,7 @@ class SlackScaling(Scaling):
         self,
         needed: int,
         now_s: float,
-        loads: Mapping[str, Load],
+        loads: Mapping[str, EngineLoad],
         num_queued: int,
         state: ScalingState,
         kept: dict[str, float],
@@ -208,10 +208,10 @@ class SlackScaling(Scaling):
         return most if now_s - since_s >= self._calm_s else self.bounds.clamp(have)
 
 
-def _breaks(load: Load) -> bool:
+def _breaks(load: EngineLoad) -> bool:
     late = load.ttft_s > 0.0 and load.promised_s > load.ttft_s
     return late or load.slack_share < 0.0
 
 
-def _is_busy(load: Load) -> bool:
+def _is_busy(load: EngineLoad) -> bool:
     return bool(load.num_running or load.num_waiting)

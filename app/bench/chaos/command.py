@@ -57,7 +57,7 @@ def command(
     """
     kinds = kinds_of(faults, FLEET_FAULTS if is_fleet(config) else FAULTS)
     say_duration(60 * minutes + 60, 60 * minutes + 180, f"{len(kinds)} kinds of faults")
-    load = Load(60 * minutes, seed, streams, qps, kinds, count)
+    load = ChaosLoad(60 * minutes, seed, streams, qps, kinds, count)
     found = measure(config, load, log)
     publish(
         make_report(context, found, {"kinds": kinds, "server": SETTINGS, "log": log.name}),
@@ -84,7 +84,7 @@ def kinds_of(names: str, known: Collection[str] = FAULTS) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ChaosLoad:
     """What a server is put to. num_faults: at most."""
 
     seconds: float
@@ -95,7 +95,7 @@ class Load:
     num_faults: int | None
 
 
-def measure(config: Path, load: Load, log: Path) -> dict[str, Any]:
+def measure(config: Path, load: ChaosLoad, log: Path) -> dict[str, Any]:
     """The figures of one run."""
     with own_server(config, SETTINGS, log, records=True) as server:
         seen, wanted, leaks, extra = asyncio.run(_run(server, load))
@@ -103,7 +103,7 @@ def measure(config: Path, load: Load, log: Path) -> dict[str, Any]:
 
 
 async def _run(
-    server: OwnServer, load: Load
+    server: OwnServer, load: ChaosLoad
 ) -> tuple[ChaosRecord, list[Answer], list[str], dict[str, Any]]:
     pool = draw_pool(load.seed, server.model, POOL)
     async with new_session() as session:

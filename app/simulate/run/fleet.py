@@ -15,7 +15,7 @@ from functools import partial
 from actors.fleet.fleet import Fleet
 from actors.fleet.moves import OpenStream, move_streams, stays
 from actors.fleet.routers import build_router
-from actors.fleet.scaling import Load, ScalingState, build_scaling, load_of
+from actors.fleet.scaling import EngineLoad, ScalingState, build_scaling, load_of
 from actors.fleet.snapshot import (
     Arrival,
     EngineSnapshot,
@@ -53,7 +53,7 @@ class SimulatedFleet:
         self.engines: dict[str, Engine] = {}  # alive, by name
         self.replica_seconds = 0.0
         self.scaling: list[tuple[float, int]] = []
-        self.loads: list[Mapping[str, Load]] = []  # as scaling was shown them
+        self.loads: list[Mapping[str, EngineLoad]] = []  # as scaling was shown them
         self.moves: list[tuple[float, int]] = []  # (time, request)
         self.queued: deque[tuple[Request, Arrival]] = deque()  # no engine can take them now
         self._num_starting = 0

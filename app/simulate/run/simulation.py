@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from actors.fleet.scaling import Load
+from actors.fleet.scaling import EngineLoad
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.request import Objective, Request, SamplingParams
@@ -44,7 +44,9 @@ class SimulatedRun:
     replica_seconds: float  # sum of the time replicas were up
     scaling: list[tuple[float, int]] = field(default_factory=list)  # (time, replicas wanted)
     moves: list[tuple[float, int]] = field(default_factory=list)  # (time, request that moved)
-    loads: list[Mapping[str, Load]] = field(default_factory=list)  # at each look of the scaling
+    loads: list[Mapping[str, EngineLoad]] = field(
+        default_factory=list
+    )  # at each look of the scaling
 
     def summary(self, *, skip: int = 0, ttft_objective_s: float | None = None) -> Summary:
         """Figures against the deployment's own TBT objective."""

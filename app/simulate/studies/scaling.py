@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.fleet.scaling import Bounds, Load, Scaling, ScalingState, build_scaling
+from actors.fleet.scaling import Bounds, EngineLoad, Scaling, ScalingState, build_scaling
 from app.simulate.hardware.deployments import load_model
 from app.simulate.run.simulation import Autoscale, Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
@@ -51,7 +51,7 @@ class Point:
     qps: float
     kept: float
     prompt_tokens: float
-    load: Load
+    load: EngineLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,10 @@ def point_at(dataset: str, qps: float, num_requests: int, seed: int) -> Point:
     kept = (ttft_s <= limit_s) & (gap_s <= TBT_S * (1 + 1e-9))
     last = int(traffic.arrival_s[-1] / STEP_S)
     seen = [next(iter(loads.values())) for loads in run.loads[last // 5 : last]]
-    mean = {f.name: float(np.mean([getattr(load, f.name) for load in seen])) for f in fields(Load)}
-    return Point(qps, float(kept.mean()), float(traffic.prompt_tokens.mean()), Load(**mean))
+    mean = {
+        f.name: float(np.mean([getattr(load, f.name) for load in seen])) for f in fields(EngineLoad)
+    }
+    return Point(qps, float(kept.mean()), float(traffic.prompt_tokens.mean()), EngineLoad(**mean))
 
 
 def at_load(points: Sequence[Point], qps: float) -> Point:
@@ -109,13 +111,15 @@ def at_load(points: Sequence[Point], qps: float) -> Point:
     mixed = {
         f.name: getattr(low.load, f.name)
         + part * (getattr(high.load, f.name) - getattr(low.load, f.name))
-        for f in fields(Load)
+        for f in fields(EngineLoad)
     }
-    return Point(qps, low.kept + part * (high.kept - low.kept), low.prompt_tokens, Load(**mixed))
+    return Point(
+        qps, low.kept + part * (high.kept - low.kept), low.prompt_tokens, EngineLoad(**mixed)
+    )
 
 
 def traffic_qps(num_engines: int, safe_qps: float) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Load by step: least at night, and rushes that rise within five minutes."""
+    """EngineLoad by step: least at night, and rushes that rise within five minutes."""
     time_s = np.arange(0.0, DAY_S, STEP_S)
     day = 1.0 - 0.6 * np.cos(2.0 * math.pi * time_s / DAY_S)
     rush = np.ones_like(day)
