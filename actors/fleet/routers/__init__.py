@@ -10,7 +10,7 @@ from typing import Any
 
 from actors.fleet.routers.base import Router
 from actors.fleet.routers.simple import LeastLoaded, LongestPrefix, PowerOfTwo, RoundRobin
-from actors.fleet.routers.slack import Slack
+from actors.fleet.routers.slack import SlackRouter
 from actors.scheduling.registry import build_part
 
 __all__ = ["ROUTERS", "Router", "build_router"]
@@ -20,7 +20,7 @@ ROUTERS: Mapping[str, Callable[..., Router]] = {
     "least_loaded": LeastLoaded,
     "power_of_two": PowerOfTwo,
     "prefix": LongestPrefix,
-    "slack": Slack,
+    "slack": SlackRouter,
 }
 
 

@@ -15,7 +15,7 @@ WASTE = 8.0  # where all are late: what a token computed twice costs those who c
 IDLE_SHARE = 0.1  # of the TTFT objective: who has less work than that has time to spare
 
 
-class Slack(Router):
+class SlackRouter(Router):
     """The least work for the slack it leaves, among the engines that can promise the request.
 
     Its work is the tokens to compute after prefix hits times the requests there, each of which
