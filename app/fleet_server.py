@@ -84,7 +84,7 @@ class Front(HttpReplica):
 
 
 @serve.deployment(name="Engine", max_surge_percent=100, **FOR_STREAMS)
-class Engine:
+class EngineReplica:
     """The owner of one engine: its scheduler and stages live in this replica's placement group."""
 
     async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits

@@ -9,7 +9,7 @@ from ray import serve
 
 from actors.engine.config import EngineConfig
 from actors.executor.placement import REPLICA_CPUS, bundles
-from app.fleet_server import Engine, Front
+from app.fleet_server import EngineReplica, Front
 from app.server import LLMServer
 from app.settings import parse, resolve
 from app.settings_models import engine_deployments, expand, is_fleet, resolve_each
@@ -24,7 +24,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
         deployment = cast(serve.Deployment, LLMServer).options(**_place(configs[0]))
         return deployment.bind(each[0])
     engines = [
-        cast(serve.Deployment, Engine).options(name=name, **_place(config)).bind(own)
+        cast(serve.Deployment, EngineReplica).options(name=name, **_place(config)).bind(own)
         for name, config, own in zip(engine_deployments(args), configs, each, strict=True)
     ]
     front = cast(serve.Deployment, Front).options(ray_actor_options={"num_cpus": REPLICA_CPUS})

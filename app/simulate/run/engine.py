@@ -15,7 +15,7 @@ from app.simulate.run.replica import Replica
 BITS = BitClass("simulated", "", "", "")  # all engines of a run are alike
 
 
-class Engine:
+class SimulatedEngine:
     """A simulated engine, and what its front counts of it."""
 
     __slots__ = ("changed", "name", "num_received", "publisher", "replica", "started_s", "state")

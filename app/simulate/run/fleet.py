@@ -27,7 +27,7 @@ from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.events import Refuse, Submit
 from actors.scheduling.request import Request
 from app.simulate.run.deployment import Autoscale, Deployment
-from app.simulate.run.engine import Engine, arrival_of
+from app.simulate.run.engine import SimulatedEngine, arrival_of
 from app.simulate.run.record import RunRecord
 from app.simulate.run.replica import INFINITY, Replica, TokenOf
 
@@ -50,7 +50,7 @@ class SimulatedFleet:
         self._timers: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = 0
         self.all: list[Replica] = []
-        self.engines: dict[str, Engine] = {}  # alive, by name
+        self.engines: dict[str, SimulatedEngine] = {}  # alive, by name
         self.replica_seconds = 0.0
         self.scaling: list[tuple[float, int]] = []
         self.loads: list[Mapping[str, EngineLoad]] = []  # as scaling was shown them
@@ -133,7 +133,7 @@ class SimulatedFleet:
             token_of=self._token_of,
         )
         self.all.append(replica)
-        engine = self.engines[f"engine-{index}"] = Engine(replica, now_s)
+        engine = self.engines[f"engine-{index}"] = SimulatedEngine(replica, now_s)
         if d.is_lone:
             return
         replica.on_refuse = self._refused
@@ -142,7 +142,7 @@ class SimulatedFleet:
         first_s = now_s + d.publish_s * (1.0 + (index * 0.618) % 1.0)
         self._at(first_s, partial(self._publish, engine))
 
-    def _publish(self, engine: Engine, now_s: float) -> None:
+    def _publish(self, engine: SimulatedEngine, now_s: float) -> None:
         if engine.name not in self.engines:
             return
         d = self._deployment
@@ -171,7 +171,7 @@ class SimulatedFleet:
         self._retire(engine, now_s)
         self._move(streams, now_s)
 
-    def _drain(self, engine: Engine, scale: Autoscale, now_s: float) -> None:
+    def _drain(self, engine: SimulatedEngine, scale: Autoscale, now_s: float) -> None:
         """Nothing new; what would take too long goes on elsewhere, the rest finishes here."""
         engine.state = EngineState.DRAINING
         self._picture.published(engine.snapshot(now_s, self._router.reads_outlook), now_s)
@@ -187,7 +187,7 @@ class SimulatedFleet:
         else:
             self.touched(engine.replica)
 
-    def _retire(self, engine: Engine, now_s: float) -> None:
+    def _retire(self, engine: SimulatedEngine, now_s: float) -> None:
         del self.engines[engine.name]
         engine.replica.next_s = INFINITY  # what it had in flight is lost
         self._picture.lost(engine.name)
@@ -222,7 +222,7 @@ class SimulatedFleet:
         self.queued.append((request, arrival))
         return False
 
-    def _send(self, engine: Engine, request: Request, now_s: float) -> bool:
+    def _send(self, engine: SimulatedEngine, request: Request, now_s: float) -> bool:
         """Whether the engine took it."""
         engine.num_received += 1
         replica = engine.replica

@@ -70,12 +70,12 @@ def service_s(model: CostModel, workload: Workload) -> tuple[list[float], float]
 
 
 def compute_bound_qps(prefill_s: Sequence[float], decode_s: float) -> float:
-    """EngineLoad at which such a machine never idles: no budget, order or policy can serve more."""
+    """Load at which such a machine never idles: no budget, order or policy can serve more."""
     return 1.0 / (sum(prefill_s) / len(prefill_s) + decode_s)
 
 
 def queue_bound_qps(prefill_s: Sequence[float], decode_s: float, workload: Workload) -> float:
-    """EngineLoad at which such a machine, first come first served, has the median delay of capacity.
+    """Load at which such a machine, first come first served, has the median delay of capacity.
 
     Decodes take their steady share of it, prompts queue for the rest. Capacity tolerates a median
     of two seconds before the first chunk, and a queue reaches that below the compute bound,

@@ -117,7 +117,7 @@ def at_load(surface: Sequence[Response], qps: float) -> Response:
 
 
 def traffic_qps(mean_qps: float, swing: float, minute: int) -> float:
-    """EngineLoad at a minute of the day: lowest at midnight, highest at noon."""
+    """Load at a minute of the day: lowest at midnight, highest at noon."""
     return mean_qps * (1.0 - swing * math.cos(2.0 * math.pi * minute / 1440.0))
 
 

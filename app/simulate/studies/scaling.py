@@ -119,7 +119,7 @@ def at_load(points: Sequence[Point], qps: float) -> Point:
 
 
 def traffic_qps(num_engines: int, safe_qps: float) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """EngineLoad by step: least at night, and rushes that rise within five minutes."""
+    """Load by step: least at night, and rushes that rise within five minutes."""
     time_s = np.arange(0.0, DAY_S, STEP_S)
     day = 1.0 - 0.6 * np.cos(2.0 * math.pi * time_s / DAY_S)
     rush = np.ones_like(day)
