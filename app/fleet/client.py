@@ -32,11 +32,11 @@ from app.engine.client import (
     TokenSink,
 )
 from app.engine.streams import IterationFeed, Stream, core_requests
-from app.fleet.connection import Connection, Traveller
+from app.fleet.connection import Connection, FleetRequest
 from app.fleet.finder import Finder
 from app.fleet.overview import overview
-from app.fleet.placement import Placement
-from app.fleet.whereabouts import RETRY_AFTER_S, Whereabouts
+from app.fleet.routing import FleetRouting
+from app.fleet.stream_placement import RETRY_AFTER_S, StreamPlacement
 
 logger = logging.getLogger("legato.fleet")
 
@@ -71,12 +71,12 @@ class FleetClient:
         self._sleeps = sleeps
         self._deadline_s = request_deadline_s
         self._fleet = Fleet()
-        self._placement = Placement(self._fleet, router, allow_inexact)
+        self._routing = FleetRouting(self._fleet, router, allow_inexact)
         self._connections: dict[str, Connection] = {}
-        self._whereabouts = Whereabouts(
-            self._fleet, self._placement, self._connections, start_within_s, resume_within_s
+        self._placement = StreamPlacement(
+            self._fleet, self._routing, self._connections, start_within_s, resume_within_s
         )
-        self._of: dict[str, list[Traveller]] = {}  # request id -> its continuations
+        self._of: dict[str, list[FleetRequest]] = {}  # request id -> its continuations
         self._card: ModelCard | None = None
         self._created_s = int(time.time())
         self._changes: dict[str, Any] = {}  # made live, for engines that join later
@@ -119,11 +119,11 @@ class FleetClient:
                     logger.error("engine %s is silent: taken for dead", engine_id)
                     if (connection := self._connections.get(engine_id)) is not None:
                         connection.cut()
-                self._whereabouts.settle()
-                self._whereabouts.end_waits(now_s)
+                self._placement.place_waiting()
+                self._placement.end_waits(now_s)
                 if self._sleeps:
                     # One that has never met an engine does not know what it may promise clients.
-                    waiting = max(self._whereabouts.num_nowhere, int(self._card is None))
+                    waiting = max(self._placement.num_unplaced, int(self._card is None))
                     await self._finder.tell_waiting(waiting)
             except Exception:  # the watch must outlive whatever one stream raises
                 logger.exception("watching the fleet")
@@ -162,37 +162,37 @@ class FleetClient:
 
     @property
     def num_open(self) -> int:
-        return self._whereabouts.num_open
+        return self._placement.num_open
 
     async def generate(
         self, request: GenerationRequest, sink: TokenSink | None = None
     ) -> AsyncGenerator[TokenChunk, None]:
         stream = Stream(sink)
         now_s = time.monotonic()
-        travellers = [
-            Traveller(core_request, index, stream, waiting_since_s=now_s, placed=request.placed)
+        fleet_requests = [
+            FleetRequest(core_request, index, stream, waiting_since_s=now_s, placed=request.placed)
             for index, core_request in enumerate(core_requests(request, itertools.count(), now_s))
         ]
         stream.num_open = request.n
         limit_s = self._deadline_s
         deadline = asyncio.get_running_loop().call_later(limit_s, stream.fail_late, limit_s)
-        self._of[request.request_id] = travellers
+        self._of[request.request_id] = fleet_requests
         try:
-            self._whereabouts.begin(travellers)
+            self._placement.begin(fleet_requests)
             while stream.num_open > 0:
                 for chunk in await stream.take():
                     yield chunk
         finally:
             deadline.cancel()
             self._of.pop(request.request_id, None)
-            self._whereabouts.abandon(travellers)
+            self._placement.abandon(fleet_requests)
 
     def finish_early(self, request_id: str, index: int) -> None:
-        for traveller in self._of.get(request_id, ())[index : index + 1]:
+        for fleet_request in self._of.get(request_id, ())[index : index + 1]:
             num_before = self.num_open
-            self._whereabouts.abandon([traveller])
+            self._placement.abandon([fleet_request])
             if self.num_open < num_before:
-                traveller.stream.leave()
+                fleet_request.stream.leave()
 
     async def status(self) -> Mapping[str, Any]:
         connections = self._known()
@@ -209,13 +209,13 @@ class FleetClient:
         }
         if not answers:
             raise EngineUnavailable("no engine answers", retry_after_s=RETRY_AFTER_S)
-        return overview(answers, self._whereabouts.moves)
+        return overview(answers, self._placement.moves)
 
     async def quote(
         self, num_prompt_tokens: int, max_tokens: int, objective: Objective, tenant: str
     ) -> Quote:
         now_s = time.monotonic()
-        best = self._placement.best(num_prompt_tokens, max_tokens, objective, tenant, now_s)
+        best = self._routing.best(num_prompt_tokens, max_tokens, objective, tenant, now_s)
         link = None if best is None else self._connections.get(best)
         if link is None:
             raise EngineUnavailable("no engine can serve now", retry_after_s=RETRY_AFTER_S)
@@ -280,8 +280,8 @@ class FleetClient:
         self._fleet.published(snapshot, time.monotonic())
         self._was_told.set()
         if not snapshot.accepts and connection.open:
-            self._whereabouts.evacuate(connection, snapshot.state)
-        self._whereabouts.settle()
+            self._placement.evacuate(connection, snapshot.state)
+        self._placement.place_waiting()
 
     def prefixes_updated(self, update: PrefixUpdate) -> None:
         self._fleet.update_prefixes(update)
@@ -292,11 +292,11 @@ class FleetClient:
         asyncio.get_running_loop().call_soon(self.iterations.publish, shifted, engine_id)
 
     def refused(self, connection: Connection, refusal: Refuse) -> None:
-        self._whereabouts.refused(connection, refusal)
+        self._placement.refused(connection, refusal)
 
     def lost(self, connection: Connection) -> None:
         """The engine has died, or is taken for dead."""
         self._connections.pop(connection.engine_id, None)
         self._fleet.lost(connection.engine_id)
-        self._whereabouts.lost(connection)
+        self._placement.lost(connection)
         self._finder.look()

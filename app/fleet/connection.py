@@ -23,22 +23,22 @@ _CONNECT_WITHIN_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class Traveller(OpenRequest):
+class FleetRequest(OpenRequest):
     """One continuation, wherever it is computed.
 
-    home: where it is now; None: nowhere. was_at: the engine where it is or was last.
-    bits: the class of engines that its tokens came from. refused_by: engines that would not have
-    it. waiting_since_s: it has been without a token and a home since then.
+    connection: of the engine that computes it; None: of none now. last_engine_id: of that engine,
+    or else of the last one. bits: the class of engines that its tokens came from. refused_by:
+    engines that refused it. waiting_since_s: neither a token nor an engine since then.
     """
 
-    home: Connection | None = None
-    was_at: str = ""
+    connection: Connection | None = None
+    last_engine_id: str = ""
     bits: BitClass | None = None
     refused_by: set[str] = field(default_factory=set)
     refusal: Refuse | None = None
     waiting_since_s: float = 0.0
     num_moves: int = 0
-    num_delivered_before: int = 0  # when it came to its home
+    num_delivered_before: int = 0  # before its connection
     placed: Callable[[int, str], None] | None = None  # called with `index` and the engine
 
     @property
@@ -46,18 +46,19 @@ class Traveller(OpenRequest):
         """Known tokens: those of the prompt, and what was delivered."""
         return len(self.request.prompt) + self.base + len(self.delivered)
 
-    def settle(self, home: Connection) -> None:
+    def place(self, connection: Connection) -> None:
         """It is computed there from now on."""
-        self.home, self.was_at, self.has_started = home, home.engine_id, False
+        self.connection, self.last_engine_id = connection, connection.engine_id
+        self.has_started = False
         self.num_delivered_before = len(self.delivered)
-        if home.snapshot is not None:
-            self.bits = home.snapshot.bits
+        if connection.snapshot is not None:
+            self.bits = connection.snapshot.bits
         if self.placed is not None:
-            self.placed(self.index, home.engine_id)
+            self.placed(self.index, connection.engine_id)
 
-    def uproot(self, now_s: float) -> None:
-        """It is computed nowhere. One that was only sent in vain has waited on."""
-        self.home = None
+    def unplace(self, now_s: float) -> None:
+        """No engine computes it. Without a token from the last one its wait goes on."""
+        self.connection = None
         if len(self.delivered) > self.num_delivered_before:
             self.waiting_since_s = now_s
 
@@ -155,27 +156,27 @@ class Connection(SchedulerChannel):
             shifted.append(record._replace(stages_s=stages_s, submitted_s=begin_s, done_s=end_s))
         return shifted
 
-    def take(self, travellers: Sequence[Traveller]) -> None:
+    def take(self, fleet_requests: Sequence[FleetRequest]) -> None:
         """Submit them here. Raises TypeError, ValueError or OverflowError for what no message
         can carry; then they are not here."""
         requests = []
-        for traveller in travellers:
+        for fleet_request in fleet_requests:
             request_id = next(self._ids)
-            traveller.rename(request_id)
-            traveller.settle(self)
-            self.open[request_id] = traveller
-            requests.append(traveller.resumed())
+            fleet_request.rename(request_id)
+            fleet_request.place(self)
+            self.open[request_id] = fleet_request
+            requests.append(fleet_request.resumed())
         try:
             self.submit(requests)
         except (TypeError, ValueError, OverflowError):
-            for traveller in travellers:
-                self.open.pop(traveller.request.request_id, None)
-                traveller.home = None
+            for fleet_request in fleet_requests:
+                self.open.pop(fleet_request.request.request_id, None)
+                fleet_request.connection = None
             raise
 
-    def give_up(self, travellers: Sequence[OpenRequest]) -> None:
+    def give_up(self, fleet_requests: Sequence[OpenRequest]) -> None:
         """They are not wanted here any more."""
-        ids = [t.request.request_id for t in travellers]
+        ids = [r.request.request_id for r in fleet_requests]
         left = [i for i in ids if self.open.pop(i, None) is not None]
         if left:
             self.abort(left)

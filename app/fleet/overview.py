@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from actors.fleet.snapshot import EngineSnapshot
 
 if TYPE_CHECKING:
-    from app.fleet.connection import Connection, Traveller
+    from app.fleet.connection import Connection, FleetRequest
 
 _MOST_MOVES = 64  # remembered
 _ADDED_UP = (
@@ -47,16 +47,16 @@ class StreamMoves:
         self.num_losses = 0  # of engines
         self._latest: deque[Mapping[str, Any]] = deque(maxlen=_MOST_MOVES)
 
-    def note(self, traveller: Traveller, to: str, exact: bool) -> None:
+    def note(self, fleet_request: FleetRequest, to: str, exact: bool) -> None:
         self.num_moves += 1
         self.num_inexact += not exact
-        traveller.num_moves += 1
+        fleet_request.num_moves += 1
         self._latest.append(
             {
                 "time_s": time.time(),
-                "from": traveller.was_at,
+                "from": fleet_request.last_engine_id,
                 "to": to,
-                "num_tokens": traveller.num_tokens,
+                "num_tokens": fleet_request.num_tokens,
                 "exact": exact,
             }
         )

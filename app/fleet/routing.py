@@ -1,4 +1,4 @@
-"""From travellers to the pure decisions of `actors.fleet`, and back."""
+"""From streams to the pure decisions of `actors.fleet`, and back."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from actors.fleet.snapshot import Arrival, BitClass, short_digests
 from actors.scheduling.request import Objective
 from actors.scheduling.state import prefix_digests
 from app.engine.client import RequestRefused
-from app.fleet.connection import Traveller
+from app.fleet.connection import FleetRequest
 
 _NO_BITS = BitClass("", "", "", "")  # of what was never computed anywhere
 _FINISHES_WITHIN_S = 5.0  # a stream of an engine that leaves and ends so soon is not moved
 
 
-class Placement:
+class FleetRouting:
     """Where streams go; the picture `fleet` is told of each as sent."""
 
     def __init__(self, fleet: Fleet, router: Router, allow_inexact: bool) -> None:
@@ -26,21 +26,21 @@ class Placement:
         self._allow_inexact = allow_inexact
 
     def place(
-        self, travellers: Sequence[Traveller], now_s: float
-    ) -> Iterator[tuple[list[Traveller], str | None, bool]]:
-        """(travellers that go together, engine or None, whether their bytes stay the same).
+        self, fleet_requests: Sequence[FleetRequest], now_s: float
+    ) -> Iterator[tuple[list[FleetRequest], str | None, bool]]:
+        """(streams that go together, engine or None, whether their bytes stay the same).
 
         The continuations of a prompt that have no tokens yet share its computation: they go
         together."""
-        parties: dict[int, list[Traveller]] = {}
-        for traveller in travellers:
-            key = id(traveller) if traveller.has_tokens else id(traveller.stream)
-            parties.setdefault(key, []).append(traveller)
-        groups = list(parties.values())
+        by_key: dict[int, list[FleetRequest]] = {}
+        for fleet_request in fleet_requests:
+            key = id(fleet_request) if fleet_request.has_tokens else id(fleet_request.stream)
+            by_key.setdefault(key, []).append(fleet_request)
+        groups = list(by_key.values())
         streams = [
             OpenStream(
                 stream_id=number,
-                engine_id=group[0].home.engine_id if group[0].home is not None else "",
+                engine_id=group[0].connection.engine_id if group[0].connection is not None else "",
                 arrival=arrival_of(group[0], self._fleet),
                 bits=group[0].bits or _NO_BITS,
                 sensitive=group[0].has_tokens,
@@ -52,17 +52,17 @@ class Placement:
         ):
             group = groups[move.stream_id]
             if move.engine_id is not None:
-                for _ in group[1:]:  # the first is told already
+                for _ in group[1:]:  # the first is counted already
                     self._fleet.sent(move.engine_id, streams[move.stream_id].arrival)
             yield group, move.engine_id, move.exact
 
-    def stays(self, traveller: Traveller) -> bool:
+    def stays(self, fleet_request: FleetRequest) -> bool:
         """Whether a stream of an engine that leaves should end there."""
         stream = OpenStream(
             0,
-            traveller.home.engine_id if traveller.home is not None else "",
-            arrival_of(traveller, self._fleet),
-            traveller.bits or _NO_BITS,
+            fleet_request.connection.engine_id if fleet_request.connection is not None else "",
+            arrival_of(fleet_request, self._fleet),
+            fleet_request.bits or _NO_BITS,
         )
         return stays(stream, self._fleet, _FINISHES_WITHIN_S)
 
@@ -75,33 +75,33 @@ class Placement:
         return None if found is None else found.engine_id
 
 
-def arrival_of(traveller: Traveller, fleet: Fleet) -> Arrival:
-    """It as it would arrive somewhere now."""
-    request = traveller.request
-    num_outputs = traveller.base + len(traveller.delivered)
+def arrival_of(fleet_request: FleetRequest, fleet: Fleet) -> Arrival:
+    """It as it would arrive at an engine now."""
+    request = fleet_request.request
+    num_outputs = fleet_request.base + len(fleet_request.delivered)
     return Arrival(
-        num_tokens=traveller.num_tokens,
+        num_tokens=fleet_request.num_tokens,
         max_tokens=max(0, request.sampling.max_tokens - num_outputs),
         objective=request.objective,
-        prefix=_prefix(traveller, fleet),
+        prefix=_prefix(fleet_request, fleet),
         tenant=request.tenant,
-        refused_by=frozenset(traveller.refused_by),
+        refused_by=frozenset(fleet_request.refused_by),
     )
 
 
-def _prefix(traveller: Traveller, fleet: Fleet) -> tuple[bytes, ...]:
+def _prefix(fleet_request: FleetRequest, fleet: Fleet) -> tuple[bytes, ...]:
     """Digests of the prompt's blocks, where there is a choice to be made by them."""
     sizes = {sight.snapshot.block_size for sight in fleet.engines.values()}
     if len(fleet.engines) < 2 or len(sizes) != 1:
         return ()
-    request = traveller.request
+    request = fleet_request.request
     (block_size,) = sizes
     return short_digests(prefix_digests(request.prompt, block_size, request.cache_salt))
 
 
-def refusal_of(traveller: Traveller, serving: Sequence[Sight]) -> RequestRefused | None:
+def refusal_of(fleet_request: FleetRequest, serving: Sequence[Sight]) -> RequestRefused | None:
     """What the last engine said, if all of these have refused it; None: one may have it yet."""
-    said = traveller.refusal
-    if said is None or any(sight.engine_id not in traveller.refused_by for sight in serving):
+    said = fleet_request.refusal
+    if said is None or any(sight.engine_id not in fleet_request.refused_by for sight in serving):
         return None
     return RequestRefused(said.message, param=said.param, retry_after_s=said.retry_after_s)

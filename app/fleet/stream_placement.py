@@ -1,0 +1,149 @@
+"""Where every stream of a front is computed: sent, refused, moved, waiting, given up."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from actors.fleet.fleet import Fleet
+from actors.fleet.snapshot import EngineState
+from actors.scheduling.events import Refuse
+from app.engine.client import EngineUnavailable, RequestRefused
+from app.fleet.connection import Connection, FleetRequest
+from app.fleet.overview import StreamMoves
+from app.fleet.routing import FleetRouting, refusal_of
+
+logger = logging.getLogger("legato.fleet")
+
+RETRY_AFTER_S = 5.0  # while no engine can serve
+
+
+class StreamPlacement:
+    """connections: engines that this front can reach, kept by `app.fleet.client`.
+
+    start_within_s, resume_within_s: what a request waits for its first engine, and a stream that
+    has lost its engine for another.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        routing: FleetRouting,
+        connections: dict[str, Connection],
+        start_within_s: float,
+        resume_within_s: float,
+    ) -> None:
+        self._fleet = fleet
+        self._routing = routing
+        self._connections = connections
+        self._start_within_s = start_within_s
+        self._resume_within_s = resume_within_s
+        self._unplaced: dict[int, FleetRequest] = {}  # by identity
+        self.moves = StreamMoves()
+
+    @property
+    def num_open(self) -> int:
+        return sum(len(c.open) for c in self._connections.values()) + len(self._unplaced)
+
+    @property
+    def num_unplaced(self) -> int:
+        """Streams that wait for an engine."""
+        return len(self._unplaced)
+
+    def begin(self, fleet_requests: Sequence[FleetRequest]) -> None:
+        """New streams: sent to an engine now, or to the first that accepts them."""
+        self._unplaced |= {id(r): r for r in fleet_requests}
+        self.place_waiting()
+
+    def abandon(self, fleet_requests: Sequence[FleetRequest]) -> None:
+        """Their client has left."""
+        for fleet_request in fleet_requests:
+            self._unplaced.pop(id(fleet_request), None)
+            if fleet_request.connection is not None:
+                fleet_request.connection.give_up([fleet_request])
+
+    def lost(self, connection: Connection) -> None:
+        """An engine has died: its streams go on elsewhere, held to account as its suspects."""
+        connection.open.engine_lost()
+        fleet_requests = [r for r in connection.open.values() if isinstance(r, FleetRequest)]
+        connection.open.clear()
+        if not connection.was_leaving or fleet_requests:
+            num_streams = len(fleet_requests)
+            logger.error("engine %s is lost with %d streams", connection.engine_id, num_streams)
+            self.moves.num_losses += 1
+        for fleet_request in fleet_requests:
+            self._unplace(fleet_request)
+        self.place_waiting()
+
+    def refused(self, connection: Connection, refusal: Refuse) -> None:
+        """Another engine may take it; if none does, the client gets the last refusal."""
+        fleet_request = connection.open.pop(refusal.request_id, None)
+        if isinstance(fleet_request, FleetRequest):
+            fleet_request.refused_by.add(connection.engine_id)
+            fleet_request.refusal = refusal
+            self._unplace(fleet_request)
+            self.place_waiting()
+
+    def evacuate(self, connection: Connection, state: EngineState) -> None:
+        """Its engine computes nothing at present, or leaves: streams go elsewhere, if they can.
+        Those that cannot stay until it has rebuilt its stages, or to their end."""
+        fleet_requests = [r for r in connection.open.values() if isinstance(r, FleetRequest)]
+        if state is EngineState.DRAINING:
+            fleet_requests = [r for r in fleet_requests if not self._routing.stays(r)]
+        for group, engine_id, exact in self._routing.place(fleet_requests, time.monotonic()):
+            there = self._connections.get(engine_id or "")
+            if there is not None and there is not connection and there.is_open:
+                self._send(group, there, exact)
+
+    def place_waiting(self) -> None:
+        """Send each stream without an engine to one that can compute it, where there is one."""
+        if not self._unplaced:
+            return
+        now_s = time.monotonic()
+        for group, engine_id, exact in self._routing.place(list(self._unplaced.values()), now_s):
+            there = self._connections.get(engine_id or "")
+            if there is None or not there.is_open:
+                self._refuse_if_all_have(group)
+            else:
+                self._send(group, there, exact)
+
+    def end_waits(self, now_s: float) -> None:
+        """Fail the streams that have waited too long for an engine."""
+        for fleet_request in list(self._unplaced.values()):
+            has_run = fleet_request.last_engine_id != ""
+            limit_s = self._resume_within_s if has_run else self._start_within_s
+            if now_s - fleet_request.waiting_since_s > limit_s:
+                del self._unplaced[id(fleet_request)]
+                fleet_request.stream.fail(
+                    EngineUnavailable("no engine can serve now", retry_after_s=RETRY_AFTER_S)
+                )
+
+    def _unplace(self, fleet_request: FleetRequest) -> None:
+        fleet_request.unplace(time.monotonic())
+        self._unplaced[id(fleet_request)] = fleet_request
+
+    def _send(self, group: Sequence[FleetRequest], to: Connection, exact: bool) -> None:
+        for fleet_request in group:
+            self._unplaced.pop(id(fleet_request), None)
+            if fleet_request.last_engine_id:
+                self.moves.note(fleet_request, to.engine_id, exact)
+            if fleet_request.connection is not None:
+                fleet_request.connection.give_up([fleet_request])
+        try:
+            to.take(group)
+        except (TypeError, ValueError, OverflowError) as error:  # what no message can carry
+            group[0].stream.fail(RequestRefused(f"a value cannot be sent to the engine: {error}"))
+
+    def _refuse_if_all_have(self, group: Sequence[FleetRequest]) -> None:
+        """Every engine that serves has refused it. A stream that was only too much at the time
+        waits instead, and asks again."""
+        serving = [s for s in self._fleet.engines.values() if s.snapshot.accepts]
+        refusal = refusal_of(group[0], serving) if serving else None
+        if refusal is None:
+            return
+        for fleet_request in group:
+            if fleet_request.has_tokens and refusal.retry_after_s is not None:
+                fleet_request.refused_by.clear()
+            elif self._unplaced.pop(id(fleet_request), None) is not None:
+                fleet_request.stream.fail(refusal)
