@@ -86,8 +86,8 @@ class Head:
                     normed_SH = self._decoder.final_norm_of(
                         output.x_TH, output.residual_TH, last_rows
                     )
-                columns_SV = self._decoder.columns(normed_SH)
-                tokens, logprobs = self._draw(ids, rows_S[sampling], positions, columns_SV)
+                sharded_SV = self._decoder.sharded_logits(normed_SH)
+                tokens, logprobs = self._draw(ids, rows_S[sampling], positions, sharded_SV)
             else:
                 raw_SV = None if output.logits_SV is None else _rows(output.logits_SV, sampling)
                 drawn_S = None if output.tokens_S is None else _rows(output.tokens_S, sampling)
@@ -113,22 +113,24 @@ class Head:
         ids: Sequence[int],
         rows_S: NDArray[np.intp],
         positions_S: NDArray[np.int64],
-        columns_SV: torch.Tensor,
+        sharded_SV: torch.Tensor,
     ) -> _Sampled:
-        """Ranks draw each in its own columns where they can, and gather the logits of the rest."""
+        """Each rank draws from its own shard where that is enough; the logits of the rest are
+        gathered."""
         alone_S = np.zeros(len(rows_S), np.bool_)
         if self._group.size > 1:
             alone_S = race_alone(self._input_batch.columns, rows_S, positions_S)
         if not alone_S.any():
-            return self._sample(ids, rows_S, positions_S, self._decoder.whole(columns_SV), None)
+            raw_SV = self._decoder.gather_logits(sharded_SV)
+            return self._sample(ids, rows_S, positions_S, raw_SV, None)
         alone, others = np.flatnonzero(alone_S), np.flatnonzero(~alone_S)
-        drawn = self._race.draw(rows_S[alone], positions_S[alone], _rows(columns_SV, alone))
+        drawn = self._race.draw(rows_S[alone], positions_S[alone], _rows(sharded_SV, alone))
         if drawn[0] < 0:
             raise NotFinite
         tokens = dict(zip(alone.tolist(), drawn.tolist(), strict=True))
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
         if others.size:
-            raw_SV = self._decoder.whole(_rows(columns_SV, others))
+            raw_SV = self._decoder.gather_logits(_rows(sharded_SV, others))
             sampled, logprobs = self._sample(
                 [ids[i] for i in others.tolist()], rows_S[others], positions_S[others], raw_SV, None
             )

@@ -30,11 +30,11 @@ class RankRace:
         self._group = group
 
     def draw(
-        self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64], columns_SV: torch.Tensor
+        self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64], sharded_SV: torch.Tensor
     ) -> NDArray[np.int64]:
         """The token of each draw, known to every rank; -1 in all of them where one of the winning
-        logits is not finite. columns_SV: what the head made of them here."""
-        logits_SV, first_id = self._decoder.own(columns_SV)
+        logits is not finite. sharded_SV: what the head made of them here."""
+        logits_SV, first_id = self._decoder.local_logits(sharded_SV)
         rows = self._input_batch.columns.draws(rows_S, positions_S)
         best_S2 = np.zeros((len(rows_S), 2))
         if logits_SV.shape[1]:

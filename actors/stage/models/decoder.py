@@ -257,30 +257,30 @@ class Decoder:
         self, normed_RH: torch.Tensor, place_RV: torch.Tensor | None = None
     ) -> torch.Tensor | None:
         """(R, vocabulary) float32 on rank 0, in place_RV if given; None on the others."""
-        return self.whole(self.columns(normed_RH), place_RV)
+        return self.gather_logits(self.sharded_logits(normed_RH), place_RV)
 
-    def columns(self, normed_RH: torch.Tensor) -> torch.Tensor:
-        """What the head makes of these rows in this rank's columns: equally many on every rank,
-        those behind the vocabulary's end without meaning."""
+    def sharded_logits(self, normed_RH: torch.Tensor) -> torch.Tensor:
+        """This rank's vocabulary shard, unscaled: equally wide on every rank, columns behind the
+        vocabulary's end without meaning."""
         if self._weights.head is None:
             raise RuntimeError("only the last stage has the language-model head")
         return self._weights.head.unrounded(normed_RH)
 
-    def whole(
-        self, columns_RV: torch.Tensor, place_RV: torch.Tensor | None = None
+    def gather_logits(
+        self, sharded_RV: torch.Tensor, place_RV: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """The logits of all ranks' columns, as `logits` gives them."""
+        """The shards of all ranks as one, as `logits` gives them."""
         if self._group.size == 1:
-            return self._scaled(columns_RV[:, : self.vocab_size], place_RV)
-        whole_RV = self._group.gather_columns(columns_RV)
-        if whole_RV is None:
+            return self._scaled(sharded_RV[:, : self.vocab_size], place_RV)
+        gathered_RV = self._group.gather_columns(sharded_RV)
+        if gathered_RV is None:
             return None
-        return self._scaled(whole_RV[:, : self.vocab_size], place_RV)
+        return self._scaled(gathered_RV[:, : self.vocab_size], place_RV)
 
-    def own(self, columns_RV: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """The logits of this rank's columns, and the token of the first."""
+    def local_logits(self, sharded_RV: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """The logits of this rank's shard, and the token of the first."""
         first_id = self._weights.vocab_start
-        return self._scaled(columns_RV[:, : max(0, self.vocab_size - first_id)], None), first_id
+        return self._scaled(sharded_RV[:, : max(0, self.vocab_size - first_id)], None), first_id
 
     def _scaled(self, logits_RV: torch.Tensor, place_RV: torch.Tensor | None) -> torch.Tensor:
         config = self._config
