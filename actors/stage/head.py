@@ -59,45 +59,47 @@ class Head:
 
         A captured step brings logits and tokens of every slice along.
         """
-        columns, rows_S, samples_S = self._input_batch.columns, host.rows_S, host.samples_S
+        columns, samples_S = self._input_batch.columns, host.samples_S
+        # Before the sampled rows: their norm overwrites the residual.
         prompts: tuple[PromptLogprobs, ...] = ()
-        asking = np.flatnonzero(columns.prompt_logprobs_R[rows_S] >= 0)
+        asking = np.flatnonzero(columns.prompt_logprobs_R[host.rows_S] >= 0)
         if asking.size:
             prompts = self._prompts.prompt_logprobs(asking.tolist(), plan.slices, host, output)
         pooled: tuple[tuple[int, tuple[float, ...]], ...] = ()
-        pools_S = columns.pools_R[rows_S]
+        pools_S = columns.pools_R[host.rows_S]
         if pools_S.any():
             pooling = np.flatnonzero(pools_S).tolist()
             pooled = self._prompts.pooled(pooling, plan.slices, host, output)
             samples_S = samples_S & ~pools_S
-        tokens: tuple[tuple[int, int], ...] = ()
-        logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
-        sampling = np.flatnonzero(samples_S)
-        if sampling.size:
-            last_rows = host.query_starts_S1[1:][sampling].astype(np.intp) - 1
-            positions = host.ends_S[sampling].astype(np.int64)
-            if plan.drafts:
-                sampling, last_rows, positions = drawing_rows(plan, host, sampling)
-            ids = [plan.slices[i].request_id for i in sampling.tolist()]
-            if not output.headed:
-                if len(last_rows) == len(output.x_TH):
-                    normed_SH = self._decoder.final_norm(output.x_TH, output.residual_TH)
-                else:
-                    normed_SH = self._decoder.final_norm_of(
-                        output.x_TH, output.residual_TH, last_rows
-                    )
-                sharded_SV = self._decoder.sharded_logits(normed_SH)
-                tokens, logprobs = self._draw(ids, rows_S[sampling], positions, sharded_SV)
-            else:
-                raw_SV = None if output.logits_SV is None else _rows(output.logits_SV, sampling)
-                drawn_S = None if output.tokens_S is None else _rows(output.tokens_S, sampling)
-                tokens, logprobs = self._sample(ids, rows_S[sampling], positions, raw_SV, drawn_S)
+        tokens, logprobs = self._next_tokens(plan, host, output, np.flatnonzero(samples_S))
         if self._group.rank != 0:
             return None
         if plan.drafts:
             accepted = accept(plan.step_id, tokens, logprobs, dict(plan.drafts))
             return replace(accepted, prompt_logprobs=prompts, pooled=pooled)
         return StepResult(plan.step_id, tokens, logprobs, prompts, pooled)
+
+    def _next_tokens(
+        self, plan: StepPlan, host: HostBatch, output: StepOutput, sampling: NDArray[np.intp]
+    ) -> _Sampled:
+        """A draw for each of these slices, and for each of their drafts."""
+        if not sampling.size:
+            return (), ()
+        last_rows = host.query_starts_S1[1:][sampling].astype(np.intp) - 1
+        positions = host.ends_S[sampling].astype(np.int64)
+        if plan.drafts:
+            sampling, last_rows, positions = drawing_rows(plan, host, sampling)
+        ids = [plan.slices[i].request_id for i in sampling.tolist()]
+        rows = host.rows_S[sampling]
+        if output.headed:
+            raw_SV = None if output.logits_SV is None else _rows(output.logits_SV, sampling)
+            drawn_S = None if output.tokens_S is None else _rows(output.tokens_S, sampling)
+            return self._sample(ids, rows, positions, raw_SV, drawn_S)
+        if len(last_rows) == len(output.x_TH):
+            normed_SH = self._decoder.final_norm(output.x_TH, output.residual_TH)
+        else:
+            normed_SH = self._decoder.final_norm_of(output.x_TH, output.residual_TH, last_rows)
+        return self._draw(ids, rows, positions, self._decoder.sharded_logits(normed_SH))
 
     def release(self, request_ids: Sequence[int]) -> None:
         """Forget requests that left, or that start anew."""
