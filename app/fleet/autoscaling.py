@@ -25,7 +25,7 @@ logger = logging.getLogger("ray.serve")
 _LOOK_S = 1.0
 
 
-class Context(Protocol):
+class ServeContext(Protocol):
     """What is read of Serve's `AutoscalingContext`."""
 
     raw_metrics: Mapping[str, Mapping[Any, Any]] | None
@@ -48,7 +48,7 @@ class Autoscaler:
         self._options = options
         self._num_waiting, self._looked_s = 0, -math.inf
 
-    def __call__(self, context: Context) -> tuple[int, dict[str, float]]:
+    def __call__(self, context: ServeContext) -> tuple[int, dict[str, float]]:
         """How many replicas, and what to remember."""
         bounds = Bounds(
             context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
@@ -64,7 +64,7 @@ class Autoscaler:
             logger.info("engines: %d, wanted: %d", context.target_num_replicas, wanted)
         return wanted, dict(kept)
 
-    def _waiting(self, context: Context, now_s: float) -> int:
+    def _waiting(self, context: ServeContext, now_s: float) -> int:
         """Requests that wait for an engine to start: fronts tell of them where there may be none.
 
         Serve's controller asks ten times a second, the cluster's store is asked once.
