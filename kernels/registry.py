@@ -20,7 +20,7 @@ class BackendError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BackendEntry:
     """One backend. path: "module:Class", imported when it is chosen, for most machines lack most
     of them; the class takes no arguments. devices: torch device types it computes on."""
 
@@ -30,11 +30,13 @@ class Entry:
 
 
 # By name; "auto" takes the first that runs on the device.
-BACKENDS: dict[str, Entry] = {
-    "cpu": Entry("kernels.cpu.backend:CpuBackend", ("cpu",)),
-    "flash_attn": Entry("kernels.flash.backend:FlashBackend", ("cuda",), ("flash_attn", "triton")),
-    "triton": Entry("kernels.triton.backend:TritonBackend", ("cuda",), ("triton",)),
-    "torch": Entry("kernels.torch_native:TorchBackend", ("cpu", "cuda")),
+BACKENDS: dict[str, BackendEntry] = {
+    "cpu": BackendEntry("kernels.cpu.backend:CpuBackend", ("cpu",)),
+    "flash_attn": BackendEntry(
+        "kernels.flash.backend:FlashBackend", ("cuda",), ("flash_attn", "triton")
+    ),
+    "triton": BackendEntry("kernels.triton.backend:TritonBackend", ("cuda",), ("triton",)),
+    "torch": BackendEntry("kernels.torch_native:TorchBackend", ("cpu", "cuda")),
 }
 
 

@@ -17,7 +17,7 @@ from actors.transport.messages import RequestsStarted as Started
 from actors.transport.wire import connect
 from app.engine.channel import SchedulerChannel
 from app.engine.streams import OpenRequest, OpenRequests
-from app.fleet.registry import Entry
+from app.fleet.registry import EngineEntry
 
 _CONNECT_WITHIN_S = 5.0
 
@@ -80,7 +80,7 @@ class Owner(Protocol):
 class Connection(SchedulerChannel):
     """One life of an engine, as one front sees it. `open` holds the streams that are there."""
 
-    def __init__(self, entry: Entry, node: str, owner: Owner) -> None:
+    def __init__(self, entry: EngineEntry, node: str, owner: Owner) -> None:
         self.open = OpenRequests()
         super().__init__(
             self.open.deliver,

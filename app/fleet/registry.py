@@ -27,7 +27,7 @@ _WAITING_FOR_S = 15.0  # fronts say it again before
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EngineEntry:
     """How to reach one engine. tcp: "host:port" for other nodes, where it listens there. pid: of
     the replica that owns it, on its node."""
 
@@ -46,7 +46,7 @@ class Registry:
         self._prefix = f"{name}/engines/"
         self._waiting = f"{name}/waiting/"
 
-    async def put(self, entry: Entry) -> None:
+    async def put(self, entry: EngineEntry) -> None:
         packed = msgpack.packb(asdict(entry))
         await asyncio.to_thread(
             internal_kv._internal_kv_put, self._key(entry.engine_id), packed, namespace=_NAMESPACE
@@ -84,11 +84,11 @@ class Registry:
             total += count if now_s - said_s < _WAITING_FOR_S else 0
         return total
 
-    async def get(self, engine_id: str) -> Entry | None:
+    async def get(self, engine_id: str) -> EngineEntry | None:
         packed = await asyncio.to_thread(
             internal_kv._internal_kv_get, self._key(engine_id), namespace=_NAMESPACE
         )
-        return None if packed is None else Entry(**msgpack.unpackb(packed))
+        return None if packed is None else EngineEntry(**msgpack.unpackb(packed))
 
     def _key(self, engine_id: str) -> str:
         return f"{self._prefix}{engine_id}"
@@ -114,7 +114,7 @@ class Member:
         self._registry = registry
         self._name = name
         self._tcp = tcp
-        self._entry: Entry | None = None
+        self._entry: EngineEntry | None = None
 
     def new_front_address(self) -> FrontAddress:
         tcp = self._tcp
@@ -129,7 +129,7 @@ class Member:
 
     async def join(self, fronts: FrontAddress, tcp_address: str | None) -> None:
         await self.part()
-        entry = Entry(
+        entry = EngineEntry(
             fronts.engine_id, this_node(), fronts.local, tcp_address, fronts.secret, os.getpid()
         )
         self._entry = entry

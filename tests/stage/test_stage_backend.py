@@ -37,7 +37,7 @@ class SevenBackend(TorchBackend):
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = registry.Entry(f"{__name__}:SevenBackend", ("cpu",))
+    entry = registry.BackendEntry(f"{__name__}:SevenBackend", ("cpu",))
     monkeypatch.setitem(registry.BACKENDS, "seven", entry)
 
 

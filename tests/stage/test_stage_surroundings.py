@@ -47,7 +47,7 @@ def test_auto_takes_the_library_when_it_loads(caplog: pytest.LogCaptureFixture) 
 def test_auto_falls_back_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    entry = registry.Entry(f"{__name__}:AbsentBackend", ("cpu",))
+    entry = registry.BackendEntry(f"{__name__}:AbsentBackend", ("cpu",))
     monkeypatch.setitem(registry.BACKENDS, "cpu", entry)
     with caplog.at_level(logging.INFO, logger="kernels.registry"):
         assert resolve_backend("auto", "cpu", torch.float32).name == "torch"

@@ -191,7 +191,7 @@ def _runner(folder: Path, num_decodes: int, replays: _Replays) -> StageRunner:
     from kernels import registry
 
     # Known for as long as it takes to load: no backend to serve with.
-    registry.BACKENDS["anatomy"] = registry.Entry(f"{__name__}:_Backend", ("cpu",))
+    registry.BACKENDS["anatomy"] = registry.BackendEntry(f"{__name__}:_Backend", ("cpu",))
     try:
         runner = StageRunner(
             StageSpec(
