@@ -18,7 +18,7 @@ _TELL_AGAIN_S = 5.0
 _FORGET_AFTER_S = 30.0  # an entry whose engine cannot be reached; a living one says so again
 
 
-class Listener(Owner, Protocol):
+class ConnectionOwner(Owner, Protocol):
     def joined(self, connection: Connection) -> None: ...
     def is_connected(self, engine_id: str) -> bool: ...
 
@@ -37,8 +37,8 @@ class Finder:
         self._front_id = secrets.token_hex(6)
         self._told_waiting, self._told_at_s = 0, 0.0
 
-    def start(self, listener: Listener) -> None:
-        self._task = asyncio.create_task(self._run(listener))
+    def start(self, owner: ConnectionOwner) -> None:
+        self._task = asyncio.create_task(self._run(owner))
 
     def look(self) -> None:
         """Something has changed."""
@@ -63,10 +63,10 @@ class Finder:
             if task is not None:
                 task.cancel()
 
-    async def _run(self, listener: Listener) -> None:
+    async def _run(self, owner: ConnectionOwner) -> None:
         while True:
             try:
-                await self._look(listener)
+                await self._look(owner)
                 self._looked.set()
             except Exception as error:  # the cluster's store is away: who is connected stays so
                 logger.warning("looking for engines: %s: %s", type(error).__name__, error)
@@ -76,21 +76,21 @@ class Finder:
             except TimeoutError:
                 continue
 
-    async def _look(self, listener: Listener) -> None:
+    async def _look(self, owner: ConnectionOwner) -> None:
         engine_ids = await self._registry.ids()
         for engine_id in set(self._failing_since_s) - set(engine_ids):
             del self._failing_since_s[engine_id]
         for engine_id in engine_ids:
-            if not listener.is_connected(engine_id) and engine_id not in self._connecting:
-                task = asyncio.create_task(self._connect(engine_id, listener))
+            if not owner.is_connected(engine_id) and engine_id not in self._connecting:
+                task = asyncio.create_task(self._connect(engine_id, owner))
                 self._connecting[engine_id] = task
 
-    async def _connect(self, engine_id: str, listener: Listener) -> None:
+    async def _connect(self, engine_id: str, owner: ConnectionOwner) -> None:
         try:
             entry = await self._registry.get(engine_id)
             if entry is None:
                 return
-            connection = Connection(entry, self._node, listener)
+            connection = Connection(entry, self._node, owner)
             try:
                 await connection.connect()
             except (OSError, TimeoutError) as error:
@@ -99,7 +99,7 @@ class Finder:
                 return
             self._failing_since_s.pop(engine_id, None)
             logger.info("engine %s has joined", engine_id)
-            listener.joined(connection)
+            owner.joined(connection)
         except Exception:
             logger.exception("connecting to engine %s", engine_id)
         finally:
