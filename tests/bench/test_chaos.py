@@ -21,7 +21,7 @@ from app.bench.chaos.figures import chaos_figures, pauses_s
 from app.bench.chaos.fleet_faults import FLEET_FAULTS
 from app.bench.chaos.fuzz import answers_within_s
 from app.bench.chaos.own_server import OwnServer, is_fleet
-from app.bench.chaos.requests import Answer, ChaosRequest, Verdict, draw_pool, judge
+from app.bench.chaos.requests import ChaosAnswer, ChaosRequest, Verdict, draw_pool, judge
 from app.bench.chaos.run import ChaosRecord, InjectedFault
 from app.bench.chaos.soak import growth
 from app.bench.report import MeasurementError
@@ -29,8 +29,8 @@ from app.bench.report import MeasurementError
 REQUEST = ChaosRequest(0, "greedy", "/v1/completions", {})
 
 
-def answer(text: str = "one two", *, ended: bool = True, **fields: Any) -> Answer:
-    made = Answer(REQUEST, 0.0, status=200, **fields)
+def answer(text: str = "one two", *, ended: bool = True, **fields: Any) -> ChaosAnswer:
+    made = ChaosAnswer(REQUEST, 0.0, status=200, **fields)
     made.texts = {0: text}
     made.event_times_s = made.event_times_s or [float(n) for n in range(len(text))]
     if ended:

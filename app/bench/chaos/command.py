@@ -15,7 +15,7 @@ from app.bench.chaos.faults import FAULTS
 from app.bench.chaos.figures import chaos_figures, chaos_lines, chaos_table
 from app.bench.chaos.fleet_faults import FLEET_FAULTS
 from app.bench.chaos.own_server import OwnServer, is_fleet, own_server
-from app.bench.chaos.requests import Answer, draw_pool, unfailed
+from app.bench.chaos.requests import ChaosAnswer, draw_pool, unfailed
 from app.bench.chaos.run import ChaosRecord, ChaosRun, new_session
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, output, say_duration
@@ -104,7 +104,7 @@ def measure(config: Path, load: ChaosLoad, log: Path) -> dict[str, Any]:
 
 async def _run(
     server: OwnServer, load: ChaosLoad
-) -> tuple[ChaosRecord, list[Answer], list[str], dict[str, Any]]:
+) -> tuple[ChaosRecord, list[ChaosAnswer], list[str], dict[str, Any]]:
     pool = draw_pool(load.seed, server.model, POOL)
     async with new_session() as session:
         with console.status(f"{POOL} requests without faults"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from app.bench.chaos.requests import Answer, Verdict, judge
+from app.bench.chaos.requests import ChaosAnswer, Verdict, judge
 from app.bench.chaos.run import ChaosRecord, InjectedFault
 from app.bench.terminal import table
 from app.telemetry.definitions import quantile
@@ -18,7 +18,7 @@ _SHOWN_FAILURES = 20
 
 
 def chaos_figures(
-    seen: ChaosRecord, wanted: Sequence[Answer], leaks: Sequence[str], left_over: Sequence[str]
+    seen: ChaosRecord, wanted: Sequence[ChaosAnswer], leaks: Sequence[str], left_over: Sequence[str]
 ) -> dict[str, Any]:
     """pauses_ms: for every fault and every stream open at that time, its longest gap from then to
     the recovery. recovery_s: until a new request was answered. is_clean: nothing was lost, doubled,
@@ -50,7 +50,7 @@ def chaos_figures(
     return {**found, "is_clean": not (wrong or leaks or left_over) and all_survived}
 
 
-def _failure(answer: Answer, verdict: Verdict) -> dict[str, Any]:
+def _failure(answer: ChaosAnswer, verdict: Verdict) -> dict[str, Any]:
     return {
         "kind": answer.request.kind,
         "number": answer.request.number,
@@ -60,7 +60,9 @@ def _failure(answer: Answer, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _of_kind(made: Sequence[InjectedFault], kind: str, answers: Sequence[Answer]) -> dict[str, Any]:
+def _of_kind(
+    made: Sequence[InjectedFault], kind: str, answers: Sequence[ChaosAnswer]
+) -> dict[str, Any]:
     mine = [fault for fault in made if fault.kind == kind]
     took = [f.recovered_s - f.at_s for f in mine if f.recovered_s is not None]
     return {
@@ -72,7 +74,7 @@ def _of_kind(made: Sequence[InjectedFault], kind: str, answers: Sequence[Answer]
     }
 
 
-def pauses_s(fault: InjectedFault, answers: Sequence[Answer]) -> list[float]:
+def pauses_s(fault: InjectedFault, answers: Sequence[ChaosAnswer]) -> list[float]:
     """Longest gap of every stream that was open when the fault struck."""
     if fault.recovered_s is None:
         return []

@@ -44,7 +44,7 @@ def spread_ms(values_s: list[float]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class LoopLag:
+class LagReading:
     """What a replica has seen of its event loop since its start. num_by_bound_s: late ticks by the
     upper bound of their bucket. run_delay_s: waits of the loop's thread for a core."""
 
@@ -52,7 +52,7 @@ class LoopLag:
     run_delay_s: float
 
 
-def read_lag(url: str) -> LoopLag | None:
+def read_lag(url: str) -> LagReading | None:
     """None of a server whose `/metrics` say nothing of it. Raises MeasurementError where nothing
     answers."""
     try:
@@ -63,7 +63,7 @@ def read_lag(url: str) -> LoopLag | None:
     return found if found and found.num_by_bound_s else None
 
 
-def read_samples(text: str) -> LoopLag:
+def read_samples(text: str) -> LagReading:
     """Of an exposition in Prometheus's format."""
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     name, counts, below = "legato_event_loop", dict[float, int](), 0
@@ -72,10 +72,10 @@ def read_samples(text: str) -> LoopLag:
             counts[float(sample.labels["le"])] = int(sample.value) - below
             below = int(sample.value)
     delays = (s.value for s in samples if s.name == f"{name}_run_delay_seconds_total")
-    return LoopLag(counts, sum(delays))
+    return LagReading(counts, sum(delays))
 
 
-def lag_between(before: LoopLag, after: LoopLag) -> dict[str, Any]:
+def lag_between(before: LagReading, after: LagReading) -> dict[str, Any]:
     """at_most_ms: the upper bound of the longest pause between two ticks; None: of several s."""
     late = {b: n - before.num_by_bound_s[b] for b, n in after.num_by_bound_s.items()}
     longest_s = max((bound for bound, num in late.items() if num), default=0.0)

@@ -63,7 +63,7 @@ class ChaosRequest:
 
 
 @dataclass(slots=True)
-class Answer:
+class ChaosAnswer:
     """What came of one request; times on `time.perf_counter`."""
 
     request: ChaosRequest
@@ -193,11 +193,11 @@ def _slow(chance: random.Random) -> dict[str, Any]:
 
 async def ask(
     session: aiohttp.ClientSession, root: str, request: ChaosRequest, *, is_quiet: bool = False
-) -> Answer:
+) -> ChaosAnswer:
     """One answer, whatever becomes of it. is_quiet: neither leave early nor read slowly."""
     import aiohttp
 
-    answer = Answer(request, time.perf_counter())
+    answer = ChaosAnswer(request, time.perf_counter())
     try:
         async with session.post(root + request.path, json=request.fresh_body()) as response:
             answer.status = response.status
@@ -211,7 +211,7 @@ async def ask(
     return answer
 
 
-async def _read(response: aiohttp.ClientResponse, answer: Answer, is_quiet: bool) -> None:
+async def _read(response: aiohttp.ClientResponse, answer: ChaosAnswer, is_quiet: bool) -> None:
     request, ended = answer.request, False
     async for now_s, events in sse_events(response):
         for event in events:
@@ -231,7 +231,7 @@ async def _read(response: aiohttp.ClientResponse, answer: Answer, is_quiet: bool
         answer.error = "the stream ended without its last event"
 
 
-def _take(answer: Answer, event: dict[str, Any], now_s: float) -> None:
+def _take(answer: ChaosAnswer, event: dict[str, Any], now_s: float) -> None:
     if "error" in event:
         answer.error = str(event["error"].get("message"))
         return
@@ -246,7 +246,7 @@ def _take(answer: Answer, event: dict[str, Any], now_s: float) -> None:
         answer.event_times_s.append(now_s)
 
 
-def judge(answer: Answer, wanted: Answer) -> Verdict:
+def judge(answer: ChaosAnswer, wanted: ChaosAnswer) -> Verdict:
     """Against the unfailed run of the same request."""
     for index, text in answer.texts.items():
         if not wanted.texts.get(index, "").startswith(text):
@@ -269,11 +269,11 @@ def judge(answer: Answer, wanted: Answer) -> Verdict:
 
 async def unfailed(
     session: aiohttp.ClientSession, root: str, pool: Sequence[ChaosRequest], at_a_time: int = 4
-) -> list[Answer]:
+) -> list[ChaosAnswer]:
     """Every request of the pool answered in full, in its order."""
     gate = asyncio.Semaphore(at_a_time)
 
-    async def one(request: ChaosRequest) -> Answer:
+    async def one(request: ChaosRequest) -> ChaosAnswer:
         async with gate:
             return await ask(session, root, request, is_quiet=True)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from app.bench.chaos import faults
 from app.bench.chaos.fleet_faults import FLEET_FAULTS
 from app.bench.chaos.own_server import OwnServer
-from app.bench.chaos.requests import SILENT_S, Answer, ChaosRequest, ask, judge
+from app.bench.chaos.requests import SILENT_S, ChaosAnswer, ChaosRequest, ask, judge
 from app.bench.report import MeasurementError
 from app.bench.terminal import console
 
@@ -43,7 +43,7 @@ class ChaosRecord:
     """Everything that the figures are made of."""
 
     faults: list[InjectedFault] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[ChaosAnswer] = field(default_factory=list)
 
 
 class ChaosRun:
@@ -54,7 +54,7 @@ class ChaosRun:
         server: OwnServer,
         session: aiohttp.ClientSession,
         pool: Sequence[ChaosRequest],
-        wanted: Sequence[Answer],
+        wanted: Sequence[ChaosAnswer],
         *,
         seed: int,
         num_streams: int,
