@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.simulate.paper.published import Row
-from app.simulate.run.config_search import Verdict
+from app.simulate.run.config_search import CandidateResult
 from app.simulate.run.record import Summary
 
 
@@ -91,7 +91,7 @@ def summary_table(summary: Summary, title: str) -> Table:
     return table
 
 
-def verdict_table(verdicts: Sequence[Verdict], load_qps: float) -> Table:
+def verdict_table(verdicts: Sequence[CandidateResult], load_qps: float) -> Table:
     """Configurations, cheapest first."""
     table = Table(title=f"Configurations for {load_qps:g} QPS, cheapest first", header_style="bold")
     table.add_column("configuration", no_wrap=True)

@@ -43,7 +43,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CandidateResult:
     """What a candidate can do and would cost for the wanted load; impossible says why not."""
 
     candidate: Candidate
@@ -101,14 +101,14 @@ def judge(
     load_qps: float,
     num_requests: int = 384,
     seed: int = 0,
-) -> Verdict:
+) -> CandidateResult:
     """Capacity of one candidate and the replicas that `load_qps` needs."""
     try:
         model = compose(
             candidate.model, candidate.device, candidate.tensor_ranks, candidate.num_stages
         )
     except ValueError as error:
-        return Verdict(candidate, 0.0, 0, 0, math.nan, math.nan, "", f"{error}")
+        return CandidateResult(candidate, 0.0, 0, 0, math.nan, math.nan, "", f"{error}")
     config = scheduler_config(
         model,
         policy=candidate.policy,
@@ -126,11 +126,11 @@ def judge(
         seed=seed,
     )
     if not found.qps or found.summary is None:
-        return Verdict(
+        return CandidateResult(
             candidate, 0.0, 0, 0, math.nan, math.nan, found.limit, "misses the objective"
         )
     replicas = math.ceil(load_qps / found.qps)
-    return Verdict(
+    return CandidateResult(
         candidate,
         found.qps,
         replicas,
@@ -149,10 +149,10 @@ def search_configs(
     *,
     workers: int = 1,
     num_requests: int = 384,
-    on_verdict: Callable[[Verdict], None] | None = None,
-) -> list[Verdict]:
+    on_verdict: Callable[[CandidateResult], None] | None = None,
+) -> list[CandidateResult]:
     """Every candidate's verdict, cheapest first (fewest devices, then highest capacity)."""
-    verdicts: list[Verdict] = []
+    verdicts: list[CandidateResult] = []
     arguments = [(c, lengths_name, tbt_s, load_qps, num_requests) for c in options]
     if workers <= 1:
         for item in arguments:
@@ -171,6 +171,6 @@ def search_configs(
 
 def _judge_named(
     candidate: Candidate, lengths_name: str, tbt_s: float, load_qps: float, num_requests: int
-) -> Verdict:
+) -> CandidateResult:
     """`judge` with arguments that a process can be handed: functions of lengths are not."""
     return judge(candidate, parse_lengths(lengths_name), tbt_s, load_qps, num_requests)
