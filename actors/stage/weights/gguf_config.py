@@ -20,7 +20,7 @@ _TURN_ENDS = (
 _CONTROL = 3  # a token's type
 
 
-class Metadata:
+class GgufMetadata:
     """The keys of a file's architecture, which remember whether they were read."""
 
     def __init__(self, file: GgufFile) -> None:
@@ -67,12 +67,14 @@ class GgufFamily:
 
     architecture: str
     model_type: str
-    extra: Callable[[Metadata, JsonObject], JsonObject] = field(default=lambda metadata, config: {})
+    extra: Callable[[GgufMetadata, JsonObject], JsonObject] = field(
+        default=lambda metadata, config: {}
+    )
     permuted: bool = False
     norms_plus_one: bool = False
 
 
-def _llama(metadata: Metadata, config: JsonObject) -> JsonObject:
+def _llama(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     extra: JsonObject = {"mlp_bias": metadata.has("blk.0.ffn_gate.bias")}
     if metadata.get("expert_count", 0):
         extra |= {
@@ -84,11 +86,11 @@ def _llama(metadata: Metadata, config: JsonObject) -> JsonObject:
     return extra | _window(metadata)
 
 
-def _window(metadata: Metadata) -> JsonObject:
+def _window(metadata: GgufMetadata) -> JsonObject:
     return {"sliding_window": metadata.get("attention.sliding_window") or None}
 
 
-def _granite(metadata: Metadata, config: JsonObject) -> JsonObject:
+def _granite(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     return {
         "mlp_bias": metadata.has("blk.0.ffn_gate.bias"),
         "embedding_multiplier": metadata.get("embedding_scale", 1.0),
@@ -98,7 +100,7 @@ def _granite(metadata: Metadata, config: JsonObject) -> JsonObject:
     }
 
 
-def _qwen3_moe(metadata: Metadata, config: JsonObject) -> JsonObject:
+def _qwen3_moe(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     return {
         "num_experts": metadata.number("expert_count"),
         "num_experts_per_tok": metadata.number("expert_used_count"),
@@ -107,7 +109,7 @@ def _qwen3_moe(metadata: Metadata, config: JsonObject) -> JsonObject:
     }
 
 
-def _phi3(metadata: Metadata, config: JsonObject) -> JsonObject:
+def _phi3(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     extra: JsonObject = _window(metadata)
     if metadata.has("rope_factors_long.weight"):
         original = metadata.get("rope.scaling.original_context_length")
@@ -123,11 +125,11 @@ def _phi3(metadata: Metadata, config: JsonObject) -> JsonObject:
     return extra
 
 
-def _gemma(metadata: Metadata, config: JsonObject) -> JsonObject:
+def _gemma(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     return {"hidden_act": "gelu_pytorch_tanh"}
 
 
-def _gemma2(metadata: Metadata, config: JsonObject) -> JsonObject:
+def _gemma2(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     largest = {"gemma2": 46, "gemma3": 62}[metadata.architecture]  # the models of 27 B
     scalar = config["hidden_size"] // heads if layers == largest else config["head_dim"]
@@ -140,7 +142,7 @@ def _gemma2(metadata: Metadata, config: JsonObject) -> JsonObject:
     }
 
 
-def _gemma3(metadata: Metadata, config: JsonObject) -> JsonObject:
+def _gemma3(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     local = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", 10_000.0)}
     pattern = metadata.get("attention.sliding_window_pattern", 6)
     if not isinstance(pattern, int):
@@ -188,7 +190,7 @@ def family_of(file: GgufFile) -> GgufFamily:
 def config_of(file: GgufFile) -> JsonObject:
     """The whole config.json. Raises ModelError naming the file and the key for one that is
     missing or not known."""
-    family, metadata = family_of(file), Metadata(file)
+    family, metadata = family_of(file), GgufMetadata(file)
     if "token_embd.weight" not in file.tensors:
         raise ModelError(f"{file.path} holds no tensor token_embd.weight")
     heads, hidden = metadata.number("attention.head_count"), metadata.number("embedding_length")
@@ -224,7 +226,7 @@ def config_of(file: GgufFile) -> JsonObject:
     return config
 
 
-def _rope(metadata: Metadata, config: JsonObject) -> JsonObject:
+def _rope(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     theta = metadata.get("rope.freq_base", 10_000.0)
     rope: JsonObject = {"rope_type": "default", "rope_theta": theta, **_partial(metadata, config)}
     metadata.get("rope.scaling.finetuned")
@@ -251,7 +253,7 @@ def _rope(metadata: Metadata, config: JsonObject) -> JsonObject:
     return {key: value for key, value in rope.items() if value is not None}
 
 
-def _partial(metadata: Metadata, config: JsonObject) -> JsonObject:
+def _partial(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     rotated = metadata.get("rope.dimension_count") or config["head_dim"]
     if rotated == config["head_dim"]:
         return {}
