@@ -18,7 +18,7 @@ from actors.stage.weights.names import (
     num_rows,
     qkv_pieces,
 )
-from actors.stage.weights.source import WHOLE, Part
+from actors.stage.weights.source import WHOLE, Shard
 from kernels.adapters import AdapterModule, LayerAdapters, adapter_module
 
 # Called between small pieces of work.
@@ -105,8 +105,8 @@ class StageAdapters:
                 assert module is not None
                 name, a_RK, b_OR = prefix + piece.name, None, None
                 if name in adapter.modules:
-                    a_RK = adapter.down(name, WHOLE if columns is None else Part(columns=columns))
-                    b_OR = adapter.up(name, Part(rows=piece.rows), piece.order)
+                    a_RK = adapter.down(name, WHOLE if columns is None else Shard(columns=columns))
+                    b_OR = adapter.up(name, Shard(rows=piece.rows), piece.order)
                 module.put(slot, index, a_RK, b_OR)
                 pause()
 

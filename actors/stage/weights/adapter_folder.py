@@ -18,7 +18,7 @@ import torch
 from actors.stage.models.config import DecoderConfig, ModelError, read_json
 from actors.stage.weights.checkpoint import Checkpoint
 from actors.stage.weights.names import layer_prefix, linear_shapes
-from actors.stage.weights.source import WHOLE, Part
+from actors.stage.weights.source import WHOLE, Shard
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
@@ -112,13 +112,13 @@ class AdapterFolder:
             )
         return match["module"]
 
-    def down(self, module: str, columns: Part = WHOLE) -> torch.Tensor:
+    def down(self, module: str, columns: Shard = WHOLE) -> torch.Tensor:
         """A as (rank, in)."""
         shape = (self.config.rank, self._shapes[module][1])
         return self._checkpoint.read(_tensor(module, "A"), shape, columns).to(self._dtype)
 
     def up(
-        self, module: str, rows: Part = WHOLE, order: torch.Tensor | None = None
+        self, module: str, rows: Shard = WHOLE, order: torch.Tensor | None = None
     ) -> torch.Tensor:
         """B times the scaling, as (out, rank); `order` as of `names.Piece`."""
         shape = (self._shapes[module][0], self.config.rank)

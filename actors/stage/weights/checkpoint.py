@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from actors.stage.models.config import ModelError
-from actors.stage.weights.source import WHOLE, Part
+from actors.stage.weights.source import WHOLE, Shard
 
 _INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
@@ -78,7 +78,7 @@ class Checkpoint:
         shard = self.file_of(name)
         return tuple(self._handles[shard].get_slice(name.removeprefix(self._left_out)).get_shape())
 
-    def read(self, name: str, shape: tuple[int, ...], part: Part = WHOLE) -> torch.Tensor:
+    def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
         view, shard = self._view(name, shape), self._shard_of[name]
         try:
             tensor = _slice(view, part, len(shape))
@@ -133,7 +133,7 @@ class Checkpoint:
         self._handles.clear()
 
 
-def _slice(view: Any, part: Part, rank: int) -> torch.Tensor:
+def _slice(view: Any, part: Shard, rank: int) -> torch.Tensor:
     rows = slice(*part.rows) if part.rows is not None else slice(None)
     if rank == 1:
         return view[rows]

@@ -16,7 +16,7 @@ from actors.stage.models.names import Names
 from actors.stage.weights.gguf_config import family_of
 from actors.stage.weights.gguf_file import GgufFile, StoredTensor
 from actors.stage.weights.names import all_shapes
-from actors.stage.weights.source import WHOLE, Part
+from actors.stage.weights.source import WHOLE, Shard
 from kernels.ggml_blocks import PACKED, Bytes, as_whole_numbers, dequantize
 from kernels.quantized import QuantizedWeight
 
@@ -54,7 +54,7 @@ class GgufWeights:
     def has_packed(self) -> bool:
         return any(self.is_packed(name.removesuffix(".weight")) for name in self._places)
 
-    def read(self, name: str, shape: tuple[int, ...], part: Part = WHOLE) -> torch.Tensor:
+    def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
         stored = self._stored(name)
         rows = part.rows if part.rows is not None and len(shape) > 1 else None
         out = torch.cat(list(self._chunks(name, stored, rows, part.columns)))
@@ -80,7 +80,7 @@ class GgufWeights:
             stored.kind.features * self._ranks
         )
 
-    def read_packed(self, layer: str, part: Part) -> QuantizedWeight:
+    def read_packed(self, layer: str, part: Shard) -> QuantizedWeight:
         name = f"{layer}.weight"
         raw, kind = self._raw(name, part.rows), self._stored(name).kind
         weight = as_whole_numbers(raw, kind)
@@ -177,7 +177,7 @@ class PackedBlocks:
     def has_bias(self, name: str) -> bool:
         return False
 
-    def read(self, name: str, shape: tuple[int, ...], part: Part) -> QuantizedWeight:
+    def read(self, name: str, shape: tuple[int, ...], part: Shard) -> QuantizedWeight:
         return self._weights.read_packed(name, part)
 
 

@@ -21,7 +21,7 @@ from actors.stage.weights.names import (
     num_rows,
     qkv_pieces,
 )
-from actors.stage.weights.source import WHOLE, PackedSource, Part, WeightSource
+from actors.stage.weights.source import WHOLE, PackedSource, Shard, WeightSource
 from kernels.interface import Backend, Experts, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight
 
@@ -152,19 +152,19 @@ class Loader:
                     for b, size in zip(biases, sizes, strict=True)
                 ]
             )
-        parts = [(piece.name, Part(rows=piece.rows), piece.order) for piece in pieces]
+        parts = [(piece.name, Shard(rows=piece.rows), piece.order) for piece in pieces]
         return self._pack(prefix, parts, bias_O)
 
     def _row_parallel(self, prefix: str, name: str, columns: Range) -> Linear:
         """A projection whose input features are split; ranks' results are summed, so rank 0 alone
         adds the bias."""
         bias_O = self._bias(prefix, name, None) if self.spec.rank == 0 else None
-        return self._pack(prefix, [(name, Part(columns=columns), None)], bias_O)
+        return self._pack(prefix, [(name, Shard(columns=columns), None)], bias_O)
 
     def _pack(
         self,
         prefix: str,
-        parts: list[tuple[str, Part, torch.Tensor | None]],
+        parts: list[tuple[str, Shard, torch.Tensor | None]],
         bias_O: torch.Tensor | None,
     ) -> Linear:
         """Parts of layers, one above the other. Layers stored quantised stay as they are."""
@@ -187,7 +187,7 @@ class Loader:
         self,
         name: str,
         shape: tuple[int, int],
-        part: Part,
+        part: Shard,
         order: torch.Tensor | None = None,
         transposed: bool = False,
     ) -> torch.Tensor:
@@ -195,7 +195,7 @@ class Loader:
         if self.packed is not None and name in self.packed:
             weight_OK = self.packed.read(name, shape, part).dequantize(self.dtype)
         elif transposed:
-            turned = Part(rows=part.columns, columns=part.rows)
+            turned = Shard(rows=part.columns, columns=part.rows)
             weight_OK = self.source.read(f"{name}.weight", shape[::-1], turned).T
         else:
             weight_OK = self.source.read(f"{name}.weight", shape, part)
@@ -209,7 +209,7 @@ class Loader:
         (out_features, _), biased = self._shapes[name]
         if not biased and not (self.packed is not None and self.packed.has_bias(prefix + name)):
             return None
-        part = WHOLE if piece is None else Part(rows=piece.rows)
+        part = WHOLE if piece is None else Shard(rows=piece.rows)
         return self._fetch(
             f"{prefix}{name}.bias", (out_features,), part, None if piece is None else piece.order
         )
@@ -229,7 +229,7 @@ class Loader:
             return None
         if config.qk_norm == "whole":
             size = num_heads * config.head_dim
-            return self._offset(self._fetch(f"{name}.weight", (size,), Part(rows=part)))
+            return self._offset(self._fetch(f"{name}.weight", (size,), Shard(rows=part)))
         order = feature_order(config.ropes, config.head_dim)
         return self._offset(self._fetch(f"{name}.weight", (config.head_dim,), WHOLE, order))
 
@@ -243,13 +243,13 @@ class Loader:
             return None
         first = config.position_offset
         shape = (config.max_positions + first, config.hidden_size)
-        return self._fetch(f"{name}.weight", shape, Part(rows=(first, first + max_model_len)))
+        return self._fetch(f"{name}.weight", shape, Shard(rows=(first, first + max_model_len)))
 
     def _vocabulary(self, name: str) -> torch.Tensor:
         """This rank's rows of an embedding or head, padded with zeros to the common length."""
         size, (start, end) = self.config.vocab_size, self.split.vocab
         rows = (min(start, size), min(end, size))
-        part_VH = self._dense(name, (size, self.config.hidden_size), Part(rows=rows))
+        part_VH = self._dense(name, (size, self.config.hidden_size), Shard(rows=rows))
         missing = (end - start) - part_VH.shape[0]
         return functional.pad(part_VH, (0, 0, 0, missing)) if missing else part_VH
 
@@ -257,7 +257,7 @@ class Loader:
         self,
         name: str,
         shape: tuple[int, ...],
-        part: Part = WHOLE,
+        part: Shard = WHOLE,
         order: torch.Tensor | None = None,
     ) -> torch.Tensor:
         tensor = self.source.read(name, shape, part)

@@ -11,7 +11,7 @@ from typing import Any
 
 from actors.stage.models.config import ModelError
 from actors.stage.weights.checkpoint import Checkpoint
-from actors.stage.weights.source import Part
+from actors.stage.weights.source import Shard
 from kernels.gptq_awq import unpack_awq, unpack_gptq
 from kernels.quantized import QuantizedWeight
 
@@ -47,7 +47,7 @@ class PackedLayers:
         """Those of the named layers that are stored quantised."""
         return {name for name in names if name in self}
 
-    def read(self, name: str, shape: tuple[int, ...], part: Part) -> QuantizedWeight:
+    def read(self, name: str, shape: tuple[int, ...], part: Shard) -> QuantizedWeight:
         """The part of layer `name`, whose whole weight must be `shape` (out, in features).
 
         Raises ModelError where its tensors do not fit, or a rank's part would cut a group.

@@ -15,7 +15,7 @@ import torch
 from actors.stage.models.config import ModelError
 from actors.stage.weights.checkpoint import Checkpoint
 from actors.stage.weights.schemes import Scheme, read_scheme
-from actors.stage.weights.source import WHOLE, Part, cut
+from actors.stage.weights.source import WHOLE, Shard, cut
 from kernels.gptq_awq import unpack_compressed, unpack_int8
 from kernels.quantized import QuantizedWeight
 
@@ -57,7 +57,7 @@ class ScaledWeights:
             self._check(layer)
         self.packed = PackedScaled(self)
 
-    def read(self, name: str, shape: tuple[int, ...], part: Part = WHOLE) -> torch.Tensor:
+    def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
         layer = name.removesuffix(".weight")
         if layer not in self.layers or not name.endswith(".weight"):
             return self._checkpoint.read(name, shape, part)
@@ -80,7 +80,7 @@ class ScaledWeights:
         by_row = not group and self.scheme.symmetric  # such scales are float32
         return by_row or bool((scales.half().float() == scales).all())
 
-    def read_packed(self, layer: str, part: Part) -> QuantizedWeight:
+    def read_packed(self, layer: str, part: Shard) -> QuantizedWeight:
         try:
             weight = self._unpack(layer)
             if part.rows is not None:
@@ -182,5 +182,5 @@ class PackedScaled:
     def has_bias(self, name: str) -> bool:
         return False
 
-    def read(self, name: str, shape: tuple[int, ...], part: Part) -> QuantizedWeight:
+    def read(self, name: str, shape: tuple[int, ...], part: Shard) -> QuantizedWeight:
         return self._weights.read_packed(name, part)

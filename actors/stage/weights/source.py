@@ -14,20 +14,20 @@ from kernels.quantized import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Shard:
     """A half-open range of rows or columns of a two- or one-dimensional tensor; None: all."""
 
     rows: tuple[int, int] | None = None
     columns: tuple[int, int] | None = None
 
 
-WHOLE = Part()
+WHOLE = Shard()
 
 
 class WeightSource(Protocol):
     """Reads tensors by their Hugging Face name."""
 
-    def read(self, name: str, shape: tuple[int, ...], part: Part = WHOLE) -> torch.Tensor:
+    def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
         """The part of tensor `name`, whose full shape must be `shape`; contiguous.
 
         Raises ModelError naming the file where the tensor is missing or of another shape.
@@ -44,7 +44,7 @@ class PackedSource(Protocol):
         """Whether a bias is stored that the architecture need not have."""
         ...
 
-    def read(self, name: str, shape: tuple[int, ...], part: Part) -> QuantizedWeight:
+    def read(self, name: str, shape: tuple[int, ...], part: Shard) -> QuantizedWeight:
         """The part of a layer whose whole weight must be `shape` (out, in features).
 
         Raises ModelError naming the file where it does not fit, or the part would cut a group.
@@ -68,7 +68,7 @@ class DummySource:
         self._seed = seed
         self._dtype = dtype
 
-    def read(self, name: str, shape: tuple[int, ...], part: Part = WHOLE) -> torch.Tensor:
+    def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
         if len(shape) == 1 and name.endswith(".weight"):
             full = torch.ones(shape, dtype=self._dtype)
         else:
@@ -79,7 +79,7 @@ class DummySource:
         return cut(full, part)
 
 
-def cut(full: torch.Tensor, part: Part) -> torch.Tensor:
+def cut(full: torch.Tensor, part: Shard) -> torch.Tensor:
     """The part of a tensor in memory, as a tensor of its own."""
     if part.rows is not None:
         full = full[part.rows[0] : part.rows[1]]
