@@ -28,7 +28,7 @@ class Phases:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PhaseFigures:
     """What clients saw of a part of the run. kept: share of requests within both objectives."""
 
     name: str
@@ -82,7 +82,7 @@ def cold_starts(looks: Looks, phases: Phases) -> list[float]:
 
 def parts_of(
     traces: Sequence[Trace], looks: Looks, phases: Phases, objectives: Mapping[str, float | None]
-) -> list[Part]:
+) -> list[PhaseFigures]:
     """What clients saw, by arrival: before, until the engines have come, with them, after."""
     rise_s, fall_s = phases.before_s, phases.before_s + phases.during_s
     starts_s = [rise_s + s for s in cold_starts(looks, phases) if s < phases.during_s]
@@ -106,9 +106,9 @@ def _part(
     to_s: float,
     traces: Sequence[Trace],
     objectives: Mapping[str, float | None],
-) -> Part:
+) -> PhaseFigures:
     figures = load_figures(traces, **objectives)
-    return Part(
+    return PhaseFigures(
         name,
         round(from_s, 1),
         round(to_s if math.isfinite(to_s) else traces[-1].job.arrival_s, 1),
