@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from app.simulate.paper.published import Row
+from app.simulate.paper.published import PublishedRow
 from app.simulate.run.config_search import CandidateResult
 from app.simulate.run.record import Summary
 
@@ -25,7 +25,7 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:+.0%}"
 
 
-def paper_table(rows: Iterable[Row]) -> Table:
+def paper_table(rows: Iterable[PublishedRow]) -> Table:
     """Simulated beside published numbers; misses beyond 20 % stand out."""
     table = Table(title="The paper's evaluation, simulated", header_style="bold")
     for name in ("figure", "setting", "quantity"):
@@ -47,7 +47,7 @@ def paper_table(rows: Iterable[Row]) -> Table:
     return table
 
 
-def paper_markdown(rows: Iterable[Row]) -> str:
+def paper_markdown(rows: Iterable[PublishedRow]) -> str:
     """The same as a Markdown table."""
     lines = [
         "| figure | setting | quantity | simulated | published | deviation |",

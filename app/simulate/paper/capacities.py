@@ -12,7 +12,7 @@ from typing import Any
 from actors.scheduling.cost.mix import Mix
 from app.simulate.hardware.deployments import load_model
 from app.simulate.paper import published
-from app.simulate.paper.published import Row
+from app.simulate.paper.published import PublishedRow
 from app.simulate.run.campaign import CapacityJob
 
 
@@ -63,7 +63,7 @@ def curve_jobs(num_requests: int) -> list[CapacityJob]:
     return jobs
 
 
-def capacity_rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[Row]:
+def capacity_rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[PublishedRow]:
     """Capacities and their ratios, for every deployment that has results."""
     by = {job.key: job for job in capacity_jobs(num_requests)}
     qps = {
@@ -71,7 +71,7 @@ def capacity_rows(results: dict[str, dict[str, Any]], num_requests: int) -> list
         for k, j in by.items()
         if k in results
     }
-    rows: list[Row] = []
+    rows: list[PublishedRow] = []
     for d in published.DEPLOYMENTS:
         figure = "Figure 10" if "falcon" not in d.model and "70b" not in d.model else "Figure 11"
         vllm = {(s, o): r for s, o, r in published.OVER_VLLM[d.model]}
@@ -83,18 +83,20 @@ def capacity_rows(results: dict[str, dict[str, Any]], num_requests: int) -> list
                     continue
                 where = f"{d.label}, {dataset}, {slo}"
                 rows += [
-                    Row(figure, where, f"{s} capacity, QPS", q)
+                    PublishedRow(figure, where, f"{s} capacity, QPS", q)
                     for s, q in zip(published.SYSTEMS, (orca, paged, sarathi), strict=True)
                 ]
                 theirs = published.OVER_ORCA[d.model][dataset][index]
-                rows.append(Row(figure, where, "sarathi / orca", sarathi / orca, theirs))
+                rows.append(PublishedRow(figure, where, "sarathi / orca", sarathi / orca, theirs))
                 rows.append(
-                    Row(figure, where, "sarathi / vllm", sarathi / paged, vllm.get((dataset, slo)))
+                    PublishedRow(
+                        figure, where, "sarathi / vllm", sarathi / paged, vllm.get((dataset, slo))
+                    )
                 )
     return rows
 
 
-def tp8_rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[Row]:
+def tp8_rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[PublishedRow]:
     """Figure 13: tensor parallelism across nodes."""
     falcon = published.DEPLOYMENTS[3]
     hybrid, wide = load_model(falcon.model), load_model("falcon-180b-a100-tp8")
@@ -103,7 +105,7 @@ def tp8_rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[Row]
     half = Mix(16, 16 * 4096)
     pipelined_s = hybrid.latency_s(half)
     rows = [
-        Row(
+        PublishedRow(
             "Figure 13a",
             "Falcon-180B, 32 decodes at 4k",
             "median TBT, TP8 / TP4-PP2",
@@ -123,7 +125,7 @@ def tp8_rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[Row]
     job = tp8_jobs(num_requests)[0]
     if sarathi and job.key in results and results[job.key]["qps"]:
         rows.append(
-            Row(
+            PublishedRow(
                 "Figure 13b",
                 "Falcon-180B, sharegpt4, strict",
                 "sarathi TP4-PP2 / vllm TP8",
@@ -134,7 +136,7 @@ def tp8_rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[Row]
     return rows
 
 
-def curve_rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[Row]:
+def curve_rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[PublishedRow]:
     """Figure 12."""
     rows = []
     best_vllm: dict[tuple[str, float], float] = {}
@@ -148,9 +150,9 @@ def curve_rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[Ro
         where = f"{job.model}, P99 TBT {job.tbt_s:g} s"
         name = f"{job.system} {job.token_budget if job.system == 'sarathi' else job.max_requests}"
         qps = results[job.key]["qps"]
-        rows.append(Row("Figure 12", where, f"{name} capacity, QPS", qps))
+        rows.append(PublishedRow("Figure 12", where, f"{name} capacity, QPS", qps))
         theirs = stated.get((job.model, job.tbt_s, job.token_budget))
         over = best_vllm.get((job.model, job.tbt_s))
         if job.system == "sarathi" and theirs and over:
-            rows.append(Row("Figure 12", where, f"{name} / best vllm", qps / over, theirs))
+            rows.append(PublishedRow("Figure 12", where, f"{name} / best vllm", qps / over, theirs))
     return rows

@@ -54,7 +54,7 @@ def rows(
     num_requests: int,
     quick: bool,
     traces: Mapping[str, str],
-) -> list[published.Row]:
+) -> list[published.PublishedRow]:
     """results: of the planned searches, as `run_jobs` returns them."""
     found = steps.validation_rows() + steps.interference_rows() + steps.chunking_rows()
     found += steps.ablation_rows(seeds=(0,) if quick else range(5), traces=traces)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PublishedRow:
     """A simulated number beside the published one, which may be absent."""
 
     figure: str

@@ -13,7 +13,7 @@ from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from app.simulate.hardware.deployments import load_model
 from app.simulate.paper import published
-from app.simulate.paper.published import Row
+from app.simulate.paper.published import PublishedRow
 from app.simulate.run.simulation import Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.requests import generate
@@ -24,7 +24,7 @@ def ablation_rows(
     num_requests: int = 128,
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     traces: Mapping[str, str] = MappingProxyType({}),
-) -> list[Row]:
+) -> list[PublishedRow]:
     """Table 4: each technique alone and both, Yi-34B, budget 512 (as the artifact ran it).
 
     traces: recorded lengths in the place of a dataset's published statistics.
@@ -42,12 +42,12 @@ def ablation_rows(
                 ttft += summary.ttft_p50 / len(seeds)
                 tbt += summary.tbt_p99 / len(seeds)
             where = f"Yi-34B, {dataset}, {policy}"
-            rows.append(Row("Table 4", where, "P50 TTFT, s", ttft, theirs[dataset][0]))
-            rows.append(Row("Table 4", where, "P99 TBT, s", tbt, theirs[dataset][1]))
+            rows.append(PublishedRow("Table 4", where, "P50 TTFT, s", ttft, theirs[dataset][0]))
+            rows.append(PublishedRow("Table 4", where, "P99 TBT, s", tbt, theirs[dataset][1]))
     return rows
 
 
-def interference_rows() -> list[Row]:
+def interference_rows() -> list[PublishedRow]:
     """Figure 9: what a prompt does to the decodes it shares an iteration with (Yi-34B)."""
     model = load_model("yi-34b-a100-tp2")
     rows, worst = [], 0.0
@@ -60,9 +60,9 @@ def interference_rows() -> list[Row]:
             where = f"Yi-34B, {num_decodes} decodes at {context}, prompt {prompt}"
             ratio = model.latency_s(whole) / alone_s
             worst = max(worst, ratio)
-            rows.append(Row("Figure 9", where, "whole prompt / decode-only", ratio))
+            rows.append(PublishedRow("Figure 9", where, "whole prompt / decode-only", ratio))
             rows.append(
-                Row(
+                PublishedRow(
                     "Figure 9",
                     where,
                     "chunk of 512 / decode-only",
@@ -70,12 +70,14 @@ def interference_rows() -> list[Row]:
                 )
             )
     rows.append(
-        Row("Figure 9", "largest", "whole prompt / decode-only", worst, published.INTERFERENCE)
+        PublishedRow(
+            "Figure 9", "largest", "whole prompt / decode-only", worst, published.INTERFERENCE
+        )
     )
     return rows
 
 
-def chunking_rows() -> list[Row]:
+def chunking_rows() -> list[PublishedRow]:
     """Figure 14: prefill time of a chunked prompt over that of a whole one (Yi-34B)."""
     model = load_model("yi-34b-a100-tp2")
     rows = []
@@ -85,7 +87,7 @@ def chunking_rows() -> list[Row]:
             theirs = measured[chunk] / measured[16384]
             ours = _chunked_s(model, prompt, chunk) / whole_s
             rows.append(
-                Row(
+                PublishedRow(
                     "Figure 14",
                     f"Yi-34B, prompt {prompt}, chunk {chunk}",
                     "time / whole",
@@ -105,16 +107,18 @@ def _chunked_s(model: CostModel, prompt: int, chunk: int) -> float:
     return total_s
 
 
-def validation_rows() -> list[Row]:
+def validation_rows() -> list[PublishedRow]:
     """The composed Yi-34B cost model against steps that the paper's artifact measured."""
     model = load_model("yi-34b-a100-tp2")
     rows = []
     for prompt, ms in published.PREFILL_MS.items():
         ours = _chunked_s(model, prompt, prompt) * 1e3
-        rows.append(Row("Artifact", f"Yi-34B, prefill of {prompt}", "step, ms", ours, ms))
+        rows.append(PublishedRow("Artifact", f"Yi-34B, prefill of {prompt}", "step, ms", ours, ms))
     for batch, ms in published.DECODE_MS.items():
         ours = model.latency_s(Mix(batch, batch * 1024)) * 1e3
-        rows.append(Row("Artifact", f"Yi-34B, {batch} decodes at 1024", "step, ms", ours, ms))
+        rows.append(
+            PublishedRow("Artifact", f"Yi-34B, {batch} decodes at 1024", "step, ms", ours, ms)
+        )
     return rows
 
 

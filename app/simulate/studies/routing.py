@@ -68,7 +68,7 @@ TRACES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RoutingRow:
     """One run. Shares are of the requests that count; rate is per engine and second."""
 
     trace: str
@@ -88,7 +88,7 @@ class Row:
 
 def run_one(
     trace: str, rate: float, routing: str, num_engines: int, seconds: float, seed: int
-) -> Row:
+) -> RoutingRow:
     """Simulate one router under one load."""
     workload = TRACES[trace].draw(num_engines, rate, seconds, seed)
     limit_s = TRACES[trace].ttft_s
@@ -105,7 +105,7 @@ def run_one(
     ttft_s = (np.array(record.first_token_s) - np.array(record.arrival_s))[skip:]
     late = ~(ttft_s <= limit_s)
     slow = np.array(record.max_gap_s)[skip:] > TBT_S * (1 + 1e-9)
-    return Row(
+    return RoutingRow(
         trace,
         rate,
         routing,
@@ -125,7 +125,7 @@ def study(
     seed: int = 0,
     workers: int = 1,
     routers: Sequence[str] = tuple(ROUTERS),
-) -> Iterator[Row]:
+) -> Iterator[RoutingRow]:
     """Each of these routers under every load of every trace, as each is done."""
     if unknown := set(routers) - set(ROUTERS):
         raise ValueError(f"unknown router {min(unknown)!r}; known: {', '.join(ROUTERS)}")
@@ -142,7 +142,7 @@ def study(
         yield from pool.map(run_one, *zip(*jobs, strict=True))
 
 
-def as_markdown(rows: list[Row]) -> str:
+def as_markdown(rows: list[RoutingRow]) -> str:
     lines = [
         "| trace | requests/s and engine | router | P50 TTFT, s | P99 TTFT, s | missed | late |"
         " slow | cached |",

@@ -55,7 +55,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ScalingRow:
     """A day under one policy. hours: of engines. kept: share of the day's requests."""
 
     traffic: str
@@ -176,7 +176,7 @@ def run_day(
     return hours, kept / total, history
 
 
-def study(num_engines: int = 100, seed: int = 0, workers: int = 1) -> Iterator[Row]:
+def study(num_engines: int = 100, seed: int = 0, workers: int = 1) -> Iterator[ScalingRow]:
     """Each policy under each target, by traffic. workers: processes for the surface."""
     for traffic in TRAFFIC:
         points = surface(traffic, seed=seed, workers=workers)
@@ -186,10 +186,12 @@ def study(num_engines: int = 100, seed: int = 0, workers: int = 1) -> Iterator[R
                 scaling = build_scaling(name, Bounds(1, num_engines), {"target": target})
                 hours, kept, history = run_day(points, scaling, num_engines, saturated_qps, seed)
                 changes = sum(a != b for a, b in pairwise(history))
-                yield Row(traffic, name, target, hours, kept, min(history), max(history), changes)
+                yield ScalingRow(
+                    traffic, name, target, hours, kept, min(history), max(history), changes
+                )
 
 
-def as_markdown(rows: list[Row]) -> str:
+def as_markdown(rows: list[ScalingRow]) -> str:
     lines = [
         "| traffic | policy | target | engine hours | kept | engines | changes |",
         "|---|---|---:|---:|---:|---:|---:|",
