@@ -53,7 +53,7 @@ def documents(num_engines: int, rate: float, seconds: float, seed: int) -> Workl
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Traffic:
     """draw: (engines, rate, seconds, seed) -> workload. rates: loads per engine that are tried."""
 
     draw: Callable[[int, float, float, int], Workload]
@@ -62,8 +62,8 @@ class Trace:
 
 
 TRACES = {
-    "conversations": Trace(conversations, (8.0, 11.0), 2.0),
-    "documents": Trace(documents, (0.9, 1.3), 5.0),
+    "conversations": Traffic(conversations, (8.0, 11.0), 2.0),
+    "documents": Traffic(documents, (0.9, 1.3), 5.0),
 }
 
 
