@@ -14,7 +14,7 @@ rotation table, K/O input/output features of a linear layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -56,7 +56,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Dimensions of a model's attention and KV cache; head counts are those of one rank."""
+    """Dimensions of a model's attention and KV cache; head counts are those of one rank. sinks_N,
+    float32: of each head one more score in the softmax, of nothing that could be seen."""
 
     num_heads: int
     num_kv_heads: int
@@ -64,6 +65,7 @@ class AttentionShape:
     scale: float
     sliding_window: int | None = None  # a token sees itself and window - 1 before it
     softcap: float | None = None
+    sinks_N: torch.Tensor | None = field(default=None, compare=False)
 
 
 class Linear(Protocol):
@@ -115,6 +117,7 @@ class LayerWeights:
     q_norm_D: torch.Tensor | None = None
     k_norm_D: torch.Tensor | None = None
     sliding_window: int | None = None
+    sinks_N: torch.Tensor | None = None
     input_norm_bias_H: torch.Tensor | None = None
     post_norm_bias_H: torch.Tensor | None = None
     attention_out_norm_H: torch.Tensor | None = None
@@ -275,7 +278,6 @@ class Backend(Protocol):
 
         cos_sin_PD: of layers without a rotation of their own. sums: of this backend, where the
         layers are one rank's part.
-
         A residual of None means that x is the embedding itself. The final norm is the caller's.
         """
         ...

@@ -23,5 +23,6 @@ class LayerForm:
     whole_qk_norm: bool = False
 
 
-# GELU by the error function, and by its approximation with tanh.
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+# GELU by the error function, and by its approximation with tanh. clamped_swiglu is gpt-oss's, with
+# g = min(gate, 7) and u = up within 7 of zero: g sigmoid(1.702 g) (u + 1).
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu")

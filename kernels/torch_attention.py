@@ -111,5 +111,11 @@ def _softmax_attention(
     scores_SGRTL.masked_fill_(~visible_STL[:, None, None], float("-inf"))
     # Slots past a request's end may hold anything, NaN included: zero weight must mean zero.
     v_SLGD = v_SLGD.float().masked_fill(~visible_STL.any(1)[:, :, None, None], 0.0)
-    mixed = torch.einsum("sgrtl,slgd->stgrd", scores_SGRTL.softmax(-1), v_SLGD)
+    if shape.sinks_N is not None:
+        sinks_GR11 = shape.sinks_N.view(shape.num_kv_heads, group, 1, 1)
+        sinks_SGRT1 = sinks_GR11.expand(*scores_SGRTL.shape[:-1], 1)
+        weights_SGRTL = torch.cat((scores_SGRTL, sinks_SGRT1), -1).softmax(-1)[..., :-1]
+    else:
+        weights_SGRTL = scores_SGRTL.softmax(-1)
+    mixed = torch.einsum("sgrtl,slgd->stgrd", weights_SGRTL, v_SLGD)
     return mixed.flatten(2, 3).to(q_STND.dtype)

@@ -37,11 +37,18 @@ from kernels.rank_sums import RankSums, ShareFile
 from kernels.torch_attention import TorchKVLayer, attend
 from kernels.torch_sampling import Adjustment, Judged, SamplingRows
 
+
+def _clamped_gate(x: torch.Tensor) -> torch.Tensor:
+    x = x.clamp(max=7.0)
+    return x * torch.sigmoid(1.702 * x)
+
+
 _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
     "relu": functional.relu,
+    "clamped_swiglu": _clamped_gate,
 }
 
 
@@ -131,6 +138,8 @@ class TorchBackend:
         if activation == "silu":
             return self.silu_mul(x_TX)
         gate_TI, up_TI = x_TX.chunk(2, dim=-1)
+        if activation == "clamped_swiglu":
+            up_TI = up_TI.clamp(-7.0, 7.0) + 1.0
         return _ACTIVATIONS[activation](gate_TI) * up_TI
 
     def allocate_kv(

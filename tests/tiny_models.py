@@ -175,6 +175,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 16,
+            **_rope("yarn", 150_000.0, beta_fast=32.0, beta_slow=1.0, truncate=False, **_LONG),
+        },
+    ),
     "cohere2": (
         "Cohere2",
         {

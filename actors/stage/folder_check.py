@@ -34,6 +34,7 @@ def formats() -> dict[str, str]:
         "awq": "4 bits, version gemm",
         COMPRESSED: f"{', '.join(FORMATS)}, with one scheme for all layers",
         FLOAT8: "e4m3 with one scale, or one a block",
+        "mxfp4": "experts of gpt-oss",
         "gguf": f"{blocks}; architectures {', '.join(GGUF_FAMILIES)}",
     }
 

@@ -37,6 +37,7 @@ class ShapeView(ctypes.Structure):
         ("sliding_window", ctypes.c_int32),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
+        ("sinks", ctypes.c_void_p),
     )
 
 
@@ -160,7 +161,7 @@ def write_block(layer: KVLayer, block: int, data: torch.Tensor) -> None:
 
 
 def view_shape(shape: AttentionShape, layer: CpuKVLayer, dtype: torch.dtype) -> ShapeView:
-    """dtype: of the activations."""
+    """dtype: of the activations. Valid while the shape's tensors live."""
     check_shape(shape)
     if (layer.num_kv_heads, layer.head_dim) != (shape.num_kv_heads, shape.head_dim):
         raise ValueError(
@@ -177,6 +178,7 @@ def view_shape(shape: AttentionShape, layer: CpuKVLayer, dtype: torch.dtype) -> 
         shape.sliding_window or 0,
         shape.scale,
         shape.softcap or 0.0,
+        library.pointer(shape.sinks_N),
     )
 
 
@@ -210,3 +212,10 @@ def check_shape(shape: AttentionShape) -> None:
         raise ValueError(f"sliding_window must be at least 1, not {shape.sliding_window}")
     if shape.softcap is not None and not shape.softcap > 0:
         raise ValueError(f"softcap must be positive, not {shape.softcap}")
+    sinks_N = shape.sinks_N
+    if sinks_N is not None and (
+        sinks_N.shape != (shape.num_heads,)
+        or sinks_N.dtype != torch.float32
+        or not sinks_N.is_contiguous()
+    ):
+        raise ValueError(f"sinks_N must be {shape.num_heads} contiguous values of float32")

@@ -85,6 +85,7 @@ class _LayerView(ctypes.Structure):
         ("k_norm", ctypes.c_void_p),
         ("cache", ctypes.c_void_p),
         ("cos_sin", ctypes.c_void_p),
+        ("sinks", ctypes.c_void_p),
         ("sliding_window", ctypes.c_int32),
         ("adapters", ctypes.c_void_p * 4),
     )
@@ -161,6 +162,7 @@ class CpuStack:
                     library.pointer(w.k_norm_D),
                     cache.data.data_ptr(),
                     table_PD.data_ptr(),
+                    library.pointer(w.sinks_N),
                     w.sliding_window or 0,
                     (ctypes.c_void_p * 4)(*[None if a is None else a.address for a in four]),
                 )
@@ -170,7 +172,11 @@ class CpuStack:
             )
         )
         views = [
-            view_shape(replace(shape, sliding_window=w.sliding_window), cache, self._dtype)
+            view_shape(
+                replace(shape, sliding_window=w.sliding_window, sinks_N=w.sinks_N),
+                cache,
+                self._dtype,
+            )
             for w, cache in zip(layers, caches, strict=True)
         ]
         self._view = _StackView(

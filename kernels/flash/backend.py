@@ -73,6 +73,8 @@ class FlashBackend(TritonBackend):
     def attention(
         self, q_TND: torch.Tensor, batch: Batch, layer: KVLayer, shape: AttentionShape
     ) -> torch.Tensor:
+        if shape.sinks_N is not None:  # flash-attn has none
+            return super().attention(q_TND, batch, layer, shape)
         arguments = (self._flash, q_TND, batch, self._lengths_of(batch), paged(layer), shape)
         if batch.max_length == 1:
             out_TND = decodes(*arguments)

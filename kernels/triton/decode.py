@@ -12,7 +12,7 @@ import triton.language as tl
 
 from kernels.interface import AttentionShape, Batch
 from kernels.triton.cache import PagedKV
-from kernels.triton.kv_tiles import MASKED, accumulate, kv_rows, load_tile, scores
+from kernels.triton.kv_tiles import LOG2_E, MASKED, accumulate, kv_rows, load_tile, scores
 from kernels.triton.tiles import decode_tile
 from kernels.triton.work_list import WorkList, context
 
@@ -32,6 +32,7 @@ def _decode_kernel(
     query_starts_ptr: tl.tensor,
     starts_ptr: tl.tensor,
     tables_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     num_slices: tl.tensor,
     table_stride: tl.tensor,
     scale: tl.tensor,
@@ -45,6 +46,7 @@ def _decode_kernel(
     BLOCK_K: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     FLOAT8: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
@@ -88,6 +90,9 @@ def _decode_kernel(
                 highest_R, total_R, out_RD = accumulate(
                     score_RK, v_KD, highest_R, total_R, out_RD, PRECISION
                 )
+            if SINKS and num_here == num_tiles:
+                sink_R = tl.load(sinks_ptr + head * GROUP + row, mask=row < GROUP, other=MASKED)
+                total_R += tl.exp2(sink_R * LOG2_E - highest_R)
             out_RD = out_RD * (v_scale / total_R)[:, None]
             if num_here == num_tiles:
                 out = out_ptr + q_row_R[:, None] + d[None, :]
@@ -111,11 +116,13 @@ def _merge_kernel(
     tile_starts_ptr: tl.tensor,
     first_slice_ptr: tl.tensor,
     query_starts_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     num_slices: tl.tensor,
     G: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    SINKS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
 ) -> None:
     # A head is in parts where a share begins inside it; the first such share's program merges it.
@@ -139,6 +146,9 @@ def _merge_kernel(
             d = tl.arange(0, BLOCK_D)
             highest = tl.full((), MASKED, tl.float32)
             total_weight = tl.zeros((), tl.float32)
+            if SINKS:
+                highest = tl.load(sinks_ptr + head * GROUP + row) * LOG2_E
+                total_weight += 1.0
             out_D = tl.zeros((BLOCK_D,), tl.float32)
             for base in range(0, num_parts, BLOCK_PARTS):
                 part = base + tl.arange(0, BLOCK_PARTS)
@@ -175,6 +185,8 @@ def decode_attention(
     part_out = torch.empty((*places, D), dtype=torch.float32, device=q_TND.device)
     part_log_total = torch.empty(places, dtype=torch.float32, device=q_TND.device)
     block_d = triton.next_power_of_2(D)
+    has_sinks = shape.sinks_N is not None
+    sinks = shape.sinks_N if has_sinks else part_log_total  # then not read
     _decode_kernel[(work.num_programs,)](
         q_TND,
         layer.keys,
@@ -187,6 +199,7 @@ def decode_attention(
         batch.query_starts_S1,
         batch.starts_S,
         batch.block_tables_SB,
+        sinks,
         work.num_slices,
         batch.block_tables_SB.stride(0),
         shape.scale * layer.k_scale,
@@ -200,6 +213,7 @@ def decode_attention(
         BLOCK_K=tile.block_k,
         WINDOW=shape.sliding_window or 0,
         SOFTCAP=shape.softcap or 0.0,
+        SINKS=has_sinks,
         FLOAT8=layer.is_float8,
         PRECISION="ieee" if q_TND.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
@@ -212,11 +226,13 @@ def decode_attention(
         work.tile_starts_S1,
         work.first_slice_P,
         batch.query_starts_S1,
+        sinks,
         work.num_slices,
         G=G,
         GROUP=group,
         D=D,
         BLOCK_D=block_d,
+        SINKS=has_sinks,
         BLOCK_PARTS=_BLOCK_PARTS,
         num_warps=2,
     )

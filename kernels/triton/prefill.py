@@ -12,7 +12,7 @@ import triton.language as tl
 
 from kernels.interface import AttentionShape, Batch
 from kernels.triton.cache import PagedKV
-from kernels.triton.kv_tiles import MASKED, accumulate, kv_rows, load_tile, scores
+from kernels.triton.kv_tiles import LOG2_E, MASKED, accumulate, kv_rows, load_tile, scores
 from kernels.triton.tiles import prefill_tile, target_arch
 
 
@@ -51,6 +51,7 @@ def _prefill_kernel(
     starts_ptr: tl.tensor,
     lengths_ptr: tl.tensor,
     tables_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     first_slice: tl.tensor,
     num_slices: tl.tensor,
     num_decode_slots: tl.tensor,
@@ -67,6 +68,7 @@ def _prefill_kernel(
     BLOCK_K: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     FLOAT8: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
@@ -128,6 +130,9 @@ def _prefill_kernel(
             highest_R, total_R, out_RD = accumulate(
                 score_RK, v_KD, highest_R, total_R, out_RD, PRECISION
             )
+        if SINKS:
+            sink_R = tl.load(sinks_ptr + q_head_R, mask=inside_R, other=MASKED)
+            total_R += tl.exp2(sink_R * LOG2_E - highest_R)
         out_RD = out_RD * (v_scale / total_R)[:, None]
         out = out_ptr + q_row_R[:, None] + d[None, :]
         tl.store(out, out_RD.to(out_ptr.dtype.element_ty), mask=q_mask)
@@ -161,6 +166,7 @@ def prefill_attention(
         batch.starts_S,
         batch.lengths_S,
         batch.block_tables_SB,
+        batch.starts_S if shape.sinks_N is None else shape.sinks_N,
         first_slice,
         S,
         num_decode_slots,
@@ -177,6 +183,7 @@ def prefill_attention(
         BLOCK_K=tile.block_k,
         WINDOW=shape.sliding_window or 0,
         SOFTCAP=shape.softcap or 0.0,
+        SINKS=shape.sinks_N is not None,
         FLOAT8=layer.is_float8,
         PRECISION="ieee" if q_TND.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,

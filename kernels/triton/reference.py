@@ -80,7 +80,11 @@ def attention(
         if shape.sliding_window is not None:
             sees &= k_position > q_position - shape.sliding_window
         score = score.masked_fill(~sees, -math.inf)
-        out[first : first + length] = torch.einsum("ntk,knd->tnd", score.softmax(-1), v)
+        if shape.sinks_N is not None:
+            sinks_NT1 = shape.sinks_N.double()[:, None, None].expand(-1, length, 1)
+            score = torch.cat((score, sinks_NT1), -1)
+        weights = score.softmax(-1)[..., : start + length]
+        out[first : first + length] = torch.einsum("ntk,knd->tnd", weights, v)
     return out.flatten(1)
 
 

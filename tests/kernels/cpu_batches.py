@@ -102,4 +102,8 @@ def reference_attention(
     if shape.sliding_window is not None:
         visible_TL &= k_position_L > q_position_T1 - shape.sliding_window
     scores_NTL = scores_NTL.masked_fill(~visible_TL, float("-inf"))
-    return torch.einsum("ntl,lnd->tnd", scores_NTL.softmax(-1), v_LND).flatten(1)
+    if shape.sinks_N is not None:
+        sinks_NT1 = shape.sinks_N.double()[:, None, None].expand(-1, len(q_TND), 1)
+        scores_NTL = torch.cat((scores_NTL, sinks_NT1), dim=2)
+    weights_NTL = scores_NTL.softmax(-1)[:, :, : len(k_LGD)]
+    return torch.einsum("ntl,lnd->tnd", weights_NTL, v_LND).flatten(1)

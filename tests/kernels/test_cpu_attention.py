@@ -76,7 +76,7 @@ def make(
     block_size: int = 16,
     kv_dtype: torch.dtype | None = None,
     seed: int = 0,
-    **options: float | None,
+    **options: float | torch.Tensor | None,
 ) -> Sequences:
     num_heads, num_kv_heads, dim = heads
     shape = AttentionShape(num_heads, num_kv_heads, dim, scale=dim**-0.5, **options)  # type: ignore[arg-type]
@@ -138,6 +138,19 @@ def test_softcap(kv_dtype: torch.dtype | None) -> None:
     sequences.q[0] *= 5  # far into the cap
     (out,) = sequences.run([(0, 0, 300)])
     close(out, sequences.expected(0), TOLERANCE[torch.float32] if kv_dtype is None else 2e-2)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sinks(dtype: torch.dtype, window: int | None) -> None:
+    """Far below and above all scores, and between; tasks of one partition and of several."""
+    sinks = torch.tensor([-90.0, -1.0, 0.0, 2.5, 5.0, 60.0])
+    sequences = make([600, 30], (6, 2, 40), dtype, sliding_window=window, sinks_N=sinks)
+    sequences.run([(0, 0, 599)])
+    decode, prefill = sequences.run([(0, 599, 1), (1, 0, 30)])
+    close(decode, sequences.expected(0)[599:], TOLERANCE[dtype])
+    close(prefill, sequences.expected(1), TOLERANCE[dtype])
+    assert prefill.view(30, 6, 40)[:, 5].float().abs().max() < 1e-20  # all its weight is the sink's
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 32])
@@ -205,10 +218,11 @@ def test_a_token_has_the_same_bits_in_every_company(
 ) -> None:
     """Whole prompt at once, in chunks of 64, 7 and 1, among neighbours, on 1 to 3 threads."""
     length = 560
+    sinks = None if window is None else torch.linspace(-2, 4, 6)
 
     def fresh() -> Sequences:
         return make([length, 530, 9], (6, 2, 64), dtype, block_size, kv_dtype,
-                    sliding_window=window)  # fmt: skip
+                    sliding_window=window, sinks_N=sinks)  # fmt: skip
 
     with threads(1):
         (whole,) = fresh().run([(0, 0, length)])
@@ -276,6 +290,10 @@ def test_refusals_name_what_is_wrong() -> None:
         BACKEND.attention(q[:, :2], batch, sequences.layer, sequences.shape)
     with pytest.raises(ValueError, match="cache holds"):
         BACKEND.attention(q, batch, sequences.layer, replace(sequences.shape, num_kv_heads=4))
+    with pytest.raises(ValueError, match="sinks_N must be 4"):
+        BACKEND.attention(
+            q, batch, sequences.layer, replace(sequences.shape, sinks_N=torch.zeros(2))
+        )
     with pytest.raises(ValueError, match="head_dim"):
         BACKEND.allocate_kv(1, 1, 16, AttentionShape(1, 1, 12, 1.0), torch.float32, CPU)
     with pytest.raises(TypeError, match="cache of object"):

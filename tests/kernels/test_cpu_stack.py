@@ -44,6 +44,7 @@ def make_layers(
     biased: bool,
     normed: bool,
     windows: list[int | None],
+    sinks: bool = False,
     quantization: str = "none",
 ) -> list[LayerWeights]:
     def linear(out_features: int, in_features: int):  # type: ignore[no-untyped-def]
@@ -66,6 +67,7 @@ def make_layers(
             q_norm_D=norm(dim) if normed else None,
             k_norm_D=norm(dim) if normed else None,
             sliding_window=window,
+            sinks_N=torch.randn(heads) if sinks else None,
         )
         for window in windows
     ]
@@ -81,7 +83,7 @@ def one_by_one(
     batch: Batch,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     for w, cache in zip(layers, kv, strict=True):
-        own = replace(shape, sliding_window=w.sliding_window)
+        own = replace(shape, sliding_window=w.sliding_window, sinks_N=w.sinks_N)
         if residual is None:
             residual, x = x, BACKEND.rms_norm(x, w.input_norm_H, EPS)
         else:
@@ -99,6 +101,7 @@ MODELS = {
     "odd": ((3, 1, 40), 72, 52, torch.bfloat16, {}),  # gate and up cannot be fused
     "qwen": ((4, 2, 16), 64, 96, torch.bfloat16, {"biased": True, "normed": True}),
     "windows": ((4, 2, 16), 64, 96, torch.bfloat16, {"windows": [None, 20, 5, None]}),
+    "sinks": ((4, 2, 16), 64, 96, torch.float32, {"windows": [None, 20], "sinks": True}),
     "float": ((6, 2, 32), 96, 160, torch.float32, {}),
     "half": ((6, 2, 32), 96, 160, torch.float16, {}),
     "int8": ((6, 2, 32), 96, 160, torch.bfloat16, {"quantization": "int8"}),

@@ -72,6 +72,13 @@ def test_captured_decodes_take_padding_slices() -> None:
     assert result.passed, result
 
 
+def test_layers_with_sinks_go_through_triton() -> None:
+    case, fake = AttentionCase("sinks", HEADS, 256, MIXED, sinks=True), FakeFlash()
+    result = checks.check_attention(case, FlashBackend(fake.library, 0), torch.float16, DEVICE)
+    assert result.passed, result
+    assert not fake.calls
+
+
 def test_kv_lengths_are_the_context_behind_each_slices_last_token() -> None:
     batch, _ = hybrid_batch([299, 0, 256], [1, 30, 300], 256, "cpu")
     lengths = Lengths.of(batch)

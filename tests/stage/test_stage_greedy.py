@@ -37,7 +37,7 @@ def test_every_chunk_size(tiny_model: Callable[..., Path], variant: str, chunk: 
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
-@pytest.mark.parametrize("variant", ["llama", "llama-tied", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("variant", ["llama", "llama-tied", "mistral", "qwen2", "qwen3", "gpt-oss"])
 def test_stages(tiny_model: Callable[..., Path], variant: str, num_stages: int) -> None:
     execute = make_chain(tiny_model(variant), num_stages)
     planner = MiniPlanner(execute, chunk=16, feeds=True)

@@ -10,10 +10,12 @@ import pytest
 from actors.scheduling.request import SamplingParams
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
-from tests.stage import packed_folders
+from tests.stage import mxfp4_folders, packed_folders
 from tests.stage.greedy_reference import GREEDY, expected, make_prompts, skip_unless_available
 from tests.stage.mini_planner import MiniPlanner, make_chain
 from tests.stage.rank_pool import RankPool
+from tests.stage.test_stage_packed import GREEDY as SHORT
+from tests.stage.test_stage_packed import LENGTHS, answers
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,8 @@ def test_two_ranks(
 
 # One key/value head for two ranks (yi), a tied odd vocabulary (qwen2, qwen3), sliding windows.
 # Fused tensors (phi3, glm4), whole q/k norm (olmo2), groups (falcon), one key/value head for two
-# ranks (falcon-7b), stored transposed (gpt2), learned positions (opt), experts (qwen3-moe).
+# ranks (falcon-7b), stored transposed (gpt2), learned positions (opt), experts (qwen3-moe),
+# sinks (gpt-oss).
 @pytest.mark.parametrize(
     "variant",
     [
@@ -55,6 +58,7 @@ def test_two_ranks(
         "opt",
         "cohere2",
         "qwen3-moe",
+        "gpt-oss",
     ],
 )
 def test_two_ranks_of_other_families(
@@ -78,6 +82,15 @@ def test_two_ranks_of_packed_weights(ranks: RankPool, tmp_path: Path, backend: s
     alone = MiniPlanner(make_chain(tmp_path, backend=backend)).run(make_prompts(), GREEDY)
     ranks.make(tmp_path, backend=backend)
     assert MiniPlanner(ranks.execute).run(make_prompts(), GREEDY) == alone
+
+
+def test_two_ranks_of_two_stages_of_mxfp4(ranks: RankPool, tmp_path: Path) -> None:
+    """A rank's half of an expert's 96 inner features cuts a group of 32."""
+    skip_unless_available("cpu")
+    model = mxfp4_folders.write(tmp_path)
+    ranks.make(tmp_path, 2, backend="cpu")
+    planner = MiniPlanner(ranks.execute, feeds=True)
+    assert planner.run(make_prompts(LENGTHS), SHORT) == answers(model)
 
 
 def test_sampled_tokens_and_swaps_reach_every_rank(

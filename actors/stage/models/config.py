@@ -34,7 +34,7 @@ class DecoderConfig:
     embedding_scale, logit_scale: factors of the embedding (rounded to the model's type where
     rounds_embedding_scale) and of the logits, which softcap c then turns into c * tanh(logits / c).
     expert_layers: whether a layer's MLP is a mixture, of num_experts of inner size expert_size.
-    normalizes_expert_weights: those of a token's experts sum to 1.
+    normalizes_expert_weights: those of a token's experts sum to 1. expert_bias: of the router too.
     quantization_config: as found in config.json, else None.
     """
 
@@ -72,6 +72,7 @@ class DecoderConfig:
     experts_per_token: int = 0
     expert_size: int = 0
     normalizes_expert_weights: bool = False
+    expert_bias: bool = False
     expert_layers: tuple[bool, ...] = ()
     dtype: str = "float32"
     eos_token_ids: tuple[int, ...] = ()

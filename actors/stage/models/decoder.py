@@ -82,7 +82,10 @@ class Decoder:
         self._group = group
         self._kv: Sequence[KVLayer] = ()
         self._stack: DecoderStack | None = None
-        self._shapes = [replace(shape, sliding_window=w.sliding_window) for w in weights.layers]
+        self._shapes = [
+            replace(shape, sliding_window=w.sliding_window, sinks_N=w.sinks_N)
+            for w in weights.layers
+        ]
         self._embedding_scale = config.embedding_scale
         if config.rounds_embedding_scale:
             self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.dtype).item()

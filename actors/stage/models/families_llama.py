@@ -118,6 +118,28 @@ def olmoe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     return replace(config, expert_size=base.inner_size)
 
 
+def gpt_oss(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Experts with biases and a clamped SwiGLU in every layer, a sink in each head's attention, and
+    a window in every other layer."""
+    keys.only("hidden_act", "silu")
+    keys.only("swiglu_alpha", 1.702)
+    keys.only("swiglu_limit", 7.0)
+    if not keys.get("rope_parameters") and not keys.get("rope_scaling"):
+        raise KeyError("rope_parameters")
+    bias = keys.flag("attention_bias", True)
+    kinds = [FULL if i % 2 else SLIDING for i in range(base.num_layers)]
+    config = _experts(windows(base, keys, kinds), keys, keys.size("num_local_experts"))
+    return replace(
+        config,
+        qkv_bias=bias,
+        out_bias=bias,
+        activation="clamped_swiglu",
+        expert_size=base.inner_size,
+        expert_bias=True,
+        normalizes_expert_weights=True,
+    )
+
+
 def _experts(base: DecoderConfig, keys: Keys, number: int) -> DecoderConfig:
     keys.ignore("num_experts", "num_local_experts")
     return replace(
@@ -226,6 +248,18 @@ FAMILIES: dict[str, Family] = {
             "max_position_embeddings": 4096,
             "num_experts_per_tok": 8,
             "rms_norm_eps": 1e-5,
+        },
+    ),
+    "GptOssForCausalLM": Family(
+        gpt_oss,
+        Names(sinks="self_attn.sinks", router="mlp.router", stacks_experts=True),
+        {
+            "head_dim": 64,
+            "max_position_embeddings": 131072,
+            "num_experts_per_tok": 4,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+            "sliding_window": 128,
         },
     ),
 }

@@ -21,8 +21,8 @@ MEANINGFUL = frozenset(
     num_ln_in_parallel_attn parallel_attn partial_rotary_factor q_lora_rank qk_layernorm
     query_pre_attn_scalar residual_multiplier rope_local_base_freq rotary_pct scale_attn_weights
     scale_attn_by_inverse_layer_idx scale_depth scale_emb sliding_window sliding_window_pattern
-    use_bidirectional_attention use_mrope use_parallel_residual use_qk_norm vision_config
-    word_embed_proj_dim
+    swiglu_alpha swiglu_limit use_bidirectional_attention use_mrope use_parallel_residual
+    use_qk_norm vision_config word_embed_proj_dim
     """.split()  # noqa: SIM905 - one name a line would fill the file
 )
 _NEUTRAL: tuple[Any, ...] = (None, False, 0, [], {}, "")

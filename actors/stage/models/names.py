@@ -16,7 +16,9 @@ class Names:
     of their results, before these join the residual.
     qkv: all three in one tensor, `grouped` by key/value head (its query heads, its key, its value)
     or all queries, all keys, all values. gate_up: gate above up.
-    expert: in front of the three names of each expert of a mixture.
+    sinks: of each head one more score of attention.
+    expert: in front of the three names of each expert of a mixture. stacks_experts: all of a layer
+    are one tensor, as `weights/stacked.py` reads them.
     transposed: linear layers are stored as (in, out) features.
     optional_prefix: what old checkpoints leave out at the front.
     """
@@ -38,6 +40,7 @@ class Names:
     out: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    sinks: str | None = None
     gate: str | None = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     gate_up: str | None = None
@@ -47,6 +50,7 @@ class Names:
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
+    stacks_experts: bool = False
     transposed: bool = False
     optional_prefix: str = ""
 

@@ -14,6 +14,8 @@ from actors.stage.models.rope import read_rope
 _log = logging.getLogger(__name__)
 
 QUANT_METHODS = ("awq", "compressed-tensors", "fp8", "gguf", "gptq")
+# Of families whose experts are stacked.
+STACKED_METHODS = ("mxfp4",)
 
 # What config.json calls an activation -> what `Backend.activate` does.
 ACTIVATIONS = {
@@ -101,10 +103,9 @@ def _check(config: DecoderConfig, keys: Keys) -> None:
             f"{config.num_heads} heads cannot share {config.num_kv_heads} key/value heads"
         )
     method = (config.quantization_config or {}).get("quant_method")
-    if method not in (None, *QUANT_METHODS):
-        raise ValueError(
-            f"quant_method {method!r} is not supported; supported: {', '.join(QUANT_METHODS)}"
-        )
+    known = STACKED_METHODS if config.names.stacks_experts else QUANT_METHODS
+    if method not in (None, *known):
+        raise ValueError(f"quant_method {method!r} is not supported; supported: {', '.join(known)}")
     if (key := keys.unread()) is not None:
         raise ValueError(
             f"{key} {keys.values[key]!r} changes what a model computes, and {config.architecture} "

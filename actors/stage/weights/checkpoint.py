@@ -92,13 +92,13 @@ class Checkpoint:
         # A copy: the mapped file may change while the weight is in use.
         return tensor.to(self._dtype, copy=True).contiguous()
 
-    def read_raw(self, name: str) -> torch.Tensor:
-        """A whole tensor as stored, packed integers and narrow floats included."""
-        shard = self.file_of(name)
+    def read_raw(self, name: str, row: int | None = None) -> torch.Tensor:
+        """A tensor as stored, whole or one row, packed integers and narrow floats included."""
+        shard, stored = self.file_of(name), name.removeprefix(self._left_out)
         try:
-            return torch.Tensor.clone(
-                self._handles[shard].get_tensor(name.removeprefix(self._left_out))
-            )
+            if row is not None:
+                return torch.Tensor.clone(self._handles[shard].get_slice(stored)[row])
+            return torch.Tensor.clone(self._handles[shard].get_tensor(stored))
         except (SafetensorError, OSError) as bad:
             raise ModelError(f"{shard}: tensor {name} cannot be read: {bad}") from bad
 

@@ -18,6 +18,7 @@ from actors.stage.weights.quantized import PACKED_ENDINGS, PackedLayers
 from actors.stage.weights.scaled import SCALED_ENDINGS, ScaledWeights
 from actors.stage.weights.schemes import COMPRESSED, FLOAT8
 from actors.stage.weights.source import DummySource, PackedSource, WeightSource
+from actors.stage.weights.stacked import StackedExperts
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +53,11 @@ def open_folder(
         shapes, ignored = all_shapes(config), IGNORED_ENDINGS
         optional = {f"{config.names.head}.weight"} if config.tied_embeddings else set()
         packed = None
+        if config.names.stacks_experts:
+            experts = StackedExperts(checkpoint, config.quantization_config or {}, dtype)
+            checkpoint.check(experts.stored(shapes), optional, ignored)
+            yield experts, None
+            return
         if (config.quantization_config or {}).get("quant_method") in (COMPRESSED, FLOAT8):
             yield _open_scaled(checkpoint, config, spec, dtype, shapes, optional)
             return

@@ -120,6 +120,7 @@ class Loader:
             q_norm_D=self._head_norm(prefix + names.q_norm, config.num_heads, part.q),
             k_norm_D=self._head_norm(prefix + names.k_norm, config.num_kv_heads, part.kv),
             sliding_window=config.sliding_windows[layer],
+            sinks_N=self._sinks(prefix),
             input_norm_bias_H=bias(names.input_norm),
             post_norm_bias_H=bias(names.mlp_norm),
             attention_out_norm_H=norm(names.attention_out_norm),
@@ -130,13 +131,14 @@ class Loader:
         """Of every expert this rank holds its part; the router whole, and never rounded."""
         config, names, inner = self.config, self.config.names, self.split.expert_inner
         router_EH = self._dense(prefix + names.router, self._shapes[names.router][0], WHOLE)
+        router_bias_E = self._bias(prefix, names.router, None)
         gate_ups, downs = [], []
         for expert in map(names.expert.format, range(config.num_experts)):
             pieces = [Piece(expert + n, inner) for n in (names.expert_gate, names.expert_up)]
             gate_ups.append(self._column_parallel(prefix, pieces))
             downs.append(self._row_parallel(prefix, expert + names.expert_down, inner))
         return Experts(
-            self.backend.pack_linear(router_EH, None), gate_ups, downs,
+            self.backend.pack_linear(router_EH, router_bias_E), gate_ups, downs,
             config.experts_per_token, config.normalizes_expert_weights,
         )  # fmt: skip
 
@@ -232,6 +234,14 @@ class Loader:
             return self._offset(self._fetch(f"{name}.weight", (size,), Shard(rows=part)))
         order = feature_order(config.ropes, config.head_dim)
         return self._offset(self._fetch(f"{name}.weight", (config.head_dim,), WHOLE, order))
+
+    def _sinks(self, prefix: str) -> torch.Tensor | None:
+        """Of this rank's heads."""
+        config, (begin, end) = self.config, self.split.q
+        if config.names.sinks is None:
+            return None
+        heads = Shard(rows=(begin // config.head_dim, end // config.head_dim))
+        return self._fetch(prefix + config.names.sinks, (config.num_heads,), heads).float()
 
     def _offset(self, weight: torch.Tensor) -> torch.Tensor:
         offset = self.config.norm_offset

@@ -9,6 +9,7 @@ import torch
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.rope import feature_order
 from actors.stage.models.split import Range, Split
+from actors.stage.weights.stacked import stacked_shapes
 
 # Buffers of old checkpoints, computed here from the config instead.
 IGNORED_ENDINGS: tuple[str, ...] = (
@@ -56,11 +57,12 @@ def linear_shapes(config: DecoderConfig, experts: bool) -> LinearShapes:
     }
     if experts:
         size = config.expert_size
-        shapes[names.router] = ((config.num_experts, hidden), False)
+        biased = config.expert_bias
+        shapes[names.router] = ((config.num_experts, hidden), biased)
         for expert in map(names.expert.format, range(config.num_experts)):
             for name in (names.expert_gate, names.expert_up):
-                shapes[expert + name] = ((size, hidden), False)
-            shapes[expert + names.expert_down] = ((hidden, size), False)
+                shapes[expert + name] = ((size, hidden), biased)
+            shapes[expert + names.expert_down] = ((hidden, size), biased)
         return shapes
     if names.gate_up is not None:
         mlp = {names.gate_up: 2 * inner}
@@ -77,7 +79,12 @@ def layer_shapes(config: DecoderConfig, experts: bool) -> Shapes:
     """Tensors of one layer, named behind `layer_prefix`, as stored."""
     names, hidden = config.names, config.hidden_size
     shapes: Shapes = {}
+    stacked = names.expert.partition("{}")[0] if experts and names.stacks_experts else None
+    if stacked is not None:
+        shapes |= {stacked + name: shape for name, shape in stacked_shapes(config).items()}
     for name, (shape, biased) in linear_shapes(config, experts).items():
+        if stacked is not None and name.startswith(stacked):
+            continue
         shapes[f"{name}.weight"] = shape[::-1] if names.transposed else shape
         if biased:
             shapes[f"{name}.bias"] = shape[:1]
@@ -85,6 +92,8 @@ def layer_shapes(config: DecoderConfig, experts: bool) -> Shapes:
     for norm in norms:
         if norm is not None:
             shapes |= norm_shapes(config, norm, hidden)
+    if names.sinks is not None:
+        shapes[names.sinks] = (config.num_heads,)
     if config.qk_norm != "none":
         whole = config.head_dim if config.qk_norm == "whole" else 0
         shapes[f"{names.q_norm}.weight"] = (config.num_heads * whole or config.head_dim,)

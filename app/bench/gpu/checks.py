@@ -54,6 +54,7 @@ class AttentionCase:
     softcap: float | None = None
     float8: bool = False
     pad: tuple[int, int] | None = None
+    sinks: bool = False
 
     @property
     def shape(self) -> AttentionShape:
@@ -70,6 +71,8 @@ SMALL_CASES = (
     AttentionCase("head of 256", (2, 1, 256), 256, ((33, 1), (60, 20))),
     AttentionCase("sliding window", (4, 2, 64), 16, _MIXED, window=37),
     AttentionCase("softcap", (4, 2, 64), 16, _MIXED, softcap=20.0),
+    AttentionCase("sinks, window", (4, 2, 64), 16, _MIXED, window=37, sinks=True),
+    AttentionCase("sinks, long", (8, 1, 64), 32, ((700, 1), (3, 1), (300, 1)), sinks=True),
     AttentionCase("float8 cache", (4, 2, 64), 16, _MIXED, float8=True),
     AttentionCase("decodes only, long", (8, 1, 64), 32, ((700, 1), (3, 1), (300, 1))),
     AttentionCase("decodes only, long, window", (8, 1, 64), 32, ((700, 1), (3, 1)), window=300),
@@ -126,10 +129,13 @@ def check_attention(
     case: AttentionCase, backend: Backend, dtype: torch.dtype, device: torch.device
 ) -> CheckResult:
     q_TND, batch, cache = attention_inputs(case, backend, dtype, device)
+    shape = case.shape
+    if case.sinks:
+        shape = replace(shape, sinks_N=2 * torch.randn(shape.num_heads, device=device))
     with poisoned_outputs():
-        out = backend.attention(q_TND, batch, cache, case.shape)
+        out = backend.attention(q_TND, batch, cache, shape)
     real = sum(length for _, length in case.slices)
-    expected = reference.attention(q_TND, batch, cache, case.shape)
+    expected = reference.attention(q_TND, batch, cache, shape)
     error = reference.relative_error(out[:real], expected[:real])
     name = f"{backend.name} attention: {case.name}"
     return _result(name, dtype, error)

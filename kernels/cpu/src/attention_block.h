@@ -33,7 +33,7 @@ class Block {
       end_[r] = position + 1;
       begin_[r] = first_visible(position, args.shape.sliding_window);
     }
-    states_.reset();
+    states_.reset(args.shape, task);
   }
 
   void run() {

@@ -61,7 +61,7 @@ void merge_pieces(const AttentionArgs& args, const AttentionTask& task, const fl
                   AttentionScratch scratch) {
   const int value_dim = round_up(args.shape.head_dim, 16);
   RowStates states;
-  states.reset();
+  states.reset(args.shape, task);
   std::memset(scratch.accumulated, 0, sizeof(float) * task.num_rows * value_dim);
   for (int p = task.first_partition; p < task.end_partition; ++p) {
     std::memcpy(states.part_maximum, partials, sizeof states.part_maximum);

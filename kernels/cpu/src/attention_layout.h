@@ -102,7 +102,8 @@ struct ShapeView {
   Dtype kv_dtype;
   int32_t sliding_window;  // 0: none
   float scale;
-  float softcap;  // 0: none
+  float softcap;       // 0: none
+  const float* sinks;  // of each head, or null
 
   int group() const { return num_heads / num_kv_heads; }
   KvLayout layout() const { return {kv_dtype, block_size, num_kv_heads, head_dim}; }

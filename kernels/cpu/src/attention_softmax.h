@@ -56,10 +56,13 @@ struct RowStates {
   alignas(64) float keep[kRowsPerBlock];  // factor of what was accumulated
   alignas(64) float take[kRowsPerBlock];  // factor of the partition
 
-  void reset() {
+  // A sink is one more score of a row, of a position without a value.
+  void reset(const ShapeView& shape, const AttentionTask& task) {
+    const int group = shape.group();
     for (int r = 0; r < kRowsPerBlock; ++r) {
-      maximum[r] = kMinusInfinity;
-      sum[r] = 0.0f;
+      const int head = task.kv_head * group + (task.first_row + r) % group;
+      maximum[r] = shape.sinks == nullptr ? kMinusInfinity : shape.sinks[head] * kLog2E;
+      sum[r] = shape.sinks == nullptr ? 0.0f : 1.0f;
     }
     reset_part();
   }

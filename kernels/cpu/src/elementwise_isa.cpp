@@ -49,15 +49,27 @@ inline Vec gelu_tanh(Vec x) {
   return x / (Vec::set(1.0f) + exp(inner * Vec::set(-1.5957691216057308f)));
 }
 
-template <class T, class F>
-void map_rows(const ActivateArgs& args, int64_t begin, int64_t end, F&& f) {
+// Of gpt-oss: the gate x sigmoid(1.702 x) with x at most 7; up within 7 of zero, plus one. What is
+// not a number stays so, as the second operand of min and max.
+inline Vec clamped_gate(Vec x) {
+  const Vec low = min(Vec::set(7.0f), x);
+  return low / (Vec::set(1.0f) + exp(low * Vec::set(-1.702f)));
+}
+
+inline Vec clamped_up(Vec x) {
+  return max(Vec::set(-7.0f), min(Vec::set(7.0f), x)) + Vec::set(1.0f);
+}
+
+// of_up: what becomes of up where there is a gate.
+template <class T, class F, class U>
+void map_rows(const ActivateArgs& args, int64_t begin, int64_t end, F&& f, U&& of_up) {
   for (int64_t row = begin; row < end; ++row) {
     T* y = static_cast<T*>(args.y) + row * args.width;
     if (args.gated) {
       const T* gate = static_cast<const T*>(args.x) + row * 2 * args.width;
       const T* up = gate + args.width;
       for_lanes(args.width, [&](int64_t i, int n) {
-        store_lanes(f(load_lanes(gate + i, n)) * load_lanes(up + i, n), y + i, n);
+        store_lanes(f(load_lanes(gate + i, n)) * of_up(load_lanes(up + i, n)), y + i, n);
       });
     } else {
       const T* x = static_cast<const T*>(args.x) + row * args.width;
@@ -70,13 +82,15 @@ void map_rows(const ActivateArgs& args, int64_t begin, int64_t end, F&& f) {
 
 template <class T>
 void activate_in(const ActivateArgs& args, int64_t begin, int64_t end) {
+  const auto as_is = [](Vec x) { return x; };
+  const auto map = [&](auto&& f, auto&& of_up) { map_rows<T>(args, begin, end, f, of_up); };
   switch (args.activation) {
-    case Activation::silu: return map_rows<T>(args, begin, end, [](Vec x) { return silu(x); });
-    case Activation::gelu: return map_rows<T>(args, begin, end, [](Vec x) { return gelu(x); });
-    case Activation::gelu_tanh:
-      return map_rows<T>(args, begin, end, [](Vec x) { return gelu_tanh(x); });
-    case Activation::relu:
-      return map_rows<T>(args, begin, end, [](Vec x) { return max(x, Vec::zero()); });
+    case Activation::silu: return map([](Vec x) { return silu(x); }, as_is);
+    case Activation::gelu: return map([](Vec x) { return gelu(x); }, as_is);
+    case Activation::gelu_tanh: return map([](Vec x) { return gelu_tanh(x); }, as_is);
+    case Activation::relu: return map([](Vec x) { return max(x, Vec::zero()); }, as_is);
+    case Activation::clamped_swiglu:
+      return map([](Vec x) { return clamped_gate(x); }, [](Vec x) { return clamped_up(x); });
   }
 }
 

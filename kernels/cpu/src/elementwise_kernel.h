@@ -28,9 +28,9 @@ struct NormArgs {
 };
 
 // In the order of `ACTIVATIONS` in kernels/layer_form.py.
-enum class Activation : int32_t { silu, gelu, gelu_tanh, relu };
+enum class Activation : int32_t { silu, gelu, gelu_tanh, relu, clamped_swiglu };
 
-// y = round(f(x)), or gated round(f(gate) * up)
+// y = round(f(x)), or gated round(f(gate) * up); of clamped_swiglu up is clamped and one more
 struct ActivateArgs {
   const void* x;  // (T, I), or gated (T, 2 I): gate, then up
   void* y;        // (T, I)

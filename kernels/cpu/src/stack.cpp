@@ -30,6 +30,7 @@ struct StackLayer {
   const void* k_norm;
   void* cache;
   const float* cos_sin;
+  const float* sinks;  // or null
   int32_t sliding_window;  // 0: none
   const AdapterModule* adapters[4];  // of qkv, out, gate_up, down, or null
 };
@@ -187,6 +188,7 @@ class Run {
   void attend(const StackLayer& layer, const void* input) {
     ShapeView shape = stack_.shape;
     shape.sliding_window = layer.sliding_window;
+    shape.sinks = layer.sinks;
     linear_forward(*layer.qkv, input, size_.hidden, size_.tokens, qkv_, size_.qkv);
     adapt_with(layer.adapters[kQkv], input, qkv_);
     const bool whole = stack_.whole_qk_norm;
