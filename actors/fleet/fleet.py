@@ -19,7 +19,7 @@ MOST_SESSIONS = 100_000  # conversations remembered, the least recent forgotten 
 
 
 @dataclass(slots=True)
-class Sight:
+class FleetEngine:
     """One engine in the picture.
 
     sent: (number, tokens to compute, context tokens) of what was sent and is not in the snapshot.
@@ -27,7 +27,7 @@ class Sight:
     """
 
     snapshot: EngineSnapshot
-    heard_s: float
+    updated_s: float
     sent: deque[tuple[int, int, int]] = field(default_factory=deque)
     num_sent: int = 0
     sent_prefill_tokens: int = 0
@@ -56,7 +56,7 @@ class Sight:
     def update(self, snapshot: EngineSnapshot, now_s: float) -> None:
         if snapshot.sequence <= self.snapshot.sequence:
             return
-        self.snapshot, self.heard_s = snapshot, now_s
+        self.snapshot, self.updated_s = snapshot, now_s
         sent = self.sent
         while sent and sent[0][0] <= snapshot.num_received:
             _, num_new, num_tokens = sent.popleft()
@@ -99,7 +99,7 @@ class Fleet:
     """`published`, `update_prefixes`, `sent` and `lost` change it; the rest only reads."""
 
     def __init__(self) -> None:
-        self.engines: dict[str, Sight] = {}  # by engine_id, in order of appearance
+        self.engines: dict[str, FleetEngine] = {}  # by engine_id, in order of appearance
         self.prefixes = PrefixIndex()
         self._sessions: OrderedDict[str, tuple[str, int]] = OrderedDict()  # engine, tokens there
 
@@ -107,11 +107,11 @@ class Fleet:
 
     def published(self, snapshot: EngineSnapshot, now_s: float) -> None:
         """A snapshot came in: the first makes the engine known. Old ones are dropped."""
-        sight = self.engines.get(snapshot.engine_id)
-        if sight is None:
-            self.engines[snapshot.engine_id] = Sight(snapshot, now_s)
+        engine = self.engines.get(snapshot.engine_id)
+        if engine is None:
+            self.engines[snapshot.engine_id] = FleetEngine(snapshot, now_s)
         else:
-            sight.update(snapshot, now_s)
+            engine.update(snapshot, now_s)
 
     def update_prefixes(self, update: PrefixUpdate) -> None:
         """An engine's prefix cache has changed; of one that is not known this is dropped."""
@@ -120,9 +120,9 @@ class Fleet:
 
     def sent(self, engine_id: str, arrival: Arrival) -> None:
         """The arrival has been sent to this engine."""
-        sight = self.engines[engine_id]
+        engine = self.engines[engine_id]
         cached = self.num_cached_tokens(arrival).get(engine_id, 0)
-        sight.send(arrival.num_tokens - cached, arrival.num_tokens)
+        engine.send(arrival.num_tokens - cached, arrival.num_tokens)
         self.prefixes.note(engine_id, arrival.prefix)
         if arrival.session:
             self._sessions[arrival.session] = (engine_id, arrival.num_tokens)
@@ -139,53 +139,53 @@ class Fleet:
 
     def silent(self, now_s: float, after_s: float) -> tuple[str, ...]:
         """Engines that have published nothing for so long."""
-        return tuple(e for e, sight in self.engines.items() if now_s - sight.heard_s > after_s)
+        return tuple(e for e, engine in self.engines.items() if now_s - engine.updated_s > after_s)
 
-    def candidates(self, arrival: Arrival) -> list[Sight]:
+    def candidates(self, arrival: Arrival) -> list[FleetEngine]:
         """Engines that may be asked: serving, and of the class it needs.
 
         Those too small for it are left out while others are not: alone, one of them has to say
         what is wrong with the request.
         """
         asked = [
-            sight
-            for sight in self.engines.values()
-            if (snapshot := sight.snapshot).accepts
+            engine
+            for engine in self.engines.values()
+            if (snapshot := engine.snapshot).accepts
             and (arrival.bits is None or arrival.bits == snapshot.bits)
             and snapshot.engine_id not in arrival.refused_by
         ]
         longest = arrival.num_tokens + 1
-        return [sight for sight in asked if longest <= sight.longest] or asked
+        return [engine for engine in asked if longest <= engine.longest] or asked
 
     def num_cached_tokens(self, arrival: Arrival) -> dict[str, int]:
         """Engine -> tokens of the arrival that it holds; the last token is always computed."""
         most = max(arrival.num_tokens - 1, 0)
         if arrival.prefix:
             return {
-                engine: min(blocks * sight.snapshot.block_size, most)
-                for engine, blocks in self.prefixes.hits(arrival.prefix).items()
-                if (sight := self.engines.get(engine)) is not None
+                engine_id: min(blocks * engine.snapshot.block_size, most)
+                for engine_id, blocks in self.prefixes.hits(arrival.prefix).items()
+                if (engine := self.engines.get(engine_id)) is not None
             }
-        engine, num_tokens = self._sessions.get(arrival.session, ("", 0))
-        return {engine: min(num_tokens, most)} if engine in self.engines else {}
+        engine_id, num_tokens = self._sessions.get(arrival.session, ("", 0))
+        return {engine_id: min(num_tokens, most)} if engine_id in self.engines else {}
 
-    def prospects(self, arrival: Arrival, sights: Iterable[Sight]) -> list[Prospect]:
+    def prospects(self, arrival: Arrival, engines: Iterable[FleetEngine]) -> list[Prospect]:
         """What each of these engines would make of the arrival."""
         cached = self.num_cached_tokens(arrival)
-        return [prospect(sight, arrival, cached.get(sight.engine_id, 0)) for sight in sights]
+        return [prospect(engine, arrival, cached.get(engine.engine_id, 0)) for engine in engines]
 
 
-def prospect(sight: Sight, arrival: Arrival, num_cached_tokens: int = 0) -> Prospect:
+def prospect(engine: FleetEngine, arrival: Arrival, num_cached_tokens: int = 0) -> Prospect:
     """What an engine that holds so many of the arrival's tokens would make of it."""
-    snapshot = sight.snapshot
+    snapshot = engine.snapshot
     num_new = arrival.num_tokens - num_cached_tokens
-    ttft_s, promised_s = snapshot.outlook.at(sight.sent_prefill_tokens + num_new)
+    ttft_s, promised_s = snapshot.outlook.at(engine.sent_prefill_tokens + num_new)
     if math.isnan(ttft_s):
         if snapshot.tokens_per_s > 0:
-            ttft_s = (sight.num_prefill_tokens + num_new) / snapshot.tokens_per_s
+            ttft_s = (engine.num_prefill_tokens + num_new) / snapshot.tokens_per_s
         return Prospect(snapshot.engine_id, num_cached_tokens, num_new, ttft_s)
-    context = sight.sent_tokens + arrival.num_tokens
-    tbt_s = snapshot.outlook.tbt_with_s(context, len(sight.sent))
+    context = engine.sent_tokens + arrival.num_tokens
+    tbt_s = snapshot.outlook.tbt_with_s(context, len(engine.sent))
     wanted_s = arrival.objective.ttft_s or snapshot.ttft_s or PATIENCE_S
     slack = 1.0 - promised_s / wanted_s
     if wanted_tbt_s := arrival.objective.tbt_s or snapshot.tbt_s:

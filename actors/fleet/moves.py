@@ -84,10 +84,10 @@ def stays(stream: OpenStream, fleet: Fleet, left_s: float) -> bool:
     left_s: until the engine goes. Judged by the longest it may become, at the pace of the step
     that its engine now predicts; a stream that ends sooner has then not moved for nothing.
     """
-    sight = fleet.engines.get(stream.engine_id)
-    if sight is None:
+    engine = fleet.engines.get(stream.engine_id)
+    if engine is None:
         return False
-    pace_s = sight.snapshot.outlook.tbt_s or sight.snapshot.tbt_s
+    pace_s = engine.snapshot.outlook.tbt_s or engine.snapshot.tbt_s
     return pace_s is not None and 0.0 < stream.arrival.max_tokens * pace_s <= left_s
 
 

@@ -139,7 +139,7 @@ class FleetClient:
     def is_ready(self) -> bool:
         if self._sleeps and self._card is not None and not self._fleet.engines:
             return True  # a request wakes one
-        return any(sight.snapshot.accepts for sight in self._fleet.engines.values())
+        return any(engine.snapshot.accepts for engine in self._fleet.engines.values())
 
     @property
     def failure(self) -> str | None:
@@ -154,7 +154,7 @@ class FleetClient:
     @property
     def snapshots(self) -> list[EngineSnapshot]:
         """Of the engines that have published a snapshot."""
-        return [sight.snapshot for sight in self._fleet.engines.values()]
+        return [engine.snapshot for engine in self._fleet.engines.values()]
 
     @property
     def num_engines(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from actors.fleet.fleet import Fleet, Sight
+from actors.fleet.fleet import Fleet, FleetEngine
 from actors.fleet.moves import OpenStream, move_streams, stays
 from actors.fleet.routers import Router
 from actors.fleet.snapshot import Arrival, BitClass, short_digests
@@ -91,7 +91,7 @@ def arrival_of(fleet_request: FleetRequest, fleet: Fleet) -> Arrival:
 
 def _prefix(fleet_request: FleetRequest, fleet: Fleet) -> tuple[bytes, ...]:
     """Digests of the prompt's blocks, where there is a choice to be made by them."""
-    sizes = {sight.snapshot.block_size for sight in fleet.engines.values()}
+    sizes = {engine.snapshot.block_size for engine in fleet.engines.values()}
     if len(fleet.engines) < 2 or len(sizes) != 1:
         return ()
     request = fleet_request.request
@@ -99,9 +99,11 @@ def _prefix(fleet_request: FleetRequest, fleet: Fleet) -> tuple[bytes, ...]:
     return short_digests(prefix_digests(request.prompt, block_size, request.cache_salt))
 
 
-def refusal_of(fleet_request: FleetRequest, serving: Sequence[Sight]) -> RequestRefused | None:
+def refusal_of(
+    fleet_request: FleetRequest, serving: Sequence[FleetEngine]
+) -> RequestRefused | None:
     """What the last engine said, if all of these have refused it; None: one may have it yet."""
     said = fleet_request.refusal
-    if said is None or any(sight.engine_id not in fleet_request.refused_by for sight in serving):
+    if said is None or any(engine.engine_id not in fleet_request.refused_by for engine in serving):
         return None
     return RequestRefused(said.message, param=said.param, retry_after_s=said.retry_after_s)

@@ -39,15 +39,15 @@ def test_every_stream_moves_exactly_once(
         OpenStream(i, leaving, arrival, bits, sensitive)
         for i, (arrival, sensitive) in enumerate(drawn)
     ]
-    before = {name: sight.num_sent for name, sight in fleet.engines.items()}
+    before = {name: engine.num_sent for name, engine in fleet.engines.items()}
     moves = move_streams(
         open_streams, fleet, build_router(router), 0.0, allow_inexact=allow_inexact
     )
     assert sorted(move.stream_id for move in moves) == list(range(len(drawn)))
     serving = {
-        name: sight.snapshot.bits
-        for name, sight in fleet.engines.items()
-        if sight.snapshot.state is EngineState.SERVING
+        name: engine.snapshot.bits
+        for name, engine in fleet.engines.items()
+        if engine.snapshot.state is EngineState.SERVING
     }
     for move in moves:
         stream = open_streams[move.stream_id]
@@ -60,7 +60,7 @@ def test_every_stream_moves_exactly_once(
             at_home = serving[move.engine_id] == bits
             assert move.exact == (at_home or not stream.sensitive)
             assert at_home or not stream.sensitive or bits not in serving.values()
-    sent = {name: sight.num_sent - before[name] for name, sight in fleet.engines.items()}
+    sent = {name: engine.num_sent - before[name] for name, engine in fleet.engines.items()}
     for name, count in sent.items():
         assert count == sum(move.engine_id == name for move in moves)
 

@@ -31,11 +31,11 @@ def test_only_engines_that_serve_and_fit_are_picked(
     name: str, fleet: Fleet, arrival: Arrival
 ) -> None:
     may = {
-        engine
-        for engine, sight in fleet.engines.items()
-        if sight.snapshot.state is EngineState.SERVING
-        and arrival.bits in (None, sight.snapshot.bits)
-        and engine not in arrival.refused_by
+        engine_id
+        for engine_id, engine in fleet.engines.items()
+        if engine.snapshot.state is EngineState.SERVING
+        and arrival.bits in (None, engine.snapshot.bits)
+        and engine_id not in arrival.refused_by
     }
     router = build_router(name)
     for _ in range(3):

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from actors.fleet.fleet import Fleet, Prospect, Sight
+from actors.fleet.fleet import Fleet, FleetEngine, Prospect
 from actors.fleet.snapshot import Arrival
 
 
@@ -20,16 +20,16 @@ class Router(ABC):
 
     def choose(self, arrival: Arrival, fleet: Fleet, now_s: float) -> Prospect | None:
         """Where it goes, and what is expected there; None: no engine can take it now."""
-        sights = fleet.candidates(arrival)
-        if not sights:
+        engines = fleet.candidates(arrival)
+        if not engines:
             return None
-        chosen = self.pick(sights, arrival, fleet, now_s)
+        chosen = self.pick(engines, arrival, fleet, now_s)
         if isinstance(chosen, Prospect):
             return chosen
         return fleet.prospects(arrival, (chosen,))[0]
 
     @abstractmethod
     def pick(
-        self, sights: Sequence[Sight], arrival: Arrival, fleet: Fleet, now_s: float
-    ) -> Sight | Prospect:
-        """One of `sights`, of which there is at least one."""
+        self, engines: Sequence[FleetEngine], arrival: Arrival, fleet: Fleet, now_s: float
+    ) -> FleetEngine | Prospect:
+        """One of `engines`, of which there is at least one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actors.fleet.fleet import Fleet, Sight
+from actors.fleet.fleet import Fleet, FleetEngine
 from actors.fleet.routers.base import Router
 from actors.fleet.snapshot import Arrival
 from actors.scheduling.registry import within
@@ -18,16 +18,20 @@ class RoundRobin(Router):
     def __init__(self) -> None:
         self._next = -1
 
-    def pick(self, sights: Sequence[Sight], arrival: Arrival, fleet: Fleet, now_s: float) -> Sight:
+    def pick(
+        self, engines: Sequence[FleetEngine], arrival: Arrival, fleet: Fleet, now_s: float
+    ) -> FleetEngine:
         self._next += 1
-        return sights[self._next % len(sights)]
+        return engines[self._next % len(engines)]
 
 
 class LeastLoaded(Router):
     """The fewest unfinished requests."""
 
-    def pick(self, sights: Sequence[Sight], arrival: Arrival, fleet: Fleet, now_s: float) -> Sight:
-        return min(sights, key=lambda sight: sight.num_live)
+    def pick(
+        self, engines: Sequence[FleetEngine], arrival: Arrival, fleet: Fleet, now_s: float
+    ) -> FleetEngine:
+        return min(engines, key=lambda engine: engine.num_live)
 
 
 class PowerOfTwo(Router):
@@ -36,12 +40,14 @@ class PowerOfTwo(Router):
     def __init__(self, seed: int = 0) -> None:
         self._state = seed & _64_BITS
 
-    def pick(self, sights: Sequence[Sight], arrival: Arrival, fleet: Fleet, now_s: float) -> Sight:
-        if len(sights) == 1:
-            return sights[0]
-        first = self._draw(len(sights))
-        second = self._draw(len(sights) - 1)
-        a, b = sights[first], sights[second + (second >= first)]
+    def pick(
+        self, engines: Sequence[FleetEngine], arrival: Arrival, fleet: Fleet, now_s: float
+    ) -> FleetEngine:
+        if len(engines) == 1:
+            return engines[0]
+        first = self._draw(len(engines))
+        second = self._draw(len(engines) - 1)
+        a, b = engines[first], engines[second + (second >= first)]
         return a if a.num_live <= b.num_live else b
 
     def _draw(self, below: int) -> int:
@@ -63,12 +69,14 @@ class LongestPrefix(Router):
         within(0.0, 1.0, least_share=least_share)
         self._least_share = least_share
 
-    def pick(self, sights: Sequence[Sight], arrival: Arrival, fleet: Fleet, now_s: float) -> Sight:
+    def pick(
+        self, engines: Sequence[FleetEngine], arrival: Arrival, fleet: Fleet, now_s: float
+    ) -> FleetEngine:
         cached = fleet.num_cached_tokens(arrival)
         least = self._least_share * arrival.num_tokens
 
-        def rank(sight: Sight) -> tuple[int, int]:
-            held = cached.get(sight.engine_id, 0)
-            return (-held if held >= least else 0, sight.num_live)
+        def rank(engine: FleetEngine) -> tuple[int, int]:
+            held = cached.get(engine.engine_id, 0)
+            return (-held if held >= least else 0, engine.num_live)
 
-        return min(sights, key=rank)
+        return min(engines, key=rank)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from actors.fleet.fleet import PATIENCE_S, Fleet, Prospect, Sight
+from actors.fleet.fleet import PATIENCE_S, Fleet, FleetEngine, Prospect
 from actors.fleet.routers.base import Router
 from actors.fleet.snapshot import Arrival
 
@@ -39,42 +39,42 @@ class SlackRouter(Router):
     reads_outlook: ClassVar[bool] = True
 
     def pick(
-        self, sights: Sequence[Sight], arrival: Arrival, fleet: Fleet, now_s: float
+        self, engines: Sequence[FleetEngine], arrival: Arrival, fleet: Fleet, now_s: float
     ) -> Prospect:
-        prospects = fleet.prospects(arrival, sights)
+        prospects = fleet.prospects(arrival, engines)
         most = max([there.num_cached_tokens for there in prospects])
         least = most - LEAST_TOKENS  # who holds fewer would compute the prefix anew
         anew_s = [
-            _work_s(sight)
-            for there, sight in zip(prospects, sights, strict=True)
+            _work_s(engine)
+            for there, engine in zip(prospects, engines, strict=True)
             if there.num_cached_tokens < least
         ]
         mean_s = sum(anew_s) / max(len(anew_s), 1)
 
-        def rank(both: tuple[Prospect, Sight]) -> tuple[bool, int, float]:
-            there, sight = both
+        def rank(both: tuple[Prospect, FleetEngine]) -> tuple[bool, int, float]:
+            there, engine = both
             is_dear = there.num_cached_tokens < least and (
-                max(mean_s, _work_s(sight)) > IDLE_SHARE * _wanted_s(sight, arrival)
+                max(mean_s, _work_s(engine)) > IDLE_SHARE * _wanted_s(engine, arrival)
             )
-            return (is_dear, *_rank(there, sight))
+            return (is_dear, *_rank(there, engine))
 
-        return min(zip(prospects, sights, strict=True), key=rank)[0]
-
-
-def _wanted_s(sight: Sight, arrival: Arrival) -> float:
-    return arrival.objective.ttft_s or sight.snapshot.ttft_s or PATIENCE_S
+        return min(zip(prospects, engines, strict=True), key=rank)[0]
 
 
-def _work_s(sight: Sight) -> float:
+def _wanted_s(engine: FleetEngine, arrival: Arrival) -> float:
+    return arrival.objective.ttft_s or engine.snapshot.ttft_s or PATIENCE_S
+
+
+def _work_s(engine: FleetEngine) -> float:
     """What its prompts still take; 0.0 where it predicts nothing."""
-    rate = sight.snapshot.outlook.prefill_rate
-    return sight.num_prefill_tokens / rate if rate else 0.0
+    rate = engine.snapshot.outlook.prefill_rate
+    return engine.num_prefill_tokens / rate if rate else 0.0
 
 
-def _rank(there: Prospect, sight: Sight) -> tuple[int, float]:
+def _rank(there: Prospect, engine: FleetEngine) -> tuple[int, float]:
     work = there.num_new_tokens + LEAST_TOKENS
     if math.isnan(there.slack):
-        return (1, float((sight.num_prefill_tokens + work) * (sight.num_live + 1)))
+        return (1, float((engine.num_prefill_tokens + work) * (engine.num_live + 1)))
     if there.slack > 0.0:
-        return (0, work * (sight.num_live + 1) / there.slack)
-    return (2, there.ttft_s + WASTE * work / max(sight.snapshot.outlook.prefill_rate, 1.0))
+        return (0, work * (engine.num_live + 1) / there.slack)
+    return (2, there.ttft_s + WASTE * work / max(engine.snapshot.outlook.prefill_rate, 1.0))
