@@ -30,7 +30,7 @@ class KVMoves:
         self._era = 0  # of the stages that answer
 
     def start(self) -> None:
-        """Tell the core what the stores begin with, if there are any."""
+        """Submit to the core what the stores begin with, if there are any."""
         if self._stages.tier:
             self._handle(TierHolds(self._stages.tier))
 

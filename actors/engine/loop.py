@@ -66,8 +66,8 @@ class EngineLoop:
     """One per scheduler, from the moment its stages and its core are there.
 
     handle: the core's own, or one that records events on the way.
-    publisher: what a fleet's fronts are told of the engine; None outside a fleet.
-    on_owner_gone: called once the replica's socket has closed, and with it the engine's life.
+    publisher: makes the engine's snapshots for a fleet's fronts; None outside a fleet.
+    on_owner_gone: called once the replica's socket has closed, which ends the engine.
     """
 
     def __init__(
@@ -246,13 +246,13 @@ class StepDeadline:
     def watch(self) -> None:
         """A step is in flight."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._floor_s, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self._floor_s, self._check)
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn from a step that went well: the slowest token of late, forgotten slowly."""
         self._slowest_token_s = max(0.99 * self._slowest_token_s, seconds / max(1, num_tokens))
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         if not self._core.in_flight:
             return
@@ -263,7 +263,7 @@ class StepDeadline:
         left_s = since_s + limit_s - time.monotonic()
         if left_s > 0:
             wait_s = min(left_s, self._floor_s)
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._check)
         else:
             self._lose(f"no answer within {limit_s:.1f} s")
 

@@ -1,8 +1,8 @@
 """All that a scheduler serves: the replica that owns it, and the fronts of its fleet.
 
-The owner's socket is the engine's life: when it closes, the engine ends. Fronts come and go.
-The id of a request tells whose it is, so outputs find their way without a table, and a message
-with another connection's id ends the connection that it came by.
+When the owner's socket closes, the engine ends. Fronts come and go. A request's id contains its
+connection's number, so outputs are sent without a table, and a message with another connection's
+id ends the connection that it came by.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def first_id(connection: int) -> int:
 
 
 def connection_of(request_id: int) -> int:
-    """Whose request this is, told by its id."""
+    """The number of the connection that a request came by."""
     return request_id // _IDS_PER_CONNECTION
 
 

@@ -86,7 +86,7 @@ class Questions:
         }
 
     def leave(self) -> None:
-        """Tell the fronts that this engine takes nothing more."""
+        """Publish that this engine takes nothing more."""
         if self._publication is not None:
             self._publication.leave()
 

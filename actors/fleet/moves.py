@@ -56,10 +56,10 @@ def move_streams(
     *,
     allow_inexact: bool = False,
 ) -> list[StreamMove]:
-    """Where each of these goes, one move a stream; the fleet is told of each as sent.
+    """Where each of these goes, one move a stream; the fleet counts each as sent.
 
     The streams' own engine must be out of the picture (`lost`) or draining. Tightest objectives go
-    first, then the shortest: they are the ones a queue would hurt most, and hurt others least.
+    first, then the shortest: a queue would delay them most, and they delay others least.
     """
     moves: list[StreamMove] = []
     for stream in sorted(streams, key=_urgency):

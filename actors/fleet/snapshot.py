@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from actors.scheduling.request import Objective
 
-SHORT_DIGEST_BYTES = 8  # of a block's digest that travels: enough to tell a fleet's blocks apart
+SHORT_DIGEST_BYTES = 8  # of a block's digest that travels: enough to distinguish a fleet's blocks
 
 
 class EngineState(enum.StrEnum):

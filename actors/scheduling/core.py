@@ -247,7 +247,7 @@ class Core:
         self.requests.num_in_flight = 0
         if self.tier is not None:
             self.tier.lost()
-            self.tier.told(event.tier)
+            self.tier.set_held(event.tier)
         outputs = self.faults.pipeline_lost(steps)
         if outputs:
             out.append(Emit(tuple(outputs)))
@@ -283,7 +283,7 @@ class Core:
         if isinstance(event, Moved):
             self.tier.moved(event)
         else:
-            self.tier.told(event.ranks)
+            self.tier.set_held(event.ranks)
 
     # ---- planning ---------------------------------------------------------------------
 

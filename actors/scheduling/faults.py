@@ -135,7 +135,7 @@ class Faults:
     def step_failed(self, step: InFlight, message: str, culprit: int | None) -> list[Output]:
         requests, outputs = self.requests, list[Output]()
         members = step.members()
-        # A step behind a failed one may raise as its consequence: that tells nothing new.
+        # A step behind a failed one may raise as its consequence: that is no new evidence.
         is_explained = culprit is not None or any(state.discard for state in members)
         for state in members:
             state.in_flight -= 1

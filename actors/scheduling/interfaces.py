@@ -209,7 +209,7 @@ class Refusal:
 class Quote:
     """What would become of a request submitted now. Asking reserves nothing. Times in seconds.
 
-    can_serve_now: it would be taken and keep its objectives. None: it cannot be told, as there is
+    can_serve_now: it would be taken and keep its objectives. None: unknown, as there is
         no cost model; then no time below is known.
     ttft_s: to its first token, as likely later as earlier. ttft_bound_s: what admission judges by.
     tbt_bound_s: between its tokens, beside those that run now.

@@ -178,7 +178,7 @@ class Outcomes:
     def _take_prompt_logprobs(
         self, request_id: int, first: int, entries: Sequence[TokenLogprobs]
     ) -> None:
-        """Keep what is new; a recomputed prompt tells the same again."""
+        """Keep what is new; a recomputed prompt repeats the same."""
         state = self.requests.by_id.get(request_id)
         if state is not None and not state.discard:
             known = len(state.prompt_logprobs)

@@ -1,7 +1,7 @@
 """The second tier of the prefix cache: when KV moves between the device and the stages' stores.
 
-Every rank keeps blocks by the digest of their content, in host memory and on disk. The core knows
-what they told it: a block counts where every rank has it. Moves run beside the steps; what a move
+Every rank keeps blocks by the digest of their content, in host memory and on disk. The core has
+what they reported: a block counts where every rank has it. Moves run beside the steps; what a move
 holds on the device is touched by no step until the move is answered. A step beside a move is a kind
 of its own to the cost model, so budgets learn how much less fits it.
 
@@ -86,7 +86,7 @@ class SecondTier:
     def holds(self, digest: bytes) -> bool:
         return self._ranks_with.get(digest) == self._everywhere
 
-    def told(self, ranks: Sequence[Sequence[bytes]]) -> None:
+    def set_held(self, ranks: Sequence[Sequence[bytes]]) -> None:
         """All that each rank's store holds, in place of what was known."""
         self._ranks_with.clear()
         self.num_held = 0
@@ -136,7 +136,7 @@ class SecondTier:
             self.blocks.commit(block, digest)
 
     def _resume(self, move: PendingMove, is_whole: bool) -> None:
-        """Those who waited are in the queue again; after a failure they are computed."""
+        """The waiting requests are in the queue again; after a failure they are computed."""
         waiting = self.requests.waiting
         for state in reversed(move.waiting):  # each goes before its peers
             if state.status is RequestStatus.WAITING:
@@ -200,7 +200,7 @@ class SecondTier:
                 return state
             claimant = running.claimant
             if claimant is not None and claimant.status is RequestStatus.RUNNING:
-                return state  # what comes free is for whoever lacks it
+                return state  # what comes free is for the running request that lacks it
             move = self._move_for(state)
             if move is None:
                 return state

@@ -176,7 +176,7 @@ class RequestState:
         return self.num_tokens - self.num_computed_tokens
 
     def introduce(self) -> RequestStart:
-        """What the stages are told of it as it enters them."""
+        """What the stages need of it as it enters them."""
         request = self.request
         return RequestStart(
             request_id=self.request_id,

@@ -258,7 +258,7 @@ class Sampler:
 def held_back(
     columns: Columns, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Whose stop tokens are forbidden so far."""
+    """Draws for which stop tokens are still forbidden (`min_tokens`)."""
     held_back_S: NDArray[np.bool_] = (
         positions_S - columns.num_prompt_R[rows_S] < columns.min_tokens_R[rows_S]
     )
@@ -281,9 +281,9 @@ def race_alone(
 
 
 def _are_finite(raw_SV: torch.Tensor, drawn_S: NDArray[np.int64]) -> bool:
-    """Whether the rows of these logits are numbers, told by those of the drawn tokens: an overflow
-    before the head makes every logit of its row infinite or none."""
-    if drawn_S.min() < 0:  # a device that drew them has found out itself
+    """Whether these logits are finite, judged by those of the drawn tokens: an overflow before the
+    head makes every logit of its row infinite or none."""
+    if drawn_S.min() < 0:  # the device that drew them has checked
         return False
     drawn = torch.from_numpy(drawn_S).to(raw_SV.device)
     return bool(torch.isfinite(raw_SV.gather(1, drawn[:, None])).all())

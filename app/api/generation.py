@@ -183,7 +183,7 @@ class Generation:
                 await queue.put(None)
             except EngineError as error:
                 await queue.put(error)
-            except Exception as error:  # handed to the reader below, who raises it
+            except Exception as error:  # raised by the reader below
                 await queue.put(error)
 
         tasks = [asyncio.create_task(pump(number)) for number in range(len(self._requests))]
@@ -226,7 +226,7 @@ def _parts(chunk: TokenChunk) -> Iterator[TokenChunk]:
 def usage_of(generation: Generation, num_reasoning_tokens: int | None = None) -> dict[str, object]:
     """The usage object: what was computed and what of it came from the prefix cache.
 
-    num_reasoning_tokens: of the completion's; None where reasoning is not told apart.
+    num_reasoning_tokens: of the completion's; None where reasoning is not separated.
     """
     prompt, completion = generation.num_prompt_tokens, generation.num_completion_tokens
     usage: dict[str, object] = {

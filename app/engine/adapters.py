@@ -33,7 +33,7 @@ class AdaptedEngine(EngineClient):
         self._engine = engine
         self._name = name
         self.slot = slot
-        # Nobody can guess it, so no other request's salt leads to this adapter's cached prefixes.
+        # It cannot be guessed, so no other request's salt leads to this adapter's cached prefixes.
         self._salt = secrets.token_hex(16)
         self.num_open = 0
         self.is_unloaded = False

@@ -66,7 +66,7 @@ class SchedulerChannel:
         self._send(AbortRequests(tuple(request_ids)))
 
     def _send(self, message: SubmitRequests | AbortRequests | Ask | Hello) -> None:
-        """Dropped when the scheduler is gone: `on_lost` tells of that."""
+        """Dropped when the scheduler is gone, of which `on_lost` is the sign."""
         if self._socket is not None:
             self._socket.send(pack_kind(message))
 

@@ -109,7 +109,7 @@ class SchedulerLink(SchedulerChannel):
     async def _serve(self) -> None:
         with suppress(ray.exceptions.RayError):
             await self._actor.serve.remote()
-        self._lost()  # known already, if the socket has told
+        self._lost()  # known already, if the socket has closed
 
     async def close(self) -> None:
         """Let the scheduler end its stages, and end it."""

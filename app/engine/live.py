@@ -124,7 +124,7 @@ class LiveEngine:
             await asyncio.sleep(_HEARTBEAT_S)
             link = self._link
             if not link.is_open:
-                continue  # the socket's end has told, and started the rebuild
+                continue  # the socket has closed, which started the rebuild
             try:
                 await link.ask("stage_pids")
             except QuestionFailed as error:
@@ -250,7 +250,7 @@ class LiveEngine:
         self, num_prompt_tokens: int, max_tokens: int, objective: Objective, tenant: str
     ) -> Quote:
         promised = (objective.tbt_s, objective.ttft_s)
-        now_s = time.monotonic()  # the scheduler's clock too: arrivals are told by it
+        now_s = time.monotonic()  # the scheduler's clock too: arrivals are given by it
         row = await self._link.ask("quote", now_s, num_prompt_tokens, max_tokens, *promised, tenant)
         return Quote(*row)
 

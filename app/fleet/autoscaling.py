@@ -22,7 +22,7 @@ from actors.fleet.scaling import Bounds, EngineLoad, build_scaling
 from app.fleet.registry import registry_of
 
 logger = logging.getLogger("ray.serve")
-_LOOK_S = 1.0
+_READ_EVERY_S = 1.0
 
 
 class ServeContext(Protocol):
@@ -46,7 +46,7 @@ class Autoscaler:
         build_scaling(scaling, Bounds(), options)
         self._scaling = scaling
         self._options = options
-        self._num_waiting, self._looked_s = 0, -math.inf
+        self._num_waiting, self._read_s = 0, -math.inf
 
     def __call__(self, context: ServeContext) -> tuple[int, dict[str, float]]:
         """How many replicas, and what to remember."""
@@ -65,24 +65,26 @@ class Autoscaler:
         return wanted, dict(kept)
 
     def _waiting(self, context: ServeContext, now_s: float) -> int:
-        """Requests that wait for an engine to start: fronts tell of them where there may be none.
+        """Requests that wait for an engine to start: fronts report them where there may be none.
 
-        Serve's controller asks ten times a second, the cluster's store is asked once.
+        Serve's controller calls ten times a second, the cluster's store is read once.
         """
         if context.capacity_adjusted_min_replicas > 0:
             return 0
-        if now_s - self._looked_s >= _LOOK_S:
+        if now_s - self._read_s >= _READ_EVERY_S:
             registry = registry_of(context.app_name, context.deployment_name)
             try:
                 self._num_waiting = registry.num_waiting(time.time())
-            except Exception as error:  # the store is away: nothing is decided by its silence
-                logger.warning("asking who waits: %s: %s", type(error).__name__, error)
-            self._looked_s = now_s
+            except Exception as error:  # without the store the last number stands
+                logger.warning(
+                    "reading the number of waiting requests: %s: %s", type(error).__name__, error
+                )
+            self._read_s = now_s
         return self._num_waiting
 
 
 def loads_of(metrics: Mapping[str, Mapping[Any, Any]]) -> dict[str, EngineLoad]:
-    """The newest numbers of every engine that has told all of them."""
+    """The newest numbers of every engine that has reported all of them."""
     newest: dict[str, dict[str, float]] = {}
     for name, of_replica in metrics.items():
         for replica, series in of_replica.items():
@@ -92,6 +94,6 @@ def loads_of(metrics: Mapping[str, Mapping[Any, Any]]) -> dict[str, EngineLoad]:
     for replica, stats in newest.items():
         try:
             loads[replica] = EngineLoad.from_stats(stats)
-        except KeyError:  # it has only begun to tell
+        except KeyError:  # its first report is not whole
             continue
     return loads

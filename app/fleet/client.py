@@ -81,7 +81,7 @@ class FleetClient:
         self._created_s = int(time.time())
         self._changes: dict[str, Any] = {}  # made live, for engines that join later
         self._watcher: asyncio.Task[None] | None = None
-        self._was_told = asyncio.Event()  # by an engine, of itself
+        self._snapshot_came = asyncio.Event()  # of an engine not connected before
         self._tasks: set[asyncio.Task[None]] = set()
         self.objective = Objective()
         self.iterations = IterationFeed()
@@ -95,10 +95,10 @@ class FleetClient:
         self._watcher = asyncio.create_task(self._watch())
         with suppress(TimeoutError):
             async with asyncio.timeout(_ACQUAINTED_WITHIN_S):
-                await self._finder.has_looked()
+                await self._finder.refreshed()
                 while any(c.snapshot is None for c in self._known()):
-                    self._was_told.clear()
-                    await self._was_told.wait()
+                    self._snapshot_came.clear()
+                    await self._snapshot_came.wait()
 
     async def close(self) -> None:
         if self._watcher is not None:
@@ -110,7 +110,7 @@ class FleetClient:
             connection.close()
 
     async def _watch(self) -> None:
-        """What no message tells of: silence, and waits that are over."""
+        """What no message announces: silent engines, and waits that are over."""
         while True:
             await asyncio.sleep(_WATCH_PERIOD_S)
             try:
@@ -122,9 +122,9 @@ class FleetClient:
                 self._placement.place_waiting()
                 self._placement.end_waits(now_s)
                 if self._sleeps:
-                    # One that has never met an engine does not know what it may promise clients.
+                    # A front that has met no engine lacks the model's limits: it counts as one.
                     waiting = max(self._placement.num_unplaced, int(self._card is None))
-                    await self._finder.tell_waiting(waiting)
+                    await self._finder.report_waiting(waiting)
             except Exception:  # the watch must outlive whatever one stream raises
                 logger.exception("watching the fleet")
 
@@ -278,7 +278,7 @@ class FleetClient:
         )
         self._connections[connection.engine_id] = connection
         self._fleet.published(snapshot, time.monotonic())
-        self._was_told.set()
+        self._snapshot_came.set()
         if not snapshot.accepts and connection.open:
             self._placement.evacuate(connection, snapshot.state)
         self._placement.place_waiting()
@@ -299,4 +299,4 @@ class FleetClient:
         self._connections.pop(connection.engine_id, None)
         self._fleet.lost(connection.engine_id)
         self._placement.lost(connection)
-        self._finder.look()
+        self._finder.refresh()

@@ -1,6 +1,6 @@
 """`python -m app.fleet.drain_node SECONDS`: what a node does before it goes.
 
-Serve is told to drain this Ray node: it starts each replica anew elsewhere, then stops the one
+Serve drains this Ray node: it starts each replica anew elsewhere, then stops the one
 here, and an engine that is stopped hands its streams over. Returns when no replica is left here, or
 after so many seconds. Kubernetes runs it in each pod before that is deleted (configs/deploy).
 """

@@ -14,7 +14,7 @@ from app.fleet.registry import Registry
 logger = logging.getLogger("legato.fleet")
 
 _PERIOD_S = 1.0
-_TELL_AGAIN_S = 5.0
+_REPORT_AGAIN_S = 5.0
 _FORGET_AFTER_S = 30.0  # an entry whose engine cannot be reached; a living one says so again
 
 
@@ -24,39 +24,41 @@ class ConnectionOwner(Owner, Protocol):
 
 
 class Finder:
-    """Looks at the registry once a second, and at once when told to."""
+    """Reads the registry once a second, and at once after `refresh`."""
 
     def __init__(self, registry: Registry, node: str) -> None:
         self._registry = registry
         self._node = node
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        self._looked = asyncio.Event()
+        self._refreshed = asyncio.Event()
         self._connecting: dict[str, asyncio.Task[None]] = {}
         self._failing_since_s: dict[str, float] = {}
         self._front_id = secrets.token_hex(6)
-        self._told_waiting, self._told_at_s = 0, 0.0
+        self._reported_waiting, self._reported_at_s = 0, 0.0
 
     def start(self, owner: ConnectionOwner) -> None:
         self._task = asyncio.create_task(self._run(owner))
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Something has changed."""
         self._wake.set()
 
-    async def has_looked(self) -> None:
-        """Returns once every engine found at the first look is connected, or cannot be."""
-        await self._looked.wait()
+    async def refreshed(self) -> None:
+        """Returns once every engine found at the first refresh is connected, or cannot be."""
+        await self._refreshed.wait()
         if self._connecting:
             await asyncio.wait(self._connecting.values())
 
-    async def tell_waiting(self, count: int) -> None:
-        """Tell whoever scales the fleet that so many requests wait for an engine to start."""
+    async def report_waiting(self, count: int) -> None:
+        """Publish for the autoscaler how many requests wait for an engine to start."""
         now_s = time.monotonic()
-        if count == self._told_waiting and (not count or now_s - self._told_at_s < _TELL_AGAIN_S):
+        if count == self._reported_waiting and (
+            not count or now_s - self._reported_at_s < _REPORT_AGAIN_S
+        ):
             return
-        await self._registry.tell_waiting(self._front_id, count)
-        self._told_waiting, self._told_at_s = count, now_s
+        await self._registry.report_waiting(self._front_id, count)
+        self._reported_waiting, self._reported_at_s = count, now_s
 
     async def close(self) -> None:
         for task in (self._task, *self._connecting.values()):
@@ -66,9 +68,9 @@ class Finder:
     async def _run(self, owner: ConnectionOwner) -> None:
         while True:
             try:
-                await self._look(owner)
-                self._looked.set()
-            except Exception as error:  # the cluster's store is away: who is connected stays so
+                await self._refresh(owner)
+                self._refreshed.set()
+            except Exception as error:  # the cluster's store is away: connections stay
                 logger.warning("looking for engines: %s: %s", type(error).__name__, error)
             self._wake.clear()
             try:
@@ -76,7 +78,7 @@ class Finder:
             except TimeoutError:
                 continue
 
-    async def _look(self, owner: ConnectionOwner) -> None:
+    async def _refresh(self, owner: ConnectionOwner) -> None:
         engine_ids = await self._registry.ids()
         for engine_id in set(self._failing_since_s) - set(engine_ids):
             del self._failing_since_s[engine_id]

@@ -93,7 +93,7 @@ def overview(answers: Mapping[Connection, Mapping[str, Any]], moves: StreamMoves
 
 
 def _engine(connection: Connection, answer: Mapping[str, Any]) -> dict[str, Any]:
-    """pid: its scheduler's; replica_pid: its owner's. num_streams_here: of the front that tells."""
+    """pid: its scheduler's; replica_pid: its owner's. num_streams_here: of this front."""
     snapshot = connection.snapshot
     shown: dict[str, Any] = {
         "id": connection.engine_id,

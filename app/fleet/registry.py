@@ -63,7 +63,7 @@ class Registry:
         )
         return [key.decode().removeprefix(self._prefix) for key in keys]
 
-    async def tell_waiting(self, front_id: str, count: int) -> None:
+    async def report_waiting(self, front_id: str, count: int) -> None:
         """That many requests wait at this front for an engine to start; 0: none any more."""
         key = f"{self._waiting}{front_id}"
         if count:
@@ -80,8 +80,8 @@ class Registry:
         total = 0
         for key in internal_kv._internal_kv_list(self._waiting, namespace=_NAMESPACE):
             packed = internal_kv._internal_kv_get(key, namespace=_NAMESPACE)
-            said_s, count = (0.0, 0) if packed is None else msgpack.unpackb(packed)
-            total += count if now_s - said_s < _WAITING_FOR_S else 0
+            reported_s, count = (0.0, 0) if packed is None else msgpack.unpackb(packed)
+            total += count if now_s - reported_s < _WAITING_FOR_S else 0
         return total
 
     async def get(self, engine_id: str) -> EngineEntry | None:

@@ -18,7 +18,7 @@ _FINISHES_WITHIN_S = 5.0  # a stream of an engine that leaves and ends so soon i
 
 
 class FleetRouting:
-    """Where streams go; the picture `fleet` is told of each as sent."""
+    """Where streams go; `fleet` counts each as sent."""
 
     def __init__(self, fleet: Fleet, router: Router, allow_inexact: bool) -> None:
         self._fleet = fleet

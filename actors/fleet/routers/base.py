@@ -11,7 +11,7 @@ from actors.fleet.snapshot import Arrival
 
 
 class Router(ABC):
-    """Decides from the picture and the arrival alone; the owner then tells the fleet `sent`.
+    """Decides from the picture and the arrival alone; the caller then notes it with `Fleet.sent`.
 
     reads_outlook: snapshots without an outlook would change what it does.
     """

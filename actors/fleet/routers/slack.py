@@ -11,17 +11,17 @@ from actors.fleet.routers.base import Router
 from actors.fleet.snapshot import Arrival
 
 LEAST_TOKENS = 64  # a request is never cheaper: its own step, its decodes
-WASTE = 8.0  # where all are late: what a token computed twice costs those who come after
-IDLE_SHARE = 0.1  # of the TTFT objective: who has less work than that has time to spare
+WASTE = 8.0  # where all are late: what a token computed twice costs later requests
+IDLE_SHARE = 0.1  # of the TTFT objective: an engine with less work has time to spare
 
 
 class SlackRouter(Router):
     """The least work for the slack it leaves, among the engines that can promise the request.
 
-    Its work is the tokens to compute after prefix hits times the requests there, each of which
+    The work is the tokens to compute after prefix hits times the requests there, each of which
     they delay; the slack left is the share of its objectives that remains beside what the engine
     predicts. While much is left, the engine that holds the prefix is worth waiting at, since
-    computing it elsewhere would take time from everybody; as the promise nears its limit the price
+    computing it elsewhere would delay the requests there; as the promise nears its limit the price
     rises without bound, and the prefix is computed anew where there is time. A router that
     minimises its own request's delay, or tokens times load (LMetric, arXiv 2603.15202), leaves the
     prefix whenever a queue is shorter elsewhere, and once the fleet is busy it drowns in prefixes
@@ -29,10 +29,10 @@ class SlackRouter(Router):
 
     A prefix is computed anew only where there is time to spare: at an engine whose work takes no
     more than `IDLE_SHARE` of the objective, where that holds on average for all that lack it.
-    Elsewhere it delays those who are there for longer than it gains, and in a busy fleet, where one
+    Elsewhere it delays the requests there for longer than it gains, and in a busy fleet, where one
     of many engines is always idle for a moment, every such move makes the next more likely.
 
-    Where nobody can promise it, the least sum of its delay and (`WASTE` times) its work. Engines
+    Where no engine can promise it, the least sum of its delay and (`WASTE` times) its work. Engines
     that predict nothing are compared by tokens times load.
     """
 
@@ -43,7 +43,7 @@ class SlackRouter(Router):
     ) -> Prospect:
         prospects = fleet.prospects(arrival, engines)
         most = max([there.num_cached_tokens for there in prospects])
-        least = most - LEAST_TOKENS  # who holds fewer would compute the prefix anew
+        least = most - LEAST_TOKENS  # an engine that holds fewer would recompute the prefix
         anew_s = [
             _work_s(engine)
             for there, engine in zip(prospects, engines, strict=True)

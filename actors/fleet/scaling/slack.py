@@ -198,7 +198,7 @@ class SlackScaling(Scaling):
     ) -> int:
         """How many of those there are stay: the most needed at any time while it was calm.
 
-        It is said again until they are gone: a decision outlives whoever must carry it out.
+        It is repeated until they have ended: a controller may restart between deciding and acting.
         """
         since_s = state.get("calm_since_s", now_s)
         most = max(needed, int(state.get("calm_most", 0.0)))

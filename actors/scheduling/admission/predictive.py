@@ -94,7 +94,7 @@ class PredictiveAdmission:
     action: str = "refuse"
     confidence: float = 0.99
     margin: float = 0.1
-    _promised_s: float = 0.0  # work that refused clients were told to bring later
+    _promised_s: float = 0.0  # work of refused requests that may come again later
     _promised_at_s: float = 0.0  # when `_promised_s` was last brought up to date
     # Accepted, first token still to come: what for, how long, uncorrected.
     _predicted: dict[int, tuple[Bottleneck, float]] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class PredictiveAdmission:
         )
 
     def retry_after_s(self, found: Forecast, now_s: float) -> float:
-        """When it would be accepted, behind all that were told to come earlier."""
+        """When it would be accepted, behind the refused requests that may come earlier."""
         return min(found.wait_s + self._promised_left_s(now_s), MAX_RETRY_AFTER_S)
 
     # ---- learning and promising -------------------------------------------------------

@@ -19,7 +19,7 @@ from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.interfaces import EngineView, RequestView, StepView
 from actors.scheduling.plan import StepShape
 
-DENT = 0.05  # differences of token rate that a profile cannot tell from noise: the longer step
+DENT = 0.05  # differences of token rate within a profile's noise: the longer step
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 class BlockManager:
     """Reference-counted blocks 0 .. num_blocks - 1 with a content-addressed prefix cache.
 
-    `version` grows whenever memory is freed: a caller that was refused need not ask again
-    before it changes. `completed` lists digests as blocks are named, where somebody empties it.
+    `version` grows whenever memory is freed: after a refusal the answer stays the same until
+    it changes. `completed` lists digests as blocks are named, where a second tier empties it.
     """
 
     __slots__ = ("_by_digest", "_cached", "_changed", "_digest_of", "_empty", "_references",

@@ -30,7 +30,7 @@ class RunningRequests:
         self.num_finishing_blocks = 0  # at most so many come free as steps in flight are answered
         self.claimant: RequestState | None = None  # lacks a block that others will give back
 
-        # Changes that the next plan must tell the stages
+        # Changes that the next plan must bring to the stages
         self.released: list[int] = []
         self.copies: list[tuple[int, int]] = []
 
@@ -227,7 +227,7 @@ class RunningRequests:
         return kept
 
     def lose_device(self) -> None:
-        """The stages are new: memory is empty and nothing needs to be told to them.
+        """The stages are new: memory is empty and no change is pending.
 
         Only after every request has stopped.
         """

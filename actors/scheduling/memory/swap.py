@@ -20,7 +20,7 @@ class Swapper:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is pending: the plan has been made, or there is no stage to tell."""
+        """Nothing is pending: the plan has been made, or the stages are new."""
         self.is_pending = False  # something for the next plan stands below
         self.swap_out: list[tuple[int, int]] = []
         self.swapped_out: list[RequestState] = []  # whose copies stand in swap_out

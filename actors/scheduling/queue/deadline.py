@@ -16,7 +16,7 @@ from actors.scheduling.queue.order import Order
 from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, RequestStatus
 
-TYPICAL_PROMPT = 512  # tokens, to tell how fast prompts are computed
+TYPICAL_PROMPT = 512  # tokens, to estimate how fast prompts are computed
 _RELEGATED = 1e12  # added to a relegated request's rank: behind every promise
 
 

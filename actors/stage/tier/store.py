@@ -48,7 +48,7 @@ class BlockStore:
         self._lock = threading.Lock()
         self._host: OrderedDict[bytes, Block] = OrderedDict()  # the longest unused first
         self._backlog: OrderedDict[bytes, Block] = OrderedDict()  # to be written, oldest first
-        self._told = set(() if disk is None else disk.held())  # what the caller takes for held
+        self._reported = set(() if disk is None else disk.held())  # what the caller takes for held
         self._gone: set[bytes] = set()  # may have gone since the last `take_changes`
         self._is_closed = False
         self._wakes = threading.Condition(self._lock)
@@ -61,7 +61,7 @@ class BlockStore:
 
     def held(self) -> list[bytes]:
         """Digests of all blocks, at the start: later ones come by `take_changes`."""
-        return sorted(self._told)
+        return sorted(self._reported)
 
     def save(self, digest: bytes, block: Block) -> None:
         """Keep a block, which the caller changes no more."""
@@ -116,8 +116,8 @@ class BlockStore:
             if self._disk is not None:
                 suspects.update(self._disk.take_lost())
             here = {digest for digest in suspects if self._holds(digest)}
-        added, removed = here - self._told, (suspects - here) & self._told
-        self._told = (self._told | added) - removed
+        added, removed = here - self._reported, (suspects - here) & self._reported
+        self._reported = (self._reported | added) - removed
         return sorted(added), sorted(removed)
 
     def flush(self, limit_s: float) -> bool:

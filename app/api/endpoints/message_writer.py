@@ -1,4 +1,4 @@
-"""The message of /v1/messages, grown block by block, and the events that tell of it."""
+"""The message of /v1/messages, grown block by block, and its events."""
 
 from __future__ import annotations
 

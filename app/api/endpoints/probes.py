@@ -34,7 +34,7 @@ class Probes:
         await call.reply_json({"status": "live"})
 
     async def models(self, call: Call) -> None:
-        """The list of models; one that no engine has told of yet is not among several."""
+        """The list of models; of several, only those of which an engine has published a card."""
         found = [] if self._context.models else [shown(self._context.engine.card)]
         if self._context.adapters is not None:
             found += [shown(one.card) for one in self._context.adapters.adapters.values()]

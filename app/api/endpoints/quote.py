@@ -44,7 +44,7 @@ class Quotes:
 
 
 async def _count(body: QuoteRequest, context: Context) -> tuple[int, str]:
-    """The prompt's tokens, and the parameter that told them."""
+    """The prompt's tokens, and the parameter that gave them."""
     names = ("prompt_tokens", "prompt", "messages")
     params = [name for name in names if getattr(body, name) is not None]
     if len(params) != 1:

@@ -1,4 +1,4 @@
-"""The response object of /v1/responses, grown as text comes, and the events that tell of it."""
+"""The response object of /v1/responses, grown as text comes, and its events."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def error_type(status: int) -> str:
 
 
 def error_object(error: ApiError) -> dict[str, Any]:
-    """An error as an event tells it."""
+    """An error as an event of the stream."""
     return _object(error.status, error.message, error.param)
 
 

@@ -1,7 +1,7 @@
 """Refusals and changes, each with its caller: lines of the logger `legato.audit`.
 
-Keys are named by a digest, never written. Refusals are counted, and told of once a second at most,
-so that a flood of them fills no disk.
+Keys are named by a digest, never written. Refusals are counted, and logged once a second at
+most, so that a flood of them fills no disk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 from starlette.types import Scope
 
 _log = logging.getLogger("legato.audit")
-_TOLD: Final = frozenset({401, 403})
+_LOGGED: Final = frozenset({401, 403})
 _EVERY_S: Final = 1.0
 _MAX_CHARS: Final = 1000
 
@@ -25,19 +25,19 @@ class Audit:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told_s = -_EVERY_S
-        self._num_untold = 0
+        self._logged_s = -_EVERY_S
+        self._num_unlogged = 0
 
     def refused(self, scope: Scope, status: int, message: str) -> None:
-        """A request was turned away; told of for want of a key, a role, a known origin or host."""
-        if status not in _TOLD:
+        """A request was refused; logged where it lacks a key, a role, a known origin or host."""
+        if status not in _LOGGED:
             return
         now_s = self._clock()
-        if now_s - self._told_s < _EVERY_S:
-            self._num_untold += 1
+        if now_s - self._logged_s < _EVERY_S:
+            self._num_unlogged += 1
             return
-        more = f" (and {self._num_untold} others)" if self._num_untold else ""
-        self._told_s, self._num_untold = now_s, 0
+        more = f" (and {self._num_unlogged} others)" if self._num_unlogged else ""
+        self._logged_s, self._num_unlogged = now_s, 0
         _log.warning(
             "refused %d %s %s from %s key %s: %s%s",
             status,
@@ -71,5 +71,5 @@ def _key_name(scope: Scope) -> str:
 
 
 def _printable(text: str) -> str:
-    """No line breaks or control characters: a client's text must not look like a line of ours."""
+    """Without control characters: a client's text must not look like a line of the log."""
     return "".join(c if c.isprintable() else "?" for c in text[:_MAX_CHARS])

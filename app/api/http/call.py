@@ -50,7 +50,7 @@ class Call:
 
     def tenant(self, user: str | None) -> str:
         """What limits and fair shares go by: the key, whatever `user` it names; without keys
-        nothing but `user` tells clients apart."""
+        nothing but `user` distinguishes clients."""
         return self.key_name or user or ""
 
     def cache_salt(self, user: str | None) -> str:

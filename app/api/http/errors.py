@@ -1,4 +1,4 @@
-"""Every failure a client can meet, as the OpenAI error object it is told with."""
+"""Every failure a client can meet, as an OpenAI error object."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def from_engine(error: Exception) -> ApiError:
-    """How an engine's error is told to the client."""
+    """An engine's error as the client gets it."""
     if isinstance(error, RequestRefused):
         if error.retry_after_s is None:
             return ApiError(400, str(error), error.param)

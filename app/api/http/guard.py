@@ -267,7 +267,9 @@ class Endpoint:
             await self._fail(call, error)
         except EngineError as error:
             await self._fail(call, from_engine(error))
-        except Exception as error:  # the last line of defence: log it, tell the client, live on
+        except (
+            Exception
+        ) as error:  # the last resort: it is logged, the client gets an error, the server goes on
             self._log.exception("request %s failed", call.request_id)
             await self._fail(call, from_engine(error))
 

@@ -30,7 +30,7 @@ MAX_HEAD_BYTES: Final = 1 << 16
 LINGER_S: Final = 5.0  # for a client to send the rest of a body that is not read any more
 _NUM_ACCEPTED_AT_ONCE: Final = 64
 _NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_LOOK_AGAIN_S: Final = 0.1
+_CHECK_AGAIN_S: Final = 0.1
 _STALLED_EVERY_S: Final = 1.0  # a look at those that may have stopped reading
 _HELD_BACK_BYTES: Final = 1 << 16  # from here on a server waits before it writes more
 BODY_WRITER: Final = "legato.body_writer"  # a BodyWriter, where the server has one
@@ -152,7 +152,7 @@ class Listener:
     """Accepts connections, and refuses them with an answer while no more files may be opened.
 
     The event loops' own ways: asyncio's leaves such connections waiting, a second at a time, and
-    libuv's closes them without a word, which a client cannot tell from a crash.
+    libuv's closes them without a word, which looks like a crash to a client.
     """
 
     def __init__(
@@ -207,9 +207,9 @@ class Listener:
                 self._open(connection, lambda: Refused(self._reserve.fill))
                 return
         self._loop.remove_reader(self._socket)  # or it would call without end
-        self._loop.call_later(_LOOK_AGAIN_S, self._look_again)
+        self._loop.call_later(_CHECK_AGAIN_S, self._check_again)
 
-    def _look_again(self) -> None:
+    def _check_again(self) -> None:
         if self._socket.fileno() >= 0:
             self._reserve.fill()
             self._loop.add_reader(self._socket, self._accept)
@@ -217,7 +217,7 @@ class Listener:
 
 @dataclass(slots=True)
 class _Connection:
-    """num_bytes: in its buffers at the last look. since_s: the last time it may have shrunk."""
+    """num_bytes: in its buffers at the last check. since_s: the last time it may have shrunk."""
 
     since_s: float
     num_answers: int = 0  # under way
@@ -228,7 +228,7 @@ class StalledClients:
     """Connections of one replica; aborts one that takes nothing for timeout_s.
 
     ASGI has no word for it, and closing a connection waits for its buffer. So each with an answer
-    under way, or not yet taken, is looked at once a second: its buffers, the process's and the
+    under way, or not yet taken, is checked once a second: its buffers, the process's and the
     system's, must have shrunk.
     """
 
@@ -248,16 +248,16 @@ class StalledClients:
             self._wait(loop)
 
     def leave(self, transport: Any) -> None:
-        """It has ended; what of it is still in the buffer is looked after."""
+        """It has ended; what of it is still in the buffer is watched."""
         found = self._connections.get(transport)
         if found is not None:
             found.num_answers -= 1
 
     def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
         delay_s = min(_STALLED_EVERY_S, self._timeout_s)
-        self._timer = loop.call_later(delay_s, self._look, loop) if self._connections else None
+        self._timer = loop.call_later(delay_s, self._check, loop) if self._connections else None
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s = loop.time()
         for transport, found in list(self._connections.items()):
             num_held = transport.get_write_buffer_size()
@@ -284,7 +284,7 @@ def _in_kernel(transport: Any) -> int:
         return 0
     try:
         answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
-    except OSError:  # closed by now, or a system that does not tell
+    except OSError:  # closed by now, or a system without this call
         return 0
     return int.from_bytes(answer, sys.byteorder)
 

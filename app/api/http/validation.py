@@ -77,7 +77,7 @@ def complaint(error: ValidationError, content: Any) -> ApiError:
 
 
 def _progress(location: Sequence[Any], first: Sequence[Any], content: Any) -> tuple[int, ...]:
-    """How far the validator got on this branch of a union: the furthest tells what was meant."""
+    """How far the validator got on this branch of a union: the furthest is what was meant."""
     if location[:1] != first[:1]:
         return ()
     parts = _known_parts(location, content)
