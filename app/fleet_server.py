@@ -23,8 +23,8 @@ from actors.engine.config import EngineConfig
 from actors.engine.gc_utils import freeze_gc_heap
 from actors.fleet.routers import build_router
 from actors.fleet.scaling import load_of
-from app.engine.link import EngineFailed
-from app.engine.live import LiveEngine
+from app.engine_client.link import EngineFailed
+from app.engine_client.live import LiveEngine
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
 from app.fleet.overview import occupancy

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from actors.scheduling.request import Objective, SamplingParams
 from app.api.endpoints.embeddings import normalized
-from app.engine.client import (
+from app.engine_client.client import (
     AdapterControl,
     EngineClient,
     EngineError,
@@ -22,7 +22,7 @@ from app.engine.client import (
     GenerationRequest,
     ModelCard,
 )
-from app.engine.streams import IterationFeed
+from app.engine_client.streams import IterationFeed
 from app.handle_params import check_ids, sampling_from
 from app.text.chat_template import TemplateError
 from app.text.processor import TextProcessor

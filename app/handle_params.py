@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from actors.scheduling.request import Grammar, SamplingParams
-from app.engine.client import ModelCard
+from app.engine_client.client import ModelCard
 
 _SAMPLING = {f.name for f in fields(SamplingParams)}
 _OTHERS = {"slo", "priority", "tenant", "ignore_eos", "output"}

@@ -18,7 +18,7 @@ from app.api.context import Context, Running
 from app.api.http.http_server import HttpServer
 from app.api.http.options import at_address
 from app.console.routes import console_routes
-from app.engine.link import EngineFailed
+from app.engine_client.link import EngineFailed
 from app.handle_calls import HandleCalls, ReplicaEngine
 from app.settings import Settings
 from app.settings_schema import ModelSettings

@@ -16,9 +16,9 @@ from ray import serve
 from starlette.types import ASGIApp
 
 from actors.engine.gc_utils import freeze_gc_heap
-from app.engine.adapters import AdapterEngine
-from app.engine.link import EngineFailed
-from app.engine.live import LiveEngine
+from app.engine_client.adapters import AdapterEngine
+from app.engine_client.link import EngineFailed
+from app.engine_client.live import LiveEngine
 from app.handle_calls import ServedModel
 from app.ray_environment import DRAIN_S
 from app.replica import HttpReplica, load_text

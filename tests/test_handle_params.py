@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors.scheduling.request import Grammar
-from app.engine.client import ModelCard
+from app.engine_client.client import ModelCard
 from app.handle_params import sampling_from
 
 CARD = ModelCard("tiny", "/models/tiny", 100, 64, (2, 3), 0)

@@ -75,14 +75,14 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     # what people touch
     "installation": ("app/{paths,ray_environment,terminal}.py", ""),
-    "client": ("app/engine/client.py", "vocabulary"),
-    "app.engine": (
-        "app/engine/*.py",
+    "client": ("app/engine_client/client.py", "vocabulary"),
+    "app.engine_client": (
+        "app/engine_client/*.py",
         "vocabulary fleet.picture engine.config executor engine transport stage.spec client",
     ),
     "app.fleet": (
         "app/fleet/*.py",
-        "vocabulary fleet.picture fleet.routers fleet engine transport client app.engine",
+        "vocabulary fleet.picture fleet.routers fleet engine transport client app.engine_client",
     ),
     "output": ("app/text/output/*.py", ""),
     "text": ("app/text/*.py", "vocabulary stage client output"),
@@ -119,13 +119,13 @@ ROOMS: dict[str, tuple[str, str]] = {
     "bench": (
         "app/bench/**.py",
         "kernels kernels.backends vocabulary cost core policies calibration engine stage stage.spec"
-        " transport app.engine client telemetry settings installation simulate.inputs simulate.run"
-        " fleet fleet.routers app.fleet",
+        " transport app.engine_client client telemetry settings installation simulate.inputs"
+        " simulate.run fleet fleet.routers app.fleet",
     ),
     "composition": (
         "app/{main,server,fleet_server,replica,handle_calls,handle_params}.py",
-        "vocabulary fleet.routers fleet engine.config executor engine app.engine app.fleet text api"
-        " endpoints http telemetry console settings client installation",
+        "vocabulary fleet.routers fleet engine.config executor engine app.engine_client app.fleet"
+        " text api endpoints http telemetry console settings client installation",
     ),
     "cli": (
         "app/cli/*.py",

@@ -12,7 +12,7 @@ from app.api.http.errors import ApiError, invalid
 from app.api.http.options import ApiOptions
 from app.api.schema.common import ScheduleFields
 from app.api.schema.other import QuoteRequest
-from app.engine.client import AdapterControl, EngineClient
+from app.engine_client.client import AdapterControl, EngineClient
 from app.text.processor import TextProcessor
 
 GivenPrompts = str | list[int] | list[str] | list[list[int]]

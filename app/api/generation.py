@@ -15,7 +15,7 @@ from app.api.context import Context
 from app.api.events import Deliveries, RequestInfo, RequestOutcome, RequestTiming
 from app.api.http.call import Call, ClientGone
 from app.api.http.errors import from_engine
-from app.engine.client import EngineError, GenerationRequest, TokenChunk, TokenSink
+from app.engine_client.client import EngineError, GenerationRequest, TokenChunk, TokenSink
 from app.text.incremental import TextDelta, TextRules, TextStream
 
 _PART_VALUES: Final = 1000  # log-probabilities written before others have their turn

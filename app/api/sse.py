@@ -18,7 +18,7 @@ from app.api.http.call import Call, ClientGone
 from app.api.http.errors import ApiError, from_engine
 from app.api.http.server import BodyWriter
 from app.api.schema.common import StreamOptions
-from app.engine.client import EngineError
+from app.engine_client.client import EngineError
 from app.text.incremental import TextDelta, TextStream
 
 _log = logging.getLogger("legato.api")

@@ -26,7 +26,7 @@ from app.api.http.call import Call
 from app.api.http.errors import ApiError, invalid
 from app.api.http.guard import Endpoint
 from app.api.http.options import ApiOptions
-from app.engine.client import EngineClient, EngineUnavailable, RequestRefused
+from app.engine_client.client import EngineClient, EngineUnavailable, RequestRefused
 
 _log = logging.getLogger("legato.console")
 _PAGE = Path(__file__).parent / "page"

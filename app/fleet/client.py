@@ -22,8 +22,8 @@ from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
 from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import Quote
 from actors.scheduling.request import Objective
-from app.engine.channel import QuestionFailed
-from app.engine.client import (
+from app.engine_client.channel import QuestionFailed
+from app.engine_client.client import (
     EngineUnavailable,
     GenerationRequest,
     ModelCard,
@@ -31,7 +31,7 @@ from app.engine.client import (
     TokenChunk,
     TokenSink,
 )
-from app.engine.streams import IterationFeed, Stream, core_requests
+from app.engine_client.streams import IterationFeed, Stream, core_requests
 from app.fleet.connection import Connection, FleetRequest
 from app.fleet.finder import Finder
 from app.fleet.overview import overview
@@ -46,7 +46,7 @@ _ACQUAINTED_WITHIN_S = 10.0  # of a front's start
 
 
 class FleetClient:
-    """Implements `app.engine.client.EngineClient`; everything runs on the front's event loop.
+    """Implements `EngineClient`; everything runs on the front's event loop.
 
     start_within_s: what a new request waits for an engine. resume_within_s: what a stream that
     lost its engine waits for another. sleeps: without requests there may be no engine.

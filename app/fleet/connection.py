@@ -15,8 +15,8 @@ from actors.scheduling.events import Refuse
 from actors.transport.messages import Hello, IterationRecord, Suspects, Welcome
 from actors.transport.messages import RequestsStarted as Started
 from actors.transport.wire import connect
-from app.engine.channel import SchedulerChannel
-from app.engine.streams import OpenRequest, OpenRequests
+from app.engine_client.channel import SchedulerChannel
+from app.engine_client.streams import OpenRequest, OpenRequests
 from app.fleet.registry import EngineEntry
 
 _CONNECT_WITHIN_S = 5.0

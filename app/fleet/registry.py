@@ -104,7 +104,7 @@ def this_node() -> str:
 
 
 class Member:
-    """An engine's own entry: implements `app.engine.live.Membership`.
+    """An engine's own entry: implements `app.engine_client.live.Membership`.
 
     name: of the replica; each life of its scheduler is an engine of its own. tcp: None listens for
     other nodes where there are any as the engine starts.

@@ -10,7 +10,7 @@ from actors.fleet.routers import Router
 from actors.fleet.snapshot import Arrival, BitClass, short_digests
 from actors.scheduling.request import Objective
 from actors.scheduling.state import prefix_digests
-from app.engine.client import RequestRefused
+from app.engine_client.client import RequestRefused
 from app.fleet.connection import FleetRequest
 
 _NO_BITS = BitClass("", "", "", "")  # of what was never computed anywhere

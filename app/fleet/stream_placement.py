@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from actors.fleet.fleet import Fleet
 from actors.fleet.snapshot import EngineState
 from actors.scheduling.events import Refuse
-from app.engine.client import EngineUnavailable, RequestRefused
+from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.fleet.connection import Connection, FleetRequest
 from app.fleet.overview import StreamMoves
 from app.fleet.routing import FleetRouting, refusal_of

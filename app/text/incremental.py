@@ -14,7 +14,7 @@ from typing import Protocol
 
 from actors.scheduling.plan import TokenLogprobs
 from actors.scheduling.request import FinishReason
-from app.engine.client import EngineUnavailable, GenerationFailed, TokenChunk
+from app.engine_client.client import EngineUnavailable, GenerationFailed, TokenChunk
 from app.text.stops import StopStrings
 
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")

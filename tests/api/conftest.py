@@ -16,7 +16,7 @@ from app.api.context import Context
 from app.api.events import ApiEvents
 from app.api.http.options import ApiOptions
 from app.api.http.server import RequestProtocol
-from app.engine.client import ModelCard
+from app.engine_client.client import ModelCard
 from app.text.processor import TextProcessor
 from tests.api.hand_engine import HandEngine
 from tests.text.tiny_tokenizer import byte_level_folder

@@ -13,7 +13,13 @@ from typing import Any
 from actors.scheduling.interfaces import Quote
 from actors.scheduling.plan import TokenLogprobs
 from actors.scheduling.request import FinishReason, Objective
-from app.engine.client import EngineClient, GenerationRequest, ModelCard, TokenChunk, TokenSink
+from app.engine_client.client import (
+    EngineClient,
+    GenerationRequest,
+    ModelCard,
+    TokenChunk,
+    TokenSink,
+)
 
 
 def logprobs_of(token: int, num_top: int) -> TokenLogprobs:

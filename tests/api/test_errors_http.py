@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.api.http.options import ApiOptions
-from app.engine.client import EngineUnavailable, GenerationFailed, RequestRefused
+from app.engine_client.client import EngineUnavailable, GenerationFailed, RequestRefused
 from tests.api.conftest import MODEL, Server, StartServer
 
 JSON = {"content-type": "application/json"}

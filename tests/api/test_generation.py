@@ -7,7 +7,7 @@ import pytest
 from actors.scheduling.plan import TokenLogprobs
 from actors.scheduling.request import FinishReason
 from app.api.generation import _PART_VALUES, _parts
-from app.engine.client import TokenChunk
+from app.engine_client.client import TokenChunk
 
 
 @pytest.mark.parametrize("num_tokens", [1, 47, 48, 500])

@@ -11,7 +11,7 @@ import anthropic
 import pytest
 
 from app.api.http.options import ApiOptions, KeyLimits
-from app.engine.client import EngineUnavailable, RequestRefused
+from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.text.processor import TextProcessor
 from tests.api.conftest import MODEL, Server, StartServer
 from tests.text.families import family_folder

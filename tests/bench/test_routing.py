@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from app.bench.studies.routing import Talk, Turn, converse, draw_talks, figures_of
-from app.engine.client import ModelCard
+from app.engine_client.client import ModelCard
 from tests.api.hand_engine import HandEngine
 
 

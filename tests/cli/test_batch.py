@@ -16,7 +16,7 @@ from actors.scheduling.interfaces import Quote
 from actors.scheduling.request import Objective
 from app.cli.batch import keep_answers, read_lines
 from app.cli.batch_runner import LAST, BatchRunner, Line
-from app.engine.client import RequestRefused
+from app.engine_client.client import RequestRefused
 from tests.api.conftest import MODEL, Server, StartServer, start_server, text
 
 __all__ = ["start_server", "text"]  # fixtures

@@ -13,7 +13,7 @@ from app.api.application import build_api
 from app.api.context import Context
 from app.api.http.options import ApiOptions, KeyLimits, at_address
 from app.console.routes import console_routes
-from app.engine.client import ModelCard
+from app.engine_client.client import ModelCard
 from app.text.processor import TextProcessor
 from tests.api.conftest import MODEL
 from tests.api.conftest import text as text  # a fixture of this room too

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from actors.scheduling.request import FinishReason, SamplingParams
-from app.engine.client import GenerationRequest
-from app.engine.live import LiveEngine
+from app.engine_client.client import GenerationRequest
+from app.engine_client.live import LiveEngine
 from tests.live.reference import LENGTHS, ask, expected, make_prompts, settled
 
 pytestmark = pytest.mark.ray

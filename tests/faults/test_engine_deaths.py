@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from actors.scheduling.request import Grammar, SamplingParams
-from app.engine.client import EngineUnavailable, GenerationRequest
-from app.engine.link import EngineFailed
-from app.engine.live import LiveEngine
+from app.engine_client.client import EngineUnavailable, GenerationRequest
+from app.engine_client.link import EngineFailed
+from app.engine_client.live import LiveEngine
 from tests.faults import within
 from tests.live.reference import ask, expected, make_prompts, settled
 
@@ -69,8 +69,8 @@ async def test_row_4_a_frozen_scheduler_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It lives and its socket is open, but a question stays unanswered."""
-    monkeypatch.setattr("app.engine.live._HEARTBEAT_S", 0.2)
-    monkeypatch.setattr("app.engine.channel._ANSWER_WITHIN_S", 3.0)
+    monkeypatch.setattr("app.engine_client.live._HEARTBEAT_S", 0.2)
+    monkeypatch.setattr("app.engine_client.channel._ANSWER_WITHIN_S", 3.0)
     engine = make_engine(tiny_model("llama"))
     await engine.start()
     try:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from app.engine.client import GenerationFailed
-from app.engine.live import LiveEngine
+from app.engine_client.client import GenerationFailed
+from app.engine_client.live import LiveEngine
 from tests.live.reference import ask, ask_all, make_prompts, settled
 
 pytestmark = pytest.mark.ray

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from actors.transport.messages import Readiness
-from app.engine.client import EngineUnavailable, GenerationFailed
-from app.engine.live import LiveEngine
+from app.engine_client.client import EngineUnavailable, GenerationFailed
+from app.engine_client.live import LiveEngine
 from tests.faults.faulty_stage import BREAK, KILL, RAISE, FaultyScheduler
 from tests.live.reference import ask, expected, make_prompts, settled
 
@@ -27,7 +27,7 @@ async def test_rows_2_and_10_nothing_is_lost_but_the_culprits(
     tiny_model: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.engine.link.SchedulerActor", FaultyScheduler)
+    monkeypatch.setattr("app.engine_client.link.SchedulerActor", FaultyScheduler)
     engine = make_engine(tiny_model("llama"))
     await engine.start()
     prompts, stages_lost = make_prompts(LENGTHS), asyncio.Event()
@@ -53,7 +53,7 @@ async def test_rows_2_and_10_nothing_is_lost_but_the_culprits(
         await stages_lost.wait()
         assert not engine.is_ready()
         with monkeypatch.context() as patch:
-            patch.setattr("app.engine.live._READY_WITHIN_S", 0.0)
+            patch.setattr("app.engine_client.live._READY_WITHIN_S", 0.0)
             with pytest.raises(EngineUnavailable):
                 await ask(engine, prompts[0], 1)
 

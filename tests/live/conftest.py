@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.engine.live import LiveEngine
+from app.engine_client.live import LiveEngine
 from app.settings import parse, resolve
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from actors.scheduling.request import SamplingParams
-from app.engine.client import GenerationRequest
-from app.engine.live import LiveEngine
+from app.engine_client.client import GenerationRequest
+from app.engine_client.live import LiveEngine
 from tests import tiny_models
 
 MAX_TOKENS = 16

@@ -11,8 +11,8 @@ import pytest
 
 from actors.calibration.cache import cache_folder
 from actors.scheduling.request import Objective, SamplingParams
-from app.engine.client import GenerationRequest, RequestRefused
-from app.engine.live import LiveEngine
+from app.engine_client.client import GenerationRequest, RequestRefused
+from app.engine_client.live import LiveEngine
 from tests.live.reference import ask, ask_all, expected, make_prompts, settled
 
 pytestmark = pytest.mark.ray

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.live import LiveEngine
+from app.engine_client.live import LiveEngine
 from tests.live.reference import ask, ask_all, expected, make_prompts, settled
 
 pytestmark = pytest.mark.ray

@@ -14,9 +14,9 @@ from actors.scheduling.event_log import check_replay
 from actors.scheduling.policies import POLICIES
 from app.bench.load.workload import Load
 from app.bench.studies.policies import policy_results, run_policies
-from app.engine.channel import QuestionFailed
-from app.engine.client import RequestRefused
-from app.engine.live import LiveEngine
+from app.engine_client.channel import QuestionFailed
+from app.engine_client.client import RequestRefused
+from app.engine_client.live import LiveEngine
 from tests.live.reference import ask_all, expected, make_prompts, settled
 
 pytestmark = pytest.mark.ray

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.engine.live import LiveEngine
+from app.engine_client.live import LiveEngine
 from tests.live.reference import LENGTHS, ask, ask_all, expected, make_prompts, settled
 
 pytestmark = pytest.mark.ray

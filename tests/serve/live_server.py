@@ -18,8 +18,8 @@ from app.api.application import build_api
 from app.api.context import Context
 from app.api.events import ApiEvents
 from app.api.http.options import at_address
-from app.engine.adapters import AdapterEngine
-from app.engine.live import LiveEngine
+from app.engine_client.adapters import AdapterEngine
+from app.engine_client.live import LiveEngine
 from app.settings import parse, resolve
 from app.text.processor import TextProcessor
 

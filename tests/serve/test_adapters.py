@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from actors.scheduling.request import SamplingParams
-from app.engine.adapters import AdapterEngine
-from app.engine.client import EngineClient, GenerationRequest
+from app.engine_client.adapters import AdapterEngine
+from app.engine_client.client import EngineClient, GenerationRequest
 from app.settings import SettingsError, parse, resolve
 from tests import tiny_adapters
 from tests.serve.live_server import LiveServer, live_server

@@ -11,7 +11,7 @@ from app.api.http.audit import note_change
 from app.api.http.call import Call
 from app.api.http.errors import ApiError, invalid
 from app.api.schema.other import LoadAdapterRequest, UnloadAdapterRequest
-from app.engine.client import AdapterControl, EngineError
+from app.engine_client.client import AdapterControl, EngineError
 
 
 class AdapterChanges:

@@ -27,7 +27,7 @@ from app.api.sampling_params import (
 )
 from app.api.schema.completions import CompletionRequest
 from app.api.sse import StreamWriter, event, last_event, stream_reply
-from app.engine.client import GenerationRequest
+from app.engine_client.client import GenerationRequest
 from app.text.incremental import TextDelta, TextRules
 
 _DEFAULT_MAX_TOKENS = 16

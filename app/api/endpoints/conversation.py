@@ -17,7 +17,7 @@ from app.api.http.options import ApiOptions
 from app.api.sampling_params import stop_strings
 from app.api.schema.chat import Message
 from app.api.schema.common import SamplingFields
-from app.engine.client import GenerationRequest
+from app.engine_client.client import GenerationRequest
 from app.text.chat_template import TemplateBusy, TemplateError, TemplateHostile, TemplateMissing
 
 

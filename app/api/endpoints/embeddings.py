@@ -15,7 +15,7 @@ from app.api.endpoints.large import listed, whole
 from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.schema.other import EmbeddingRequest
-from app.engine.client import EngineError, GenerationRequest
+from app.engine_client.client import EngineError, GenerationRequest
 
 
 class Embeddings:

@@ -38,7 +38,7 @@ from app.api.schema.messages import (
     ToolUseBlock,
 )
 from app.api.sse import stream_reply
-from app.engine.client import GenerationRequest
+from app.engine_client.client import GenerationRequest
 
 
 class Messages:

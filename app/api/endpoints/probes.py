@@ -8,7 +8,7 @@ from typing import Any
 from app.api.context import Context
 from app.api.http.call import Call
 from app.api.http.errors import ApiError
-from app.engine.client import EngineUnavailable, ModelCard
+from app.engine_client.client import EngineUnavailable, ModelCard
 
 
 class Probes:

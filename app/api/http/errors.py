@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from app.engine.client import EngineUnavailable, GenerationFailed, RequestRefused
+from app.engine_client.client import EngineUnavailable, GenerationFailed, RequestRefused
 
 _TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",

@@ -25,7 +25,7 @@ from app.api.http.errors import ApiError, from_engine
 from app.api.http.keys import KeyRing
 from app.api.http.options import ApiOptions
 from app.api.http.server import StalledClients
-from app.engine.client import EngineError
+from app.engine_client.client import EngineError
 
 # With these a client could switch off the notice of its own disconnect, or set Serve's deadline.
 INTERNAL_HEADERS: Final = frozenset(

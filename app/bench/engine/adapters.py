@@ -126,7 +126,7 @@ async def load_gap(model: Path, scratch: Path, streams: int, rank: int, tbt_ms: 
     }
     folder = write_adapter(scratch / "loaded", model, rank, _ALL, 0)
     async with local_engine(args) as engine:
-        from app.engine.adapters import AdapterEngine  # here: it imports Ray
+        from app.engine_client.adapters import AdapterEngine  # here: it imports Ray
 
         if not isinstance(engine, AdapterEngine):
             raise MeasurementError("the engine has no adapters")

@@ -34,7 +34,7 @@ from app.bench.report import make_report, publish
 from app.bench.studies.live_engine import local_engine, read_args, serve_jobs
 from app.bench.studies.validate import read_log, simulated_figures
 from app.bench.terminal import Json, Out, console, output, say_duration, table
-from app.engine.client import EngineClient
+from app.engine_client.client import EngineClient
 from app.simulate.hardware.live_log import LiveStep
 
 DEFAULT_CONFIG = Path("configs/serve/bench_135m.yaml")

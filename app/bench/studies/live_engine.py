@@ -17,7 +17,7 @@ import yaml
 from actors.scheduling.request import SamplingParams
 from app.bench.engine.cpu_usage import wait_until_idle
 from app.bench.load.client import Job, Trace, open_loop
-from app.engine.client import EngineClient, EngineError, GenerationRequest
+from app.engine_client.client import EngineClient, EngineError, GenerationRequest
 from app.paths import locate
 from app.ray_environment import set_environment
 
@@ -89,8 +89,8 @@ def local_cluster() -> Iterator[None]:
 async def local_engine(args: Mapping[str, Any]) -> AsyncGenerator[EngineClient, None]:
     """A live engine of these settings, on a Ray cluster of its own."""
     with local_cluster():
-        from app.engine.adapters import AdapterEngine
-        from app.engine.live import LiveEngine
+        from app.engine_client.adapters import AdapterEngine
+        from app.engine_client.live import LiveEngine
         from app.settings import parse, resolve
 
         settings = parse(args)

@@ -23,7 +23,7 @@ from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import make_report, publish
 from app.bench.studies.live_engine import local_engine, read_args, serve_jobs
 from app.bench.terminal import Json, Out, console, output, say_duration, table
-from app.engine.client import EngineClient
+from app.engine_client.client import EngineClient
 
 DEFAULT_CONFIG = Path("configs/serve/bench_135m.yaml")
 # The paper runs the policies that reserve memory with small batches (section 5: 8 to 16).

@@ -24,7 +24,7 @@ from actors.scheduling.request import SamplingParams
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.studies.live_engine import local_engine, read_args
 from app.bench.terminal import Json, Out, console, output, say_duration, table
-from app.engine.client import EngineClient, GenerationRequest
+from app.engine_client.client import EngineClient, GenerationRequest
 
 DEFAULT_CONFIG = Path("configs/serve/bench_135m.yaml")
 TURN = 32  # new tokens of a returning conversation

@@ -26,7 +26,7 @@ from actors.scheduling.request import SamplingParams
 from app.bench.report import make_report, publish
 from app.bench.studies.live_engine import local_cluster, read_args
 from app.bench.terminal import Json, Out, console, output, say_duration, table
-from app.engine.client import EngineClient, EngineError, GenerationRequest
+from app.engine_client.client import EngineClient, EngineError, GenerationRequest
 from app.telemetry.definitions import quantile
 
 _TOKENS = range(300, 4000)  # ids below may mean something to a tokenizer
@@ -148,7 +148,7 @@ async def _all(
 @asynccontextmanager
 async def _engines(args: Mapping[str, Any], count: int) -> AsyncGenerator[Any, None]:
     """That many engines, one after the other; gives what makes a front that knows them all."""
-    from app.engine.live import LiveEngine  # here, as they import Ray
+    from app.engine_client.live import LiveEngine  # here, as they import Ray
     from app.fleet.client import FleetClient
     from app.fleet.finder import Finder
     from app.fleet.registry import Member, Registry, this_node

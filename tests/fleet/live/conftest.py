@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from actors.fleet.routers import build_router
-from app.engine.live import LiveEngine
+from app.engine_client.live import LiveEngine
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
 from app.fleet.registry import Member, Registry, this_node

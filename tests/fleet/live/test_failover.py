@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from actors.scheduling.request import Grammar, SamplingParams
-from app.engine.client import GenerationRequest, TokenChunk
+from app.engine_client.client import GenerationRequest, TokenChunk
 from app.fleet.client import FleetClient
 from tests.live.reference import make_prompts
 

@@ -13,7 +13,7 @@ import pytest
 
 from actors.fleet.routers import build_router
 from actors.scheduling.request import SamplingParams
-from app.engine.client import EngineUnavailable, GenerationRequest, RequestRefused
+from app.engine_client.client import EngineUnavailable, GenerationRequest, RequestRefused
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
 from app.fleet.registry import this_node

@@ -11,9 +11,9 @@ import pytest
 
 from actors.scheduling.events import Refuse
 from actors.scheduling.request import Request, SamplingParams
-from app.engine.channel import QuestionFailed
-from app.engine.client import EngineUnavailable
-from app.engine.link import EngineFailed, SchedulerLink
+from app.engine_client.channel import QuestionFailed
+from app.engine_client.client import EngineUnavailable
+from app.engine_client.link import EngineFailed, SchedulerLink
 from app.settings import parse, resolve
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]

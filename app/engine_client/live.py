@@ -23,8 +23,8 @@ from actors.scheduling.interfaces import Quote
 from actors.scheduling.request import Objective
 from actors.stage.spec import StageInfo
 from actors.transport.messages import Readiness, RequestsStarted, Suspects
-from app.engine.channel import QuestionFailed
-from app.engine.client import (
+from app.engine_client.channel import QuestionFailed
+from app.engine_client.client import (
     EngineUnavailable,
     GenerationRequest,
     ModelCard,
@@ -32,9 +32,15 @@ from app.engine.client import (
     TokenChunk,
     TokenSink,
 )
-from app.engine.link import SchedulerLink
-from app.engine.membership import Membership
-from app.engine.streams import IterationFeed, OpenRequest, OpenRequests, Stream, core_requests
+from app.engine_client.link import SchedulerLink
+from app.engine_client.membership import Membership
+from app.engine_client.streams import (
+    IterationFeed,
+    OpenRequest,
+    OpenRequests,
+    Stream,
+    core_requests,
+)
 
 logger = logging.getLogger("legato.engine")
 
@@ -45,7 +51,7 @@ _READY_WITHIN_S = 20.0  # what a new request waits for an engine that is being r
 
 
 class LiveEngine:
-    """Implements `app.engine.client.EngineClient`; everything runs on the replica's event loop.
+    """Implements `client.EngineClient`; everything runs on the replica's event loop.
 
     membership: None for a lone engine, which serves its own replica alone.
     """

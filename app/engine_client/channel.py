@@ -25,7 +25,7 @@ from actors.transport.messages import (
     unpack_kind,
 )
 from actors.transport.wire import FrameProtocol
-from app.engine.client import EngineUnavailable
+from app.engine_client.client import EngineUnavailable
 
 _ANSWER_WITHIN_S = 10.0
 

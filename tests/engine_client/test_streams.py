@@ -9,8 +9,8 @@ import pytest
 
 from actors.scheduling.events import Output
 from actors.scheduling.request import FinishReason, Request, SamplingParams
-from app.engine.client import EngineUnavailable, GenerationFailed, TokenChunk
-from app.engine.streams import OpenRequest, OpenRequests, Stream
+from app.engine_client.client import EngineUnavailable, GenerationFailed, TokenChunk
+from app.engine_client.streams import OpenRequest, OpenRequests, Stream
 
 
 class Taking:

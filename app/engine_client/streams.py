@@ -11,7 +11,7 @@ from typing import Any, Final
 from actors.scheduling.events import Output
 from actors.scheduling.request import MAX_LOSSES, Request
 from actors.transport.messages import PLAIN_FIELDS, IterationRecord, output_of
-from app.engine.client import (
+from app.engine_client.client import (
     EngineUnavailable,
     GenerationFailed,
     GenerationRequest,

@@ -11,8 +11,8 @@ from typing import Any
 from actors.engine.config import EngineConfig
 from actors.scheduling.interfaces import Quote
 from actors.scheduling.request import Objective
-from app.engine.channel import QuestionFailed
-from app.engine.client import (
+from app.engine_client.channel import QuestionFailed
+from app.engine_client.client import (
     EngineClient,
     EngineUnavailable,
     GenerationRequest,
@@ -21,7 +21,7 @@ from app.engine.client import (
     TokenChunk,
     TokenSink,
 )
-from app.engine.live import LiveEngine
+from app.engine_client.live import LiveEngine
 
 _LOAD_WITHIN_S = 600.0
 
@@ -80,8 +80,8 @@ class AdaptedEngine(EngineClient):
 
 
 class AdapterEngine(LiveEngine):
-    """Implements `app.engine.client.AdapterControl` as well. names: of the adapters that `config`
-    names, in the order of their slots."""
+    """Implements `client.AdapterControl` as well. names: of the adapters that `config` names, in the
+    order of their slots."""
 
     def __init__(self, config: EngineConfig, name: str, names: tuple[str, ...]) -> None:
         super().__init__(config, name)

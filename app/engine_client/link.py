@@ -26,7 +26,7 @@ from actors.stage.spec import StageInfo
 from actors.transport.addresses import private_directory
 from actors.transport.messages import Readiness, RequestsStarted, Suspects
 from actors.transport.wire import FrameProtocol, listen
-from app.engine.channel import SchedulerChannel
+from app.engine_client.channel import SchedulerChannel
 
 logger = logging.getLogger("legato.engine")
 
