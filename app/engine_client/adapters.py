@@ -80,8 +80,8 @@ class AdaptedEngine(EngineClient):
 
 
 class AdapterEngine(LiveEngine):
-    """Implements `client.AdapterControl` as well. names: of the adapters that `config` names, in the
-    order of their slots."""
+    """Implements `client.AdapterControl` as well. names: of the adapters in `config`, in the order
+    of their slots."""
 
     def __init__(self, config: EngineConfig, name: str, names: tuple[str, ...]) -> None:
         super().__init__(config, name)
