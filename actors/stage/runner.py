@@ -270,9 +270,9 @@ class StageRunner:
                 self._input_batch, self._backend, folder, config.vocab_size, config.eos_token_ids
             )
         return Head(
-            *(self._decoder, self._input_batch, self._sampler),
-            *(self._backend, self._group, spec.is_first),
-        )
+            self._decoder, self._input_batch, self._sampler, self._backend, self._group,
+            share_tokens=spec.is_first,
+        )  # fmt: skip
 
     def _activation_bytes(self, dtype: torch.dtype) -> int:
         """Memory of a full step beside weights and cache, with a margin for fragmentation."""

@@ -34,13 +34,7 @@ from app.engine_client.client import (
 )
 from app.engine_client.link import SchedulerLink
 from app.engine_client.membership import Membership
-from app.engine_client.streams import (
-    IterationFeed,
-    OpenRequest,
-    OpenRequests,
-    Stream,
-    core_requests,
-)
+from app.engine_client.streams import IterationFeed, OpenRequests, Stream, core_requests
 
 logger = logging.getLogger("legato.engine")
 
@@ -232,9 +226,7 @@ class LiveEngine:
 
     def _submit(self, request: GenerationRequest, stream: Stream) -> list[int]:
         requests = core_requests(request, self._next_id, time.monotonic())
-        for index, core_request in enumerate(requests):
-            self._open[core_request.request_id] = OpenRequest(core_request, index, stream)
-        stream.num_open = request.n
+        self._open.add(requests, stream)
         try:
             self._link.submit(requests)
         except (TypeError, ValueError, OverflowError) as error:  # what no message can carry

@@ -146,6 +146,12 @@ class OpenRequests(dict[int, OpenRequest]):
         super().__init__(*entries)
         self._on_trial: tuple[int, ...] = ()
 
+    def add(self, requests: Sequence[Request], stream: Stream) -> None:
+        """The continuations of one request, all read from this stream."""
+        for index, request in enumerate(requests):
+            self[request.request_id] = OpenRequest(request, index, stream)
+        stream.num_open = len(requests)
+
     def deliver(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Rows of `IterationOutputs`. This loop runs once per streamed token."""
         for row in rows:
