@@ -21,9 +21,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.adapters import NO_ADAPTERS, AdapterModule, AdapterRuns, LayerAdapters
+from kernels.adapters import AdapterModule, AdapterRuns
 from kernels.graph_support import GraphSupport
 from kernels.layer_form import LayerForm
+from kernels.layer_weights import Experts, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight
 from kernels.rank_sums import RankSums, ShareFile
 from kernels.torch_sampling import Adjustment, Judged, SamplingRows
@@ -68,63 +69,8 @@ class AttentionShape:
     sinks_N: torch.Tensor | None = field(default=None, compare=False)
 
 
-class Linear(Protocol):
-    """A weight packed once for this backend."""
-
-    in_features: int
-    out_features: int
-
-    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:  # -> x_TO
-        ...
-
-    def unrounded(self, x_TK: torch.Tensor) -> torch.Tensor:
-        """x_TO in float32, before it is rounded to the dtype of x, where the backend has it; else
-        as `__call__`. For logits, among which rounding would make ties."""
-        ...
-
-
 class KVLayer(Protocol):
     """One layer's paged cache; its inner layout belongs to the backend."""
-
-
-@dataclass(slots=True)
-class Experts:
-    """A mixture in the MLP's place: a token goes through the `per_token` experts to which the
-    router gives the largest shares, and their results are added by these shares. normalized: of
-    the chosen ones, which then sum to 1."""
-
-    router: Linear  # out: one number per expert
-    gate_ups: Sequence[Linear]
-    downs: Sequence[Linear]
-    per_token: int
-    normalized: bool
-
-
-@dataclass(slots=True)
-class LayerWeights:
-    """One decoder layer, packed. Norms that a model lacks are None.
-
-    input_norm and post_norm come before attention and before the MLP; attention_out_norm and
-    mlp_out_norm norm their results. cos_sin_PD: the layer's rotation, where layers differ.
-    """
-
-    input_norm_H: torch.Tensor | None
-    qkv: Linear  # out: (N + 2 G) * D, rows ordered q, k, v
-    out: Linear
-    post_norm_H: torch.Tensor | None
-    gate_up: Linear | None  # out: 2 I, rows ordered gate, up; or up alone
-    down: Linear | None
-    q_norm_D: torch.Tensor | None = None
-    k_norm_D: torch.Tensor | None = None
-    sliding_window: int | None = None
-    sinks_N: torch.Tensor | None = None
-    input_norm_bias_H: torch.Tensor | None = None
-    post_norm_bias_H: torch.Tensor | None = None
-    attention_out_norm_H: torch.Tensor | None = None
-    mlp_out_norm_H: torch.Tensor | None = None
-    cos_sin_PD: torch.Tensor | None = None
-    experts: Experts | None = None  # then without gate_up and down
-    adapters: LayerAdapters = NO_ADAPTERS
 
 
 # (x_TH, residual_TH | None, batch) -> (x_TH, residual_TH)
@@ -208,6 +154,11 @@ class Backend(Protocol):
 
     def activate(self, x_TX: torch.Tensor, activation: str, gated: bool) -> torch.Tensor:
         """One of `layer_form.ACTIVATIONS` of x; gated: of its first half, times the second."""
+        ...
+
+    def mixture(self, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
+        """What each token's experts make of it, added by its shares -> (T, H). A token's sum has
+        the same bits in any batch."""
         ...
 
     # ---- KV cache and attention ------------------------------------------------------------

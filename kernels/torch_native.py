@@ -20,18 +20,12 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from kernels import adapters as lora
-from kernels import torch_sampling
+from kernels import torch_experts, torch_sampling
 from kernels.adapters import AdapterModule, AdapterRuns
 from kernels.graph_support import GraphSupport
-from kernels.interface import (
-    AttentionShape,
-    Batch,
-    DecoderStack,
-    KVLayer,
-    LayerWeights,
-    Linear,
-)
+from kernels.interface import AttentionShape, Batch, DecoderStack, KVLayer
 from kernels.layer_form import LayerForm
+from kernels.layer_weights import Experts, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight, round_to_groups
 from kernels.rank_sums import RankSums, ShareFile
 from kernels.torch_attention import TorchKVLayer, attend
@@ -141,6 +135,9 @@ class TorchBackend:
         if activation == "clamped_swiglu":
             up_TI = up_TI.clamp(-7.0, 7.0) + 1.0
         return _ACTIVATIONS[activation](gate_TI) * up_TI
+
+    def mixture(self, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
+        return torch_experts.mixture(self, x_TH, experts, form)
 
     def allocate_kv(
         self,

@@ -21,19 +21,15 @@ from kernels.adapters import AdapterModule, AdapterRuns
 from kernels.cpu import adapters as lora
 from kernels.cpu import kv as paged
 from kernels.cpu import library, sampling
+from kernels.cpu.experts import mixture
 from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
 from kernels.cpu.library import FLOAT_CODES
 from kernels.cpu.linear import CpuLinear, pack_linear, pack_quantized
 from kernels.cpu.ranks import CpuRankSums, file_bytes
 from kernels.cpu.stack import BatchView, CpuStack, view_batch
-from kernels.interface import (
-    AttentionShape,
-    Batch,
-    KVLayer,
-    LayerWeights,
-    Linear,
-)
+from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_form import ACTIVATIONS, LayerForm
+from kernels.layer_weights import Experts, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight, concatenate
 from kernels.rank_sums import RankSums, ShareFile
 from kernels.torch_native import TorchBackend
@@ -167,6 +163,9 @@ class CpuBackend(TorchBackend):
             gated,
         )
         return y_TI
+
+    def mixture(self, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
+        return mixture(x_TH, experts, form)
 
     def add_adapters(
         self, module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns

@@ -14,14 +14,9 @@ from kernels.cpu.adapters import CpuAdapters, RunsView, view_runs
 from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.ranks import CpuRankSums, check
-from kernels.interface import (
-    AttentionShape,
-    Batch,
-    KVLayer,
-    LayerWeights,
-    Linear,
-)
+from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_form import ACTIVATIONS, LayerForm
+from kernels.layer_weights import LayerWeights, Linear
 from kernels.rank_sums import RankSums
 
 

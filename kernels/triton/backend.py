@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.graph_support import GraphSupport
-from kernels.interface import AttentionShape, Batch, KVLayer, Linear
+from kernels.interface import AttentionShape, Batch, KVLayer
+from kernels.layer_weights import Linear
 from kernels.torch_native import TorchBackend
 from kernels.torch_sampling import Adjustment, SamplingRows, judge
 from kernels.triton import cache, logits, sampling

@@ -13,8 +13,9 @@ if library.load() is None:
     pytest.skip("the CPU library is not built here", allow_module_level=True)
 
 from kernels.cpu.backend import CpuBackend
-from kernels.interface import AttentionShape, Batch, KVLayer, LayerWeights
+from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_form import LayerForm
+from kernels.layer_weights import LayerWeights
 from tests.kernels.cpu_batches import (
     SETS,
     instruction_set,

@@ -16,16 +16,9 @@ from torch.nn import functional
 from actors.stage.models.config import DecoderConfig
 from actors.transport.group import RankGroup
 from kernels.adapters import AdapterModule
-from kernels.interface import (
-    AttentionShape,
-    Backend,
-    Batch,
-    DecoderStack,
-    KVLayer,
-    LayerWeights,
-    Linear,
-)
+from kernels.interface import AttentionShape, Backend, Batch, DecoderStack, KVLayer
 from kernels.layer_form import LayerForm
+from kernels.layer_weights import LayerWeights, Linear
 
 
 class NotFinite(RuntimeError):
@@ -177,36 +170,13 @@ class Decoder:
         return self._backend.attention(q_TND, batch, kv, shape)
 
     def _mlp(self, w: LayerWeights, x_TH: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if w.experts is not None:
+            return self._backend.mixture(x_TH, w.experts, self._form)
         if w.gate_up is None or w.down is None:
-            return self._mixture(w, x_TH)
-        inner_TX = self._activated(self._linear(w.gate_up, w.adapters.gate_up, x_TH, batch))
-        return self._linear(w.down, w.adapters.down, inner_TX, batch)
-
-    def _activated(self, inner_TX: torch.Tensor) -> torch.Tensor:
-        return self._backend.activate(inner_TX, self._form.activation, self._form.gated)
-
-    def _mixture(self, w: LayerWeights, x_TH: torch.Tensor) -> torch.Tensor:
-        """Tokens grouped by expert, one product per expert that has some. Each token's results are
-        added in the order of the experts, so that its sum has the same bits in any batch."""
-        experts = w.experts
-        if experts is None:
             raise ValueError("a layer has neither an MLP nor experts")
-        shares_TE = experts.router.unrounded(x_TH).float().softmax(-1)
-        shares_TK, chosen_TK = shares_TE.topk(experts.per_token, dim=-1)
-        if experts.normalized:
-            shares_TK = shares_TK / shares_TK.sum(-1, keepdim=True)
-        by_expert = chosen_TK.flatten().argsort(stable=True)
-        counts = chosen_TK.flatten().bincount(minlength=len(experts.downs)).tolist()
-        y_TH = torch.zeros_like(x_TH)
-        for gate_up, down, places in zip(
-            experts.gate_ups, experts.downs, torch.split(by_expert, counts), strict=True
-        ):
-            if len(places):
-                rows = places // experts.per_token
-                given = down(self._activated(gate_up(x_TH[rows])))
-                given = given * shares_TK.flatten()[places, None]
-                y_TH.index_add_(0, rows, given.to(y_TH.dtype))
-        return y_TH
+        inner_TX = self._linear(w.gate_up, w.adapters.gate_up, x_TH, batch)
+        inner_TX = self._backend.activate(inner_TX, self._form.activation, self._form.gated)
+        return self._linear(w.down, w.adapters.down, inner_TX, batch)
 
     def _whole_norm(self, x_TX: torch.Tensor, weight_X: torch.Tensor) -> torch.Tensor:
         """RMS norm of a vector of which each rank has a part. Heads that several ranks hold count

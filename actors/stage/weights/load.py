@@ -22,7 +22,8 @@ from actors.stage.weights.names import (
     qkv_pieces,
 )
 from actors.stage.weights.source import WHOLE, PackedSource, Shard, WeightSource
-from kernels.interface import Backend, Experts, LayerWeights, Linear
+from kernels.interface import Backend
+from kernels.layer_weights import Experts, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight
 
 Progress = Callable[[float], None]

@@ -27,8 +27,9 @@ from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
 from actors.transport.messages import pack, unpack
 from kernels.graph_support import GraphSupport
-from kernels.interface import AttentionShape, DecoderStack, KVLayer, LayerWeights
+from kernels.interface import AttentionShape, DecoderStack, KVLayer
 from kernels.layer_form import LayerForm
+from kernels.layer_weights import LayerWeights
 from kernels.rank_sums import RankSums
 from kernels.torch_native import TorchBackend
 from kernels.torch_sampling import judge

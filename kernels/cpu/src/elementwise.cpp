@@ -43,6 +43,11 @@ void activate(const ActivateArgs& args, int64_t num_rows) {
   for_rows(num_rows, width, [&](int64_t b, int64_t e) { rows(args, b, e); }, as_is);
 }
 
+void add_shares(const ShareArgs& args, int64_t num_rows) {
+  const auto rows = LEGATO_PICK(share_rows);
+  for_rows(num_rows, args.width, [&](int64_t b, int64_t e) { rows(args, b, e); }, as_is);
+}
+
 void rope_and_cache(const RopeArgs& args) {
   const auto rows = LEGATO_PICK(rope_rows);
   const ShapeView& shape = args.shape;

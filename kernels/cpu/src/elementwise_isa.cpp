@@ -94,6 +94,20 @@ void activate_in(const ActivateArgs& args, int64_t begin, int64_t end) {
   }
 }
 
+template <class T>
+void share_in(const ShareArgs& args, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t place = args.places[row];
+    const Vec share = Vec::set(args.shares[place]);
+    const T* x = static_cast<const T*>(args.x) + row * args.width;
+    T* y = static_cast<T*>(args.y) + place / args.per_token * args.width;
+    for_lanes(args.width, [&](int64_t i, int n) {
+      const Vec given = rounded<T>(load_lanes(x + i, n) * share);
+      store_lanes(load_lanes(y + i, n) + given, y + i, n);
+    });
+  }
+}
+
 }  // namespace
 
 void norm_rows(const NormArgs& args, int64_t begin, int64_t end) {
@@ -106,6 +120,12 @@ void activate_rows(const ActivateArgs& args, int64_t begin, int64_t end) {
   if (args.dtype == Dtype::bfloat16) return activate_in<bf16>(args, begin, end);
   if (args.dtype == Dtype::float16) return activate_in<fp16>(args, begin, end);
   activate_in<float>(args, begin, end);
+}
+
+void share_rows(const ShareArgs& args, int64_t begin, int64_t end) {
+  if (args.dtype == Dtype::bfloat16) return share_in<bf16>(args, begin, end);
+  if (args.dtype == Dtype::float16) return share_in<fp16>(args, begin, end);
+  share_in<float>(args, begin, end);
 }
 
 }  // namespace legato::LEGATO_ISA

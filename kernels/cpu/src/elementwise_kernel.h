@@ -40,6 +40,17 @@ struct ActivateArgs {
   bool gated;
 };
 
+// y[place / per_token] += round(x * shares[place]), row by row of x.
+struct ShareArgs {
+  const void* x;          // (T, H)
+  const float* shares;    // by place
+  const int64_t* places;  // of each row
+  void* y;                // (T, H)
+  int64_t per_token;
+  int64_t width;  // H
+  Dtype dtype;
+};
+
 struct RopeArgs {
   const void* qkv;  // (T, (N + 2 G) D)
   const float* cos_sin;
@@ -55,11 +66,13 @@ struct RopeArgs {
 LEGATO_FOR_EACH_ISA(
     void norm_rows(const NormArgs& args, int64_t begin, int64_t end);
     void activate_rows(const ActivateArgs& args, int64_t begin, int64_t end);
+    void share_rows(const ShareArgs& args, int64_t begin, int64_t end);
     void rope_rows(const RopeArgs& args, int64_t begin, int64_t end))
 
 // Whole operations on the pool. Few rows run on the calling thread: a hand-over would cost more.
 void norm(const NormArgs& args, int64_t num_rows);
 void activate(const ActivateArgs& args, int64_t num_rows);
+void add_shares(const ShareArgs& args, int64_t num_rows);
 void rope_and_cache(const RopeArgs& args);
 
 }  // namespace legato

@@ -1,0 +1,87 @@
+"""A mixture of experts in one C++ call (src/experts.cpp); routing is torch's."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from typing import Any
+
+import torch
+
+from kernels.cpu import library
+from kernels.cpu.library import FLOAT_CODES, Pointer
+from kernels.cpu.linear import CpuLinear
+from kernels.layer_form import ACTIVATIONS, LayerForm
+from kernels.layer_weights import Experts, Linear
+from kernels.torch_experts import route
+
+
+class _View(ctypes.Structure):
+    _fields_ = (
+        ("gate_ups", ctypes.c_void_p),
+        ("downs", ctypes.c_void_p),
+        ("num_experts", ctypes.c_int32),
+        ("per_token", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
+        ("gated", ctypes.c_bool),
+    )
+
+
+# By the layer's experts: a view, and what it points into.
+_views: weakref.WeakKeyDictionary[Experts, tuple[_View, Any]] = weakref.WeakKeyDictionary()
+
+
+def mixture(x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
+    """As of `Backend.mixture`, with the bits that the operations give one by one."""
+    if experts not in _views:
+        _views[experts] = _view(experts, form)
+    view, _ = _views[experts]
+    hidden, dtype = experts.downs[0].out_features, x_TH.dtype
+    if x_TH.dim() != 2 or x_TH.shape[1] != hidden or FLOAT_CODES.get(dtype) != view.dtype:
+        raise ValueError(
+            f"x is {tuple(x_TH.shape)} {dtype}, not (T, {hidden}) of the experts' type"
+        )
+    x_TH = x_TH.contiguous()
+    shares_TK, chosen_TK = route(x_TH, experts)
+    shares_TK, chosen_TK = shares_TK.contiguous(), chosen_TK.contiguous()
+    y_TH = torch.zeros_like(x_TH)
+    _run()(
+        view, x_TH.data_ptr(), shares_TK.data_ptr(), chosen_TK.data_ptr(), len(x_TH),
+        y_TH.data_ptr(),
+    )  # fmt: skip
+    return y_TH
+
+
+@functools.cache
+def _run() -> Any:
+    return library.function(
+        "legato_experts_run", None, ctypes.POINTER(_View), *[Pointer] * 3, ctypes.c_int64, Pointer
+    )
+
+
+def _view(experts: Experts, form: LayerForm) -> tuple[_View, Any]:
+    gate_ups, downs = (list(map(_packed, part)) for part in (experts.gate_ups, experts.downs))
+    hidden, inner, dtype = downs[0].out_features, downs[0].in_features, downs[0].dtype
+    wanted = ((hidden, inner * (2 if form.gated else 1)), (inner, hidden))
+    for linears, features in zip((gate_ups, downs), wanted, strict=True):
+        for linear in linears:
+            found = (linear.in_features, linear.out_features)
+            if found != features or linear.dtype != dtype:
+                raise ValueError(f"an expert's layer is {found} {linear.dtype}, not {features}")
+    tables = [
+        (ctypes.c_void_p * len(linears))(*[linear.handle for linear in linears])
+        for linears in (gate_ups, downs)
+    ]
+    view = _View(
+        *map(ctypes.addressof, tables), len(downs), experts.per_token, FLOAT_CODES[dtype],
+        ACTIVATIONS.index(form.activation), form.gated,
+    )  # fmt: skip
+    return view, (tables, gate_ups, downs)
+
+
+def _packed(linear: Linear) -> CpuLinear:
+    if not isinstance(linear, CpuLinear):
+        raise TypeError(f"the cpu backend was given a layer of {type(linear).__name__}")
+    return linear

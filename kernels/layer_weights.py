@@ -1,0 +1,67 @@
+"""The weights of one decoder layer, as a backend has packed them. Shape suffixes as in
+`kernels.interface`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kernels.adapters import NO_ADAPTERS, LayerAdapters
+
+
+class Linear(Protocol):
+    """A weight packed once for this backend."""
+
+    in_features: int
+    out_features: int
+
+    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:  # -> x_TO
+        ...
+
+    def unrounded(self, x_TK: torch.Tensor) -> torch.Tensor:
+        """x_TO in float32, before it is rounded to the dtype of x, where the backend has it; else
+        as `__call__`. For logits, among which rounding would make ties."""
+        ...
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Experts:
+    """A mixture in the MLP's place: a token goes through the `per_token` experts to which the
+    router gives the largest shares, and their results are added by these shares. normalized: of
+    the chosen ones, which then sum to 1."""
+
+    router: Linear  # out: one number per expert
+    gate_ups: Sequence[Linear]
+    downs: Sequence[Linear]
+    per_token: int
+    normalized: bool
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    """One decoder layer, packed. Norms that a model lacks are None.
+
+    input_norm and post_norm come before attention and before the MLP; attention_out_norm and
+    mlp_out_norm norm their results. cos_sin_PD: the layer's rotation, where layers differ.
+    """
+
+    input_norm_H: torch.Tensor | None
+    qkv: Linear  # out: (N + 2 G) * D, rows ordered q, k, v
+    out: Linear
+    post_norm_H: torch.Tensor | None
+    gate_up: Linear | None  # out: 2 I, rows ordered gate, up; or up alone
+    down: Linear | None
+    q_norm_D: torch.Tensor | None = None
+    k_norm_D: torch.Tensor | None = None
+    sliding_window: int | None = None
+    sinks_N: torch.Tensor | None = None
+    input_norm_bias_H: torch.Tensor | None = None
+    post_norm_bias_H: torch.Tensor | None = None
+    attention_out_norm_H: torch.Tensor | None = None
+    mlp_out_norm_H: torch.Tensor | None = None
+    cos_sin_PD: torch.Tensor | None = None
+    experts: Experts | None = None  # then without gate_up and down
+    adapters: LayerAdapters = NO_ADAPTERS

@@ -1,0 +1,98 @@
+"""The mixture in C++ gives the bits that the operations give one by one, whatever the batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels import torch_experts
+from kernels.cpu import library
+
+if library.load() is None:
+    pytest.skip("the CPU library is not built here", allow_module_level=True)
+
+from kernels.cpu.backend import CpuBackend
+from kernels.layer_form import LayerForm
+from kernels.layer_weights import Experts
+from kernels.torch_native import TorchBackend
+from tests.kernels.cpu_batches import SETS, instruction_set, threads
+
+BACKEND = CpuBackend()
+HIDDEN = 96
+FORMS = [
+    LayerForm(1e-5),
+    LayerForm(1e-5, activation="gelu", gated=False),
+    LayerForm(1e-5, activation="clamped_swiglu"),
+]
+# inner size, bias, quantization, type; gate and up of 40 cannot be fused
+MODELS = {
+    "bfloat16": (64, False, "none", torch.bfloat16),
+    "float32": (40, True, "none", torch.float32),
+    "float16": (64, True, "none", torch.float16),
+    "int8": (64, False, "int8", torch.bfloat16),
+}
+
+
+@pytest.fixture(params=SETS, ids=lambda isa: isa.name.lower(), autouse=True)
+def _isa(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
+    torch.manual_seed(0)
+    with instruction_set(request.param):
+        yield
+
+
+def make(model: str, form: LayerForm, normalized: bool = True) -> Experts:
+    inner, biased, quantization, dtype = MODELS[model]
+
+    def linear(out_features: int, in_features: int):  # type: ignore[no-untyped-def]
+        weight = (torch.randn(out_features, in_features) * in_features**-0.5).to(dtype)
+        bias = torch.randn(out_features).to(dtype) if biased else None
+        return BACKEND.pack_linear(weight, bias, quantization)
+
+    wide = 2 * inner if form.gated else inner
+    router = BACKEND.pack_linear(torch.randn(7, HIDDEN).to(dtype), None)
+    gate_ups = [linear(wide, HIDDEN) for _ in range(7)]
+    return Experts(router, gate_ups, [linear(HIDDEN, inner) for _ in range(7)], 3, normalized)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.activation)
+@pytest.mark.parametrize("model", MODELS)
+def test_one_call_is_the_operations_one_by_one(model: str, form: LayerForm) -> None:
+    experts = make(model, form, normalized=model != "int8")
+    x = torch.randn(130, HIDDEN).to(MODELS[model][3])
+    with threads(2):
+        got = BACKEND.mixture(x, experts, form)
+    with threads(1):
+        expected = torch_experts.mixture(BACKEND, x, experts, form)
+        alone = torch.cat([BACKEND.mixture(row, experts, form) for row in x.split(1)])
+        assert torch.equal(got, expected)
+        assert torch.equal(got, alone)
+        assert BACKEND.mixture(x[:0], experts, form).shape == (0, HIDDEN)
+
+
+def test_it_is_what_torch_computes() -> None:
+    form, plain = FORMS[0], TorchBackend()
+    weights = [torch.randn(*size) / 8 for size in ((7, HIDDEN), (128, HIDDEN), (HIDDEN, 64))]
+    found = []
+    for backend in (BACKEND, plain):
+        router, gate_up, down = (backend.pack_linear(weight.clone(), None) for weight in weights)
+        experts = Experts(router, [gate_up] * 7, [down] * 7, 2, True)
+        found.append(backend.mixture(torch.linspace(-1, 1, 5 * HIDDEN).view(5, -1), experts, form))
+    assert torch.allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    experts = make("bfloat16", FORMS[0])
+    with pytest.raises(ValueError, match="x is"):
+        BACKEND.mixture(torch.zeros(2, 64).bfloat16(), experts, FORMS[0])
+    with pytest.raises(ValueError, match="x is"):
+        BACKEND.mixture(torch.zeros(2, HIDDEN), experts, FORMS[0])
+    wrong = Experts(experts.router, experts.downs, experts.downs, 3, True)
+    with pytest.raises(ValueError, match=r"an expert's layer is \(64, 96\)"):
+        BACKEND.mixture(torch.zeros(2, HIDDEN).bfloat16(), wrong, FORMS[0])
+    other = TorchBackend().pack_linear(torch.zeros(HIDDEN, 64), None)
+    with pytest.raises(TypeError, match="TorchLinear"):
+        BACKEND.mixture(
+            torch.zeros(2, HIDDEN).bfloat16(), replace(experts, downs=[other] * 7), FORMS[0]
+        )
