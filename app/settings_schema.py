@@ -196,7 +196,7 @@ class FleetSettings(_Section):
     )
     sleeps: bool = Field(
         False,
-        description="All engines may end while nobody asks (`min_replicas: 0` of `Engine`). A "
+        description="All engines may end while no request comes (`min_replicas: 0` of `Engine`). A "
         "front without any is then ready, and a request wakes one: start_within_s must be longer "
         "than an engine takes to start.",
     )

@@ -68,7 +68,7 @@ class _Peer:
     def __init__(self, number: int) -> None:
         self.number = number
         self.num_received = 0
-        self.offset_s: float | None = 0.0 if number == OWNER else None  # not yet said hello
+        self.offset_s: float | None = 0.0 if number == OWNER else None  # before its hello
         self.socket: FrameProtocol | None = None
 
 

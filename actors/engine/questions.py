@@ -50,7 +50,7 @@ class Questions:
         """The same where the answer takes its time."""
         try:
             return Answer(ask.ticket, await getattr(self, ask.question)(*ask.arguments))
-        except Exception as error:  # whatever it is, the asking side must hear of it
+        except Exception as error:  # whatever it is, the asking side needs an answer
             return _no_answer(ask, error)
 
     async def load_adapter(self, slot: int, folder: str) -> str | None:

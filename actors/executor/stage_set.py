@@ -108,7 +108,7 @@ class StageSet:
                 if problem is not None and not (is_rebuild or self._config.is_rebuild):
                     self._kill_actors()
                     raise StagesFailed(problem)
-                if problem is not None:  # it costs its own requests, and nobody else's
+                if problem is not None:  # it costs its own requests, and no others
                     logger.error("adapter slot %d is lost: %s", slot, problem)
         except TimeoutError as error:
             self._kill_actors()

@@ -1,4 +1,4 @@
-"""What an engine says of itself: snapshots, and updates of its prefix cache, made from its core."""
+"""What an engine publishes: snapshots, and updates of its prefix cache, made from its core."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Publisher:
         return outlook, math.inf if tightest_s is None else tightest_s - tbt_s
 
     def _admission(self) -> PredictiveAdmission | None:
-        """What predicts: the engine's own admission, or else one that only looks on."""
+        """What predicts: the engine's own admission, or else a bystander that only predicts."""
         limits = self._core.limits
         if isinstance(limits.admission, PredictiveAdmission):
             return limits.admission

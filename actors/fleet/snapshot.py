@@ -73,7 +73,7 @@ class OutlookPoint:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Admission's own prediction, as a curve: what a quote would say, without asking for one.
+    """Admission's own prediction, as a curve: what a quote would predict, without asking.
 
     Between points it is a line, and past the last one the last line goes on. Work that was sent
     since the snapshot stands before a new prompt as if it were part of it: the curve is read that
@@ -120,8 +120,8 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """One engine as it says it is; published several times a second, and at once when `state`
-    changes. `snapshot_of` (publish.py) makes it from a core.
+    """What one engine publishes, several times a second and at once when `state` changes;
+    `Publisher.snapshot` makes it from a core.
 
     engine_id: never used again for another engine.
     sequence: counts the engine's snapshots; a smaller one that arrives later is dropped.

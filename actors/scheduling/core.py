@@ -56,8 +56,8 @@ _BUDGET_KEYS = ("budget", "budget_options", "token_budget", "max_requests", "tbt
 
 
 class Core:
-    """Build it with `build_core`. `handle` changes it; the properties are for those around it, and
-    its parts for this package and its tests."""
+    """Build it with `build_core`. `handle` changes it; the properties are for the engine around it,
+    and its parts for this package and its tests."""
 
     def __init__(
         self,

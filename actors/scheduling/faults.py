@@ -142,7 +142,7 @@ class Faults:
         for part in step.drafted:
             part.state.num_drafts = 0
         self._distrust_copies(step)
-        # The stages may not have heard of these releases; started again, it is a new life.
+        # These releases may not have reached the stages; started again, it is a new life.
         for request_id in step.plan.released:
             known = requests.by_id.get(request_id)
             if known is None or not known.on_stages:

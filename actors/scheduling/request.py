@@ -77,7 +77,7 @@ class Request:
     prompt once and gives the others its KV blocks, copied where they diverge.
     pooling: "mean" or "last" asks for an embedding of the prompt instead of tokens.
     cache_salt: prefix blocks are shared only among equal salts (tenants cannot probe each other).
-    adapter: the stages' adapter slot that it uses, counted from 1; 0: none. Its salt says which
+    adapter: the stages' adapter slot that it uses, counted from 1; 0: none. Its salt names which
     adapter that is, for slots are used again.
     num_losses: engines that an earlier life of it was in when they were lost: it is tried beside
     other suspects only, until it has proved harmless.

@@ -1,4 +1,4 @@
-"""How a setting is declared: a dataclass field whose metadata say what it is to its user."""
+"""How a setting is declared: a dataclass field whose metadata describe it to its user."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def fits(value: Any, declared: Any) -> bool:
 
 
 def in_words(declared: Any) -> str:
-    """The type a field is declared with, as a message says it."""
+    """The type a field is declared with, as an error message gives it."""
     words = {int: "an integer", float: "a number", str: "a name", bool: "true or false"}
     words[NoneType] = "null"
     return " or ".join(words.get(kind, "a mapping") for kind in _kinds(declared))

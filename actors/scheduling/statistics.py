@@ -1,4 +1,4 @@
-"""What a core says of itself: plain numbers for metrics and the console."""
+"""What a core reports: plain numbers for metrics and the console."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ from app.fleet.stream_placement import RETRY_AFTER_S, StreamPlacement
 
 logger = logging.getLogger("legato.fleet")
 
-_SILENT_AFTER_S = 5.0  # an engine speaks once a second when idle
+_SILENT_AFTER_S = 5.0  # an idle engine publishes once a second
 _WATCH_PERIOD_S = 0.5
 _ACQUAINTED_WITHIN_S = 10.0  # of a front's start
 

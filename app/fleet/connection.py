@@ -101,7 +101,7 @@ class Connection(SchedulerChannel):
 
     @property
     def was_leaving(self) -> bool:
-        """It said that it would end."""
+        """It has published that it drains."""
         return self.snapshot is not None and self.snapshot.state is EngineState.DRAINING
 
     async def connect(self) -> None:
@@ -158,7 +158,7 @@ class Connection(SchedulerChannel):
 
     def take(self, fleet_requests: Sequence[FleetRequest]) -> None:
         """Submit them here. Raises TypeError, ValueError or OverflowError for what no message
-        can carry; then they are not here."""
+        can carry; then none is open here."""
         requests = []
         for fleet_request in fleet_requests:
             request_id = next(self._ids)
@@ -175,7 +175,7 @@ class Connection(SchedulerChannel):
             raise
 
     def give_up(self, fleet_requests: Sequence[OpenRequest]) -> None:
-        """They are not wanted here any more."""
+        """Abort those that are open here."""
         ids = [r.request.request_id for r in fleet_requests]
         left = [i for i in ids if self.open.pop(i, None) is not None]
         if left:
@@ -189,7 +189,7 @@ class Connection(SchedulerChannel):
             socket.close()
 
     def close(self) -> None:
-        """Leave without telling the owner."""
+        """Close without calling the owner."""
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close()

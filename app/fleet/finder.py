@@ -15,7 +15,7 @@ logger = logging.getLogger("legato.fleet")
 
 _PERIOD_S = 1.0
 _REPORT_AGAIN_S = 5.0
-_FORGET_AFTER_S = 30.0  # an entry whose engine cannot be reached; a living one says so again
+_FORGET_AFTER_S = 30.0  # an entry whose engine cannot be reached; a living engine puts it again
 
 
 class ConnectionOwner(Owner, Protocol):

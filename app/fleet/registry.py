@@ -23,7 +23,7 @@ from actors.transport.addresses import new_local_address, new_secret
 logger = logging.getLogger("legato.fleet")
 
 _NAMESPACE = "legato"
-_WAITING_FOR_S = 15.0  # fronts say it again before
+_WAITING_FOR_S = 15.0  # fronts report it again before
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Registry:
             await asyncio.to_thread(internal_kv._internal_kv_del, key, namespace=_NAMESPACE)
 
     def num_waiting(self, now_s: float) -> int:
-        """At all fronts; asks the cluster. What was last said long ago was said by one that died.
+        """At all fronts; reads the cluster's store. Old reports are those of fronts that died.
 
         now_s: by `time.time`.
         """
@@ -141,6 +141,6 @@ class Member:
             await self._registry.drop(entry.engine_id)
 
     async def confirm(self) -> None:
-        """Say again that the engine is there: a front that could not reach it forgets it."""
+        """Put the entry again: a front that could not reach the engine drops it."""
         if self._entry is not None:
             await self._registry.put(self._entry)

@@ -102,8 +102,8 @@ def _prefix(fleet_request: FleetRequest, fleet: Fleet) -> tuple[bytes, ...]:
 def refusal_of(
     fleet_request: FleetRequest, serving: Sequence[FleetEngine]
 ) -> RequestRefused | None:
-    """What the last engine said, if all of these have refused it; None: one may have it yet."""
-    said = fleet_request.refusal
-    if said is None or any(engine.engine_id not in fleet_request.refused_by for engine in serving):
+    """The last refusal, if all of these engines have refused it; None: one may still accept it."""
+    last = fleet_request.refusal
+    if last is None or any(engine.engine_id not in fleet_request.refused_by for engine in serving):
         return None
-    return RequestRefused(said.message, param=said.param, retry_after_s=said.retry_after_s)
+    return RequestRefused(last.message, param=last.param, retry_after_s=last.retry_after_s)

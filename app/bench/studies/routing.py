@@ -2,7 +2,7 @@
 
 Three engines of this process's own Ray cluster, and a front without HTTP before them, a new one
 for each router. Every router gets the same conversations at the same times, with tokens of its own,
-so that nobody finds what another has left in the prefix caches. A turn repeats all that was said
+so that no run finds what another has left in the prefix caches. A turn repeats all that was said
 before, which is in one engine's cache: what it finds there need not be computed.
 """
 
