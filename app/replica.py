@@ -27,11 +27,13 @@ from app.telemetry.loop_lag import LoopLag
 from app.telemetry.prometheus import CONTENT_TYPE, render
 from app.telemetry.records import RecordLog
 from app.telemetry.spans import Spans, otlp_exporter
+from app.text.lean_import import import_tokenizers_alone
 from app.text.processor import TextProcessor
 
 
 def load_text(folder: str, model: ModelSettings) -> TextProcessor:
     """What turns text into tokens and back, ready for grammars."""
+    import_tokenizers_alone()
     text = TextProcessor(
         folder, tool_parser=model.tool_parser, reasoning_parser=model.reasoning_parser
     )
