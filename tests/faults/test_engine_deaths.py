@@ -82,7 +82,10 @@ async def test_row_4_a_frozen_scheduler_is_replaced(
         await engine.close()
 
 
-@pytest.mark.parametrize("killed", ["ray::StageActor.load", "ray::SchedulerActor.start"])
+@pytest.mark.parametrize(
+    "killed",
+    ["ray::StageActor.load", pytest.param("ray::SchedulerActor.start", marks=pytest.mark.long)],
+)
 async def test_row_9_a_process_is_killed_at_the_first_start(
     make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path], killed: str
 ) -> None:

@@ -42,6 +42,7 @@ def test_tokens_of_transformers(
     assert planner.num_hybrid_steps > 1
 
 
+@pytest.mark.long
 def test_draws_and_log_probabilities_of_one_rank(
     ranks: RankPool, tiny_model: Callable[..., Path]
 ) -> None:

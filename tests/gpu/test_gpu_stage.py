@@ -64,6 +64,7 @@ def test_captured_steps_give_the_same_tokens(tiny_model: Callable[..., Path], va
     assert capture.num_replays >= len(work)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU the tests marked gpu do this for real")
 def test_captured_stages_hand_hidden_states_on(tiny_model: Callable[..., Path]) -> None:
     runners = [

@@ -76,6 +76,7 @@ def test_graphs_and_the_largest_step_come_before_the_cache(
     assert free == 10_000_000 - 500 * num_graphs - 1000
 
 
+@pytest.mark.long
 def test_a_profiled_stage_gives_the_tokens_of_transformers(
     tiny_model: Callable[..., Path],
 ) -> None:

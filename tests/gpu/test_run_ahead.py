@@ -118,6 +118,7 @@ def test_tokens_of_transformers(runner: StageRunner, monkeypatch: pytest.MonkeyP
     assert sum(steps_with_unknown_tokens) >= 4
 
 
+@pytest.mark.long
 def test_requests_that_ask_for_more_hold_nobody_back(
     make: Callable[[], StageRunner], tiny_model: Callable[..., Path]
 ) -> None:
@@ -156,6 +157,7 @@ def test_requests_that_ask_for_more_hold_nobody_back(
         assert [t for t, _ in ours.top] == [t for t, _ in theirs.top]
 
 
+@pytest.mark.long
 def test_a_plan_that_comes_while_tokens_are_on_their_way_is_still_launched(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +189,7 @@ def test_a_plan_that_comes_while_tokens_are_on_their_way_is_still_launched(
     assert len(engine.ahead) >= 4
 
 
+@pytest.mark.long
 def test_an_aborted_request_leaves_the_others_alone(runner: StageRunner) -> None:
     engine = Engine(runner)
     for request in requests([SamplingParams(TOKENS)] * 3):

@@ -51,7 +51,9 @@ def test_nothing_compiles_while_serving() -> None:
 
 @pytest.mark.tensors
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize(
+    "arch", [*(pytest.param(arch, marks=pytest.mark.long) for arch in (80, 100)), 90]
+)
 def test_every_kernel_compiles(arch: int) -> None:
     # A process of its own: interpreted kernels, as the other tests import them, do not compile.
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -128,7 +128,7 @@ async def answered(
 
 @pytest.mark.parametrize(
     ("stages", "ranks"),
-    [(2, 2), *(pytest.param(*n, marks=pytest.mark.long) for n in ((2, 1), (3, 1), (3, 2)))],
+    [(2, 1), *(pytest.param(*n, marks=pytest.mark.long) for n in ((2, 2), (3, 1), (3, 2)))],
 )
 async def test_activations_over_the_accelerator_transport(
     ray_cluster: None,
@@ -157,7 +157,7 @@ async def test_activations_over_the_accelerator_transport(
 
 @pytest.mark.parametrize(
     ("stages", "ranks"),
-    [(2, 2), *(pytest.param(*n, marks=pytest.mark.long) for n in ((1, 1), (2, 1)))],
+    [(2, 1), *(pytest.param(*n, marks=pytest.mark.long) for n in ((1, 1), (2, 2)))],
 )
 async def test_rings_by_tcp_as_between_nodes(
     ray_cluster: None,
@@ -174,6 +174,7 @@ async def test_rings_by_tcp_as_between_nodes(
         pass
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_stages_on_several_nodes(tiny_model: Callable[..., Path]) -> None:
     done = subprocess.run(

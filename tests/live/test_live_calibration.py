@@ -18,7 +18,7 @@ from tests.live.reference import ask, ask_all, expected, make_prompts, settled
 pytestmark = pytest.mark.ray
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.long), 2])
 async def test_the_first_start_measures_and_the_next_one_reads(
     make_engine: Callable[..., LiveEngine],
     tiny_model: Callable[..., Path],

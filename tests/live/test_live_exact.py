@@ -16,7 +16,7 @@ pytestmark = pytest.mark.ray
 
 
 # Each number of stages and of ranks, each transport; the other combinations: `make test-long`.
-SHORT = {(1, 1, "graph"), (1, 2, "call"), (2, 2, "graph"), (3, 1, "call")}
+SHORT = {(1, 1, "graph"), (2, 2, "graph"), (3, 1, "call")}
 LAYOUTS = [
     pytest.param(*layout, marks=[] if layout in SHORT else [pytest.mark.long])
     for layout in product((1, 2, 3), (1, 2), ("graph", "call"))
@@ -54,6 +54,7 @@ async def test_forty_prompts_at_once(
 
 
 # Stages without actors go through all of them (tests/stage/test_stage_greedy.py).
+@pytest.mark.long
 @pytest.mark.parametrize("variant", ["qwen2-sliding", "qwen3"])
 async def test_architectures(
     make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path], variant: str

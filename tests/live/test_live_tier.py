@@ -107,6 +107,7 @@ async def test_prompts_come_back_after_a_restart(
             damage(tmp_path)
 
 
+@pytest.mark.long
 async def test_int8_and_a_stage_that_dies(
     make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -110,7 +110,7 @@ def kill_a_stage(server: LiveServer) -> None:
     )
 
 
-@pytest.mark.parametrize("victim", ["stage", "scheduler"])
+@pytest.mark.parametrize("victim", ["stage", pytest.param("scheduler", marks=pytest.mark.long)])
 def test_a_lost_engine_keeps_the_adapters(
     server: LiveServer, folders: list[Path], victim: str
 ) -> None:

@@ -184,7 +184,11 @@ def test_a_killed_engine_costs_no_byte(fleet: Any) -> None:
     wait_for_engines(fleet, 2)  # Serve has replaced it, and the front has found it
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM],
+    ids=lambda n: n.name,
+)
 def test_a_server_told_to_stop_lets_streams_end(
     serve: Callable[..., Any], tiny_model: Callable[..., Path], number: signal.Signals
 ) -> None:

@@ -61,6 +61,7 @@ def test_a_killed_replica_comes_back_on_its_port_and_ctrl_c_drains(
         assert server.process.wait(60) == 0
 
 
+@pytest.mark.long
 def test_two_replicas_answer_behind_one_address(
     serve: Callable[..., Any], tiny_model: Callable[..., Path]
 ) -> None:

@@ -13,7 +13,9 @@ from notebooks.render import FOLDER, MAX_BYTES, execute
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 LIVE = {"a_stall_live"}  # runs an engine: times of this machine, different each time
 RUN = [
-    pytest.param(path, id=path.stem, marks=[pytest.mark.ray] if path.stem in LIVE else [])
+    pytest.param(
+        path, id=path.stem, marks=[pytest.mark.ray, pytest.mark.long] if path.stem in LIVE else []
+    )
     for path in PATHS
 ]
 

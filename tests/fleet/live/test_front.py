@@ -93,6 +93,7 @@ async def test_an_engine_that_leaves_hands_its_streams_over(make_fleet: Any) -> 
     assert answers == right()
 
 
+@pytest.mark.long
 async def test_streams_of_the_last_engine_end_there_when_it_leaves(make_fleet: Any) -> None:
     fleet = await make_fleet(1, front={"start_within_s": 0.5})
     leaving: list[asyncio.Task[None]] = []
@@ -108,6 +109,7 @@ async def test_streams_of_the_last_engine_end_there_when_it_leaves(make_fleet: A
         await through(fleet.front, plain()[:1])
 
 
+@pytest.mark.long
 async def test_what_one_engine_refuses_another_takes(make_fleet: Any) -> None:
     narrow = {"max_requests": 1, "max_queued_requests": 1}
     fleet = await make_fleet(2, scheduling=narrow)
