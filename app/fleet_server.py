@@ -23,6 +23,7 @@ from actors.engine.config import EngineConfig
 from actors.engine.gc_utils import freeze_gc_heap
 from actors.fleet.routers import build_router
 from actors.fleet.scaling import load_of
+from app.engine_client.adapters import FleetAdapters
 from app.engine_client.link import EngineFailed
 from app.engine_client.live import LiveEngine
 from app.fleet.client import FleetClient
@@ -62,6 +63,8 @@ class Front(HttpReplica):
             text = await asyncio.to_thread(load_text, folder, settings.model)
             self.models[client.name] = ServedModel(client, text)
         self.engines = clients
+        if self.settings.adapters is not None:
+            self.adapters = FleetAdapters(clients[0], tuple(self.settings.adapters.paths))
         await asyncio.gather(*[client.start() for client in clients])
         await self.open(configs)
         freeze_gc_heap()
@@ -151,6 +154,7 @@ def _client(settings: Settings, config: EngineConfig, engine: str) -> FleetClien
         allow_inexact=fleet.allow_inexact,
         sleeps=fleet.sleeps,
         request_deadline_s=config.request_deadline_s,
+        adapters=dict(config.adapters),
     )
 
 

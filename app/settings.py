@@ -126,8 +126,6 @@ def resolve(settings: Settings) -> EngineConfig:
     if scheduler.tbt_rule and not (settings.engine.calibrate or scheduler.cost_model):
         raise SettingsError("slo.tbt_rule: needs `engine.calibrate` or `scheduling.cost_model`")
     adapters = settings.adapters
-    if adapters is not None and settings.fleet is not None:
-        raise SettingsError("adapters: not yet with `fleet` or `models`; leave one of them out")
     stage = StageSpec(
         model_path=str(model_folder(model.path)),
         num_stages=stages,

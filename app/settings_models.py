@@ -54,6 +54,8 @@ def expand(args: Mapping[str, Any]) -> list[dict[str, Any]]:
     if "models" not in args:
         return [dict(args)]
     shared = {key: value for key, value in args.items() if key != "models"}
+    if shared.get("adapters") is not None:
+        raise SettingsError("adapters: not yet with `models`; leave one of them out")
     entries = args["models"]
     if not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
         raise SettingsError("models: must be a list of at least one model")

@@ -248,7 +248,7 @@ class Settings(_Section):
     fleet: FleetSettings | None = Field(
         None, description="Absent: every replica is a front and an engine in one."
     )
-    adapters: AdapterSettings | None = Field(None, description="Absent: none; not with `fleet`.")
+    adapters: AdapterSettings | None = Field(None, description="Absent: none; not with `models`.")
     listen: str | None = Field(
         None,
         pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\[\]]+):\d{1,5}$",

@@ -59,7 +59,8 @@ class Engine:
         info = replace(info, max_model_len=scheduler.max_model_len)
         publisher = None
         if fronts is not None:
-            publisher = Publisher(fronts.engine_id, bit_class_of(self._config.stage, info), core)
+            bits = bit_class_of(self._config.stage, info)
+            publisher = Publisher(fronts.engine_id, bits, core, self._config.adapters)
         handle = core.handle
         if self._config.event_log is not None:
             from actors.engine.event_recorder import open_log  # imports pyarrow

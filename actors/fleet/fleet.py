@@ -142,7 +142,7 @@ class Fleet:
         return tuple(e for e, engine in self.engines.items() if now_s - engine.updated_s > after_s)
 
     def candidates(self, arrival: Arrival) -> list[FleetEngine]:
-        """Engines that may be asked: serving, and of the class it needs.
+        """Engines that may be asked: serving, of the class and with the adapter it needs.
 
         Those too small for it are left out while others are not: alone, one of them has to say
         what is wrong with the request.
@@ -153,6 +153,7 @@ class Fleet:
             if (snapshot := engine.snapshot).accepts
             and (arrival.bits is None or arrival.bits == snapshot.bits)
             and snapshot.engine_id not in arrival.refused_by
+            and (arrival.adapter is None or arrival.adapter in snapshot.adapters)
         ]
         longest = arrival.num_tokens + 1
         return [engine for engine in asked if longest <= engine.longest] or asked

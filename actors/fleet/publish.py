@@ -29,11 +29,19 @@ MORE_STREAMS = 8  # over which the cost of one more is averaged
 
 
 class Publisher:
-    """Makes the snapshots of one engine; changes nothing in its core."""
+    """Makes the snapshots of one engine; changes nothing in its core. adapters: as of
+    `EngineSnapshot`."""
 
-    def __init__(self, engine_id: str, bits: BitClass, core: Core) -> None:
+    def __init__(
+        self,
+        engine_id: str,
+        bits: BitClass,
+        core: Core,
+        adapters: tuple[tuple[int, str], ...] = (),
+    ) -> None:
         self.engine_id = engine_id
         self.bits = bits
+        self.adapters = adapters
         self._core = core
         self._sequence = 0
         self._probes = tuple(_probe(num_tokens) for num_tokens in KNOTS)
@@ -79,6 +87,7 @@ class Publisher:
             tbt_s=config.tbt_s,
             ttft_s=config.ttft_s,
             outlook=outlook,
+            adapters=self.adapters,
         )
 
     def prefix_update(self) -> PrefixUpdate | None:

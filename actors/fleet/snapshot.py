@@ -135,6 +135,7 @@ class EngineSnapshot:
     least_slack_s: the tightest objective minus the gap that steps keep beside one stream more
         (infinite: there is no objective); below 0 a promise would break.
     tbt_s, ttft_s: the deployment's objectives, for a request without its own.
+    adapters: slot and folder of each that it loaded at its start.
     """
 
     engine_id: str
@@ -158,6 +159,7 @@ class EngineSnapshot:
     tbt_s: float | None = None
     ttft_s: float | None = None
     outlook: Outlook = field(default_factory=Outlook)
+    adapters: tuple[tuple[int, str], ...] = ()
 
     @property
     def num_live(self) -> int:
@@ -192,6 +194,7 @@ class Arrival:
     session: requests of equal sessions belong to one conversation; "": none known.
     bits: only engines of this class give the stream's own bytes (a move); None: any will do.
     refused_by: engines not to be asked again.
+    adapter: slot and folder: only engines that have it there give the stream's bytes; None: none.
     """
 
     num_tokens: int
@@ -202,6 +205,7 @@ class Arrival:
     tenant: str = ""
     bits: BitClass | None = None
     refused_by: frozenset[str] = frozenset()
+    adapter: tuple[int, str] | None = None
 
 
 def short_digests(digests: list[bytes]) -> tuple[bytes, ...]:

@@ -29,7 +29,7 @@ _LOAD_WITHIN_S = 600.0
 class AdaptedEngine(EngineClient):
     """The engine as clients of one adapter see it."""
 
-    def __init__(self, engine: LiveEngine, name: str, slot: int) -> None:
+    def __init__(self, engine: EngineClient, name: str, slot: int) -> None:
         self._engine = engine
         self._name = name
         self.slot = slot
@@ -77,6 +77,28 @@ class AdaptedEngine(EngineClient):
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         await self._engine.reconfigure(changes)
+
+
+class FleetAdapters:
+    """Those that every engine of a fleet loads at its start; `AdapterControl` of a front. names: in
+    the order of their slots."""
+
+    def __init__(self, engine: EngineClient, names: tuple[str, ...]) -> None:
+        self.adapters: dict[str, EngineClient] = {
+            name: AdaptedEngine(engine, name, slot) for slot, name in enumerate(names)
+        }
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        raise self._refusal()
+
+    def unload_adapter(self, name: str) -> int:
+        raise self._refusal()
+
+    def _refusal(self) -> RequestRefused:
+        return RequestRefused(
+            "the engines of a fleet load the adapters of their settings alone (adapters.paths)",
+            param="lora_name",
+        )
 
 
 class AdapterEngine(LiveEngine):

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from actors.fleet.fleet import Fleet
@@ -50,6 +51,7 @@ class FleetClient:
 
     start_within_s: what a new request waits for an engine. resume_within_s: what a stream that
     lost its engine waits for another. sleeps: without requests there may be no engine.
+    adapters: slot and folder of each that every engine loads.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class FleetClient:
         allow_inexact: bool = False,
         sleeps: bool = False,
         request_deadline_s: float = 3600.0,
+        adapters: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self._finder = finder
         self.name = name
@@ -71,7 +74,7 @@ class FleetClient:
         self._sleeps = sleeps
         self._deadline_s = request_deadline_s
         self._fleet = Fleet()
-        self._routing = FleetRouting(self._fleet, router, allow_inexact)
+        self._routing = FleetRouting(self._fleet, router, allow_inexact, adapters)
         self._connections: dict[str, Connection] = {}
         self._placement = StreamPlacement(
             self._fleet, self._routing, self._connections, start_within_s, resume_within_s

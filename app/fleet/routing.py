@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from actors.fleet.fleet import Fleet, FleetEngine
 from actors.fleet.moves import OpenStream, move_streams, stays
@@ -18,12 +19,19 @@ _FINISHES_WITHIN_S = 5.0  # a stream of an engine that leaves and ends so soon i
 
 
 class FleetRouting:
-    """Where streams go; `fleet` counts each as sent."""
+    """Where streams go; `fleet` counts each as sent. adapters: the folder of each slot."""
 
-    def __init__(self, fleet: Fleet, router: Router, allow_inexact: bool) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        router: Router,
+        allow_inexact: bool,
+        adapters: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         self._fleet = fleet
         self._router = router
         self._allow_inexact = allow_inexact
+        self._adapters = adapters
 
     def place(
         self, fleet_requests: Sequence[FleetRequest], now_s: float
@@ -41,7 +49,7 @@ class FleetRouting:
             OpenStream(
                 stream_id=number,
                 engine_id=group[0].connection.engine_id if group[0].connection is not None else "",
-                arrival=arrival_of(group[0], self._fleet),
+                arrival=self._arrival_of(group[0]),
                 bits=group[0].bits or _NO_BITS,
                 sensitive=group[0].has_tokens,
             )
@@ -61,7 +69,7 @@ class FleetRouting:
         stream = OpenStream(
             0,
             fleet_request.connection.engine_id if fleet_request.connection is not None else "",
-            arrival_of(fleet_request, self._fleet),
+            self._arrival_of(fleet_request),
             fleet_request.bits or _NO_BITS,
         )
         return stays(stream, self._fleet, _FINISHES_WITHIN_S)
@@ -74,19 +82,32 @@ class FleetRouting:
         found = self._router.choose(arrival, self._fleet, now_s)
         return None if found is None else found.engine_id
 
+    def serving(self, fleet_request: FleetRequest) -> list[FleetEngine]:
+        """Engines that may be asked for it, those that have refused it among them."""
+        adapter = self._adapter_of(fleet_request)
+        return [
+            engine
+            for engine in self._fleet.engines.values()
+            if engine.snapshot.accepts and (adapter is None or adapter in engine.snapshot.adapters)
+        ]
 
-def arrival_of(fleet_request: FleetRequest, fleet: Fleet) -> Arrival:
-    """It as it would arrive at an engine now."""
-    request = fleet_request.request
-    num_outputs = fleet_request.base + len(fleet_request.delivered)
-    return Arrival(
-        num_tokens=fleet_request.num_tokens,
-        max_tokens=max(0, request.sampling.max_tokens - num_outputs),
-        objective=request.objective,
-        prefix=_prefix(fleet_request, fleet),
-        tenant=request.tenant,
-        refused_by=frozenset(fleet_request.refused_by),
-    )
+    def _adapter_of(self, fleet_request: FleetRequest) -> tuple[int, str] | None:
+        slot = fleet_request.request.adapter - 1
+        return None if slot < 0 else (slot, self._adapters[slot])
+
+    def _arrival_of(self, fleet_request: FleetRequest) -> Arrival:
+        """It as it would arrive at an engine now."""
+        request = fleet_request.request
+        num_outputs = fleet_request.base + len(fleet_request.delivered)
+        return Arrival(
+            num_tokens=fleet_request.num_tokens,
+            max_tokens=max(0, request.sampling.max_tokens - num_outputs),
+            objective=request.objective,
+            prefix=_prefix(fleet_request, self._fleet),
+            tenant=request.tenant,
+            refused_by=frozenset(fleet_request.refused_by),
+            adapter=self._adapter_of(fleet_request),
+        )
 
 
 def _prefix(fleet_request: FleetRequest, fleet: Fleet) -> tuple[bytes, ...]:

@@ -138,7 +138,7 @@ class StreamPlacement:
     def _refuse_if_all_have(self, group: Sequence[FleetRequest]) -> None:
         """Every engine that serves has refused it. A stream that was only too much at the time
         waits instead, and asks again."""
-        serving = [s for s in self._fleet.engines.values() if s.snapshot.accepts]
+        serving = self._routing.serving(group[0])
         refusal = refusal_of(group[0], serving) if serving else None
         if refusal is None:
             return

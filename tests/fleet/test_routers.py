@@ -180,3 +180,23 @@ def test_wrong_names_and_options_are_refused() -> None:
         build_router("prefix", {"least_share": 2.0})
     with pytest.raises(ConfigError, match="routing_options"):
         build_router("round_robin", {"seed": 1})
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_a_request_goes_where_its_adapter_is(name: str) -> None:
+    """While a changed configuration rolls out, engines have other adapters in the same slot."""
+    old, new = ((0, "a"), (1, "b")), ((0, "b"),)
+    fleet = fleet_of(snapshot("old", adapters=old), snapshot("new", adapters=new), snapshot("bare"))
+
+    def choose(adapter: tuple[int, str] | None) -> list[str]:
+        found = fleet.candidates(Arrival(40, 8, adapter=adapter))
+        chosen = build_router(name).choose(Arrival(40, 8, adapter=adapter), fleet, 0.0)
+        assert (chosen is None) == (not found)
+        names = [engine.engine_id for engine in found]
+        assert chosen is None or chosen.engine_id in names
+        return names
+
+    assert choose((0, "a")) == ["old"]
+    assert choose((0, "b")) == ["new"]
+    assert choose((1, "a")) == []
+    assert choose(None) == ["old", "new", "bare"]

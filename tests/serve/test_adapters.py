@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ import pytest
 from actors.scheduling.request import SamplingParams
 from app.engine_client.adapters import AdapterEngine
 from app.engine_client.client import EngineClient, GenerationRequest
-from app.settings import SettingsError, parse, resolve
+from app.settings import SettingsError, parse
+from app.settings_models import resolve_each
+from app.text.processor import TextProcessor
 from tests import tiny_adapters
 from tests.serve.live_server import LiveServer, live_server
-from tests.stage.greedy_reference import GREEDY, expected, make_prompts
+from tests.serve.test_replicas import replicas_of
+from tests.stage.greedy_reference import GREEDY, MAX_TOKENS, expected, make_prompts
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
 
@@ -201,5 +205,60 @@ def test_settings_that_cannot_be(tiny_model: Callable[..., Path]) -> None:
     args: dict[str, Any] = {"model": {"path": str(tiny_model("llama"))}}
     with pytest.raises(SettingsError, match="2 paths for 1 slots"):
         parse({**args, "adapters": {"max_adapters": 1, "paths": {"a": "x", "b": "y"}}})
-    with pytest.raises(SettingsError, match="adapters: not yet with `fleet`"):
-        resolve(parse({**args, "adapters": {"max_adapters": 1}, "fleet": {}}))
+    with pytest.raises(SettingsError, match="adapters: not yet with `models`"):
+        resolve_each({"models": [args], "adapters": {"max_adapters": 1}})
+
+
+def texts_of(folder: Path, answers: Sequence[Sequence[int]]) -> list[str]:
+    """Of all prompts, behind each of which a character may be unfinished."""
+    text, found = TextProcessor(folder), list[str]()
+    for prompt, tokens in zip(make_prompts(), answers, strict=True):
+        detokenizer = text.detokenizer(prompt)
+        found.append(detokenizer.push(tuple(tokens)) + detokenizer.flush())
+    text.close()
+    return found
+
+
+@pytest.mark.long
+def test_every_engine_of_a_fleet_has_the_adapters(
+    serve: Callable[..., Any], tiny_model: Callable[..., Path], folders: list[Path]
+) -> None:
+    """Both engines answer, then the one that is left when the other has died."""
+    folder = tiny_model("llama")
+    paths = {"zero": str(folders[0]), "one": str(folders[1])}
+    args = {
+        "model": {"path": str(folder)},
+        "kv": {"memory_gib": 0.01},
+        "adapters": {"max_adapters": 2, "max_rank": 8, "paths": paths},
+    }
+    wanted = [expected("llama"), *map(tiny_adapters.expected, folders[:2])]
+    texts = [texts_of(folder, of_model) for of_model in wanted]
+
+    with serve(args, num_replicas=2) as server:
+
+        def ask(asked: tuple[str, list[int]]) -> str:
+            body = {"model": asked[0], "prompt": asked[1], "max_tokens": MAX_TOKENS}
+            answer = httpx.post(
+                f"{server.url}/v1/completions", json={**body, "temperature": 0}, timeout=120
+            )
+            return str(answer.json()["choices"][0]["text"])
+
+        def ask_all() -> list[list[str]]:
+            asked = [(n, p) for n in (server.model, "zero", "one") for p in make_prompts()]
+            with ThreadPoolExecutor(len(asked)) as threads:
+                found = list(threads.map(ask, asked))
+            each = len(make_prompts())
+            return [found[start : start + each] for start in range(0, len(found), each)]
+
+        assert ask_all() == texts
+        engines = replicas_of(server, "Engine")
+        assert len(engines) == 2
+        engines[0].kill()
+        engines[0].wait(30)
+        assert ask_all() == texts
+        listed = httpx.get(f"{server.url}/v1/models").json()["data"]
+        assert {model["id"] for model in listed} == {server.model, "zero", "one"}
+        body = {"lora_name": "two", "lora_path": str(folders[2])}
+        refused = httpx.post(f"{server.url}/v1/load_lora_adapter", json=body, timeout=60)
+        assert refused.status_code == 400
+        assert "adapters.paths" in refused.json()["error"]["message"]
