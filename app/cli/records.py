@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow.parquet as pq
 import typer
 from rich.console import Console
 
@@ -17,8 +16,12 @@ from app.bench.terminal import output, table
 from app.simulate.command import load_cost_model
 from app.simulate.what_if import what_if, what_if_table
 from app.telemetry.causes import MEANINGS, Cause, why_late
+from app.telemetry.records import read_records
 from app.telemetry.trace import perfetto
 from app.terminal import fail
+
+if TYPE_CHECKING:
+    from app.simulate.run.record import Steps
 
 _NUM_WORST = 10
 Folder = Annotated[Path, typer.Argument(help="A `telemetry.directory`, or a replica's part of it.")]
@@ -36,14 +39,26 @@ def _files(folder: Path, kind: str) -> list[Path]:
 
 
 def _rows(folder: Path, kind: str) -> list[Row]:
-    return [row for file in _files(folder, kind) for row in pq.read_table(file).to_pylist()]
+    return [row for file in _files(folder, kind) for row in read_records(file, kind)]
+
+
+def _iterations(folder: Path) -> list[Row]:
+    """All below a folder; each row's engine is named with the part of the log it is in."""
+    rows = []
+    for file in _files(folder, "iterations"):
+        part = file.parent.relative_to(folder).as_posix().removeprefix(".")
+        rows += [
+            {**row, "engine": f"{part} {row['engine']}".strip()}
+            for row in read_records(file, "iterations")
+        ]
+    return rows
 
 
 def trace(
     folder: Folder, out: Annotated[Path, typer.Option(help="File to write.")] = Path("trace.json")
 ) -> None:
-    """Turn iteration logs into a trace for ui.perfetto.dev: one track per stage."""
-    document = perfetto(_rows(folder, "iterations"))
+    """Turn iteration logs into a trace for ui.perfetto.dev: engines, and a track per stage."""
+    document = perfetto(_iterations(folder))
     out.write_text(json.dumps(document))
     typer.echo(f"{out}: {len(document['traceEvents'])} events; open it at ui.perfetto.dev")
 
@@ -108,34 +123,41 @@ def plot(
     out: Annotated[Path, typer.Option(help="Folder for the pictures (SVG).")] = Path("plots"),
     tbt_ms: Annotated[float, typer.Option(help="Objective to draw.")] = 100.0,
 ) -> None:
-    """Draw batch composition, step times against the objective, and the worst TBT of requests."""
+    """Draw each engine's batches and step times, and the worst TBT of requests."""
     from app.simulate.run import plots
-    from app.simulate.run.record import Steps
 
-    rows = _rows(folder, "iterations")
-    steps = Steps()
-    origin_s = rows[0]["submitted_s"]
-    for row in rows:
-        if not row["stages_s"]:
-            continue
-        begin_s, end_s = row["stages_s"][0][0] - origin_s, row["stages_s"][-1][1] - origin_s
-        steps.replica.append(0)
-        steps.start_s.append(begin_s)
-        steps.end_s.append(end_s)
-        steps.stage_s.append(max(b - a for a, b in row["stages_s"]))
-        steps.bubble_s.append(0.0)
-        steps.prefill_tokens.append(row["num_prefill_tokens"])
-        steps.decode_tokens.append(row["num_decode_tokens"])
     worst = [r["max_tbt_s"] for r in _rows(folder, "requests") if r["max_tbt_s"]]
-    figures = {
-        "batch_composition": plots.batch_composition(steps),
-        "budget_trace": plots.budget_trace(steps, tbt_ms / 1000),
-        "max_tbt": plots.tbt_cdf({"requests": worst}, tbt_ms / 1000, "Longest TBT of each request"),
-    }
+    title = "Longest TBT of each request"
+    figures = {"max_tbt": plots.tbt_cdf({"requests": worst}, tbt_ms / 1000, title)}
+    engines = _steps(_iterations(folder))
+    for number, steps in enumerate(engines.values()):
+        end = f"-{number}" if len(engines) > 1 else ""
+        figures[f"batch_composition{end}"] = plots.batch_composition(steps)
+        figures[f"budget_trace{end}"] = plots.budget_trace(steps, tbt_ms / 1000)
     out.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         figure.savefig(out / f"{name}.svg")
         typer.echo(str(out / f"{name}.svg"))
+
+
+def _steps(rows: list[Row]) -> dict[str, Steps]:
+    """What each engine's stages did; times from the first of all."""
+    from app.simulate.run.record import Steps
+
+    origin_s = min(row["submitted_s"] for row in rows)
+    engines: dict[str, Steps] = {}
+    for row in sorted(rows, key=lambda row: (row["engine"], row["submitted_s"])):
+        if not row["stages_s"]:
+            continue
+        steps = engines.setdefault(row["engine"], Steps())
+        steps.replica.append(0)
+        steps.start_s.append(row["stages_s"][0][0] - origin_s)
+        steps.end_s.append(row["stages_s"][-1][1] - origin_s)
+        steps.stage_s.append(max(end_s - begin_s for begin_s, end_s in row["stages_s"]))
+        steps.bubble_s.append(0.0)
+        steps.prefill_tokens.append(row["num_prefill_tokens"])
+        steps.decode_tokens.append(row["num_decode_tokens"])
+    return engines
 
 
 def explain(folder: Folder) -> None:

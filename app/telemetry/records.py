@@ -81,6 +81,16 @@ _ROWS_PER_BATCH = 500
 _SCHEMAS = {"requests": REQUESTS, "iterations": ITERATIONS, "gaps": MISSED_GAPS}
 
 
+def read_records(file: Path, kind: str) -> list[dict[str, Any]]:
+    """Rows of a file of a log. kind: "requests", "iterations" or "gaps". A column that the file's
+    version did not write is None, its engine ""."""
+    rows: list[dict[str, Any]] = pq.read_table(file, schema=_SCHEMAS[kind]).to_pylist()
+    for row in rows:
+        if row.get("engine", "") is None:
+            row["engine"] = ""
+    return rows
+
+
 class RecordLog:
     """settings (resolved, JSON-able) are written beside the data: a log explains itself."""
 

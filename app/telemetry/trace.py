@@ -5,44 +5,54 @@ Open the file at ui.perfetto.dev or chrome://tracing; bubbles are the gaps one s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+_ARGS = ("step", "num_decode_tokens", "num_prefill_tokens", "predicted_s")
+_COUNTERS = ("num_waiting", "num_decoding", "num_prefilling", "num_free_blocks")
 
 
 def perfetto(iterations: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """A trace in the JSON object format; times in microseconds from the first iteration."""
-    events: list[dict[str, Any]] = []
-    origin_s: float | None = None
-    num_stages = 0
+    """A trace in the JSON object format; each engine is a process of its own in it.
+
+    iterations: rows of `records.ITERATIONS`. Times are microseconds from the first of them all.
+    """
+    by_engine: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for record in iterations:
-        if origin_s is None:
-            origin_s = record["submitted_s"]
-        args = {
-            key: record[key]
-            for key in ("step", "num_decode_tokens", "num_prefill_tokens", "predicted_s")
-        }
-        name = f"{record['num_decode_tokens']} decode + {record['num_prefill_tokens']} prefill"
-        for stage, (begin_s, end_s) in enumerate(record["stages_s"] or ()):
-            num_stages = max(num_stages, stage + 1)
-            events.append(
-                {
-                    "name": name,
-                    "cat": "step",
-                    "ph": "X",
-                    "pid": 1,
-                    "tid": stage + 1,
-                    "ts": (begin_s - origin_s) * 1e6,
-                    "dur": (end_s - begin_s) * 1e6,
-                    "args": args,
-                }
-            )
-        done_us = (record["done_s"] - origin_s) * 1e6
+        by_engine[record["engine"]].append(record)
+    origin_s = min((r["submitted_s"] for rows in by_engine.values() for r in rows), default=0.0)
+    events: list[dict[str, Any]] = []
+    for process, (engine, records) in enumerate(sorted(by_engine.items()), 1):
+        num_stages = max(len(record["stages_s"] or ()) for record in records)
+        events.append(_named("process_name", process, 0, engine or "engine"))
         events += [
-            {"name": key, "ph": "C", "pid": 1, "ts": done_us, "args": {key: record[key]}}
-            for key in ("num_waiting", "num_decoding", "num_prefilling", "num_free_blocks")
+            _named("thread_name", process, stage + 1, f"stage {stage}")
+            for stage in range(num_stages)
         ]
-    names = [
-        {"name": "thread_name", "ph": "M", "pid": 1, "tid": n + 1, "args": {"name": f"stage {n}"}}
-        for n in range(num_stages)
-    ]
-    return {"traceEvents": names + events, "displayTimeUnit": "ms"}
+        for record in records:
+            events += _events(record, process, origin_s)
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _events(record: Mapping[str, Any], process: int, origin_s: float) -> Iterator[dict[str, Any]]:
+    name = f"{record['num_decode_tokens']} decode + {record['num_prefill_tokens']} prefill"
+    args = {key: record[key] for key in _ARGS}
+    for stage, (begin_s, end_s) in enumerate(record["stages_s"] or ()):
+        yield {
+            "name": name,
+            "cat": "step",
+            "ph": "X",
+            "pid": process,
+            "tid": stage + 1,
+            "ts": (begin_s - origin_s) * 1e6,
+            "dur": (end_s - begin_s) * 1e6,
+            "args": args,
+        }
+    done_us = (record["done_s"] - origin_s) * 1e6
+    for key in _COUNTERS:
+        yield {"name": key, "ph": "C", "pid": process, "ts": done_us, "args": {key: record[key]}}
+
+
+def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}

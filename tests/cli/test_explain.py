@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -56,6 +58,25 @@ def test_it_says_how_many_why_and_which(logs: Path) -> None:
         *[["prefill", "400", "7", "8", "300", "399", "–"]] * 10,
     ]
     assert ["prefill", "2"] in rows  # a TTFT of 1 s, of which 0.1 s in the queue
+
+
+def test_logs_without_a_column_of_a_later_version(logs: Path) -> None:
+    for file in [*logs.rglob("iterations-*.parquet"), *logs.rglob("gaps-*.parquet")]:
+        pq.write_table(pq.read_table(file).drop_columns(["engine"]), file)
+    test_it_says_how_many_why_and_which(logs)
+
+
+def test_pictures_and_tracks_of_each_engine(logs: Path, tmp_path: Path) -> None:
+    result = runner.invoke(app, ["plot", str(logs), "--out", str(tmp_path / "plots")])
+    assert result.exit_code == 0, result.output
+    each = ("batch_composition-0", "batch_composition-1", "budget_trace-0", "budget_trace-1")
+    assert {path.stem for path in (tmp_path / "plots").iterdir()} == {"max_tbt", *each}
+    out = tmp_path / "trace.json"
+    result = runner.invoke(app, ["trace", str(logs), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    events = json.loads(out.read_text())["traceEvents"]
+    named = [e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"]
+    assert named == ["one", "two"]
 
 
 def test_nothing_to_explain(tmp_path: Path) -> None:

@@ -174,16 +174,20 @@ def test_record_fields_match_the_parquet_schema() -> None:
     assert tuple(ITERATIONS.names) == ("engine", *IterationRecord._fields)
 
 
-def test_trace_has_one_track_per_stage() -> None:
-    events = perfetto([iteration(step)._asdict() for step in range(2)])["traceEvents"]
-    slices = [e for e in events if e["ph"] == "X"]
-    assert [(e["tid"], round(e["ts"]), round(e["dur"])) for e in slices] == [
-        (1, 0, 200_000),
-        (2, 300_000, 200_000),
-        (1, 1_000_000, 200_000),
-        (2, 1_300_000, 200_000),
-    ]
-    assert {e["args"]["name"] for e in events if e["ph"] == "M"} == {"stage 0", "stage 1"}
+def test_trace_has_a_process_per_engine_and_a_track_per_stage() -> None:
+    rows = [{"engine": engine, **iteration(n)._asdict()} for n in range(2) for engine in "ba"]
+    events = perfetto(rows)["traceEvents"]
+    for process in (1, 2):
+        own = [event for event in events if event["pid"] == process]
+        slices = [event for event in own if event["ph"] == "X"]
+        assert [(e["tid"], round(e["ts"]), round(e["dur"])) for e in slices] == [
+            (1, 0, 200_000),
+            (2, 300_000, 200_000),
+            (1, 1_000_000, 200_000),
+            (2, 1_300_000, 200_000),
+        ]
+        names = [event["args"]["name"] for event in own if event["ph"] == "M"]
+        assert names == [" ab"[process], "stage 0", "stage 1"]
 
 
 def test_models_of_one_address_share_each_metrics_description() -> None:
