@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue.deadline import EarliestDeadline
 from actors.scheduling.queue.fair import VirtualTokenCounter
-from actors.scheduling.queue.heap import (
+from actors.scheduling.queue.mlfq import FeedbackLevels
+from actors.scheduling.queue.order import Order
+from actors.scheduling.queue.waiting import (
     FirstComeFirstServed,
     PriorityWithAgeing,
     ShortestOutput,
 )
-from actors.scheduling.queue.mlfq import FeedbackLevels
-from actors.scheduling.queue.order import Order
 from actors.scheduling.registry import build_part
 
 __all__ = ["ORDERS", "Order", "build_order"]

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.queue.heap import HeapOrder
+from actors.scheduling.queue.waiting import HeapOrder
 from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, RequestStatus
 

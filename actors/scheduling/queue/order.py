@@ -9,14 +9,14 @@ from actors.scheduling.state import RequestState
 
 
 class Order(ABC):
-    """Holds WAITING requests and gives the next.
+    """Holds WAITING requests and says which is next.
 
     `rank` (smaller is better) is set on entry and decides, among running requests, which is
     planned first and which is preempted last. Requests that leave by abort just change status;
     orders skip those that are no longer WAITING.
     """
 
-    follows_service = False  # needs `admit`, `serve` and `finish` called
+    follows_service = False  # wants `admit`, `serve` and `finish` called
     preempts = False  # the next request may take the slot of a running one of a worse rank
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Order(ABC):
 
     # ---- hooks for orders whose ranks change with service --------------------------------
 
-    def admit(self, state: RequestState) -> None:  # noqa: B027  # an optional hook
+    def admit(self, state: RequestState) -> None:  # noqa: B027  # a hook, not a duty
         """The popped request starts for the first time."""
 
     def serve(self, states: Sequence[RequestState]) -> None:  # noqa: B027
