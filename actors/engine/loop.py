@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.engine.config import EngineConfig
-from actors.engine.iteration_records import IterationRecords
 from actors.engine.kv_moves import KVMoves
 from actors.engine.peers import OWNER, Message, Peers, connection_of
 from actors.engine.publication import Publication
@@ -48,6 +47,7 @@ from actors.scheduling.state import InFlight
 from actors.transport.messages import (
     AbortRequests,
     Ask,
+    IterationRecord,
     Readiness,
     RefuseRequests,
     StepError,
@@ -60,6 +60,7 @@ logger = logging.getLogger("legato.scheduler")
 # Nothing measured yet: the first step may include compilation and page faults.
 _FIRST_STEP_S = 60.0
 _FIRST_STEP_TOKEN_S = 0.05
+_RECORDS_EVERY_S = 0.1  # how long records wait for others, while there are steps
 
 
 class EngineLoop:
@@ -89,13 +90,9 @@ class EngineLoop:
         self._wake: asyncio.TimerHandle | None = None
         self._tasks = BackgroundTasks()
         self._recovery = Recovery(
-            stages,
-            config.max_rebuilds,
-            self._tasks,
-            on_lost=self._stages_lost,
-            grammars=lambda: grammars_of(core),
-            on_rebuilt=self._stages_rebuilt,
-        )
+            stages, config.max_rebuilds, self._tasks, on_lost=self._stages_lost,
+            grammars=lambda: grammars_of(core), on_rebuilt=self._stages_rebuilt,
+        )  # fmt: skip
         self._deadline = StepDeadline(
             core, config.step_deadline_s, config.deadline_factor, self._recovery.lose
         )
@@ -273,3 +270,44 @@ class StepDeadline:
         if self._slowest_token_s == 0.0:
             limit_s = max(limit_s, _FIRST_STEP_S + _FIRST_STEP_TOKEN_S * step.num_tokens)
         return limit_s
+
+
+class IterationRecords:
+    """Gathered until it is time to send them.
+
+    Records travel some at a time because a step leaves cold caches, and handling one record an
+    iteration would fetch all the code for it anew.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._gathered: list[IterationRecord] = []
+        self.due: list[IterationRecord] = []  # to travel with the next outputs
+        self._due_s = 0.0  # when some last were
+
+    def note(self, step: InFlight, done_s: float, answer: StepResult, recoveries: int) -> None:
+        """Records fall due every so often, and all before the engine rests."""
+        num_decodes, core, engine = step.num_decode_tokens, self._core, self._core.view
+        self._gathered.append(
+            IterationRecord(
+                step.plan.step_id,
+                step.planned_at_s,
+                done_s,
+                step.predicted_s,
+                num_decodes,
+                step.num_tokens - num_decodes,
+                len(step.plan.slices),
+                answer.stage_times_s,
+                len(engine.decoding),
+                len(engine.prefilling),
+                engine.num_waiting,
+                engine.num_free_blocks,
+                core.num_preemptions,
+                recoveries,
+                core.token_budget,
+            )
+        )
+        if not core.in_flight or done_s - self._due_s >= _RECORDS_EVERY_S:
+            self.due += self._gathered
+            self._gathered.clear()
+            self._due_s = done_s

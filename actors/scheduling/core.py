@@ -186,7 +186,8 @@ class Core:
         if request.num_losses:
             self.faults.suspect_from_before(state, self.num_steps)
         self.requests.add(state)
-        self.timeout.entered(state)
+        if self.config.queue_timeout_s is not None:
+            self.timeout.entered(state)
 
     def _abort(self, event: Abort, out: list[Instruction]) -> None:
         state = self.requests.by_id.get(event.request_id)

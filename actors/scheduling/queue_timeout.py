@@ -20,8 +20,7 @@ class QueueTimeout:
 
     def entered(self, state: RequestState) -> None:
         """A new request waits."""
-        if self._requests.config.queue_timeout_s is not None:
-            self._arrivals.append((self._requests.now_s, state))
+        self._arrivals.append((self._requests.now_s, state))
 
     def woken(self) -> None:
         """The time asked for last has come."""
