@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "policies": ("actors/scheduling/policies/*.py", "vocabulary step"),
     "speculation": ("actors/scheduling/speculation/*.py", "vocabulary step"),
     "core": (
-        "actors/scheduling/{core,planner,queue_timeout,outcomes,faults,second_tier,statistics,build,event_log,validation}.py",
+        "actors/scheduling/{core,queue_timeout,outcomes,faults,second_tier,statistics,build,event_log,validation}.py",
         "vocabulary queue cost budgets admission step policies speculation",
     ),
     # the fleet's decisions

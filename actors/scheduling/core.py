@@ -42,13 +42,14 @@ from actors.scheduling.interfaces import (
 )
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.outcomes import Outcomes
-from actors.scheduling.planner import Planner
 from actors.scheduling.policies import build_policy, order_name
+from actors.scheduling.policies.base import plan_anything
 from actors.scheduling.queue_timeout import QueueTimeout
 from actors.scheduling.request import FinishReason
 from actors.scheduling.second_tier import SecondTier
 from actors.scheduling.speculation.speculation import Speculation
 from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus
+from actors.scheduling.step import StepBuilder
 
 # What a part was built from: if one of these changes, it is built anew.
 _ADMISSION_KEYS = ("admission", "admission_options", "max_requests", "tbt_s", "ttft_s")
@@ -68,21 +69,21 @@ class Core:
     ) -> None:
         self.config = config
         self.cost_model = cost_model
-        policy = build_policy(config)
-        self.order = order_name(config, policy)  # of the waiting queue
+        self.policy = build_policy(config)
+        self.order = order_name(config, self.policy)  # of the waiting queue
         self.requests = LiveRequests(config, self.order, cost_model)
+        self.builder = StepBuilder(self.requests, budget, admission, self.policy.reserve)
         self.limits = QueueLimits(config, admission, cost_model)
         self.timeout = QueueTimeout(self.requests)
         self.outcomes = Outcomes(self.requests)
         self.speculation = Speculation(config, cost_model)
         self.faults = Faults(self.requests)
-        self.planner = Planner(self.requests, self.faults, self.speculation)
-        self.planner.use(policy, budget, admission)
         has_tier = config.tier_ranks > 0 and config.prefix_cache
         self.tier = SecondTier(self.requests, cost_model) if has_tier else None
         self.in_flight: deque[InFlight] = deque()
         self.requests.in_flight = self.in_flight
         self.num_steps = 0  # planned so far: the next step's id
+        self.num_forced_steps = 0  # planned because the policy alone would have stood still
         self._num_submitted = 0
         self.last_answer_s = 0.0
         self._handlers: Mapping[type, Callable[[Any, list[Instruction]], None]] = {
@@ -158,7 +159,7 @@ class Core:
     @property
     def token_budget(self) -> int:
         """Of the last step that had room for prefill."""
-        return self.planner.builder.token_budget
+        return self.builder.token_budget
 
     @property
     def prefix_cache(self) -> PrefixCache:
@@ -174,11 +175,6 @@ class Core:
             return
         self._num_submitted += 1
         state = RequestState(request, self._num_submitted, self.config.max_model_len)
-        state.cacheable = (
-            self.config.prefix_cache
-            and request.sampling.prompt_logprobs is None
-            and request.pooling in (None, "last")  # other poolings need every hidden state
-        )
         reason = self.outcomes.already_over(state)
         if reason is not None:
             out.append(Emit((Output(state.request_id, state.num_output_tokens, (), reason),)))
@@ -214,8 +210,8 @@ class Core:
     def _learn(self, step: InFlight, duration_s: float) -> None:
         """How long steps take, for those to come."""
         shape = step.shape if self.tier is None else self.tier.shape_of(step)
-        if self.planner.budget.learns:
-            self.planner.budget.observe(shape, duration_s)
+        if self.builder.budget.learns:
+            self.builder.budget.observe(shape, duration_s)
         if self.cost_model is not None:
             self.cost_model.observe(shape, duration_s)
         if duration_s > 0:
@@ -247,8 +243,7 @@ class Core:
         self.in_flight.clear()
         self.requests.num_in_flight = 0
         if self.tier is not None:
-            self.tier.lost()
-            self.tier.set_held(event.tier)
+            self.tier.lost(event.tier)
         outputs = self.faults.pipeline_lost(steps)
         if outputs:
             out.append(Emit(tuple(outputs)))
@@ -256,7 +251,7 @@ class Core:
     def _reconfigure(self, event: Reconfigure, out: list[Instruction]) -> None:
         config = self.config.with_changes(event.changes)
         # Everything that may refuse its options comes before anything changes.
-        old, policy, budget = self.config, self.planner.policy, self.planner.budget
+        old, policy, budget = self.config, self.policy, self.builder.budget
         admission = self.limits.admission
         if config.differs(old, "policy", "policy_options", "max_requests"):
             policy = build_policy(config)
@@ -273,7 +268,8 @@ class Core:
         self.limits.admission = admission
         if config.max_running_per_tenant != old.max_running_per_tenant:
             self.requests.waiting.unpark_all(self.requests.now_s)
-        self.planner.use(policy, budget, admission)
+        self.policy = policy
+        self.builder = StepBuilder(self.requests, budget, admission, policy.reserve)
 
     def _tick(self, event: Tick, out: list[Instruction]) -> None:
         self.timeout.woken()
@@ -281,10 +277,7 @@ class Core:
     def _tier_event(self, event: TierHolds | Moved, out: list[Instruction]) -> None:
         if self.tier is None:
             raise ValueError(f"{type(event).__name__}, but there is no second tier")
-        if isinstance(event, Moved):
-            self.tier.moved(event)
-        else:
-            self.tier.set_held(event.ranks)
+        self.tier.handle(event)
 
     # ---- planning ---------------------------------------------------------------------
 
@@ -298,7 +291,7 @@ class Core:
                 return  # one step at a time, so that a fault is that step's own
             if in_flight and speculation.is_on and speculation.holds_back(requests.decoding):
                 return
-            step = self.planner.plan(self.num_steps)
+            step = self._plan_one()
             if step is None:
                 return
             self.num_steps += 1
@@ -307,3 +300,16 @@ class Core:
             if self.cost_model is not None:
                 step.predicted_s = self.cost_model.step_s(step.shape)
             out.append(Execute(step.plan, step.predicted_s))
+
+    def _plan_one(self) -> InFlight | None:
+        """The next step; None if nothing can run now."""
+        (builder := self.builder).clear(self.num_steps)
+        if self.requests.trials and self.faults.plan_turn(builder, self.policy.plan):
+            return builder.build()
+        self.policy.plan(builder)
+        if builder.empty and not self.in_flight:
+            self.num_forced_steps += 1
+            plan_anything(builder)
+        if self.speculation.is_on:
+            self.speculation.extend(builder)
+        return builder.build()

@@ -13,7 +13,7 @@ they have to compute anew is cut as any prompt is, so that the others keep their
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isqrt
 
 from actors.scheduling.events import Output
@@ -33,6 +33,7 @@ class Faults:
 
     def __init__(self, requests: LiveRequests) -> None:
         self.requests = requests
+        self._trial_is_next = True  # suspects and the others take turns
         self._last_success = -1  # step id, kept while there are suspects
         self.num_failures_in_a_row = 0  # failed steps since one went well, echoes not counted
 
@@ -50,7 +51,16 @@ class Faults:
             trials.popleft()
         return []
 
-    def plan_trial(self, step: StepBuilder) -> None:
+    def plan_turn(self, step: StepBuilder, plan_others: Callable[[StepBuilder], None]) -> bool:
+        """Plan the turn of the suspects, or else of the others; False: nothing is planned."""
+        if not self._trial_is_next:
+            plan_others(step)
+        self._trial_is_next = not step.empty
+        if step.empty:
+            self._plan_trial(step)
+        return not step.empty
+
+    def _plan_trial(self, step: StepBuilder) -> None:
         """A step of suspects alone, whose prompts get what the others have time for.
 
         Worse ranks give up their memory and slots for it. Only while nothing is in flight.

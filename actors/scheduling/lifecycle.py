@@ -79,6 +79,11 @@ class LiveRequests:
 
     def add(self, state: RequestState) -> None:
         """A new request waits."""
+        state.cacheable = (
+            self.config.prefix_cache
+            and state.request.sampling.prompt_logprobs is None
+            and state.request.pooling in (None, "last")  # others need every hidden state
+        )
         self.by_id[state.request_id] = state
         self.waiting.add(state, self.now_s)
 

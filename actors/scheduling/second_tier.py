@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from actors.scheduling.events import Fetch, Instruction, Moved, Save
+from actors.scheduling.events import Fetch, Instruction, Moved, Save, TierHolds
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.plan import StepShape
@@ -86,7 +86,7 @@ class SecondTier:
     def holds(self, digest: bytes) -> bool:
         return self._ranks_with.get(digest) == self._everywhere
 
-    def set_held(self, ranks: Sequence[Sequence[bytes]]) -> None:
+    def _set_held(self, ranks: Sequence[Sequence[bytes]]) -> None:
         """All that each rank's store holds, in place of what was known."""
         self._ranks_with.clear()
         self.num_held = 0
@@ -107,7 +107,13 @@ class SecondTier:
 
     # ---- answers ------------------------------------------------------------------------------
 
-    def moved(self, event: Moved) -> None:
+    def handle(self, event: TierHolds | Moved) -> None:
+        if isinstance(event, Moved):
+            self._moved(event)
+        else:
+            self._set_held(event.ranks)
+
+    def _moved(self, event: Moved) -> None:
         """A move is over. Raises ValueError for one that is not under way."""
         move = self.moves.pop(event.move_id, None)
         if move is None:
@@ -143,8 +149,11 @@ class SecondTier:
                 state.tier_asked = state.tier_asked or not is_whole
                 waiting.order.restore(state, self.requests.now_s)
 
-    def lost(self) -> None:
-        """The stages are new; no move will be answered. Before the device's memory is forgotten."""
+    def lost(self, ranks: Sequence[Sequence[bytes]]) -> None:
+        """The stages are new, with these blocks; no move will be answered.
+
+        Before the device's memory is forgotten.
+        """
         moves, self.moves = list(self.moves.values()), {}
         self.requests.kv_moves = False
         self._coming.clear()
@@ -153,6 +162,7 @@ class SecondTier:
         self._out.clear()
         for move in moves:
             self._resume(move, is_whole=False)
+        self._set_held(ranks)
 
     # ---- device to store ----------------------------------------------------------------------
 

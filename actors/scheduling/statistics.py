@@ -16,7 +16,7 @@ def statistics(core: Core) -> dict[str, float]:
         "num_finishing": running.num_finishing,
         "num_in_flight": len(core.in_flight),
         "num_steps": core.num_steps,
-        "num_forced_steps": core.planner.num_forced_steps,
+        "num_forced_steps": core.num_forced_steps,
         "num_blocks": core.config.num_blocks,
         "num_free_blocks": running.block_manager.num_free,
         "num_cached_blocks": running.block_manager.num_cached,

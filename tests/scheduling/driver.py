@@ -209,7 +209,7 @@ class Driver:
         dynamic = "chunks" in core.config.policy_options
         by_time = core.config.budget in ("auto", "profiled", "adaptive")
         tried = self.failures or core.requests.trials
-        excused = dynamic or by_time or tried or core.planner.num_forced_steps
+        excused = dynamic or by_time or tried or core.num_forced_steps
         if core.config.policy in stall_free and not excused:
             decodes = sum(
                 part.num_tokens == 1 and part.samples and part.start > 0 for part in plan.slices

@@ -180,7 +180,7 @@ def test_steps_end_at_tile_edges_while_work_waits() -> None:
         scheduler_config(TILED, budget="adaptive", max_requests=32, tbt_s=0.05),
         cost_model=OnlineCostModel(TILED),
     )
-    budget = core.planner.budget
+    budget = core.builder.budget
     assert isinstance(budget, AdaptiveBudget)
     cheapest = budget._sizes.at_most(200)
     rates = [n / (TILED.overhead_s + TILED.linear_s(n)) for n in range(1, 201)]

@@ -58,11 +58,11 @@ def test_a_live_switch_loses_nobody(policy: str) -> None:
 )
 def test_a_bad_change_is_refused_whole(changes: dict[str, Any]) -> None:
     core = build_core(config())
-    before = core.config, core.planner.policy
+    before = core.config, core.policy
     with pytest.raises(ConfigError) as caught:
         core.handle(Reconfigure(changes), 0.0)
     assert caught.value.key in {key.removeprefix("scheduling.") for key in changes}
-    assert (core.config, core.planner.policy) == before
+    assert (core.config, core.policy) == before
     validate(core)
 
 

@@ -1,4 +1,4 @@
-"""What a policy is."""
+"""What a policy is, and what is planned where it plans nothing."""
 
 from __future__ import annotations
 
@@ -18,3 +18,12 @@ class Policy(Protocol):
     reserve: bool
 
     def plan(self, step: StepBuilder) -> None: ...
+
+
+def plan_anything(step: StepBuilder) -> None:
+    """Progress comes before policy: with nothing in flight, nothing would wake the core."""
+    step.decode(step.decoding)
+    for state in step.runnable_prefills():
+        step.chunk(state, step.room)
+    if step.empty and (head := step.head()) is not None:
+        step.start(head, step.room)
