@@ -130,10 +130,12 @@ def plot(
     title = "Longest TBT of each request"
     figures = {"max_tbt": plots.tbt_cdf({"requests": worst}, tbt_ms / 1000, title)}
     engines = _steps(_iterations(folder))
-    for number, steps in enumerate(engines.values()):
-        end = f"-{number}" if len(engines) > 1 else ""
-        figures[f"batch_composition{end}"] = plots.batch_composition(steps)
-        figures[f"budget_trace{end}"] = plots.budget_trace(steps, tbt_ms / 1000)
+    for number, (engine, steps) in enumerate(engines.items()):
+        end, of = (f"-{number}", f" of {engine}") if len(engines) > 1 else ("", "")
+        title = f"What each step{of} holds"
+        figures[f"batch_composition{end}"] = plots.batch_composition(steps, title=title)
+        title = f"Step time{of} against the objective"
+        figures[f"budget_trace{end}"] = plots.budget_trace(steps, tbt_ms / 1000, title=title)
     out.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         figure.savefig(out / f"{name}.svg")

@@ -218,25 +218,26 @@ def _stop_unread_daemons() -> None:
 def _wait(ray_serve: Any, address: str, status: Status, done: threading.Event) -> str | None:
     """Until every application runs and answers on the public address; else what went wrong."""
     # One client: each reads the system's certificates when it is made, 30 ms of a core.
-    client, next_s = httpx.Client(base_url=address, timeout=2.0), 0.0
-    while not done.is_set():
-        answers = _answers(client)
-        if not answers and time.monotonic() < next_s:  # Serve's status takes 40 ms of a core
+    with httpx.Client(base_url=address, timeout=2.0) as client:
+        next_s = 0.0
+        while not done.is_set():
+            answers = _answers(client)
+            if not answers and time.monotonic() < next_s:  # Serve's status takes 40 ms of a core
+                done.wait(0.2)
+                continue
+            next_s = time.monotonic() + _STATUS_PERIOD_S
+            applications = ray_serve.status().applications
+            states = {name: str(a.status.value) for name, a in applications.items()}
+            for name, application in applications.items():
+                trouble = application.message or ""
+                for deployment in application.deployments.values():
+                    trouble = deployment.message or trouble
+                if states[name] in ("DEPLOY_FAILED", "UNHEALTHY") or "Error" in trouble:
+                    return _cause(trouble)
+            status.update("loading " + ", ".join(f"{n}: {s.lower()}" for n, s in states.items()))
+            if states and all(s == "RUNNING" for s in states.values()) and answers:
+                return None
             done.wait(0.2)
-            continue
-        next_s = time.monotonic() + _STATUS_PERIOD_S
-        applications = ray_serve.status().applications
-        states = {name: str(a.status.value) for name, a in applications.items()}
-        for name, application in applications.items():
-            trouble = application.message or ""
-            for deployment in application.deployments.values():
-                trouble = deployment.message or trouble
-            if states[name] in ("DEPLOY_FAILED", "UNHEALTHY") or "Error" in trouble:
-                return _cause(trouble)
-        status.update("loading " + ", ".join(f"{n}: {s.lower()}" for n, s in states.items()))
-        if states and all(s == "RUNNING" for s in states.values()) and answers:
-            return None
-        done.wait(0.2)
     return "interrupted"
 
 

@@ -27,6 +27,5 @@ BAD_REQUEST_S = 1.0 * _FACTOR
 GRAMMAR_REFUSED_S = 2.0 * _FACTOR
 SETTINGS_S = 2.0 * _FACTOR
 LOOP_LAG_S = 0.1 * _FACTOR  # the longest that any other request waits for the event loop
-LARGE_CHAT_LAG_S = 0.3 * _FACTOR  # the same, beside the largest whole chat with log-probabilities
 COMMAND_KILLED_S = 20.0 * _FACTOR
 SETTLED_S = 10.0 * _FACTOR  # blocks, processes and connections are as they were

@@ -19,7 +19,7 @@ import pytest
 
 from tests.serve.server_process import running
 
-pytestmark = [pytest.mark.serve, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(300)]
 
 TRACER = Path(__file__).with_name("path_tracer")
 MOST_FILES, MOST_FILES_BACK = 45, 12  # five of them plan to the running streams' slack
