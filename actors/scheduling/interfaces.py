@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from actors.scheduling.events import Refuse
 from actors.scheduling.plan import StepPlan, StepShape
 from actors.scheduling.request import Request
 
@@ -197,15 +198,6 @@ class TokenBudget(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request is turned away. retry_after_s None: never, the request itself is at fault."""
-
-    message: str
-    param: str | None = None
-    retry_after_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Quote:
     """What would become of a request submitted now. Asking reserves nothing. Times in seconds.
 
@@ -232,7 +224,7 @@ class Quote:
 class Admission(Protocol):
     """Which requests may enter the queue, and when its head may start."""
 
-    def on_submit(self, request: Request, engine: EngineView) -> Refusal | None:
+    def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
         """Asked once, before the request is queued (after the core's own limits)."""
         ...
 

@@ -17,7 +17,7 @@ from actors.scheduling.events import (
     Tick,
     WakeAt,
 )
-from actors.scheduling.interfaces import EngineView, Refusal, RequestView
+from actors.scheduling.interfaces import EngineView, RequestView
 from actors.scheduling.request import FinishReason, Objective, Request, SamplingParams
 from tests.scheduling.driver import Driver
 from tests.scheduling.short_lives import config, request
@@ -120,9 +120,9 @@ def test_whoever_waits_too_long_is_refused_on_time() -> None:
 class Picky:
     """Refuses odd ids; lets no request start beside another."""
 
-    def on_submit(self, request: Request, engine: EngineView) -> Refusal | None:
+    def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
         odd = request.request_id % 2
-        return Refusal("odd", retry_after_s=engine.num_waiting + 1.0) if odd else None
+        return Refuse(request.request_id, "odd", None, engine.num_waiting + 1.0) if odd else None
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:
         return not (engine.decoding or engine.prefilling)

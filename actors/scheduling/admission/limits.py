@@ -9,7 +9,6 @@ from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import (
     Admission,
     EngineView,
-    Refusal,
     RequestView,
     StepTimePredictor,
 )
@@ -27,13 +26,13 @@ class QueueLimits:
         self.admission = admission
         self.cost = cost
 
-    def refusal(self, request: Request, engine: EngineView) -> Refuse | None:
-        """Why this request cannot be taken, or None."""
-        refusal = self.impossible(request, engine) or self.overload(request, engine)
-        if refusal is None and (refused := self.admission.on_submit(request, engine)) is not None:
-            message, param, retry_after_s = refused.message, refused.param, refused.retry_after_s
-            return Refuse(request.request_id, message, param, retry_after_s)
-        return refusal
+    def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
+        """Why this request cannot be taken, or None. Asked once, as admission is."""
+        return (
+            self.impossible(request, engine)
+            or self.overload(request, engine)
+            or self.admission.on_submit(request, engine)
+        )
 
     def impossible(self, request: Request, engine: EngineView) -> Refuse | None:
         """Faults of the request itself: trying again would not help."""
@@ -135,7 +134,7 @@ class AcceptAll:
     def build(cls, config: SchedulerConfig, cost: StepTimePredictor | None) -> AcceptAll:
         return cls()
 
-    def on_submit(self, request: Request, engine: EngineView) -> Refusal | None:
+    def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
         return None
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.interfaces import EngineView, Refusal, RequestView, StepTimePredictor
+from actors.scheduling.events import Refuse
+from actors.scheduling.interfaces import EngineView, RequestView, StepTimePredictor
 from actors.scheduling.request import Request
 
 
@@ -47,7 +48,7 @@ class PredictedPeak:
     ) -> PredictedPeak:
         return cls(**options)
 
-    def on_submit(self, request: Request, engine: EngineView) -> Refusal | None:
+    def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
         return None
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:

@@ -14,9 +14,9 @@ from actors.scheduling.admission.forecast import Bottleneck, Predictor
 from actors.scheduling.admission.peak import PredictedPeak
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.online import RecentQuantile, cost_model_for
+from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import (
     EngineView,
-    Refusal,
     RequestView,
     StepTimePredictor,
 )
@@ -122,7 +122,7 @@ class PredictiveAdmission:
 
     # ---- interfaces.Admission ---------------------------------------------------------
 
-    def on_submit(self, request: Request, engine: EngineView) -> Refusal | None:
+    def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
         if self.action != "refuse":
             return None
         self._learn(engine)
@@ -133,7 +133,7 @@ class PredictiveAdmission:
             return None
         retry_after_s = self.retry_after_s(found, now_s)
         self._promise(self._service_s(request, engine), now_s)
-        return Refusal(late(found), retry_after_s=retry_after_s)
+        return Refuse(request.request_id, late(found), None, retry_after_s)
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:
         if self.predictor.stalls(engine, request.num_tokens):
