@@ -29,13 +29,13 @@ ROOMS: dict[str, tuple[str, str]] = {
     "budgets": ("actors/scheduling/budgets/*.py", "vocabulary cost"),
     "admission": ("actors/scheduling/admission/*.py", "vocabulary cost"),
     "step": (
-        "actors/scheduling/{lifecycle,step,step_contents,microbatch}.py",
+        "actors/scheduling/{lifecycle,second_tier,step,step_contents,microbatch}.py",
         "vocabulary queue memory",
     ),
     "policies": ("actors/scheduling/policies/*.py", "vocabulary step"),
     "speculation": ("actors/scheduling/speculation/*.py", "vocabulary step"),
     "core": (
-        "actors/scheduling/{core,queue_timeout,outcomes,faults,second_tier,statistics,build,event_log,validation}.py",
+        "actors/scheduling/{core,queue_timeout,outcomes,faults,statistics,build,event_log,validation}.py",
         "vocabulary queue cost budgets admission step policies speculation",
     ),
     # the fleet's decisions

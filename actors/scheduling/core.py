@@ -72,7 +72,6 @@ class Core:
         self.policy = build_policy(config)
         self.order = order_name(config, self.policy)  # of the waiting queue
         self.requests = LiveRequests(config, self.order, cost_model)
-        self.builder = StepBuilder(self.requests, budget, admission, self.policy.reserve)
         self.limits = QueueLimits(config, admission, cost_model)
         self.timeout = QueueTimeout(self.requests)
         self.outcomes = Outcomes(self.requests)
@@ -80,6 +79,7 @@ class Core:
         self.faults = Faults(self.requests)
         has_tier = config.tier_ranks > 0 and config.prefix_cache
         self.tier = SecondTier(self.requests, cost_model) if has_tier else None
+        self.builder = StepBuilder(self.requests, budget, admission, self.policy.reserve, self.tier)
         self.in_flight: deque[InFlight] = deque()
         self.requests.in_flight = self.in_flight
         self.num_steps = 0  # planned so far: the next step's id
@@ -110,8 +110,8 @@ class Core:
         if self.config.queue_timeout_s is not None:
             out += self.timeout.expire()
         if self.tier is not None:
-            self.tier.head()  # its fetch may begin while no step can
-        self._plan(now_s, out)
+            self.tier.fetch_ahead()  # a fetch may begin while no step can
+        self._plan(out)
         if self.tier is not None:
             out += self.tier.take()
         return out
@@ -169,7 +169,7 @@ class Core:
 
     def _submit(self, event: Submit, out: list[Instruction]) -> None:
         request = event.request
-        refusal = self.limits.refusal(request, self.requests)
+        refusal = self.limits.on_submit(request, self.requests)
         if refusal is not None:
             out.append(refusal)
             return
@@ -194,7 +194,7 @@ class Core:
         out.append(Emit((Output(state.request_id, index, (), FinishReason.ABORT),)))
 
     def _step_done(self, event: StepDone, out: list[Instruction]) -> None:
-        step = self._answered(event.result.step_id)
+        step = self._pop_answered(event.result.step_id)
         now_s = self.requests.now_s
         times = event.result.stage_times_s
         waited_s = now_s - max(step.planned_at_s, self.last_answer_s)
@@ -219,13 +219,13 @@ class Core:
             self.requests.tokens_per_s = speed if mean == 0 else 0.95 * mean + 0.05 * speed
 
     def _step_failed(self, event: StepFailed, out: list[Instruction]) -> None:
-        step = self._answered(event.step_id)
+        step = self._pop_answered(event.step_id)
         self.last_answer_s = self.requests.now_s
         outputs = self.faults.step_failed(step, event.message, event.culprit)
         if outputs:
             out.append(Emit(tuple(outputs)))
 
-    def _answered(self, step_id: int) -> InFlight:
+    def _pop_answered(self, step_id: int) -> InFlight:
         """Steps are answered in order; the oldest is done with."""
         if not self.in_flight or self.in_flight[0].plan.step_id != step_id:
             oldest = self.in_flight[0].plan.step_id if self.in_flight else None
@@ -269,7 +269,7 @@ class Core:
         if config.max_running_per_tenant != old.max_running_per_tenant:
             self.requests.waiting.unpark_all(self.requests.now_s)
         self.policy = policy
-        self.builder = StepBuilder(self.requests, budget, admission, policy.reserve)
+        self.builder = StepBuilder(self.requests, budget, admission, policy.reserve, self.tier)
 
     def _tick(self, event: Tick, out: list[Instruction]) -> None:
         self.timeout.woken()
@@ -281,11 +281,11 @@ class Core:
 
     # ---- planning ---------------------------------------------------------------------
 
-    def _plan(self, now_s: float, out: list[Instruction]) -> None:
+    def _plan(self, out: list[Instruction]) -> None:
         """Plan greedily while the pipeline has room and there is work."""
         in_flight, requests, speculation = self.in_flight, self.requests, self.speculation
         if requests.trials:
-            self.faults.on_trial()  # forget those cleared or ended
+            self.faults.drop_settled()
         while len(in_flight) < self.config.depth and requests.by_id:
             if requests.trials and in_flight:
                 return  # one step at a time, so that a fault is that step's own

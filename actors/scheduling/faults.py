@@ -39,17 +39,16 @@ class Faults:
 
     # ---- trials -----------------------------------------------------------------------
 
-    def on_trial(self) -> list[RequestState]:
-        """The suspects to be tried now; empty if there are none."""
+    def drop_settled(self) -> None:
+        """Let go of those that were cleared or have ended: the first group is still to be tried."""
         trials = self.requests.trials
         while trials:
             trials[0] = [
                 s for s in trials[0] if s.suspicion and s.status is not RequestStatus.ENDED
             ]
             if trials[0]:
-                return trials[0]
+                return
             trials.popleft()
-        return []
 
     def plan_turn(self, step: StepBuilder, plan_others: Callable[[StepBuilder], None]) -> bool:
         """Plan the turn of the suspects, or else of the others; False: nothing is planned."""
@@ -65,7 +64,7 @@ class Faults:
 
         Worse ranks give up their memory and slots for it. Only while nothing is in flight.
         """
-        group = self.on_trial()
+        group = self.requests.trials[0]
         left = step.trial_tokens()
         step.is_trial = True
         prefilling = set(step.prefilling)

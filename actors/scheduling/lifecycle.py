@@ -6,7 +6,7 @@ Policies never see this: they work through the `StepBuilder`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import StepTimePredictor, StepView
@@ -34,13 +34,7 @@ class LiveRequests:
         # The lists of `running`, which change in place
         self.decoding = self.running.decoding
         self.prefilling = self.running.prefilling
-        self.kv_moves = False  # between device and second tier, now
-        # The next to start; with a second tier those are passed over whose KV is on its way
-        self.head: Callable[[], RequestState | None] = self._head
         self.use(config)
-
-    def _head(self) -> RequestState | None:
-        return self.waiting.head(self.now_s)
 
     def use(self, config: SchedulerConfig) -> None:
         """The settings from now on."""

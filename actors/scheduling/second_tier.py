@@ -41,13 +41,13 @@ class PendingMove:
 
 
 class SecondTier:
-    """Decides as the head of the queue is asked for; `take` hands out the instructions."""
+    """`fetch_ahead` comes before every look at the queue; `take` hands out the instructions."""
 
     def __init__(self, requests: LiveRequests, cost_model: StepTimePredictor | None) -> None:
         self.requests = requests
         self.cost_model = cost_model
         self.blocks = requests.running.block_manager
-        self.blocks.completed = []
+        self.blocks.take_completed()  # they are kept from here on
         self.moves: dict[int, PendingMove] = {}
         self.num_moves = 0
         self.num_saved_blocks = 0
@@ -61,7 +61,11 @@ class SecondTier:
         self._block_s: float | None = None  # to fetch one block; None: never measured
         self._last_answer_s = -math.inf
         self._out: list[Instruction] = []
-        requests.head = self.head
+
+    @property
+    def is_moving(self) -> bool:
+        """Blocks are under way, beside whatever step is planned now."""
+        return bool(self.moves)
 
     def pinned(self) -> Iterator[int]:
         """Device blocks that moves hold, one mention a reference."""
@@ -119,7 +123,6 @@ class SecondTier:
         if move is None:
             raise ValueError(f"answer to move {event.move_id}, which is not under way")
         self._last_answer_s = self.requests.now_s
-        self.requests.kv_moves = bool(self.moves)
         for rank, change in enumerate(event.changes):
             self._change(rank, change.added, change.removed)
         if event.move_id == self._saving:
@@ -155,7 +158,6 @@ class SecondTier:
         Before the device's memory is forgotten.
         """
         moves, self.moves = list(self.moves.values()), {}
-        self.requests.kv_moves = False
         self._coming.clear()
         self._unsaved.clear()
         self._saving = None
@@ -174,14 +176,12 @@ class SecondTier:
 
     def _save(self) -> None:
         """Copy completed blocks away: some at a time, or the last when there is nothing to do."""
-        completed, unsaved = self.blocks.completed, self._unsaved
-        if completed:
-            for digest in completed:
-                if not self.holds(digest):
-                    unsaved[digest] = None
-            completed.clear()
-            while len(unsaved) > self.blocks.num_blocks:  # most of them have been evicted
-                unsaved.popitem(last=False)
+        unsaved = self._unsaved
+        for digest in self.blocks.take_completed():
+            if not self.holds(digest):
+                unsaved[digest] = None
+        while len(unsaved) > self.blocks.num_blocks:  # most of them have been evicted
+            unsaved.popitem(last=False)
         is_busy = self.requests.num_in_flight > 0
         if self._saving is not None or len(unsaved) < (_LEAST_SAVED if is_busy else 1):
             return
@@ -199,26 +199,29 @@ class SecondTier:
 
     # ---- store to device ----------------------------------------------------------------------
 
-    def head(self) -> RequestState | None:
-        """The next request, those set aside that have more in the tier than on the device."""
+    def fetch_ahead(self) -> None:
+        """Set aside the head of the queue for as long as it has more in the tier than here."""
         requests, running = self.requests, self.requests.running
         while True:
             state = requests.waiting.head(requests.now_s)
             if state is None or state.tier_asked or not self._ranks_with:
-                return state
+                return
             if running.num_slots_taken >= requests.config.max_requests:
-                return state
+                return
             claimant = running.claimant
             if claimant is not None and claimant.status is RequestStatus.RUNNING:
-                return state  # what comes free is for the running request that lacks it
-            move = self._move_for(state)
+                return  # what comes free is for the running request that lacks it
+            move = self._fetch(state)
             if move is None:
-                return state
+                return
             requests.waiting.order.pop()
             move.waiting.append(state)
 
-    def _move_for(self, state: RequestState) -> PendingMove | None:
-        """The move that the request is to wait for; None if it starts as it is, or must wait."""
+    def _fetch(self, state: RequestState) -> PendingMove | None:
+        """Begin or join the move that the request is to wait for.
+
+        None: it starts as it is, or must wait for memory.
+        """
         blocks, size = self.blocks, self.requests.config.block_size
         group, groups = state.request.group, self.requests.waiting.groups
         has_donor = group is not None and groups.donor(state) is not None
@@ -259,7 +262,6 @@ class SecondTier:
     def _begin(self, held: list[int], blocks: tuple[tuple[int, bytes], ...]) -> int:
         self.num_moves += 1
         self.moves[self.num_moves] = PendingMove(held, blocks, self.requests.now_s)
-        self.requests.kv_moves = True
         return self.num_moves
 
     def _compute_s(self, begin: int, num_tokens: int) -> float:

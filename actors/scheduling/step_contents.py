@@ -8,6 +8,7 @@ from actors.scheduling.interfaces import Admission, TokenBudget
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.microbatch import prefill_share
 from actors.scheduling.plan import Slice, StepPlan, StepShape
+from actors.scheduling.second_tier import SecondTier
 from actors.scheduling.state import Drafted, InFlight, RequestState
 
 _make = tuple.__new__  # a NamedTuple without the Python-level constructor: once per token
@@ -18,7 +19,12 @@ class StepContents:
     """What is in the step so far. `StepBuilder` adds to it."""
 
     def __init__(
-        self, requests: LiveRequests, budget: TokenBudget, admission: Admission, reserve: bool
+        self,
+        requests: LiveRequests,
+        budget: TokenBudget,
+        admission: Admission,
+        reserve: bool,
+        tier: SecondTier | None,
     ) -> None:
         """reserve: the policy wants KV for a request's maximum length before it starts."""
         self._requests = requests
@@ -27,6 +33,7 @@ class StepContents:
         self.budget = budget
         self.admission = admission
         self.reserve = reserve
+        self._tier = tier
         self.token_budget = 0  # of the last step that had room for prefill
         self._uniform = self.config.micro_batches == "uniform" and self.config.num_stages > 1
         self.clear(0)
@@ -65,10 +72,14 @@ class StepContents:
         if self._drafted:
             sizes = [(s, 1 + d.num_drafts) for s, d in self._drafted.items()]
             prefills = (*[(s.num_computed_tokens - n, n) for s, n in sizes], *prefills)
-        beside_move = self._requests.kv_moves
         return _make(
-            StepShape, (self.num_decodes, self.decode_context_tokens, prefills, beside_move)
+            StepShape,
+            (self.num_decodes, self.decode_context_tokens, prefills, self._beside_move),
         )
+
+    @property
+    def _beside_move(self) -> bool:
+        return self._tier is not None and self._tier.is_moving
 
     @property
     def room(self) -> int:
@@ -129,7 +140,7 @@ class StepContents:
         """
         decoding = self._running.decoding
         context = sum([state.num_computed_tokens + 1 for state in decoding])
-        shape = StepShape(len(decoding), context, (), self._requests.kv_moves)
+        shape = StepShape(len(decoding), context, (), self._beside_move)
         self.token_budget = self.budget.num_tokens(shape, self._requests)
         most = min(self.token_budget - len(decoding), MOST_TRIAL_TOKENS)
         return max(most, LEAST_TRIAL_TOKENS)
@@ -149,8 +160,10 @@ class StepContents:
         ]
 
     def head(self) -> RequestState | None:
-        """The next waiting request."""
-        return self._requests.head()
+        """The next waiting request; one whose KV is worth fetching is set aside meanwhile."""
+        if self._tier is not None:
+            self._tier.fetch_ahead()
+        return self._requests.waiting.head(self._requests.now_s)
 
     # ---- the result -------------------------------------------------------------------
 

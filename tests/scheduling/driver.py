@@ -287,7 +287,7 @@ class Driver:
         assert running.swap.host.num_free == self.config.num_host_blocks
         assert len(waiting.groups) == 0
         assert not waiting.parked
-        assert not self.core.faults.on_trial()
+        assert not self.core.trials
         assert waiting.order.peek(self.now_s) is None
 
 

@@ -119,11 +119,12 @@ class AdaptiveBudget:
         num_planned = mix.num_tokens
         tokens = self._fill(mix, limit_s * (1.0 - self.headroom), engine)
         tokens = min(tokens, num_planned + self._paced(engine))
+        if tokens > num_planned or not self._holds_back(engine):
+            self._prefilled_at_s = engine.now_s
         if tokens > num_planned:
-            self._prefilled_at_s = engine.now_s
             self._num_denied = 0
-        elif self._is_starving(engine):
-            self._prefilled_at_s = engine.now_s
+        elif engine.now_s - self._prefilled_at_s > PATIENCE * self._slack.tightest_s:
+            self._prefilled_at_s = engine.now_s  # prompts have stood still for many objectives
             tokens += self._relief(shape)
         elif engine.prefilling or (engine.num_waiting and self._may_grow(engine)):
             self._doubt()
@@ -146,17 +147,15 @@ class AdaptiveBudget:
             self._num_denied = 0
             self.cost.forget(self._bounded)
 
-    def _is_starving(self, engine: EngineView) -> bool:
-        """Whether prompts have stood still for many objectives of the decodes.
+    def _holds_back(self, engine: EngineView) -> bool:
+        """Whether a step without prefill keeps a prompt from the progress that it is owed.
 
-        A prompt that has started always progresses. One that waits does so where an objective
-        tighter than the deployment's own holds it back.
+        One that has started always progresses. One that waits does so where an objective tighter
+        than the deployment's own is in its way.
         """
-        held = engine.num_waiting and self._slack.tightest_s < (self.tbt_s or INFINITY)
-        if not (engine.prefilling or held):
-            self._prefilled_at_s = engine.now_s
-            return False
-        return engine.now_s - self._prefilled_at_s > PATIENCE * self._slack.tightest_s
+        if engine.prefilling:
+            return True
+        return engine.num_waiting > 0 and self._slack.tightest_s < (self.tbt_s or INFINITY)
 
     def _relief(self, shape: StepShape) -> int:
         """Prefill tokens that take about one objective longer than the decodes alone."""

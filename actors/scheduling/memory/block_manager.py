@@ -15,17 +15,17 @@ class BlockManager:
     """Reference-counted blocks 0 .. num_blocks - 1 with a content-addressed prefix cache.
 
     `version` grows whenever memory is freed: after a refusal the answer stays the same until
-    it changes. `completed` lists digests as blocks are named, where a second tier empties it.
+    it changes.
     """
 
-    __slots__ = ("_by_digest", "_cached", "_changed", "_digest_of", "_empty", "_references",
-                 "completed", "num_blocks", "num_evictions", "version")  # fmt: skip
+    __slots__ = ("_by_digest", "_cached", "_changed", "_completed", "_digest_of", "_empty",
+                 "_references", "num_blocks", "num_evictions", "version")  # fmt: skip
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.version = 0
         self.num_evictions = 0
-        self.completed: list[bytes] | None = None
+        self._completed: list[bytes] | None = None  # see `take_completed`
         self.reset()
 
     def reset(self) -> None:
@@ -114,12 +114,17 @@ class BlockManager:
             self._digest_of[block] = digest
             if self._changed is not None:
                 self._changed[digest] = True
-            if self.completed is not None:
-                self.completed.append(digest)
+            if self._completed is not None:
+                self._completed.append(digest)
 
     def findable(self) -> list[bytes]:
         """Digests of all that can be hit."""
         return list(self._by_digest)
+
+    def take_completed(self) -> list[bytes]:
+        """Digests of blocks whose content became final since the last call; none on the first."""
+        completed, self._completed = self._completed or [], []
+        return completed
 
     def take_changes(self) -> tuple[bool, list[bytes], list[bytes]]:
         """(whole, digests that can be hit since the last call, those that cannot any more).

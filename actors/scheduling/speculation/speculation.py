@@ -44,7 +44,7 @@ class Speculation:
         for state in decoding:
             if state.num_drafts:
                 return True
-            if state.in_flight and self._may_draft(state) and self._is_level(state):
+            if state.in_flight and self._may_draft(state) and self._follow(state):
                 drafter = state.drafter
                 # The first guess is of the token in flight.
                 if drafter is not None and drafter.chance**2 >= _LEAST_CHANCE and drafter.draft(2):
@@ -73,7 +73,7 @@ class Speculation:
                 self.num_drafts += step.add_drafts(state, drafts[:count])
 
     def _offer(self, state: RequestState) -> tuple[int, ...]:
-        if not self._may_draft(state) or not self._is_level(state):
+        if not self._may_draft(state) or not self._follow(state):
             return ()
         assert state.drafter is not None
         # Its own token stands at num_computed_tokens - 1; nothing is computed from `end` on.
@@ -87,7 +87,7 @@ class Speculation:
         return state.request.sampling.grammar is None and state.suspicion is None
 
     @staticmethod
-    def _is_level(state: RequestState) -> bool:
+    def _follow(state: RequestState) -> bool:
         """Bring the drafter to the tokens that are known; False while a long prompt is read."""
         if state.drafter is None:
             state.drafter = PromptLookup(state.request.prompt)
