@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import statistics
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import typer
 
-from app.bench.load.client import Job, Trace, open_loop, server_root
-from app.bench.load.stall import stall_figures
+from app.bench.load.client import Job, LoadClient, Trace, open_loop, server_root
+from app.bench.load.stall import measure_stall, stall_figures
 from app.bench.load.workload import Load, lengths_of
 from app.bench.report import MeasurementError
 from tests.bench.traces import trace
@@ -70,6 +74,43 @@ async def test_an_arrival_does_not_wait_for_the_answer_before_it() -> None:
 )
 def test_a_servers_root_is_found_in_its_base_url(url: str) -> None:
     assert server_root(url) == "http://h:1"
+
+
+class SlowStart:
+    """A client whose streams get their first tokens in turn, as behind a slow prefill, and end
+    once the long prompt was sent."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._long_sent = asyncio.Event()
+        self._num_started = 0
+        self.num_started_before_long = 0
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[None]:
+        yield
+
+    async def send(
+        self, session: None, job: Job, begin_s: float, on_start: Callable[[Trace], None]
+    ) -> Trace:
+        sent = Trace(job, sent_s=time.perf_counter() - begin_s)
+        on_start(sent)
+        if job.num_prompt_tokens == 3000:
+            self.num_started_before_long = self._num_started
+            self._long_sent.set()
+        async with self._turn:
+            await asyncio.sleep(0.03)  # a prefill
+            sent.event_times_s.append(time.perf_counter() - begin_s)
+            self._num_started += 1
+        await self._long_sent.wait()
+        sent.event_times_s.append(time.perf_counter() - begin_s)
+        return sent
+
+
+def test_the_long_prompt_arrives_once_all_streams_run() -> None:
+    client = SlowStart()
+    found = measure_stall(cast(LoadClient, client), 8, 3000)
+    assert client.num_started_before_long == found["num_running"] == 8
 
 
 LONG = trace(1.0, 1.5)

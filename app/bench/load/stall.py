@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Annotated, Any
 
 import typer
@@ -13,19 +14,47 @@ from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, output
 
 STREAM_TOKENS = 400
-LONG_PROMPT_ARRIVES_S = 1.0
+STREAM_PROMPT_TOKENS, LONG_OUTPUT_TOKENS = 64, 4
+STAGGER_S = 0.02  # between the streams' arrivals
+PATIENCE_S = 10.0  # for streams that have not started: a server may limit how many run
+POLL_S = 0.02
 
 
 def measure_stall(
     client: LoadClient, streams: int, prompt_tokens: int, stream_tokens: int = STREAM_TOKENS
 ) -> dict[str, Any]:
-    """Streams of 64 + `stream_tokens` tokens, and one prompt that arrives a second later.
+    """Streams of 64 + `stream_tokens` tokens, and one prompt that arrives once all of them run.
 
     Raises MeasurementError if a request failed, or no stream was running when the prompt arrived.
     """
-    jobs = [Job(0.02 * i, 64, stream_tokens) for i in range(streams)]
-    jobs.append(Job(LONG_PROMPT_ARRIVES_S, prompt_tokens, 4))
-    return stall_figures(asyncio.run(client.run(jobs)))
+    return stall_figures(
+        asyncio.run(_streams_and_prompt(client, streams, prompt_tokens, stream_tokens))
+    )
+
+
+async def _streams_and_prompt(
+    client: LoadClient, streams: int, prompt_tokens: int, stream_tokens: int
+) -> list[Trace]:
+    """The streams' traces, with the long prompt's behind them."""
+    begin_s = time.perf_counter()
+    tasks: list[asyncio.Task[Trace]] = []
+    sent: list[Trace] = []
+    async with client.session() as session:
+
+        def send(num_prompt_tokens: int, num_output_tokens: int) -> None:
+            job = Job(time.perf_counter() - begin_s, num_prompt_tokens, num_output_tokens)
+            tasks.append(asyncio.create_task(client.send(session, job, begin_s, sent.append)))
+
+        for _ in range(streams):
+            send(STREAM_PROMPT_TOKENS, stream_tokens)
+            await asyncio.sleep(STAGGER_S)
+        patient_until_s = time.perf_counter() + PATIENCE_S
+        while time.perf_counter() < patient_until_s and not any(task.done() for task in tasks):
+            if len(sent) == streams and all(trace.event_times_s for trace in sent):
+                break
+            await asyncio.sleep(POLL_S)
+        send(prompt_tokens, LONG_OUTPUT_TOKENS)
+        return await asyncio.gather(*tasks)
 
 
 def stall_figures(traces: list[Trace]) -> dict[str, Any]:
