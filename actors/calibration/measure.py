@@ -4,7 +4,8 @@ A few dozen kinds of steps, each run three times at the same positions: the firs
 memory, the faster of the others counts, as other programs only ever add time (a long step is run
 twice: its noise is a small part of it). A first pass spans the sizes up to steps far longer than
 any objective could allow, the next fill in between until time is up; the model extends the last
-slope.
+slope. Steps that took longer than the rest explains are run again: while an engine starts, its
+neighbours start too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
-from actors.calibration.fit import Measurement, fit, predict
+from actors.calibration.fit import FitReport, Measurement, fit, predict
 from actors.calibration.probe import StepNotFinite
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult, StepShape
@@ -30,6 +31,8 @@ ENOUGH = 24  # kinds of steps, where there is time
 LEAST = 12  # fewer fix no coefficients
 CHECKED = 5  # of a known cost model, one kind of step in so many is run again
 FIRST_ID = 1 << 48  # request ids that no engine reaches
+SLOW = 1.08  # times what the fit says: such a kind of step is run again
+ROUNDS, LONGER = 3, 1.5  # of running them again, and the time until then over the time before
 TRUSTED = 1.6  # a known cost model whose steps take more, or less by as much, is of another machine
 
 
@@ -118,9 +121,41 @@ async def calibrate(
             decode_s = measured[0].seconds
             limit_s = min(MOST_S, max(LEAST_S, STEPS_OF_TIME * decode_s))
             longest_s = max(LONGEST_STEP_S, LONGEST_IN_DECODES * decode_s)
+    model, _ = _fit(measured, base)
+    until_s = begin_s + min(MOST_S, LONGER * (limit_s or LEAST_S))
+    for number in range(ROUNDS):
+        # A start that disturbs most of them leaves none that stands out: short ones cost little.
+        short_s = LONG_STEP_S if number == 0 else 0.0
+        if not await _run_slow_again(runner, measured, model, short_s, lambda: until_s - clock()):
+            break
+        model, _ = _fit(measured, base)
     await runner.leave()
-    model, _ = fit(measured, base, held_out=0.15, squares=False, least=LEAST)
     return Calibration(model, clock() - begin_s, len(measured))
+
+
+def _fit(measured: list[Measurement], base: CostModel) -> tuple[CostModel, FitReport]:
+    return fit(measured, base, held_out=0.15, squares=False, least=LEAST)
+
+
+async def _run_slow_again(
+    runner: _Runner,
+    measured: list[Measurement],
+    model: CostModel,
+    short_s: float,
+    left_s: Callable[[], float],
+) -> bool:
+    """Measure again what took longer than `model` says, or less than short_s, while time is left;
+    whether any of it was faster now."""
+    was_faster = False
+    for i, (shape, seconds) in enumerate([(m.shape, m.seconds) for m in measured]):
+        is_slow = seconds > SLOW * predict(model, shape)
+        if not (is_slow or seconds < short_s) or left_s() < 3 * seconds:
+            continue
+        again_s = await runner.time(shape)
+        if again_s < seconds:
+            measured[i] = Measurement(shape, again_s)
+            was_faster = True
+    return was_faster
 
 
 def _expected_s(shape: StepShape, measured: list[Measurement]) -> float:

@@ -29,8 +29,15 @@ BASE = CostModel("measured", tokens_s=((1, 1.0),), kv_tokens=LIMITS.kv_tokens)
 class Stages:
     """Keeps the contract that real stages rely on; time passes by the truth, and some noise."""
 
-    def __init__(self, truth: CostModel = TRUTH, noise: float = 0.0, num_stages: int = 1) -> None:
+    def __init__(
+        self,
+        truth: CostModel = TRUTH,
+        noise: float = 0.0,
+        num_stages: int = 1,
+        disturbed_until_s: float = 0.0,
+    ) -> None:
         self.truth, self.noise, self.num_stages = truth, noise, num_stages
+        self.disturbed_until_s = disturbed_until_s
         self.now_s = 0.0
         self.known: dict[int, RequestStart] = {}
         self.num_steps = 0
@@ -67,7 +74,10 @@ class Stages:
             return 1e-4
         mix = Mix.of(plan.slices)
         disturbed = 2.0 if self._random.random() < 0.1 else 1.0
-        return self.truth.stage_s(mix) * (1 + self.noise * self._random.random() * disturbed)
+        beside = 1.5 if self.now_s < self.disturbed_until_s else 1.0
+        return (
+            self.truth.stage_s(mix) * beside * (1 + self.noise * self._random.random() * disturbed)
+        )
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
@@ -82,6 +92,16 @@ async def test_it_finds_what_steps_cost(num_stages: int) -> None:
         StepShape(4, 4000, ((0, 900),)),
     ):
         assert predict(found.model, shape) == pytest.approx(predict(TRUTH, shape), rel=0.15)
+
+
+@pytest.mark.parametrize("disturbed_until_s", [0.1, 0.4, 1.5])
+async def test_steps_that_a_start_disturbed_are_run_again(disturbed_until_s: float) -> None:
+    stages = Stages(noise=0.02, disturbed_until_s=disturbed_until_s)
+    found = await calibrate(stages.execute, LIMITS, BASE, stages.clock)
+    assert not stages.known
+    for shape in (StepShape(1, 700), StepShape(8, 8 * 900), StepShape(16, 16 * 256, ((0, 64),))):
+        assert predict(found.model, shape) == pytest.approx(predict(TRUTH, shape), rel=0.08)
+    assert found.model.ratio_at(0.99) < 1.12
 
 
 async def test_it_takes_a_bounded_time() -> None:
