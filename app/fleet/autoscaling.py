@@ -43,28 +43,24 @@ class Autoscaler:
 
     def __init__(self, scaling: str = "slack", **options: Any) -> None:
         """Raises ConfigError for a bad name or option."""
-        build_scaling(scaling, Bounds(), options)
-        self._scaling = scaling
-        self._options = options
+        self._scaling = build_scaling(scaling, options)
         self._num_waiting, self._read_s = 0, -math.inf
 
-    def __call__(self, context: ServeContext) -> tuple[int, dict[str, float]]:
-        """How many replicas, and what to remember."""
+    def __call__(self, context: ServeContext) -> tuple[int, dict[str, Any]]:
+        """How many replicas; Serve need remember nothing, as it makes one object a deployment."""
         bounds = Bounds(
             context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
         )
         loads = loads_of(context.raw_metrics or {})
         now_s = time.time() if context.current_time is None else context.current_time
-        state: Mapping[str, float] = getattr(context, "policy_state", None) or {}
         num_starting = max(0, context.target_num_replicas - len(loads))
-        wanted, kept = build_scaling(self._scaling, bounds, self._options).wanted(
-            loads, num_starting, self._waiting(context, now_s), now_s, state
-        )
+        num_queued = self._read_num_queued(context, now_s)
+        wanted = self._scaling.wanted(loads, num_starting, num_queued, now_s, bounds)
         if wanted != context.target_num_replicas:
             logger.info("engines: %d, wanted: %d", context.target_num_replicas, wanted)
-        return wanted, dict(kept)
+        return wanted, {}
 
-    def _waiting(self, context: ServeContext, now_s: float) -> int:
+    def _read_num_queued(self, context: ServeContext, now_s: float) -> int:
         """Requests that wait for an engine to start: fronts report them where there may be none.
 
         Serve's controller calls ten times a second, the cluster's store is read once.

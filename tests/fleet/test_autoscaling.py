@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -39,7 +39,6 @@ class Context:
     loads: dict[str, EngineLoad]
     current_time: float
     target_num_replicas: int
-    policy_state: dict[str, float] = field(default_factory=dict)
     capacity_adjusted_min_replicas: int = 1
     capacity_adjusted_max_replicas: int = 3
     app_name: str = "app"
@@ -57,10 +56,10 @@ class Context:
 def run(seconds: int, loads: Any, **options: float) -> list[int]:
     """Replicas wanted, second by second; those asked for are there at once."""
     policy = Autoscaler("slack", **options)
-    target, state, wanted = 1, dict[str, float](), list[int]()
+    target, wanted = 1, list[int]()
     for now_s in range(seconds):
         here = {f"e{n}": loads(n, now_s, target) for n in range(target)}
-        target, state = policy(Context(here, float(now_s), target, state))
+        target, _ = policy(Context(here, float(now_s), target))
         wanted.append(target)
     return wanted
 

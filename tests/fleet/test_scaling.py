@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.fleet.scaling import SCALINGS, Bounds, EngineLoad, ScalingState, build_scaling, load_of
+from actors.fleet.scaling import SCALINGS, Bounds, EngineLoad, build_scaling, load_of
 from actors.scheduling.config import ConfigError
 from tests.fleet.pictures import load, snapshot
 
@@ -42,17 +42,15 @@ loads_st = st.dictionaries(
     least=st.integers(0, 4),
     more=st.integers(0, 8),
 )  # fmt: skip
-def test_whatever_is_seen_the_bounds_hold_and_the_state_is_plain_numbers(
+def test_whatever_is_seen_the_bounds_hold(
     name: str, seen: list[tuple[dict[str, EngineLoad], int, int, float]], least: int, more: int
 ) -> None:
-    scaling = build_scaling(name, Bounds(least, max(1, least + more)))
-    state: ScalingState = {}
+    scaling, bounds = build_scaling(name), Bounds(least, max(1, least + more))
     now_s = 0.0
     for loads, num_starting, num_queued, passed_s in seen:
         now_s += passed_s
-        wanted, state = scaling.wanted(loads, num_starting, num_queued, now_s, state)
+        wanted = scaling.wanted(loads, num_starting, num_queued, now_s, bounds)
         assert least <= wanted <= max(1, least + more)
-        assert all(math.isfinite(value) for value in state.values())
         if num_queued and not loads:
             assert wanted >= 1
 
@@ -61,9 +59,9 @@ class Traffic:
     """Engines that share so many prompt tokens a second, each with `rate` of its own."""
 
     def __init__(self, scaling: str, bounds: Bounds, start_s: float, **options: Any) -> None:
-        self.scaling = build_scaling(scaling, bounds, options)
+        self.scaling = build_scaling(scaling, options)
+        self.bounds = bounds
         self.start_s = start_s
-        self.state: ScalingState = {}
         self.have = max(bounds.least, 1)
         self.starting: list[float] = []
         self.done: dict[str, float] = {}
@@ -83,9 +81,7 @@ class Traffic:
                 f"{i}": load(time_s=now_s, num_running=busy, prefilled_tokens=self.done[f"{i}"])
                 for i in range(self.have)
             }
-            wanted, self.state = self.scaling.wanted(
-                loads, len(self.starting), 0, now_s, self.state
-            )
+            wanted = self.scaling.wanted(loads, len(self.starting), 0, now_s, self.bounds)
             self.history.append(wanted)
             self.starting += [now_s + self.start_s] * (wanted - self.have - len(self.starting))
             if not self.starting:
@@ -127,13 +123,16 @@ def test_growing_traffic_finds_engines_already_there() -> None:
 
 
 def test_broken_promises_ask_for_more_than_the_mean_says() -> None:
-    scaling = build_scaling("slack", Bounds(1, 16))
+
+    def wanted(loads: dict[str, EngineLoad]) -> int:
+        return build_scaling("slack").wanted(loads, 0, 0, 0.0, Bounds(1, 16))
+
     calm = {str(i): load(num_running=1) for i in range(4)}
-    assert scaling.wanted(calm, 0, 0, 0.0, {})[0] == 4  # not calm for long enough
+    assert wanted(calm) == 4  # not calm for long enough
     late = {str(i): load(num_running=1, promised_s=3.0) for i in range(4)}
-    assert scaling.wanted(late, 0, 0, 0.0, {})[0] > 4
+    assert wanted(late) > 4
     slow = {str(i): load(num_running=1, slack_share=-0.1) for i in range(4)}
-    assert scaling.wanted(slow, 0, 0, 0.0, {})[0] > 4
+    assert wanted(slow) > 4
 
 
 def test_an_idle_fleet_ends_and_a_request_wakes_it() -> None:
@@ -141,16 +140,12 @@ def test_an_idle_fleet_ends_and_a_request_wakes_it() -> None:
         ("slack", {"idle_s": 50.0, "calm_s": 20.0}),
         ("queue_length", {"downscale_delay_s": 50.0}),
     ):
-        scaling = build_scaling(name, Bounds(0, 4), options)
-        state: ScalingState = {}
-        wanted = []
-        for step in range(30):
-            decided, state = scaling.wanted({"a": load()}, 0, 0, 10.0 * step, state)
-            wanted.append(decided)
+        scaling, bounds = build_scaling(name, options), Bounds(0, 4)
+        wanted = [scaling.wanted({"a": load()}, 0, 0, 10.0 * step, bounds) for step in range(30)]
         assert wanted[0] == 1, name
         assert wanted[-1] == 0, name
-        assert scaling.wanted({}, 0, 1, 400.0, {})[0] == 1, name
-        assert scaling.wanted({}, 0, 0, 400.0, {})[0] == 0, name
+        assert build_scaling(name).wanted({}, 0, 1, 400.0, bounds) == 1, name
+        assert build_scaling(name).wanted({}, 0, 0, 400.0, bounds) == 0, name
 
 
 def test_loads_travel_as_plain_numbers() -> None:
@@ -164,6 +159,6 @@ def test_loads_travel_as_plain_numbers() -> None:
 
 def test_wrong_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="scaling_options"):
-        build_scaling("slack", Bounds(), {"target": 7.0})
+        build_scaling("slack", {"target": 7.0})
     with pytest.raises(ConfigError, match="scaling_options"):
-        build_scaling("queue_length", Bounds(), {"targets": 7})
+        build_scaling("queue_length", {"targets": 7})

@@ -1,6 +1,6 @@
 """How many engines there should be.
 
-A scaling is a class that takes `(bounds, **options)`, and one row of `SCALINGS`.
+A scaling is a class that takes `(**options)`, and one row of `SCALINGS`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from actors.fleet.scaling.base import Bounds, EngineLoad, Scaling, ScalingState, load_of
+from actors.fleet.scaling.base import Bounds, EngineLoad, Scaling, load_of
 from actors.fleet.scaling.queue import QueueLength
 from actors.fleet.scaling.slack import SlackScaling
 from actors.scheduling.registry import build_part
@@ -18,7 +18,6 @@ __all__ = [
     "Bounds",
     "EngineLoad",
     "Scaling",
-    "ScalingState",
     "build_scaling",
     "load_of",
 ]
@@ -29,6 +28,6 @@ SCALINGS: Mapping[str, Callable[..., Scaling]] = {
 }
 
 
-def build_scaling(name: str, bounds: Bounds, options: Mapping[str, Any] | None = None) -> Scaling:
-    """The named scaling within `bounds`; raises ConfigError for a bad name or option."""
-    return build_part("scaling", name, SCALINGS, options or {}, bounds)
+def build_scaling(name: str, options: Mapping[str, Any] | None = None) -> Scaling:
+    """Raises ConfigError for a bad name or option."""
+    return build_part("scaling", name, SCALINGS, options or {})

@@ -8,10 +8,6 @@ from dataclasses import dataclass, fields
 
 from actors.fleet.snapshot import EngineSnapshot
 
-# What a policy remembers from one decision to the next, as plain numbers: Serve's controller keeps
-# them between its calls. The first decision is given an empty one.
-ScalingState = Mapping[str, float]
-
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
@@ -94,11 +90,8 @@ class Bounds:
 
 
 class Scaling(ABC):
-    """Decides from what engines say and from what it remembers, passed in and out: it is asked
-    every few seconds, by whatever process is at hand."""
-
-    def __init__(self, bounds: Bounds) -> None:
-        self.bounds = bounds
+    """Decides from what engines say and what it remembers of them. One for each fleet, asked every
+    few seconds."""
 
     @abstractmethod
     def wanted(
@@ -107,9 +100,9 @@ class Scaling(ABC):
         num_starting: int,
         num_queued: int,
         now_s: float,
-        state: ScalingState,
-    ) -> tuple[int, ScalingState]:
-        """(engines there should be, what to remember).
+        bounds: Bounds,
+    ) -> int:
+        """Engines there should be.
 
         loads: by engine, those that drain included. num_starting: engines that were asked for and
         do not serve yet. num_queued: requests that wait at the fronts since no engine can take

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from actors.fleet.scaling.base import Bounds, EngineLoad, Scaling, ScalingState, serving
+from actors.fleet.scaling.base import Bounds, EngineLoad, Scaling, serving
 from actors.scheduling.registry import within
 
 
@@ -16,13 +16,11 @@ class QueueLength(Scaling):
 
     def __init__(
         self,
-        bounds: Bounds,
         target: float = 16.0,
         upscale_delay_s: float = 30.0,
         downscale_delay_s: float = 600.0,
         look_back_s: float = 30.0,
     ) -> None:
-        super().__init__(bounds)
         within(0.001, math.inf, target=target)
         within(
             0.0,
@@ -35,6 +33,8 @@ class QueueLength(Scaling):
         self._up_s = upscale_delay_s
         self._down_s = downscale_delay_s
         self._look_back_s = look_back_s
+        self._live: dict[float, float] = {}  # requests there were, by time of the look
+        self._change: tuple[bool, float] | None = None  # (upward, since when it is wanted)
 
     def wanted(
         self,
@@ -42,27 +42,21 @@ class QueueLength(Scaling):
         num_starting: int,
         num_queued: int,
         now_s: float,
-        state: ScalingState,
-    ) -> tuple[int, ScalingState]:
+        bounds: Bounds,
+    ) -> int:
         have = len(serving(loads)) + num_starting
         live = num_queued + sum([load.num_running + load.num_waiting for load in loads.values()])
-        mean, kept = self._mean(live, now_s, state)
-        desired = self.bounds.clamp(math.ceil(mean / self._target - 1e-9))
+        self._live = {at_s: n for at_s, n in self._live.items() if now_s - at_s < self._look_back_s}
+        self._live[now_s] = live
+        mean = sum(self._live.values()) / len(self._live)
+        desired = bounds.clamp(math.ceil(mean / self._target - 1e-9))
         if have == 0 or desired == have:
-            return self.bounds.clamp(desired or (1 if live else 0)), kept
-        # Upward since a time, or downward since minus that time; another direction starts anew.
-        sign = 1.0 if desired > have else -1.0
-        since_s = state.get("since_s", now_s) if state.get("direction") == sign else now_s
-        if now_s - since_s >= (self._up_s if desired > have else self._down_s) - 1e-6:
-            return desired, kept
-        return self.bounds.clamp(have), {**kept, "direction": sign, "since_s": since_s}
-
-    def _mean(self, live: float, now_s: float, state: ScalingState) -> tuple[float, ScalingState]:
-        """The mean over the look-back, and the samples to remember: "at <time>" -> requests."""
-        kept = {
-            key: value
-            for key, value in state.items()
-            if key.startswith("at ") and now_s - float(key[3:]) < self._look_back_s
-        }
-        kept[f"at {now_s!r}"] = live
-        return sum(kept.values()) / len(kept), kept
+            self._change = None
+            return desired or bounds.clamp(1 if live else 0)
+        upward = desired > have
+        if self._change is None or self._change[0] != upward:
+            self._change = upward, now_s
+        if now_s - self._change[1] < (self._up_s if upward else self._down_s) - 1e-6:
+            return bounds.clamp(have)
+        self._change = None
+        return desired

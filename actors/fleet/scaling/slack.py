@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from actors.fleet.scaling.base import Bounds, EngineLoad, Scaling, ScalingState, serving
+from actors.fleet.scaling.base import Bounds, EngineLoad, Scaling, serving
 from actors.scheduling.registry import within
 
 SHORTEST_S = 0.5  # between two looks at an engine: what comes in less says little of its rate
@@ -14,6 +15,14 @@ MARGIN = 1.1  # on work, before an engine is given up: traffic that wavers shall
 MEMORY_S = 4 * 3600.0  # time constant of forgetting that promises broke
 CAUTION = 0.9  # of the work per engine at which they did
 LEAST_SHARE = 0.25  # of the target: one mishap does not multiply the fleet
+
+
+class _Look(NamedTuple):
+    """At one engine. num_tokens: of prompts it had been given. rate: they came at, in engines."""
+
+    at_s: float
+    num_tokens: float
+    rate: float
 
 
 class SlackScaling(Scaling):
@@ -38,14 +47,12 @@ class SlackScaling(Scaling):
 
     def __init__(
         self,
-        bounds: Bounds,
         target: float = 0.5,
         ahead_s: float = 60.0,
         smoothing_s: float = 30.0,
         calm_s: float = 120.0,
         idle_s: float = 300.0,
     ) -> None:
-        super().__init__(bounds)
         within(0.05, 1.0, target=target)
         within(0.0, math.inf, ahead_s=ahead_s, calm_s=calm_s, idle_s=idle_s)
         within(0.001, math.inf, smoothing_s=smoothing_s)
@@ -54,6 +61,15 @@ class SlackScaling(Scaling):
         self._smoothing_s = smoothing_s
         self._calm_s = calm_s
         self._idle_s = idle_s
+        self._looks: dict[str, _Look] = {}  # the last at each engine
+        self._decided_s: float | None = None  # when it was asked last
+        self._level: float | None = None  # of work in engines, smoothed
+        self._trend = 0.0  # of the level, a second
+        self._most_filled = target  # less while it is remembered that promises broke at less
+        self._was_broken = False
+        self._idle_since_s: float | None = None
+        self._calm_since_s: float | None = None  # since when fewer engines would do
+        self._calm_most = 0  # the most of those fewer that were needed
 
     def wanted(
         self,
@@ -61,62 +77,31 @@ class SlackScaling(Scaling):
         num_starting: int,
         num_queued: int,
         now_s: float,
-        state: ScalingState,
-    ) -> tuple[int, ScalingState]:
+        bounds: Bounds,
+    ) -> int:
         here = serving(loads)
         have = len(here) + num_starting
-        kept: dict[str, float] = {}
-        arrived = self._arrived(loads, state, kept)
-        demand = self._demand(arrived, loads, now_s, state, kept)
-        broken = self._broken(here, have)
-        target = self._filled(bool(broken), len(here), now_s, state, kept)
+        passed_s = 0.0 if self._decided_s is None else max(0.0, now_s - self._decided_s)
+        self._decided_s = now_s
+        self._looks = {name: _look(load, self._looks.get(name)) for name, load in loads.items()}
+        demand = self._demand(loads, passed_s)
+        broken = _needed_for_promises(here, have)
+        target = self._filled(broken > 0, len(here), passed_s)
         needed = max(
             math.ceil(demand / target - 1e-9),
             broken,
             math.ceil(sum([load.used_places for load in here]) - 1e-9),
-            1 if num_queued or any(_is_busy(load) for load in loads.values()) else 0,
         )
-        needed = self._unless_idle(needed, now_s, loads, num_queued, state, kept)
-        if self.bounds.clamp(needed) >= have:
-            return self.bounds.clamp(needed), kept
+        needed = self._unless_idle(needed, loads, num_queued, now_s)
+        if bounds.clamp(needed) >= have:
+            self._calm_since_s = None
+            return bounds.clamp(needed)
         # Work that has not quite faded from memory keeps no last engine.
         with_margin = math.ceil(MARGIN * demand / target - 1e-9) if needed else 0
         spared = max(needed, min(have, with_margin))
-        return self._calm(self.bounds.clamp(spared), have, now_s, state, kept), kept
+        return self._calm(bounds.clamp(spared), have, now_s, bounds)
 
-    # ---- work -------------------------------------------------------------------------
-
-    def _arrived(
-        self, loads: Mapping[str, EngineLoad], state: ScalingState, kept: dict[str, float]
-    ) -> float:
-        """Prefill work that came in per second, in engines; what each engine has had is kept."""
-        total = 0.0
-        for name, load in loads.items():
-            had = load.prefilled_tokens + load.prefill_tokens
-            before, at_s = state.get(f"had {name}"), state.get(f"at {name}", load.time_s)
-            if before is not None and load.time_s - at_s < SHORTEST_S:
-                kept[f"had {name}"], kept[f"at {name}"] = before, at_s
-                kept[f"rate {name}"] = rate = state.get(f"rate {name}", 0.0)
-            else:
-                rate = 0.0
-                if before is not None and load.prefill_rate > 0:
-                    rate = max(0.0, had - before) / (load.time_s - at_s) / load.prefill_rate
-                kept[f"had {name}"], kept[f"at {name}"], kept[f"rate {name}"] = (
-                    had,
-                    load.time_s,
-                    rate,
-                )
-            total += rate
-        return total
-
-    def _demand(
-        self,
-        arrived: float,
-        loads: Mapping[str, EngineLoad],
-        now_s: float,
-        state: ScalingState,
-        kept: dict[str, float],
-    ) -> float:
+    def _demand(self, loads: Mapping[str, EngineLoad], passed_s: float) -> float:
         """Work in engines, as it will be when an engine asked for now can serve (Holt's method:
         a level and a trend, both smoothed)."""
         streams = sum([load.decode_share for load in loads.values()])
@@ -128,90 +113,78 @@ class SlackScaling(Scaling):
                 if load.prefill_rate
             ]
         )
-        seen = arrived + streams
-        passed_s = now_s - state.get("at_s", now_s)
-        level, trend = state.get("level", seen), state.get("trend", 0.0)
+        seen = sum([look.rate for look in self._looks.values()]) + streams
+        if self._level is None:
+            self._level = seen
         if passed_s > 0:
             weight = 1.0 - math.exp(-passed_s / self._smoothing_s)
-            expected = level + trend * passed_s
-            new = expected + weight * (seen - expected)
+            expected = self._level + self._trend * passed_s
+            level = expected + weight * (seen - expected)
             slow = 1.0 - math.exp(-passed_s / (4.0 * self._smoothing_s))
-            trend += slow * ((new - level) / passed_s - trend)
-            level = new
-        kept["at_s"], kept["level"], kept["trend"] = now_s, level, trend
-        ahead = max(0.0, trend) * self._ahead_s
-        return max(0.0, level) + ahead + backlog_s / max(self._ahead_s, self._smoothing_s)
+            self._trend += slow * ((level - self._level) / passed_s - self._trend)
+            self._level = level
+        ahead = max(0.0, self._trend) * self._ahead_s
+        return max(0.0, self._level) + ahead + backlog_s / max(self._ahead_s, self._smoothing_s)
 
-    def _filled(
-        self,
-        broken: bool,
-        num_engines: int,
-        now_s: float,
-        state: ScalingState,
-        kept: dict[str, float],
-    ) -> float:
+    def _filled(self, is_broken: bool, num_engines: int, passed_s: float) -> float:
         """How far engines may be filled: `target`, or less where promises have broken at less.
 
         Learnt in the moment they break: later a backlog breaks them whatever comes in.
         """
-        most = state.get("most", self._target)
-        most *= math.exp(max(0.0, now_s - state.get("at_s", now_s)) / MEMORY_S)
-        kept["broken"] = float(broken)
-        if broken and not state.get("broken") and num_engines:
-            most = min(most, CAUTION * kept["level"] / num_engines)
-        most = min(self._target, max(most, LEAST_SHARE * self._target))
-        kept["most"] = most
-        return most
-
-    # ---- guards -----------------------------------------------------------------------
-
-    def _broken(self, here: Sequence[EngineLoad], have: int) -> int:
-        """Engines needed as promises break: those there are, and as many more as cannot promise.
-
-        One engine that cannot promise is the router's business while others can; so only what
-        exceeds half of them counts.
-        """
-        broken = sum([_breaks(load) for load in here])
-        excess = broken - len(here) / 2
-        return have + math.ceil(excess / 2) if excess > 0 else 0
+        most = self._most_filled * math.exp(passed_s / MEMORY_S)
+        if is_broken and not self._was_broken and num_engines and self._level is not None:
+            most = min(most, CAUTION * self._level / num_engines)
+        self._was_broken = is_broken
+        self._most_filled = min(self._target, max(most, LEAST_SHARE * self._target))
+        return self._most_filled
 
     def _unless_idle(
-        self,
-        needed: int,
-        now_s: float,
-        loads: Mapping[str, EngineLoad],
-        num_queued: int,
-        state: ScalingState,
-        kept: dict[str, float],
+        self, needed: int, loads: Mapping[str, EngineLoad], num_queued: int, now_s: float
     ) -> int:
         """Nothing to do for long enough: none is needed; else at least one that is there stays."""
-        if num_queued or any(_is_busy(load) for load in loads.values()):
+        if num_queued or any(load.num_running or load.num_waiting for load in loads.values()):
+            self._idle_since_s = None
             return max(needed, 1)
-        idle_since_s = state.get("idle_since_s", now_s)
-        kept["idle_since_s"] = idle_since_s
-        if now_s - idle_since_s >= self._idle_s or not loads:
+        if self._idle_since_s is None:
+            self._idle_since_s = now_s
+        if now_s - self._idle_since_s >= self._idle_s or not loads:
             return 0
         return max(needed, 1)
 
-    def _calm(
-        self, needed: int, have: int, now_s: float, state: ScalingState, kept: dict[str, float]
-    ) -> int:
+    def _calm(self, needed: int, have: int, now_s: float, bounds: Bounds) -> int:
         """How many of those there are stay: the most needed at any time while it was calm.
 
-        It is repeated until they have ended: a controller may restart between deciding and acting.
+        It is repeated until they have ended: whoever asks may restart between this and acting.
         """
-        since_s = state.get("calm_since_s", now_s)
-        most = max(needed, int(state.get("calm_most", 0.0)))
-        if most >= have:  # not calm: from here on it may be
-            since_s, most = now_s, needed
-        kept["calm_since_s"], kept["calm_most"] = since_s, most
-        return most if now_s - since_s >= self._calm_s else self.bounds.clamp(have)
+        most = max(needed, self._calm_most)
+        if self._calm_since_s is None or most >= have:  # not calm: from here on it may be
+            self._calm_since_s, most = now_s, needed
+        self._calm_most = most
+        return most if now_s - self._calm_since_s >= self._calm_s else bounds.clamp(have)
+
+
+def _look(load: EngineLoad, last: _Look | None) -> _Look:
+    """The rate is that since the last look, which stands where it is too recent to tell."""
+    num_tokens = load.prefilled_tokens + load.prefill_tokens
+    if last is None:
+        return _Look(load.time_s, num_tokens, 0.0)
+    passed_s = load.time_s - last.at_s
+    if passed_s < SHORTEST_S:
+        return last
+    came = max(0.0, num_tokens - last.num_tokens) / passed_s
+    return _Look(load.time_s, num_tokens, came / load.prefill_rate if load.prefill_rate else 0.0)
+
+
+def _needed_for_promises(here: Sequence[EngineLoad], have: int) -> int:
+    """Engines needed as promises break: those there are, and as many more as cannot promise.
+
+    One engine that cannot promise is the router's business while others can; so only what exceeds
+    half of them counts.
+    """
+    excess = sum([_breaks(load) for load in here]) - len(here) / 2
+    return have + math.ceil(excess / 2) if excess > 0 else 0
 
 
 def _breaks(load: EngineLoad) -> bool:
     late = load.ttft_s > 0.0 and load.promised_s > load.ttft_s
     return late or load.slack_share < 0.0
-
-
-def _is_busy(load: EngineLoad) -> bool:
-    return bool(load.num_running or load.num_waiting)

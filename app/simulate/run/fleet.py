@@ -15,7 +15,7 @@ from functools import partial
 from actors.fleet.fleet import Fleet
 from actors.fleet.moves import OpenStream, move_streams, stays
 from actors.fleet.routers import build_router
-from actors.fleet.scaling import EngineLoad, ScalingState, build_scaling, load_of
+from actors.fleet.scaling import EngineLoad, build_scaling, load_of
 from actors.fleet.snapshot import (
     Arrival,
     EngineSnapshot,
@@ -57,7 +57,6 @@ class SimulatedFleet:
         self.moves: list[tuple[float, int]] = []  # (time, request)
         self.queued: deque[tuple[Request, Arrival]] = deque()  # no engine can take them now
         self._num_starting = 0
-        self._scaling_state: ScalingState = {}
         self._sending = -1  # the request that is being handed to an engine
         self._refusal: Refuse | None = None  # what came of it
         self._picture = Fleet()
@@ -66,7 +65,7 @@ class SimulatedFleet:
             options.setdefault("seed", seed)
         self._router = build_router(deployment.routing, options)
         scale = deployment.autoscale
-        self._scaling = build_scaling(scale.scaling, scale.bounds, scale.options) if scale else None
+        self._scaling = build_scaling(scale.scaling, scale.options) if scale else None
         for _ in range(deployment.num_replicas):
             self._start(0.0)
         self._alone = self.all[0] if deployment.is_lone else None
@@ -274,9 +273,7 @@ class SimulatedFleet:
             name: load_of(engine.publisher.snapshot(now_s, engine.state), now_s)
             for name, engine in self.engines.items()
         }
-        wanted, self._scaling_state = scaling.wanted(
-            loads, self._num_starting, len(self.queued), now_s, self._scaling_state
-        )
+        wanted = scaling.wanted(loads, self._num_starting, len(self.queued), now_s, scale.bounds)
         self.scaling.append((now_s, wanted))
         self.loads.append(loads)
         serving = [e for e in self.engines.values() if e.state is EngineState.SERVING]

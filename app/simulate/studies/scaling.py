@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.fleet.scaling import Bounds, EngineLoad, Scaling, ScalingState, build_scaling
+from actors.fleet.scaling import Bounds, EngineLoad, Scaling, build_scaling
 from app.simulate.hardware.deployments import load_model
 from app.simulate.run.simulation import Autoscale, Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
@@ -134,9 +134,8 @@ def run_day(
     points: Sequence[Point], scaling: Scaling, num_engines: int, saturated_qps: float, seed: int
 ) -> tuple[float, float, list[int]]:
     """(engine hours, share of requests that kept their objectives, engines by step)."""
-    rng = np.random.default_rng(seed)
+    rng, bounds = np.random.default_rng(seed), Bounds(1, num_engines)
     load_qps = traffic_qps(num_engines, 0.8 * saturated_qps)
-    state: ScalingState = {}
     first = math.ceil(load_qps[0] / (0.6 * saturated_qps))
     names, starting = [f"engine-{index}" for index in range(first)], list[float]()
     num_named = first
@@ -169,7 +168,7 @@ def run_day(
             promised_s=point.load.promised_s + backlog / (have * saturated_qps),
         )
         loads = dict.fromkeys(names, load)
-        wanted, state = scaling.wanted(loads, len(starting), 0, now_s + STEP_S, state)
+        wanted = scaling.wanted(loads, len(starting), 0, now_s + STEP_S, bounds)
         starting += [now_s + STEP_S + START_S] * (wanted - have - len(starting))
         if wanted < have and not starting:
             del names[wanted:]
@@ -183,7 +182,7 @@ def study(num_engines: int = 100, seed: int = 0, workers: int = 1) -> Iterator[S
         saturated_qps = max([point.qps for point in points if point.kept >= 0.9])
         for name, targets in TARGETS.items():
             for target in targets:
-                scaling = build_scaling(name, Bounds(1, num_engines), {"target": target})
+                scaling = build_scaling(name, {"target": target})
                 hours, kept, history = run_day(points, scaling, num_engines, saturated_qps, seed)
                 changes = sum(a != b for a, b in pairwise(history))
                 yield ScalingRow(
