@@ -24,6 +24,7 @@ BENCHES: Mapping[str, str] = {
     "quote": "load.quote",
     "overload": "load.overload",
     "classes": "load.classes",
+    "shift": "load.shift",
     "fuzz": "chaos.fuzz",
     "connections": "chaos.connections",
     "recovery": "chaos.recovery",
