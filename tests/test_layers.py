@@ -130,7 +130,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "cli": (
         "app/cli/*.py",
         "core calibration engine.config executor engine transport stage settings installation"
-        " telemetry bench simulate simulate.run http",
+        " telemetry bench simulate simulate.inputs simulate.run http",
     ),
 }
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from actors.engine.event_recorder import read_events
 from actors.scheduling.event_log import ReplayMismatch, check_replay
 from app.bench.terminal import output, table
-from app.simulate.command import load_cost_model
+from app.simulate.hardware.deployments import load_model
 from app.simulate.what_if import what_if, what_if_table
 from app.telemetry.causes import MEANINGS, Cause, why_late
 from app.telemetry.records import read_records
@@ -105,7 +105,7 @@ def replay(
             count = check_replay(read_events(file))
             typer.echo(f"{file}: {count} events replayed, every instruction identical")
             return
-        model = None if cost_model is None else load_cost_model(str(cost_model))
+        model = None if cost_model is None else load_model(cost_model)
         found = what_if(read_events(file), changes, model)
     except (ReplayMismatch, OSError, ValueError) as error:
         fail(f"{file}: {error}")

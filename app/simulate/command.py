@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from actors.fleet.routers import ROUTERS
 from actors.scheduling.config import ConfigError, SchedulerConfig
-from actors.scheduling.cost.model import CostModel
-from app.paths import locate
 from app.simulate import tables
-from app.simulate.hardware import cost_files
-from app.simulate.hardware import deployments as hardware
+from app.simulate.options import EngineOptions, RunOptions, TaskOptions, TrafficOptions, command_of
 from app.simulate.paper import evaluation, figure7
 from app.simulate.paper.timeline import as_text
 from app.simulate.run.campaign import run_jobs
 from app.simulate.run.capacity import search_capacity
 from app.simulate.run.config_search import candidates, search_configs
 from app.simulate.run.record import write_requests
-from app.simulate.run.simulation import Deployment, scheduler_config, simulate
+from app.simulate.run.simulation import Deployment, simulate
 from app.simulate.studies import routing as routing_study
 from app.simulate.studies import scaling as scaling_study
-from app.simulate.workload.lengths import Lengths
-from app.simulate.workload.requests import Workload, generate
-from app.simulate.workload.specs import load_workload, parse_arrivals, parse_lengths
-from app.simulate.workload.traces import read_trace
+from app.simulate.workload.specs import parse_lengths
 
 # Name -> what yields its rows, and how they are shown.
 STUDIES: dict[str, tuple[Callable[..., Iterator[Any]], Callable[[list[Any]], str]]] = {
@@ -44,131 +37,41 @@ def register(app: typer.Typer) -> None:
     app.command(
         "simulate",
         help="Simulate a deployment: one run, its capacity, the cheapest configuration, the paper.",
-    )(command)
+    )(command_of(run, TrafficOptions, EngineOptions, TaskOptions, RunOptions))
 
 
-def command(
-    model: Annotated[
-        str, typer.Argument(help="Cost model: a name in configs/hardware, or a JSON file.")
-    ] = "yi-34b-a100-tp2",
-    workload: Annotated[
-        str,
-        typer.Option(help="sharegpt4, arxiv, fixed:P,O, uniform:LOW,HIGH,RATIO, zipf; or a file."),
-    ] = "sharegpt4",
-    arrivals: Annotated[
-        str, typer.Option(help="poisson, gamma[:cv], bursty, diurnal, fixed or trace.")
-    ] = "poisson",
-    qps: Annotated[float, typer.Option(help="Requests per second.", min=1e-6)] = 1.0,
-    requests: Annotated[int, typer.Option(help="How many requests.", min=1)] = 512,
-    policy: Annotated[str, typer.Option(help="Scheduling policy.")] = "sarathi",
-    budget: Annotated[
-        str, typer.Option(help="fixed, profiled, adaptive or throttled.")
-    ] = "adaptive",
-    token_budget: Annotated[
-        int | None, typer.Option(help="Tokens of a fixed budget; 512 if absent.", min=1)
-    ] = None,
-    tbt_ms: Annotated[float, typer.Option(help="TBT objective.", min=0.001)] = 200.0,
-    max_requests: Annotated[int, typer.Option(help="Sequences that run together.", min=1)] = 128,
-    admission: Annotated[str, typer.Option(help="all, predicted_peak or predictive.")] = "all",
-    order: Annotated[str, typer.Option(help="Order of the queue.")] = "auto",
-    replicas: Annotated[
-        int | None,
-        typer.Option(help="Engines: 1, or a study's own number.", min=1),
-    ] = None,
-    routing: Annotated[
-        str,
-        typer.Option(help=f"{', '.join(ROUTERS)}; with --study: some of them, else all."),
-    ] = "",
-    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
-    find_capacity: Annotated[
-        bool, typer.Option("--capacity", help="Search the highest load that meets the objective.")
-    ] = False,
-    find_config: Annotated[
-        str,
-        typer.Option("--search", help="MODEL/DEVICE: the cheapest TP, PP and budget for --qps."),
-    ] = "",
-    reproduce: Annotated[
-        bool, typer.Option("--paper", help="Reproduce the paper's evaluation.")
-    ] = False,
-    figure_7: Annotated[
-        bool, typer.Option("--figure7", help="The paper's figure 7 under every policy.")
-    ] = False,
-    fleet_study: Annotated[
-        str, typer.Option("--study", help="routing or scaling: a fleet under each of them.")
-    ] = "",
-    quick: Annotated[bool, typer.Option(help="With --paper: a part of it, in a minute.")] = False,
-    trace: Annotated[
-        list[str] | None, typer.Option(help="With --paper: DATASET=FILE, lengths in its place.")
-    ] = None,
-    workers: Annotated[int, typer.Option(help="Processes for searches.", min=1)] = 1,
-    cache: Annotated[
-        Path | None, typer.Option(help="With --paper: keep finished capacity searches here.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write Parquet, JSON and plots here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+def run(
+    traffic: TrafficOptions, engines: EngineOptions, task: TaskOptions, options: RunOptions
 ) -> None:
-    console = Console(stderr=as_json)
+    console = Console(stderr=options.as_json)
     try:
-        if figure_7:
-            result = _figure7(console, out)
-        elif reproduce:
-            result = _paper(console, quick, trace or [], workers, cache, out)
-        elif fleet_study:
-            result = _study(console, fleet_study, replicas, routing, seed, workers, out)
-        elif find_config:
-            result = _search(console, find_config, workload, tbt_ms, qps, workers, requests)
+        if task.figure7:
+            result = _figure7(console, options.out)
+        elif task.paper:
+            result = _paper(console, task, options)
+        elif task.study:
+            result = _study(console, task.study, engines, traffic.seed, options)
+        elif task.search:
+            result = _search(console, task.search, traffic, engines.tbt_s, options.workers)
+        elif task.capacity:
+            result = _capacity(console, engines, traffic)
         else:
-            truth = load_cost_model(model)
-            config = scheduler_config(
-                truth,
-                policy=policy,
-                budget=budget,
-                token_budget=token_budget,
-                tbt_s=tbt_ms / 1e3,
-                max_requests=max_requests,
-                admission=admission,
-                order=order,
-            )
-            engines, router = replicas or 1, routing or "slack"
-            deployment = Deployment(config, truth, num_replicas=engines, routing=router)
-            if find_capacity:
-                result = _capacity(
-                    console, deployment, parse_lengths(workload), tbt_ms / 1e3, qps, requests, seed
-                )
-            else:
-                traffic = _traffic(workload, arrivals, qps, requests, seed)
-                result = _run(console, deployment, traffic, seed, out)
+            result = _run(console, engines.deployment(), traffic, options.out)
     except OSError as error:
         raise typer.BadParameter(f"{error.filename}: {error.strerror}") from error
     except (ConfigError, ValueError, KeyError) as error:
         raise typer.BadParameter(str(error)) from error
-    if as_json:
+    if options.as_json:
         print(json.dumps(result, allow_nan=True))  # noqa: T201  the command's output
 
 
-def load_cost_model(name: str) -> CostModel:
-    """A JSON file, or a name in `configs/hardware`."""
-    path = locate(name)
-    return cost_files.load_cost_model(path) if path.suffix == ".json" else hardware.load_model(name)
-
-
-def _traffic(workload: str, arrivals: str, qps: float, requests: int, seed: int) -> Workload:
-    file = locate(workload)
-    if file.suffix in (".csv", ".parquet"):
-        return read_trace(str(file), None if arrivals == "trace" else qps, seed)
-    if file.suffix in (".yaml", ".yml"):
-        return load_workload(file, seed)
-    return generate(
-        parse_arrivals(arrivals, qps), parse_lengths(workload), requests, seed, workload
-    )
-
-
 def _run(
-    console: Console, deployment: Deployment, traffic: Workload, seed: int, out: Path | None
+    console: Console, deployment: Deployment, traffic: TrafficOptions, out: Path | None
 ) -> dict[str, Any]:
-    result = simulate(traffic, deployment, seed=seed, keep_steps=out is not None)
+    workload = traffic.generate()
+    result = simulate(workload, deployment, seed=traffic.seed, keep_steps=out is not None)
     summary = result.summary()
-    title = f"{deployment.model.name}, {traffic.name}, {_words(deployment.config)}"
+    title = f"{deployment.model.name}, {workload.name}, {_words(deployment.config)}"
     tables.show(console, tables.summary_table(summary, title))
     if out is not None:
         from app.simulate.run import plots
@@ -186,22 +89,14 @@ def _words(config: SchedulerConfig) -> str:
     return f"{config.policy}, {config.budget}{size} budget"
 
 
-def _capacity(
-    console: Console,
-    deployment: Deployment,
-    lengths: Lengths,
-    tbt_s: float,
-    guess_qps: float,
-    requests: int,
-    seed: int,
-) -> dict[str, Any]:
+def _capacity(console: Console, engines: EngineOptions, traffic: TrafficOptions) -> dict[str, Any]:
     found = search_capacity(
-        deployment,
-        lengths,
-        tbt_s,
-        guess_qps=guess_qps,
-        num_requests=requests,
-        seed=seed,
+        engines.deployment(),
+        parse_lengths(traffic.workload),
+        engines.tbt_s,
+        guess_qps=traffic.qps,
+        num_requests=traffic.requests,
+        seed=traffic.seed,
         on_probe=lambda p: console.print(
             f"{p.qps:8.3f} QPS  {'pass' if p.passed else 'fail'}  P99 TBT {p.tbt_p99:.3f} s  "
             f"median delay {p.scheduling_delay_p50:.2f} s"
@@ -212,51 +107,38 @@ def _capacity(
 
 
 def _search(
-    console: Console,
-    target: str,
-    workload: str,
-    tbt_ms: float,
-    qps: float,
-    workers: int,
-    requests: int,
+    console: Console, target: str, traffic: TrafficOptions, tbt_s: float, workers: int
 ) -> dict[str, Any]:
     model, _, device = target.partition("/")
-    options = candidates(model, device or "a100")
+    found = candidates(model, device or "a100")
     with _progress(console) as progress:
-        task = progress.add_task("configurations", total=len(options))
+        bar = progress.add_task("configurations", total=len(found))
         verdicts = search_configs(
-            options,
-            workload,
-            tbt_ms / 1e3,
-            qps,
+            found,
+            traffic.workload,
+            tbt_s,
+            traffic.qps,
             workers=workers,
-            num_requests=requests,
-            on_verdict=lambda _: progress.advance(task),
+            num_requests=traffic.requests,
+            on_verdict=lambda _: progress.advance(bar),
         )
-    tables.show(console, tables.verdict_table(verdicts, qps))
+    tables.show(console, tables.verdict_table(verdicts, traffic.qps))
     return {"verdicts": [v.to_dict() for v in verdicts]}
 
 
-def _paper(
-    console: Console,
-    quick: bool,
-    traces: Sequence[str],
-    workers: int,
-    cache: Path | None,
-    out: Path | None,
-) -> dict[str, Any]:
-    requests, jobs = evaluation.plan(quick, recorded := evaluation.parse_traces(traces))
+def _paper(console: Console, task: TaskOptions, options: RunOptions) -> dict[str, Any]:
+    recorded = evaluation.parse_traces(task.trace or [])
+    requests, jobs = evaluation.plan(task.quick, recorded)
     with _progress(console) as progress:
-        task = progress.add_task("capacity searches", total=len(jobs))
-        results = run_jobs(jobs, cache, workers, lambda *_: progress.advance(task))
-    rows = evaluation.rows(results, requests, quick, recorded)
+        bar = progress.add_task("capacity searches", total=len(jobs))
+        results = run_jobs(jobs, options.cache, options.workers, lambda *_: progress.advance(bar))
+    rows = evaluation.rows(results, requests, task.quick, recorded)
     tables.show(console, tables.paper_table(rows))
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        data = {"num_requests": requests, "rows": [r.to_dict() for r in rows]}
-        (out / "paper.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        (out / "paper.md").write_text(tables.paper_markdown(rows), encoding="utf-8")
-    return {"rows": [r.to_dict() for r in rows]}
+    data = [row.to_dict() for row in rows]
+    if options.out is not None:
+        report = {"num_requests": requests, "rows": data}
+        _write_report(options.out, "paper", report, tables.paper_markdown(rows))
+    return {"rows": data}
 
 
 def _figure7(console: Console, out: Path | None) -> dict[str, Any]:
@@ -272,34 +154,38 @@ def _figure7(console: Console, out: Path | None) -> dict[str, Any]:
 def _study(
     console: Console,
     name: str,
-    engines: int | None,
-    routing: str,
+    engines: EngineOptions,
     seed: int,
-    workers: int,
-    out: Path | None,
+    options: RunOptions,
 ) -> dict[str, Any]:
     if name not in STUDIES:
         raise ValueError(f"unknown study {name!r}; known: {', '.join(sorted(STUDIES))}")
     study, as_markdown = STUDIES[name]
-    options: dict[str, Any] = {} if engines is None else {"num_engines": engines}
-    if routing:
+    given: dict[str, Any] = {}
+    if engines.replicas is not None:
+        given["num_engines"] = engines.replicas
+    if engines.routing:
         if name != "routing":
             raise ValueError(f"--routing says nothing to the study {name!r}")
-        options["routers"] = tuple(routing.split(","))
+        given["routers"] = tuple(engines.routing.split(","))
     rows: list[Any] = []
-    found: Iterator[Any] = study(**options, seed=seed, workers=workers)
+    found: Iterator[Any] = study(**given, seed=seed, workers=options.workers)
     with console.status(f"{name} study") as status:
         for row in found:
             rows.append(row)
             status.update(f"{name} study: {len(rows)} runs done")
     console.print(as_markdown(rows), highlight=False, soft_wrap=True)
     data = {"rows": [row.to_dict() for row in rows]}
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        (out / f"{name}.md").write_text(as_markdown(rows), encoding="utf-8")
-        console.print(f"written to {out}")
+    if options.out is not None:
+        _write_report(options.out, name, data, as_markdown(rows))
+        console.print(f"written to {options.out}")
     return data
+
+
+def _write_report(folder: Path, name: str, data: dict[str, Any], markdown: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    (folder / f"{name}.md").write_text(markdown, encoding="utf-8")
 
 
 def _progress(console: Console) -> Progress:

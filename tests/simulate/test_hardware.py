@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 
 from actors.scheduling.cost.mix import Mix
-from app.simulate.hardware.cost_files import load_cost_model
 from app.simulate.hardware.deployments import PAPER, compose, load_model, paper_model
 from app.simulate.hardware.operators import CONFIGS
 from app.simulate.paper.published import DECODE_MS, DEPLOYMENTS, PREFILL_MS
@@ -16,7 +15,7 @@ from app.simulate.paper.steps import calibrated_to_artifact
 
 @pytest.mark.parametrize("name", sorted(PAPER))
 def test_shipped_models_are_what_composition_gives(name: str) -> None:
-    assert load_cost_model(CONFIGS / f"{name}.json") == paper_model(name)
+    assert load_model(CONFIGS / f"{name}.json") == paper_model(name)
 
 
 def test_every_deployment_of_the_paper_has_its_model() -> None:

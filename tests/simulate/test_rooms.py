@@ -10,6 +10,7 @@ import app.simulate
 ROOM = Path(app.simulate.__file__).parent
 HEIGHT = {"workload": 0, "hardware": 0, "run": 1, "paper": 2, "studies": 3, "command": 4}
 HEIGHT["what_if"] = 4
+HEIGHT["options"] = 3
 HEIGHT["tables"] = 3  # prints what run and paper find, for the command
 
 

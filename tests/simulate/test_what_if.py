@@ -20,7 +20,7 @@ from actors.scheduling.event_log import Recorder, Row
 from actors.scheduling.events import Abort, Submit
 from actors.scheduling.request import Objective, Request, SamplingParams
 from app.cli.main import app
-from app.simulate.hardware.cost_files import save_cost_model
+from app.simulate.hardware.deployments import save_model
 from app.simulate.run.record import RunRecord
 from app.simulate.run.recorded import read_traffic
 from app.simulate.run.replica import INFINITY, Replica
@@ -148,7 +148,7 @@ def test_the_command_says_what_it_rests_on(tmp_path: Path) -> None:
     log, model = tmp_path / "events-1.parquet", tmp_path / "model.json"
     rows = log_of(config(cost_model=None))
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), log)
-    save_cost_model(MODEL, model)
+    save_model(MODEL, model)
 
     def replay(*arguments: str) -> tuple[int, str]:
         result = CliRunner().invoke(app, ["replay", str(log), *arguments])

@@ -8,14 +8,16 @@ both the memory floor (weights) and the compute above it grow in that proportion
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from actors.scheduling.cost.model import CostModel
-from app.simulate.hardware.cost_files import load_cost_model, save_cost_model
+from app.paths import locate
 from app.simulate.hardware.networks import all_reduce_s, send_s
 from app.simulate.hardware.operators import CONFIGS, read_operators
 from app.simulate.hardware.shapes import DEVICES, MODELS, Device, ModelShape
@@ -25,13 +27,24 @@ from app.simulate.hardware.shapes import DEVICES, MODELS, Device, ModelShape
 MEMORY_SHARE, ACTIVATION_BYTES = 0.9, 2e9
 
 
-def load_model(name: str) -> CostModel:
-    """A cost model of `configs/hardware`. Raises ValueError naming those there are."""
-    path = CONFIGS / f"{name}.json"
-    if not path.exists():
-        known = sorted(p.stem for p in CONFIGS.glob("*.json"))
-        raise ValueError(f"no cost model {name!r}; known: {', '.join(known)}")
-    return load_cost_model(path)
+def load_model(name: str | Path) -> CostModel:
+    """A JSON file, or a cost model of `configs/hardware` by name.
+
+    Raises OSError, or ValueError naming those there are.
+    """
+    path = locate(name)
+    if path.suffix != ".json":
+        path = CONFIGS / f"{name}.json"
+        if not path.exists():
+            known = sorted(p.stem for p in CONFIGS.glob("*.json"))
+            raise ValueError(f"no cost model {name!r}; known: {', '.join(known)}")
+    return CostModel.from_dict(json.loads(path.read_text("utf-8")))
+
+
+def save_model(model: CostModel, path: Path) -> None:
+    """As JSON with one key a line, for people to read and compare."""
+    rows = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in model.to_dict().items())
+    path.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
 
 
 def compose(
@@ -210,7 +223,7 @@ def paper_model(name: str) -> CostModel:
 def main() -> None:
     """Write the paper's deployments to `configs/hardware/`."""
     for name in PAPER:
-        save_cost_model(paper_model(name), CONFIGS / f"{name}.json")
+        save_model(paper_model(name), CONFIGS / f"{name}.json")
 
 
 if __name__ == "__main__":
