@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from actors.scheduling.admission import build_admission
 from actors.scheduling.budgets import build_budget
-from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.core import Core
-from actors.scheduling.cost.objective import by_rule
 from actors.scheduling.cost.online import read_cost_model
 from actors.scheduling.interfaces import Admission, StepTimePredictor, TokenBudget
+from actors.scheduling.plan import StepShape
 from actors.scheduling.policies import build_policy
 from actors.scheduling.queue import build_order
+
+# The paper's rule for objectives: so many times a decode step that no prefill disturbs
+DECODE_STEPS: Mapping[str, float] = {"strict": 5.0, "relaxed": 25.0}
+STREAMS, CONTEXT = 32, 4096  # of the decode step, as far as the engine takes them
 
 
 def check_config(config: SchedulerConfig) -> None:
@@ -37,10 +44,26 @@ def build_core(
     """
     config.check()
     cost_model = cost_model or read_cost_model(config.cost_model)
-    config = by_rule(config, cost_model)
+    config = _by_rule(config, cost_model)
     return Core(
         config,
         budget or build_budget(config, cost_model),
         admission or build_admission(config, cost_model),
         cost_model,
     )
+
+
+def _by_rule(config: SchedulerConfig, cost: StepTimePredictor | None) -> SchedulerConfig:
+    """`config` with an objective in seconds in place of `tbt_rule`.
+
+    Raises ConfigError where there is no cost model to say how long a decode step takes.
+    """
+    if config.tbt_rule is None:
+        return config
+    if cost is None:
+        raise ConfigError("tbt_rule", "needs a cost model, and nothing could be measured")
+    streams = min(STREAMS, config.max_requests)
+    room = config.num_blocks * config.block_size // streams
+    context = max(1, min(CONTEXT, config.max_model_len, room))
+    step_s = cost.latency_s(StepShape(streams, streams * context))
+    return replace(config, tbt_rule=None, tbt_s=DECODE_STEPS[config.tbt_rule] * step_s)

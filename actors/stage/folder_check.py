@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 
-from actors.stage.models.families import FAMILIES
-from actors.stage.models.read import load_config
+from actors.stage.models.read import FAMILIES, load_config
 from actors.stage.models.split import split
 from actors.stage.spec import StageSpec
 from actors.stage.weights.folder import open_folder

@@ -12,7 +12,7 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 
@@ -36,6 +36,22 @@ _MAX_STARTS = 3
 
 class EngineFailed(RuntimeError):
     """The engine could not be started; the message carries the loader's own words."""
+
+
+class Membership(Protocol):
+    """How fronts of a fleet find an engine: each scheduler that is built for it joins anew."""
+
+    def new_front_address(self) -> FrontAddress:
+        """Where the next scheduler is to accept fronts."""
+        ...
+
+    async def join(self, fronts: FrontAddress, tcp_address: str | None) -> None:
+        """Publish to fronts that the engine accepts them there."""
+        ...
+
+    async def part(self) -> None:
+        """Publish to fronts that it takes nothing more."""
+        ...
 
 
 class SchedulerLink(SchedulerChannel):

@@ -32,8 +32,7 @@ from app.engine_client.client import (
     TokenChunk,
     TokenSink,
 )
-from app.engine_client.link import SchedulerLink
-from app.engine_client.membership import Membership
+from app.engine_client.link import Membership, SchedulerLink
 from app.engine_client.streams import IterationFeed, OpenRequests, Stream, core_requests
 
 logger = logging.getLogger("legato.engine")

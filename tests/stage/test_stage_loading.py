@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from actors.stage.models.config import ModelError
-from actors.stage.models.families import FAMILIES
-from actors.stage.models.read import load_config
+from actors.stage.models.read import FAMILIES, load_config
 from actors.stage.models.split import split_layers
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageInfo, StageSpec

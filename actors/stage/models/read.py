@@ -5,13 +5,19 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from actors.stage.models import families_gemma, families_gpt, families_llama
 from actors.stage.models.config import DecoderConfig, ModelError, read_json
-from actors.stage.models.families import FAMILIES
 from actors.stage.models.family import FULL, Family
 from actors.stage.models.keys import JsonObject, Keys
 from actors.stage.models.rope import read_rope
 
 _log = logging.getLogger(__name__)
+
+FAMILIES: dict[str, Family] = {  # by the architecture's name
+    **families_llama.FAMILIES,
+    **families_gemma.FAMILIES,
+    **families_gpt.FAMILIES,
+}
 
 QUANT_METHODS = ("awq", "compressed-tensors", "fp8", "gguf", "gptq")
 # Of families whose experts are stacked.

@@ -16,7 +16,7 @@ from actors.stage.models.names import Names
 from actors.stage.weights.gguf_config import family_of
 from actors.stage.weights.gguf_file import GgufFile, StoredTensor
 from actors.stage.weights.names import all_shapes
-from actors.stage.weights.source import WHOLE, Shard
+from actors.stage.weights.source import WHOLE, PackedView, Shard
 from kernels.ggml_blocks import PACKED, Bytes, as_whole_numbers, dequantize
 from kernels.quantized import QuantizedWeight
 
@@ -48,7 +48,7 @@ class GgufWeights:
         except ModelError:
             self.close()
             raise
-        self.packed = PackedBlocks(self)
+        self.packed = PackedView(self.is_packed, self.read_packed)
 
     @property
     def has_packed(self) -> bool:
@@ -163,22 +163,6 @@ class GgufWeights:
             return None
         size = config.head_dim
         return torch.arange(heads * size).view(heads, size // 2, 2).transpose(1, 2).flatten()
-
-
-class PackedBlocks:
-    """The layers of a file that stay packed; implements `PackedSource`."""
-
-    def __init__(self, weights: GgufWeights) -> None:
-        self._weights = weights
-
-    def __contains__(self, name: str) -> bool:
-        return self._weights.is_packed(name)
-
-    def has_bias(self, name: str) -> bool:
-        return False
-
-    def read(self, name: str, shape: tuple[int, ...], part: Shard) -> QuantizedWeight:
-        return self._weights.read_packed(name, part)
 
 
 def _places_in_a_layer(names: Names) -> dict[str, str]:

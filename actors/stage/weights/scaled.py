@@ -15,7 +15,7 @@ import torch
 from actors.stage.models.config import ModelError
 from actors.stage.weights.checkpoint import Checkpoint
 from actors.stage.weights.schemes import Scheme, read_scheme
-from actors.stage.weights.source import WHOLE, Shard, cut
+from actors.stage.weights.source import WHOLE, PackedView, Shard, cut
 from kernels.gptq_awq import unpack_compressed, unpack_int8
 from kernels.quantized import QuantizedWeight
 
@@ -55,7 +55,7 @@ class ScaledWeights:
         }
         for layer in self.layers:
             self._check(layer)
-        self.packed = PackedScaled(self)
+        self.packed = PackedView(self.is_packed, self.read_packed)
 
     def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
         layer = name.removesuffix(".weight")
@@ -168,19 +168,3 @@ class ScaledWeights:
     def _unfit(self, layer: str, cause: object) -> ModelError:
         shard = self._checkpoint.file_of(self._name(layer))
         return ModelError(f"{shard}: layer {layer}: {cause}")
-
-
-class PackedScaled:
-    """The layers that stay packed; implements `PackedSource`."""
-
-    def __init__(self, weights: ScaledWeights) -> None:
-        self._weights = weights
-
-    def __contains__(self, name: str) -> bool:
-        return self._weights.is_packed(name)
-
-    def has_bias(self, name: str) -> bool:
-        return False
-
-    def read(self, name: str, shape: tuple[int, ...], part: Shard) -> QuantizedWeight:
-        return self._weights.read_packed(name, part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,6 +51,23 @@ class PackedSource(Protocol):
         Raises ModelError naming the file where it does not fit, or the part would cut a group.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class PackedView:
+    """The packed layers of a source that holds others too; implements `PackedSource`."""
+
+    is_packed: Callable[[str], bool]
+    read_packed: Callable[[str, Shard], QuantizedWeight]
+
+    def __contains__(self, name: str) -> bool:
+        return self.is_packed(name)
+
+    def has_bias(self, name: str) -> bool:
+        return False
+
+    def read(self, name: str, shape: tuple[int, ...], part: Shard) -> QuantizedWeight:
+        return self.read_packed(name, part)
 
 
 class DummySource:
