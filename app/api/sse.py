@@ -1,5 +1,5 @@
-"""Server-sent events: a plain token is one string escape between two texts made once per request,
-written straight to the connection.
+"""Server-sent events, and the answers that are sent whole: a plain token of a stream is one string
+escape between two texts made once per request, written straight to the connection.
 """
 
 from __future__ import annotations
@@ -153,3 +153,18 @@ async def stream_reply(call: Call, generation: Generation, writer: StreamWriter)
             last = writer.failing(failure)
         watch.stop()
         await send(last + writer.ending, more=False)
+
+
+async def whole_reply(
+    call: Call,
+    generation: Generation,
+    writer: StreamWriter,
+    content: Callable[[], dict[str, Any]],
+) -> None:
+    """Send what the writer has gathered of all deltas, as one JSON answer."""
+    async with call.watch_client() as watch:
+        async with aclosing(generation.deltas()) as deltas:
+            async for delta in deltas:
+                writer.write(delta)
+        watch.stop()
+        await call.reply_json(content())

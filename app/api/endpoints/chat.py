@@ -49,14 +49,7 @@ class Chat:
             if body.top_logprobs > options.max_logprobs:
                 raise invalid(f"At most {options.max_logprobs} are allowed.", "top_logprobs")
         tools = plan_tools(body, options)
-        grammar, grammar_param = requested_grammar(body)
-        if tools.grammar is not None:
-            if grammar is not None:
-                raise invalid(
-                    f"tool_choice already constrains the output; drop '{grammar_param}'.",
-                    grammar_param,
-                )
-            grammar, grammar_param = tools.grammar, "tools"
+        grammar, grammar_param = tools.constrain(*requested_grammar(body))
         rendered = await prompt_of(
             context,
             template_messages(body.messages, options),

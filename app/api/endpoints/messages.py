@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing
 from typing import Any
 
 from actors.scheduling.request import Grammar
@@ -12,18 +11,15 @@ from app.api.context import Context, new_id, objective_of
 from app.api.endpoints.conversation import Prompt, prompt_of, template_messages
 from app.api.endpoints.message_writer import MessageWriter
 from app.api.endpoints.output import SWITCHES, plan_output, template_variables
-from app.api.endpoints.tool_choice import ToolPlan, plan_tool_calls
+from app.api.endpoints.tool_choice import ToolPlan, function_tool, named_tool, plan_tool_calls
 from app.api.generation import Generation
 from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.sampling_params import checked_grammar, sampling_params, stop_strings
 from app.api.schema.chat import (
     FunctionCall,
-    FunctionSpec,
     Message,
-    NamedFunction,
     NamedTool,
-    Tool,
     ToolCall,
 )
 from app.api.schema.common import ReasoningEffort, SamplingFields
@@ -37,7 +33,7 @@ from app.api.schema.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from app.api.sse import stream_reply
+from app.api.sse import stream_reply, whole_reply
 from app.engine_client.client import GenerationRequest
 
 
@@ -87,22 +83,16 @@ class Messages:
             priority=call.check_priority(body.priority),
             objective=objective_of(body),
         )
-        rules = output.rules(
-            _stops(fields, context), frozenset(sampling.stop_token_ids), skip_special_tokens=True
-        )
+        stops = stop_strings(fields, context, "stop_sequences")
+        rules = output.rules(stops, frozenset(sampling.stop_token_ids), skip_special_tokens=True)
         call.admit_tokens(len(prompt.tokens))
         stream = bool(body.stream)
         generation = Generation(context, call, [request], rules, stream=stream)
         writer = MessageWriter(context, message_id, generation, output, stream=stream)
         if stream:
             await stream_reply(call, generation, writer)
-            return
-        async with call.watch_client() as watch:
-            async with aclosing(generation.deltas()) as deltas:
-                async for delta in deltas:
-                    writer.write(delta)
-            watch.stop()
-            await call.reply_json(writer.message())
+        else:
+            await whole_reply(call, generation, writer, writer.message)
 
 
 async def _prompt(body: Conversation, tools: ToolPlan, context: Context) -> Prompt:
@@ -124,15 +114,7 @@ def _plan(body: Conversation, context: Context) -> ToolPlan:
         if choice is not None and choice.type in ("any", "tool"):
             raise invalid("tool_choice needs tools.", "tool_choice")
         return ToolPlan()
-    tools = [
-        Tool(
-            type="function",
-            function=FunctionSpec(
-                name=tool.name, description=tool.description, parameters=tool.input_schema
-            ),
-        )
-        for tool in body.tools
-    ]
+    tools = [function_tool(t.name, t.description, t.input_schema) for t in body.tools]
     if choice is None:
         return plan_tool_calls(tools, "auto", True, context.options)
     if choice.type == "tool" and choice.name is None:
@@ -140,14 +122,9 @@ def _plan(body: Conversation, context: Context) -> ToolPlan:
         raise invalid(f"Missing required parameter: '{param}'.", param, "missing_parameter")
     wanted: str | NamedTool = "required" if choice.type == "any" else choice.type
     if choice.type == "tool":
-        named = NamedFunction(name=choice.name or "")
-        wanted = NamedTool(type="function", function=named)
+        wanted = named_tool(choice.name or "")
     parallel = not choice.disable_parallel_tool_use
     return plan_tool_calls(tools, wanted, parallel, context.options)
-
-
-def _stops(fields: SamplingFields, context: Context) -> tuple[str, ...]:
-    return stop_strings(fields, context, "stop_sequences")
 
 
 def _thinking(body: Conversation, context: Context) -> dict[str, Any]:

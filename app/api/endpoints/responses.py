@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import aclosing
-
 from actors.scheduling.request import Grammar
 from app.api.context import Context, new_id
 from app.api.endpoints.conversation import generation_of, prompt_of, template_messages
 from app.api.endpoints.output import plan_output, template_variables
 from app.api.endpoints.response_writer import ResponseWriter
-from app.api.endpoints.tool_choice import ToolPlan, plan_tool_calls
+from app.api.endpoints.tool_choice import ToolPlan, function_tool, named_tool, plan_tool_calls
 from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.sampling_params import (
@@ -21,15 +18,10 @@ from app.api.sampling_params import (
 )
 from app.api.schema.chat import (
     FunctionCall,
-    FunctionSpec,
     Message,
-    NamedFunction,
-    NamedTool,
-    Tool,
     ToolCall,
 )
 from app.api.schema.responses import (
-    FunctionTool,
     InputCall,
     InputCallOutput,
     InputMessage,
@@ -37,7 +29,7 @@ from app.api.schema.responses import (
     NamedFunctionTool,
     ResponseRequest,
 )
-from app.api.sse import stream_reply
+from app.api.sse import stream_reply, whole_reply
 
 
 class Responses:
@@ -50,11 +42,7 @@ class Responses:
         body = await call.read_json(ResponseRequest)
         context = self._context.of(body.model)
         tools = _plan(body, context)
-        grammar, param = _grammar(body)
-        if tools.grammar is not None:
-            if grammar is not None:
-                raise invalid(f"tool_choice already constrains the output; drop '{param}'.", param)
-            grammar, param = tools.grammar, "tools"
+        grammar, param = tools.constrain(*_grammar(body))
         effort = None if body.reasoning is None else body.reasoning.effort
         rendered = await prompt_of(
             context,
@@ -79,13 +67,8 @@ class Responses:
         writer = ResponseWriter(context, body, response_id, generation, output)
         if body.stream:
             await stream_reply(call, generation, writer)
-            return
-        async with call.watch_client() as watch:
-            async with aclosing(generation.deltas()) as deltas:
-                async for delta in deltas:
-                    writer.write(delta)
-            watch.stop()
-            await call.reply_json(writer.response())
+        else:
+            await whole_reply(call, generation, writer, writer.response)
 
 
 def _grammar(body: ResponseRequest) -> tuple[Grammar | None, str]:
@@ -109,24 +92,11 @@ def _plan(body: ResponseRequest, context: Context) -> ToolPlan:
         if body.tool_choice not in (None, "none", "auto"):
             raise invalid("tool_choice needs tools.", "tool_choice")
         return ToolPlan()
+    tools = [function_tool(t.name, t.description, t.parameters) for t in body.tools]
     choice = body.tool_choice
     if isinstance(choice, NamedFunctionTool):
-        named = NamedTool(type="function", function=NamedFunction(name=choice.name))
-        return plan_tool_calls(_tools(body.tools), named, False, context.options)
-    parallel = body.parallel_tool_calls is not False
-    return plan_tool_calls(_tools(body.tools), choice, parallel, context.options)
-
-
-def _tools(tools: Sequence[FunctionTool]) -> list[Tool]:
-    return [
-        Tool(
-            type="function",
-            function=FunctionSpec(
-                name=tool.name, description=tool.description, parameters=tool.parameters
-            ),
-        )
-        for tool in tools
-    ]
+        return plan_tool_calls(tools, named_tool(choice.name), False, context.options)
+    return plan_tool_calls(tools, choice, body.parallel_tool_calls is not False, context.options)
 
 
 def _messages(body: ResponseRequest) -> list[Message]:

@@ -12,7 +12,7 @@ from actors.scheduling.request import Grammar
 from app.api.http.errors import invalid
 from app.api.http.options import ApiOptions
 from app.api.sampling_params import dump
-from app.api.schema.chat import ChatRequest, NamedTool, Tool
+from app.api.schema.chat import ChatRequest, FunctionSpec, NamedFunction, NamedTool, Tool
 from app.text.output.pieces import Tools
 
 _MAX_CALLS: Final = 16  # in one answer: a list without an end is a model's favourite trap
@@ -27,6 +27,26 @@ class ToolPlan:
     specs: list[dict[str, Any]] | None = None
     tools: Tools = field(default_factory=dict)
     grammar: Grammar | None = None
+
+    def constrain(self, grammar: Grammar | None, param: str) -> tuple[Grammar | None, str]:
+        """The one constraint of the output, of the request's own and the tools', and the parameter
+        that asks for it; 400 where both do."""
+        if self.grammar is None:
+            return grammar, param
+        if grammar is not None:
+            raise invalid(f"tool_choice already constrains the output; drop '{param}'.", param)
+        return self.grammar, "tools"
+
+
+def function_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> Tool:
+    """A tool as `/v1/chat/completions` declares it."""
+    function = FunctionSpec(name=name, description=description, parameters=parameters)
+    return Tool(type="function", function=function)
+
+
+def named_tool(name: str) -> NamedTool:
+    """The choice of this tool, as `/v1/chat/completions` makes it."""
+    return NamedTool(type="function", function=NamedFunction(name=name))
 
 
 def plan_tools(body: ChatRequest, options: ApiOptions) -> ToolPlan:
