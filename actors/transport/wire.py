@@ -186,22 +186,23 @@ class FrameProtocol(asyncio.Protocol):
                 self._rest()
             return
         buffer += data
-        if not self._secret or self._has_said_it():
+        if self._secret:
+            self._read_secret()
+        if not self._secret:
             self._handle_frames()
 
-    def _has_said_it(self) -> bool:
-        """Whether the secret has come; what says another one is cut off."""
+    def _read_secret(self) -> None:
+        """Nothing more is asked for once it has come; what says another one is cut off."""
         buffer, secret = self._buffer, self._secret
         if len(buffer) < len(secret):
-            return False
+            return
         if not hmac.compare_digest(bytes(buffer[: len(secret)]), secret):
             self._hang_up()
-            return False
+            return
         del buffer[: len(secret)]
         self._secret = b""
         if self._silence is not None:
             self._silence.cancel()
-        return True
 
     def _handle_frames(self) -> None:
         """Those that are here whole, as far as this turn goes."""
