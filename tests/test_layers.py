@@ -1,4 +1,4 @@
-"""The house stands only while imports point down: who may import whom, room by room."""
+"""Imports point down only: what each room (a group of modules) may import."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """The scheduler actor: what Ray sees of the engine loop.
 
-It is no asyncio actor. Ray would run the loop in a thread beside the main one, and an idle actor's
-main thread wakes a hundred times a second to look for signals (0.6 % of a core). So the loop has
-the main thread, `serve` does not return while the replica lives, and what the replica wants of
-the scheduler it says on their socket.
+It is not an asyncio actor. Ray would run the loop in a thread beside the main one, and the main
+thread of an idle actor wakes a hundred times a second to look for signals (0.6 % of a core). So the
+loop runs on the main thread, `serve` does not return while the replica lives, and the replica sends
+its requests and questions over their socket.
 
-Ray also wraps every method of an actor's class for its tracing, private ones as well, and consults
-its settings at each call: what runs for every iteration lives in a plain class (`engine_loop`).
+Ray also wraps every method of an actor's class, private ones included, for tracing, and reads its
+settings at each call: what runs in every iteration is in a plain class (`loop.EngineLoop`).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ REPLICA_CPUS = 0.5
 def bundles(
     num_stages: int, tensor_ranks: int, cpus_per_rank: float, gpus_per_rank: float
 ) -> list[dict[str, float]]:
-    """Resource bundles of one replica, in the order `stage_options` relies on."""
+    """Resource bundles of one replica: its own, then one per stage (`create_stages` counts on it)."""
     stage = {"CPU": cpus_per_rank * tensor_ranks}
     if gpus_per_rank:
         stage["GPU"] = gpus_per_rank * tensor_ranks

@@ -1,6 +1,6 @@
 """How the name of a policy, order, budget or admission becomes the part.
 
-Each room holds one table, name -> what builds it. A new part is one class and one row.
+Each package holds one table, name -> what builds it. A new part is one class and one row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`legato`: the command line. Each command's logic lives in the room it belongs to."""
+"""`legato`: the command line. The logic of each command is in the package it belongs to."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_one_culprit_among_many_takes_a_few_steps_to_find() -> None:
 
 
 def test_broken_stages_are_no_request_s_fault() -> None:
-    """Four failures in a row make the engine rebuild its stages (`engine_loop`)."""
+    """Four failures in a row make the engine rebuild its stages (`recovery.Recovery`)."""
     for num_requests in (1, 2, 30):
         driver = begin(num_requests)
         driver.answer()
