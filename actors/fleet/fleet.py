@@ -1,7 +1,7 @@
-"""A front's picture of its engines: what they published, and what it has sent them since.
+"""A front's view of its engines: their last snapshots, and the requests sent to them since.
 
-Everything that is decided of a fleet is decided from this. It changes by the calls of one owner,
-which bring the time along: the same calls give the same picture, live and simulated.
+Routing and moves read nothing else. Only its owner's calls change it, and they pass the time in,
+so that equal calls give equal views, live and simulated.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from actors.fleet.prefixes import PrefixIndex
 from actors.fleet.snapshot import Arrival, EngineSnapshot, PrefixUpdate
 
-PATIENCE_S = 10.0  # to a first token where no objective is stated, as admission has it
-MOST_SESSIONS = 100_000  # conversations remembered, the least recent forgotten first
+PATIENCE_S = 10.0  # TTFT limit of requests without an objective, as in admission
+MOST_SESSIONS = 100_000  # conversations remembered; the least recent is dropped first
 
 
 @dataclass(slots=True)
 class FleetEngine:
-    """One engine in the picture.
+    """One engine of the fleet.
 
     sent: (number, tokens to compute, context tokens) of what was sent and is not in the snapshot.
-    num_sent: requests sent to it since the connection began, which `num_received` counts too.
+    num_sent: requests sent to it since the connection began, as `num_received` counts them.
     """
 
     snapshot: EngineSnapshot
@@ -39,18 +39,18 @@ class FleetEngine:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that it holds."""
+        """Most tokens that one sequence may have there."""
         snapshot = self.snapshot
         return min(snapshot.max_model_len, snapshot.num_blocks * snapshot.block_size)
 
     @property
     def num_live(self) -> int:
-        """Requests that run or wait there, those on their way included."""
+        """Requests that run or wait there, including those sent but not yet received."""
         return self.snapshot.num_running + self.snapshot.num_waiting + len(self.sent)
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Tokens it has still to compute, those on their way included."""
+        """Known tokens still to compute there, including those of requests not yet received."""
         return self.snapshot.num_prefill_tokens + self.sent_prefill_tokens
 
     def update(self, snapshot: EngineSnapshot, now_s: float) -> None:
@@ -72,13 +72,13 @@ class FleetEngine:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What an engine would make of an arrival. Seconds; nan: it publishes no prediction.
+    """Predictions for an arrival at one engine, in seconds; nan: the engine publishes none.
 
     num_cached_tokens: of the arrival's tokens, how many need not be computed there.
     num_new_tokens: the others.
     ttft_s, promised_s, tbt_s: as in `OutlookPoint` and `Outlook`.
     slack: what is left of the arrival's objectives, as a share of the one with least left; below 0
-        the engine would not promise it.
+        admission there would refuse it.
     """
 
     engine_id: str
@@ -91,7 +91,7 @@ class Prospect:
 
     @property
     def keeps(self) -> bool | None:
-        """It would promise the arrival's objectives; None: it is not known."""
+        """Whether the engine can keep the arrival's objectives; None: unknown."""
         return None if math.isnan(self.slack) else self.slack >= 0.0
 
 
@@ -103,10 +103,10 @@ class Fleet:
         self.prefixes = PrefixIndex()
         self._sessions: OrderedDict[str, tuple[str, int]] = OrderedDict()  # engine, tokens there
 
-    # ---- what happens -----------------------------------------------------------------
+    # ---- changes ----------------------------------------------------------------------
 
     def published(self, snapshot: EngineSnapshot, now_s: float) -> None:
-        """A snapshot came in: the first makes the engine known. Old ones are dropped."""
+        """Take in a snapshot; the first adds the engine. Outdated ones are dropped."""
         engine = self.engines.get(snapshot.engine_id)
         if engine is None:
             self.engines[snapshot.engine_id] = FleetEngine(snapshot, now_s)
@@ -114,12 +114,12 @@ class Fleet:
             engine.update(snapshot, now_s)
 
     def update_prefixes(self, update: PrefixUpdate) -> None:
-        """An engine's prefix cache has changed; of one that is not known this is dropped."""
+        """Take in a change of an engine's prefix cache; ignored for unknown engines."""
         if update.engine_id in self.engines:
             self.prefixes.apply(update)
 
     def sent(self, engine_id: str, arrival: Arrival) -> None:
-        """The arrival has been sent to this engine."""
+        """Record that the arrival was sent to this engine."""
         engine = self.engines[engine_id]
         cached = self.num_cached_tokens(arrival).get(engine_id, 0)
         engine.send(arrival.num_tokens - cached, arrival.num_tokens)
@@ -131,21 +131,21 @@ class Fleet:
                 self._sessions.popitem(last=False)
 
     def lost(self, engine_id: str) -> None:
-        """The engine is dead or has left: nothing goes there any more."""
+        """Remove an engine that is dead or has left."""
         self.engines.pop(engine_id, None)
         self.prefixes.forget(engine_id)
 
-    # ---- what is known ----------------------------------------------------------------
+    # ---- reads ------------------------------------------------------------------------
 
     def silent(self, now_s: float, after_s: float) -> tuple[str, ...]:
-        """Engines that have published nothing for so long."""
+        """Engines that have published nothing for this long."""
         return tuple(e for e, engine in self.engines.items() if now_s - engine.updated_s > after_s)
 
     def candidates(self, arrival: Arrival) -> list[FleetEngine]:
-        """Engines that may be asked: serving, of the class and with the adapter it needs.
+        """Engines that may take it: serving, with the bit class and the adapter it needs.
 
-        Those too small for it are left out while others are not: alone, one of them has to say
-        what is wrong with the request.
+        Engines whose context is too short are left out unless all are: then one of them must get
+        the request, to refuse it with the reason.
         """
         asked = [
             engine
@@ -159,7 +159,7 @@ class Fleet:
         return [engine for engine in asked if longest <= engine.longest] or asked
 
     def num_cached_tokens(self, arrival: Arrival) -> dict[str, int]:
-        """Engine -> tokens of the arrival that it holds; the last token is always computed."""
+        """Engine -> cached tokens of the arrival; the last token is always computed."""
         most = max(arrival.num_tokens - 1, 0)
         if arrival.prefix:
             return {
@@ -171,13 +171,13 @@ class Fleet:
         return {engine_id: min(num_tokens, most)} if engine_id in self.engines else {}
 
     def prospects(self, arrival: Arrival, engines: Iterable[FleetEngine]) -> list[Prospect]:
-        """What each of these engines would make of the arrival."""
+        """Predictions for the arrival at each of these engines."""
         cached = self.num_cached_tokens(arrival)
         return [prospect(engine, arrival, cached.get(engine.engine_id, 0)) for engine in engines]
 
 
 def prospect(engine: FleetEngine, arrival: Arrival, num_cached_tokens: int = 0) -> Prospect:
-    """What an engine that holds so many of the arrival's tokens would make of it."""
+    """Predictions for the arrival at an engine that holds this many of its tokens."""
     snapshot = engine.snapshot
     num_new = arrival.num_tokens - num_cached_tokens
     ttft_s, promised_s = snapshot.outlook.at(engine.sent_prefill_tokens + num_new)

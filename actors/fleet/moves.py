@@ -1,8 +1,8 @@
 """Which streams move where when an engine dies or leaves.
 
-A stream moves by recompute: its prompt and the tokens it has delivered are submitted elsewhere, and
-its draws depend on (seed, position) alone. Within its class of bits that gives the bytes it would
-have had; elsewhere it goes only where that is allowed, and the move says so.
+A stream moves by recompute: its prompt and its delivered tokens are submitted to another engine,
+and its draws depend on (seed, position) alone. An engine of equal `BitClass` continues it with the
+same bytes; any other engine gets it only where inexact moves are allowed, and the move is marked.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from actors.fleet.snapshot import Arrival, BitClass
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """An open stream, as its front knows it.
+    """An open stream at its front.
 
-    arrival: it as it would arrive elsewhere now: num_tokens counts what it has delivered.
-    bits: the class it has run in so far. sensitive: its next tokens depend on exact bits (False:
-        nothing was delivered yet, so that any class gives a whole, consistent stream).
+    arrival: the request as another engine would get it; num_tokens includes delivered tokens.
+    bits: the class that it has run in so far. sensitive: False if nothing was delivered yet, so
+        that an engine of any class gives a consistent stream.
     """
 
     stream_id: int
@@ -34,10 +34,10 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class StreamMove:
-    """What becomes of one stream of the engine that leaves.
+    """The new place of one stream of an engine that leaves.
 
-    engine_id: where it goes on; None: nowhere yet. The front asks again when a snapshot comes, and
-        ends the stream with an error when its own limit for that has passed.
+    engine_id: the engine that continues it; None: none can yet. The front tries again on each
+        snapshot, and ends the stream with an error after its own time limit.
     exact: its bytes are those of an unmoved stream.
     pause_s: until its next token, as predicted; nan: unknown.
     """
@@ -56,10 +56,10 @@ def move_streams(
     *,
     allow_inexact: bool = False,
 ) -> list[StreamMove]:
-    """Where each of these goes, one move a stream; the fleet counts each as sent.
+    """One move for each of these streams; the fleet counts each as sent.
 
-    The streams' own engine must be out of the picture (`lost`) or draining. Tightest objectives go
-    first, then the shortest: a queue would delay them most, and they delay others least.
+    The streams' engine must have been removed (`lost`) or be draining. The tightest objectives are
+    placed first, then the shortest streams: queueing harms them most, and they delay others least.
     """
     moves: list[StreamMove] = []
     for stream in sorted(streams, key=_urgency):
@@ -79,10 +79,10 @@ def move_streams(
 
 
 def stays(stream: OpenStream, fleet: Fleet, left_s: float) -> bool:
-    """Whether a stream of an engine that drains should finish there: it will be through in time.
+    """Whether a stream of a draining engine should finish there because it ends in time.
 
-    left_s: until the engine goes. Judged by the longest it may become, at the pace of the step
-    that its engine now predicts; a stream that ends sooner has then not moved for nothing.
+    left_s: until the engine ends. Assumes the most tokens that the stream may generate, at the
+    time per token that its engine predicts.
     """
     engine = fleet.engines.get(stream.engine_id)
     if engine is None:

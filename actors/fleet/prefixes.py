@@ -1,9 +1,8 @@
-"""Which engine holds the KV of which prefix, as far as a router can know.
+"""Which engine holds the KV of which prefix, as seen by a front.
 
-Two sources. What a router sends to an engine will be there by the time the next request is, so it
-is noted at once; and an engine's updates say what it keeps, outputs included, and what it has
-evicted, which no router can guess, nor what other fronts have sent. A wrong entry costs a
-recomputation, never a wrong token.
+It has two sources. The blocks of a request are noted when it is sent, because they will be cached
+before the next request arrives. An engine's updates add what the front cannot see: outputs,
+evictions, and requests of other fronts. A wrong entry costs a recomputation, never a wrong token.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from actors.fleet.snapshot import PrefixUpdate
 
 
 class PrefixIndex:
-    """Digest -> the engines that hold it, as bits of an integer: one walk over a prompt's digests
-    answers for all engines."""
+    """Digest -> the engines that hold it, as bits of an integer, so that one pass over a prompt's
+    digests finds the hits of all engines."""
 
     def __init__(self) -> None:
         self._bit: dict[str, int] = {}  # engine -> its bit
@@ -27,14 +26,14 @@ class PrefixIndex:
         return len(self._holders)
 
     def note(self, engine_id: str, digests: Iterable[bytes]) -> None:
-        """The engine holds these, or will."""
+        """The engine holds these, or will once it has computed them."""
         bit, held, holders = self._of(engine_id), self._held[engine_id], self._holders
         for digest in digests:
             held.add(digest)
             holders[digest] = holders.get(digest, 0) | bit
 
     def drop(self, engine_id: str, digests: Iterable[bytes]) -> None:
-        """The engine does not hold these any more."""
+        """The engine has evicted these."""
         bit, held, holders = self._of(engine_id), self._held[engine_id], self._holders
         for digest in digests:
             if digest not in held:
@@ -53,7 +52,7 @@ class PrefixIndex:
         self.note(update.engine_id, update.added)
 
     def forget(self, engine_id: str) -> None:
-        """The engine is gone with all it held."""
+        """Remove the engine and all its entries."""
         if engine_id in self._bit:
             self.drop(engine_id, tuple(self._held[engine_id]))
             del self._held[engine_id]
@@ -70,7 +69,7 @@ class PrefixIndex:
         >>> sorted(index.hits([b"1", b"2", b"3"]).items())
         [('a', 2), ('b', 1)]
         """
-        found: dict[int, int] = {}  # bits whose walk ends behind this many blocks
+        found: dict[int, int] = {}  # leading blocks held -> bits of these engines
         holders, left = self._holders, -1
         count = 0
         for digest in prefix:

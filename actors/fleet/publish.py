@@ -22,15 +22,14 @@ from actors.scheduling.request import Request, SamplingParams
 if TYPE_CHECKING:
     from actors.scheduling.core import Core
 
-# Tokens to compute at which the prediction is asked: it bends where steps are full or places lack.
+# Prompt lengths at which the prediction is sampled; it is not linear once steps or slots are full.
 KNOTS = (1, 256, 1024, 4096, 16384)
-ASKING = -1  # no request has this id
-MORE_STREAMS = 8  # over which the cost of one more is averaged
+ASKING = -1  # id of a probe; no request has it
+MORE_STREAMS = 8  # the cost of one more stream is averaged over this many
 
 
 class Publisher:
-    """Makes the snapshots of one engine; changes nothing in its core. adapters: as of
-    `EngineSnapshot`."""
+    """Makes the snapshots of one engine; reads its core only. adapters: as in `EngineSnapshot`."""
 
     def __init__(
         self,
@@ -45,8 +44,8 @@ class Publisher:
         self._core = core
         self._sequence = 0
         self._probes = tuple(_probe(num_tokens) for num_tokens in KNOTS)
-        self._bystander: PredictiveAdmission | None = None  # predicts where admission does not
-        self._bystander_of: object = None  # the settings it was built from
+        self._shadow: PredictiveAdmission | None = None  # only predicts, see `_admission`
+        self._shadow_config: object = None  # the settings it was built from
 
     def snapshot(
         self,
@@ -55,9 +54,12 @@ class Publisher:
         num_received: int = 0,
         predict: bool = True,
     ) -> EngineSnapshot:
-        """The engine at this time. num_received is the asking front's: see `EngineSnapshot`
-        (`dataclasses.replace` makes the others' from one). predict False: without an outlook,
-        which is most of the work and which not every router reads."""
+        """The engine at this time.
+
+        num_received: of one front, see `EngineSnapshot`; `dataclasses.replace` adapts the snapshot
+        to other fronts. predict: False leaves out the outlook, which takes most of the time and
+        which only some routers read.
+        """
         self._sequence += 1
         config, engine = self._core.config, self._core.view
         decoding, prefilling = engine.decoding, engine.prefilling
@@ -103,7 +105,7 @@ class Publisher:
         return PrefixUpdate(self.engine_id, short_digests(held), whole=True)
 
     def _outlook(self, now_s: float) -> tuple[Outlook, float]:
-        """The curve, and the least slack with one stream more."""
+        """The outlook, and the least slack with one more stream."""
         admission = self._admission()
         if admission is None:
             return Outlook(), math.inf
@@ -138,18 +140,18 @@ class Publisher:
         return outlook, math.inf if tightest_s is None else tightest_s - tbt_s
 
     def _admission(self) -> PredictiveAdmission | None:
-        """What predicts: the engine's own admission, or else a bystander that only predicts."""
+        """The engine's own admission if it predicts, else one that is used for predictions only."""
         limits = self._core.limits
         if isinstance(limits.admission, PredictiveAdmission):
             return limits.admission
         if not isinstance(limits.cost, OnlineCostModel):
             return None
-        if self._bystander_of is not limits.config:
-            self._bystander_of = limits.config
-            self._bystander = PredictiveAdmission.build(
+        if self._shadow_config is not limits.config:
+            self._shadow_config = limits.config
+            self._shadow = PredictiveAdmission.build(
                 limits.config, limits.cost, max_wait_s=math.inf
             )
-        return self._bystander
+        return self._shadow
 
 
 def _promised_s(found: Forecast, admission: PredictiveAdmission) -> float:

@@ -11,15 +11,15 @@ from actors.fleet.snapshot import Arrival
 
 
 class Router(ABC):
-    """Decides from the picture and the arrival alone; the caller then notes it with `Fleet.sent`.
+    """Decides from fleet and arrival alone; the caller then records the choice with `Fleet.sent`.
 
-    reads_outlook: snapshots without an outlook would change what it does.
+    reads_outlook: whether it needs the outlook of the snapshots.
     """
 
     reads_outlook: ClassVar[bool] = False
 
     def choose(self, arrival: Arrival, fleet: Fleet, now_s: float) -> Prospect | None:
-        """Where it goes, and what is expected there; None: no engine can take it now."""
+        """The chosen engine with its predictions; None: no engine can take the request now."""
         engines = fleet.candidates(arrival)
         if not engines:
             return None
@@ -32,4 +32,4 @@ class Router(ABC):
     def pick(
         self, engines: Sequence[FleetEngine], arrival: Arrival, fleet: Fleet, now_s: float
     ) -> FleetEngine | Prospect:
-        """One of `engines`, of which there is at least one."""
+        """One of `engines`, which is not empty."""

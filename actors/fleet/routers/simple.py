@@ -1,4 +1,4 @@
-"""The routers that others offer, to compare with."""
+"""Routers that are common elsewhere, for comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _64_BITS = (1 << 64) - 1
 
 
 class RoundRobin(Router):
-    """Each in turn."""
+    """The engines in turn."""
 
     def __init__(self) -> None:
         self._next = -1
@@ -26,7 +26,7 @@ class RoundRobin(Router):
 
 
 class LeastLoaded(Router):
-    """The fewest unfinished requests."""
+    """The engine with the fewest unfinished requests."""
 
     def pick(
         self, engines: Sequence[FleetEngine], arrival: Arrival, fleet: Fleet, now_s: float
@@ -35,7 +35,7 @@ class LeastLoaded(Router):
 
 
 class PowerOfTwo(Router):
-    """The less loaded of two drawn at random."""
+    """The less loaded of two engines drawn at random."""
 
     def __init__(self, seed: int = 0) -> None:
         self._state = seed & _64_BITS
@@ -51,7 +51,7 @@ class PowerOfTwo(Router):
         return a if a.num_live <= b.num_live else b
 
     def _draw(self, below: int) -> int:
-        """The next of a fixed sequence (splitmix64), scaled: the core knows no other randomness."""
+        """The next of a fixed sequence (splitmix64), scaled; pure code has no other randomness."""
         self._state = (self._state + 0x9E3779B97F4A7C15) & _64_BITS
         mixed = self._state
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS

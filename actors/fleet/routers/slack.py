@@ -1,4 +1,4 @@
-"""Routing by what a request costs there, and by what is promised."""
+"""Routing by the work a request causes, weighed by the slack of its objectives."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from actors.fleet.fleet import PATIENCE_S, Fleet, FleetEngine, Prospect
 from actors.fleet.routers.base import Router
 from actors.fleet.snapshot import Arrival
 
-LEAST_TOKENS = 64  # a request is never cheaper: its own step, its decodes
-WASTE = 8.0  # where all are late: what a token computed twice costs later requests
-IDLE_SHARE = 0.1  # of the TTFT objective: an engine with less work has time to spare
+LEAST_TOKENS = 64  # least cost of a request: it takes a step of its own, and decodes
+WASTE = 8.0  # weight of recomputed tokens where all are late: they delay later requests
+IDLE_SHARE = 0.1  # of the TTFT objective: an engine with less work counts as idle
 
 
 class SlackRouter(Router):
-    """The least work for the slack it leaves, among the engines that can promise the request.
+    """The least work over slack left, among the engines that can keep the request's objectives.
 
-    The work is the tokens to compute after prefix hits times the requests there, each of which
-    they delay; the slack left is the share of its objectives that remains beside what the engine
-    predicts. While much is left, the engine that holds the prefix is worth waiting at, since
-    computing it elsewhere would delay the requests there; as the promise nears its limit the price
-    rises without bound, and the prefix is computed anew where there is time. A router that
-    minimises its own request's delay, or tokens times load (LMetric, arXiv 2603.15202), leaves the
-    prefix whenever a queue is shorter elsewhere, and once the fleet is busy it drowns in prefixes
-    computed again.
+    Work is the tokens to compute after prefix hits, times the requests on the engine, each of which
+    they delay. Slack left is the share of the objective that the predicted latency leaves. With
+    much slack left the request waits at the engine that holds its prefix, since computing the
+    prefix elsewhere would delay the requests there; near the limit the cost grows without bound,
+    and the prefix is computed on another engine. A router that minimises the delay of each request,
+    or tokens times load (LMetric, arXiv 2603.15202), leaves the prefix whenever another queue is
+    shorter, and in a busy fleet recomputes prefixes all the time.
 
-    A prefix is computed anew only where there is time to spare: at an engine whose work takes no
-    more than `IDLE_SHARE` of the objective, where that holds on average for all that lack it.
-    Elsewhere it delays the requests there for longer than it gains, and in a busy fleet, where one
-    of many engines is always idle for a moment, every such move makes the next more likely.
+    A prefix is computed again only at an idle engine (its work takes at most `IDLE_SHARE` of the
+    objective), and only while the engines without the prefix are idle on average. Elsewhere it
+    would delay other requests for longer than it gains; and in a busy fleet some engine is always
+    idle for a moment, and every recomputation makes the next more likely.
 
-    Where no engine can promise it, the least sum of its delay and (`WASTE` times) its work. Engines
-    that predict nothing are compared by tokens times load.
+    If no engine can keep the objectives, the least sum of the request's delay and `WASTE` times its
+    work decides. Engines without predictions are compared by tokens times load.
     """
 
     reads_outlook: ClassVar[bool] = True
@@ -66,7 +65,7 @@ def _wanted_s(engine: FleetEngine, arrival: Arrival) -> float:
 
 
 def _work_s(engine: FleetEngine) -> float:
-    """What its prompts still take; 0.0 where it predicts nothing."""
+    """Time that its unfinished prompts take; 0.0 without predictions."""
     rate = engine.snapshot.outlook.prefill_rate
     return engine.num_prefill_tokens / rate if rate else 0.0
 

@@ -11,12 +11,12 @@ from actors.fleet.snapshot import EngineSnapshot
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """One engine as scaling sees it: plain numbers, as Serve's controller hands them on.
+    """The load of one engine: plain numbers, as Serve's controller passes them on.
 
-    time_s: when the engine said so, on a clock that all engines share.
+    time_s: when the engine reported it, on a clock that all engines share.
     prefilled_tokens, prefill_tokens: computed since it began, and still to be computed.
-    prefill_rate, decode_share: as in `Outlook`; 0.0: it predicts nothing.
-    promised_s: the tightest TTFT objective it would promise a prompt of middling length.
+    prefill_rate, decode_share: as in `Outlook`; 0.0: no prediction.
+    promised_s: the tightest TTFT objective that it could keep for `MIDDLING_TOKENS`.
     slack_share: least slack with one stream more, as a share of the TBT objective (1.0: none).
     ttft_s: the deployment's objective; 0.0: none.
     used_places: share of the sequence slots or of the KV memory in use, whichever is more.
@@ -37,20 +37,20 @@ class EngineLoad:
     accepts: float
 
     def to_stats(self) -> dict[str, float]:
-        """As Serve's `record_autoscaling_stats` wants it; `from_stats` is the inverse."""
+        """In the form of Serve's `record_autoscaling_stats`; `from_stats` is the inverse."""
         return {f.name: float(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def from_stats(cls, stats: Mapping[str, float]) -> EngineLoad:
-        """Raises KeyError for a missing number; others are left alone."""
+        """Raises KeyError for a missing number; ignores unknown ones."""
         return cls(**{f.name: stats[f.name] for f in fields(cls)})
 
 
-MIDDLING_TOKENS = 1024  # of the prompt that `promised_s` is asked for
+MIDDLING_TOKENS = 1024  # length of the prompt that `promised_s` is for
 
 
 def load_of(snapshot: EngineSnapshot, now_s: float) -> EngineLoad:
-    """What scaling needs of a snapshot taken at this time."""
+    """The load in a snapshot taken at this time."""
     outlook = snapshot.outlook
     promised_s = outlook.at(MIDDLING_TOKENS)[1] if outlook.points else 0.0
     slack_share = 1.0
@@ -90,8 +90,7 @@ class Bounds:
 
 
 class Scaling(ABC):
-    """Decides from what engines say and what it remembers of them. One for each fleet, asked every
-    few seconds."""
+    """Decides from the engines' reports and its own state; one per fleet, called often."""
 
     @abstractmethod
     def wanted(
@@ -102,14 +101,13 @@ class Scaling(ABC):
         now_s: float,
         bounds: Bounds,
     ) -> int:
-        """Engines there should be.
+        """The number of engines there should be.
 
-        loads: by engine, those that drain included. num_starting: engines that were asked for and
-        do not serve yet. num_queued: requests that wait at the fronts since no engine can take
-        them.
+        loads: by engine, draining ones included. num_starting: engines requested that do not
+        serve yet. num_queued: requests that wait at fronts because no engine can take them.
         """
 
 
 def serving(loads: Mapping[str, EngineLoad]) -> Sequence[EngineLoad]:
-    """Those that take new requests."""
+    """The engines that take new requests."""
     return [load for load in loads.values() if load.accepts]

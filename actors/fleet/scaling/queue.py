@@ -1,4 +1,4 @@
-"""Ray Serve's default: so many requests an engine, whatever they cost."""
+"""Ray Serve's default: a target number of requests per engine, whatever their cost."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from actors.scheduling.registry import within
 
 
 class QueueLength(Scaling):
-    """Aims at `target` requests an engine, on the mean of the last `look_back_s`; a change waits
-    until it has been wanted for so long. Defaults are those of Serve's `AutoscalingConfig`, but for
-    the target, which is 2 there."""
+    """`target` requests per engine, over the mean of the last `look_back_s`. A change is made once
+    it has been wanted for the delay of its direction. The defaults are those of Serve's
+    `AutoscalingConfig`, except for the target, which is 2 there.
+    """
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class QueueLength(Scaling):
         self._up_s = upscale_delay_s
         self._down_s = downscale_delay_s
         self._look_back_s = look_back_s
-        self._live: dict[float, float] = {}  # requests there were, by time of the look
+        self._live: dict[float, float] = {}  # number of requests, by time of the call
         self._change: tuple[bool, float] | None = None  # (upward, since when it is wanted)
 
     def wanted(
