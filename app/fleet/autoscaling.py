@@ -1,4 +1,4 @@
-"""Serve's autoscaling policy: asks `actors.fleet.scaling` how many engines there should be.
+"""Serve's autoscaling policy, computed by `actors.fleet.scaling`.
 
 In YAML, of the deployment `Engine`:
 
@@ -7,7 +7,7 @@ In YAML, of the deployment `Engine`:
         policy_function: app.fleet.autoscaling:Autoscaler
         policy_kwargs: {scaling: slack, ahead_s: 60}
 
-It runs in Serve's controller, on what each engine says of itself (`record_autoscaling_stats`).
+It runs in Serve's controller, on the loads that engines report (`record_autoscaling_stats`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _READ_EVERY_S = 1.0
 
 
 class ServeContext(Protocol):
-    """What is read of Serve's `AutoscalingContext`."""
+    """The fields of Serve's `AutoscalingContext` that are used."""
 
     raw_metrics: Mapping[str, Mapping[Any, Any]] | None
     target_num_replicas: int
@@ -47,7 +47,7 @@ class Autoscaler:
         self._num_waiting, self._read_s = 0, -math.inf
 
     def __call__(self, context: ServeContext) -> tuple[int, dict[str, Any]]:
-        """How many replicas; Serve need remember nothing, as it makes one object a deployment."""
+        """The number of replicas. State is kept here: Serve makes one object per deployment."""
         bounds = Bounds(
             context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
         )
@@ -63,7 +63,7 @@ class Autoscaler:
     def _read_num_queued(self, context: ServeContext, now_s: float) -> int:
         """Requests that wait for an engine to start: fronts report them where there may be none.
 
-        Serve's controller calls ten times a second, the cluster's store is read once.
+        Serve's controller calls ten times a second; the cluster's store is read once a second.
         """
         if context.capacity_adjusted_min_replicas > 0:
             return 0
@@ -71,7 +71,7 @@ class Autoscaler:
             registry = registry_of(context.app_name, context.deployment_name)
             try:
                 self._num_waiting = registry.num_waiting(time.time())
-            except Exception as error:  # without the store the last number stands
+            except Exception as error:  # without the store the last number is kept
                 logger.warning(
                     "reading the number of waiting requests: %s: %s", type(error).__name__, error
                 )
@@ -90,6 +90,6 @@ def loads_of(metrics: Mapping[str, Mapping[Any, Any]]) -> dict[str, EngineLoad]:
     for replica, stats in newest.items():
         try:
             loads[replica] = EngineLoad.from_stats(stats)
-        except KeyError:  # its first report is not whole
+        except KeyError:  # its first report is incomplete
             continue
     return loads

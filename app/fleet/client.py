@@ -1,9 +1,9 @@
-"""The engine client of a front: many engines behind `EngineClient`.
+"""The engine client of a front: implements `EngineClient` over many engines.
 
-A stream belongs to its front. The front knows what was asked, the seed, and every token delivered,
-so an engine is only where the stream is computed at present: when one dies, rebuilds its stages or
-leaves, its streams go on elsewhere behind their delivered tokens. Where they go, and where new
-ones begin, is decided by `actors.fleet`, from the snapshots that the engines publish.
+A front keeps the request, the seed and every delivered token of its streams. So when an engine
+dies, rebuilds its stages or leaves, its streams continue on other engines from their delivered
+tokens. `actors.fleet` decides where streams start and move, from the snapshots that engines
+publish.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ logger = logging.getLogger("legato.fleet")
 
 _SILENT_AFTER_S = 5.0  # an idle engine publishes once a second
 _WATCH_PERIOD_S = 0.5
-_ACQUAINTED_WITHIN_S = 10.0  # of a front's start
+_ACQUAINTED_WITHIN_S = 10.0  # after a front's start
 
 
 class FleetClient:
     """Implements `EngineClient`; everything runs on the front's event loop.
 
-    start_within_s: what a new request waits for an engine. resume_within_s: what a stream that
-    lost its engine waits for another. sleeps: without requests there may be no engine.
-    adapters: slot and folder of each that every engine loads.
+    start_within_s: longest wait of a new request for an engine. resume_within_s: likewise of a
+    stream that lost its engine. sleeps: without requests there may be no engine. adapters: slot and
+    folder of each adapter that every engine loads.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class FleetClient:
         self._of: dict[str, list[FleetRequest]] = {}  # request id -> its continuations
         self._card: ModelCard | None = None
         self._created_s = int(time.time())
-        self._changes: dict[str, Any] = {}  # made live, for engines that join later
+        self._changes: dict[str, Any] = {}  # live changes, repeated to engines that join later
         self._watcher: asyncio.Task[None] | None = None
         self._snapshot_came = asyncio.Event()  # of an engine not connected before
         self._tasks: set[asyncio.Task[None]] = set()
@@ -92,8 +92,9 @@ class FleetClient:
     # ---- life ------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Look for engines, and return once those that can be reached have published a snapshot: a
-        front that answers before would refuse what they take. New ones are found at any time."""
+        """Look for engines; returns once those that can be reached have published a snapshot. A
+        front that answered earlier would refuse requests that they accept. The search continues.
+        """
         self._finder.start(self)
         self._watcher = asyncio.create_task(self._watch())
         with suppress(TimeoutError):
@@ -113,22 +114,23 @@ class FleetClient:
             connection.close()
 
     async def _watch(self) -> None:
-        """What no message announces: silent engines, and waits that are over."""
+        """Check what no message announces: silent engines, and waits that exceed their limit."""
         while True:
             await asyncio.sleep(_WATCH_PERIOD_S)
             try:
                 now_s = time.monotonic()
                 for engine_id in self._fleet.silent(now_s, _SILENT_AFTER_S):
-                    logger.error("engine %s is silent: taken for dead", engine_id)
+                    logger.error("engine %s is silent, treated as dead", engine_id)
                     if (connection := self._connections.get(engine_id)) is not None:
                         connection.cut()
                 self._placement.place_waiting()
                 self._placement.end_waits(now_s)
                 if self._sleeps:
-                    # A front that has met no engine lacks the model's limits: it counts as one.
+                    # A front without any engine yet lacks the model's limits: it counts as one
+                    # request.
                     waiting = max(self._placement.num_unplaced, int(self._card is None))
                     await self._finder.report_waiting(waiting)
-            except Exception:  # the watch must outlive whatever one stream raises
+            except Exception:  # an error of one stream must not end the watch
                 logger.exception("watching the fleet")
 
     # ---- EngineClient ------------------------------------------------------------------------
@@ -141,17 +143,17 @@ class FleetClient:
 
     def is_ready(self) -> bool:
         if self._sleeps and self._card is not None and not self._fleet.engines:
-            return True  # a request wakes one
+            return True  # a request starts one
         return any(engine.snapshot.accepts for engine in self._fleet.engines.values())
 
     @property
     def failure(self) -> str | None:
-        """A front outlives its engines."""
+        """Always: a front survives its engines."""
         return None
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks of an engine: they are made alike."""
+        """KV blocks of one engine: all are configured alike."""
         return next((c.welcome.num_blocks for c in self._connections.values() if c.welcome), 0)
 
     @property
@@ -201,7 +203,7 @@ class FleetClient:
         connections = self._known()
         if not connections:
             asleep = self._sleeps and self._card is not None
-            why = "all engines sleep: a request wakes one" if asleep else "no engine is there"
+            why = "no engine is running: a request starts one" if asleep else "there is no engine"
             raise EngineUnavailable(why, retry_after_s=RETRY_AFTER_S)
         asked = [connection.ask("status") for connection in connections]
         found = await asyncio.gather(*asked, return_exceptions=True)
@@ -230,12 +232,12 @@ class FleetClient:
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         connections = self._known()
         if not connections:
-            raise EngineUnavailable("no engine is there", retry_after_s=RETRY_AFTER_S)
+            raise EngineUnavailable("there is no engine", retry_after_s=RETRY_AFTER_S)
         asked = [connection.ask("reconfigure", dict(changes)) for connection in connections]
         try:
             problems = await asyncio.gather(*asked)
         except (QuestionFailed, TypeError, ValueError, OverflowError) as error:
-            raise RequestRefused(f"these settings cannot be: {error}") from error
+            raise RequestRefused(f"invalid settings: {error}") from error
         for problem in problems:
             if problem is not None:
                 raise RequestRefused(problem, param=problem.split(":")[0])
@@ -253,7 +255,7 @@ class FleetClient:
         return engine_id in self._connections
 
     def joined(self, connection: Connection) -> None:
-        """The engine has let this front in; its first snapshot makes it known to the routers."""
+        """An engine has accepted this front; routers see it from its first snapshot on."""
         self._connections[connection.engine_id] = connection
         if self._changes:
             task = asyncio.create_task(self._catch_up(connection))
@@ -290,7 +292,7 @@ class FleetClient:
         self._fleet.update_prefixes(update)
 
     def iterated(self, connection: Connection, records: Sequence[Any]) -> None:
-        # After the streams that were just woken: their tokens go out first.
+        # After the streams that were just resumed, so that their tokens are sent first.
         shifted, engine_id = connection.shifted(records), connection.engine_id
         asyncio.get_running_loop().call_soon(self.iterations.publish, shifted, engine_id)
 
@@ -298,7 +300,7 @@ class FleetClient:
         self._placement.refused(connection, refusal)
 
     def lost(self, connection: Connection) -> None:
-        """The engine has died, or is taken for dead."""
+        """The engine has died, or is treated as dead."""
         self._connections.pop(connection.engine_id, None)
         self._fleet.lost(connection.engine_id)
         self._placement.lost(connection)

@@ -1,4 +1,4 @@
-"""A front's connection to one engine, and the streams that the engine computes for it."""
+"""A front's connection to one engine, and its streams on that engine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _CONNECT_WITHIN_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class FleetRequest(OpenRequest):
-    """One continuation, wherever it is computed.
+    """One continuation; it may change engines.
 
-    connection: of the engine that computes it; None: of none now. last_engine_id: of that engine,
-    or else of the last one. bits: the class of engines that its tokens came from. refused_by:
-    engines that refused it. waiting_since_s: neither a token nor an engine since then.
+    connection: to the engine that computes it; None: no engine does. last_engine_id: that engine,
+    or the last one. bits: class of the engines that computed its tokens. refused_by: engines that
+    refused it. waiting_since_s: it has had neither a token nor an engine since then.
     """
 
     connection: Connection | None = None
@@ -38,16 +38,16 @@ class FleetRequest(OpenRequest):
     refusal: Refuse | None = None
     waiting_since_s: float = 0.0
     num_moves: int = 0
-    num_delivered_before: int = 0  # before its connection
+    num_delivered_before: int = 0  # tokens, before it was sent to its engine
     placed: Callable[[int, str], None] | None = None  # called with `index` and the engine
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens: those of the prompt, and what was delivered."""
+        """Known tokens: prompt and delivered tokens."""
         return len(self.request.prompt) + self.base + len(self.delivered)
 
     def place(self, connection: Connection) -> None:
-        """It is computed there from now on."""
+        """Assign it to this engine."""
         self.connection, self.last_engine_id = connection, connection.engine_id
         self.has_started = False
         self.num_delivered_before = len(self.delivered)
@@ -57,7 +57,7 @@ class FleetRequest(OpenRequest):
             self.placed(self.index, connection.engine_id)
 
     def unplace(self, now_s: float) -> None:
-        """No engine computes it. Without a token from the last one its wait goes on."""
+        """Take it from its engine. Its wait counts from now only if that engine sent a token."""
         self.connection = None
         if len(self.delivered) > self.num_delivered_before:
             self.waiting_since_s = now_s
@@ -68,7 +68,7 @@ class FleetRequest(OpenRequest):
 
 
 class Owner(Protocol):
-    """What a connection reports to; implemented by `app.fleet.client`."""
+    """The callbacks of a connection; implemented by `app.fleet.client`."""
 
     def published(self, connection: Connection, snapshot: EngineSnapshot) -> None: ...
     def prefixes_updated(self, update: PrefixUpdate) -> None: ...
@@ -78,7 +78,7 @@ class Owner(Protocol):
 
 
 class Connection(SchedulerChannel):
-    """One life of an engine, as one front sees it. `open` holds the streams that are there."""
+    """A front's connection to one engine. `open` holds the streams on that engine."""
 
     def __init__(self, entry: EngineEntry, node: str, owner: Owner) -> None:
         self.open = OpenRequests()
@@ -95,19 +95,19 @@ class Connection(SchedulerChannel):
         self.entry = entry
         self._address = entry.local if entry.node == node else entry.tcp
         self._owner = owner
-        self.offset_s = 0.0  # what the engine's clock is ahead of this front's
+        self.offset_s = 0.0  # the engine's clock minus this front's
         self._ids = itertools.count(1)
         self._welcomed: asyncio.Future[None] | None = None
 
     @property
     def was_leaving(self) -> bool:
-        """It has published that it drains."""
+        """Whether it has published that it drains."""
         return self.snapshot is not None and self.snapshot.state is EngineState.DRAINING
 
     async def connect(self) -> None:
         """Raises OSError or TimeoutError where the engine cannot be reached."""
         if self._address is None:
-            raise OSError(f"{self.engine_id} is on another node and listens on its own alone")
+            raise OSError(f"{self.engine_id} is on another node and listens on its own node only")
         self._welcomed = asyncio.get_running_loop().create_future()
         async with asyncio.timeout(_CONNECT_WITHIN_S):
             self._socket = await connect(
@@ -144,7 +144,7 @@ class Connection(SchedulerChannel):
                 self._welcomed.set_result(None)
 
     def shifted(self, records: Sequence[Any]) -> Sequence[Any]:
-        """Rows of `IterationRecord` with this front's times."""
+        """Rows of `IterationRecord`, in times of this front's clock."""
         offset_s = self.offset_s
         if not offset_s:
             return records
@@ -157,8 +157,8 @@ class Connection(SchedulerChannel):
         return shifted
 
     def take(self, fleet_requests: Sequence[FleetRequest]) -> None:
-        """Submit them here. Raises TypeError, ValueError or OverflowError for what no message
-        can carry; then none is open here."""
+        """Submit them here. Raises TypeError, ValueError or OverflowError for values that cannot be
+        encoded; none is open here then."""
         requests = []
         for fleet_request in fleet_requests:
             request_id = next(self._ids)
@@ -175,14 +175,14 @@ class Connection(SchedulerChannel):
             raise
 
     def give_up(self, fleet_requests: Sequence[OpenRequest]) -> None:
-        """Abort those that are open here."""
+        """Abort those of them that are open here."""
         ids = [r.request.request_id for r in fleet_requests]
         left = [i for i in ids if self.open.pop(i, None) is not None]
         if left:
             self.abort(left)
 
     def cut(self) -> None:
-        """Take the engine for dead."""
+        """Treat the engine as dead."""
         socket = self._socket
         if socket is not None:
             self._lost()

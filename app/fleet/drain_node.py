@@ -1,8 +1,8 @@
-"""`python -m app.fleet.drain_node SECONDS`: what a node does before it goes.
+"""`python -m app.fleet.drain_node SECONDS`: drains this Ray node before its removal.
 
-Serve drains this Ray node: it starts each replica anew elsewhere, then stops the one
-here, and an engine that is stopped hands its streams over. Returns when no replica is left here, or
-after so many seconds. Kubernetes runs it in each pod before that is deleted (configs/deploy).
+Serve starts a replacement of each replica on another node and then stops the one here; an engine
+that is stopped hands its streams over. Returns when no replica is left here, or after SECONDS.
+Kubernetes runs it in each pod before deleting it (configs/deploy).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _POLL_S = 1.0
 
 
 def drain(address: str, node_id: str, within_s: float, num_left: Callable[[], int]) -> bool:
-    """Ask for it and wait; False when replicas are left after so many seconds.
+    """Request the drain and wait; False if replicas are left after the given seconds.
 
     address: of the cluster's GCS. num_left: replicas that are still on the node. Raises
     CalledProcessError where Ray refuses.
@@ -43,12 +43,12 @@ def drain(address: str, node_id: str, within_s: float, num_left: Callable[[], in
 
 
 def num_replicas() -> int:
-    """Of Serve on this machine: Ray's workers bear the name of what they run."""
+    """Serve's replicas on this machine: Ray names its worker processes after their task."""
     count = 0
     for process in psutil.process_iter():
         try:
             count += (process.cmdline() or [""])[0].startswith("ray::ServeReplica:")
-        except psutil.Error:  # it has just ended
+        except psutil.Error:  # the process has just ended
             continue
     return count
 

@@ -1,4 +1,4 @@
-"""How a front finds the engines of its fleet, and connects to each."""
+"""Finds the engines of a fleet and connects a front to each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("legato.fleet")
 
 _PERIOD_S = 1.0
 _REPORT_AGAIN_S = 5.0
-_FORGET_AFTER_S = 30.0  # an entry whose engine cannot be reached; a living engine puts it again
+_FORGET_AFTER_S = 30.0  # entries of engines that cannot be reached; a live engine repeats its entry
 
 
 class ConnectionOwner(Owner, Protocol):
@@ -41,11 +41,11 @@ class Finder:
         self._task = asyncio.create_task(self._run(owner))
 
     def refresh(self) -> None:
-        """Something has changed."""
+        """Read again soon: the set of engines may have changed."""
         self._wake.set()
 
     async def refreshed(self) -> None:
-        """Returns once every engine found at the first refresh is connected, or cannot be."""
+        """Returns once every engine of the first read is connected or has failed to connect."""
         await self._refreshed.wait()
         if self._connecting:
             await asyncio.wait(self._connecting.values())
@@ -70,7 +70,7 @@ class Finder:
             try:
                 await self._refresh(owner)
                 self._refreshed.set()
-            except Exception as error:  # the cluster's store is away: connections stay
+            except Exception as error:  # the cluster's store is down: connections stay
                 logger.warning("looking for engines: %s: %s", type(error).__name__, error)
             self._wake.clear()
             try:

@@ -1,4 +1,4 @@
-"""A fleet as the console and `status` show it."""
+"""The status of a fleet for the console and `legato status`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ADDED_UP = (
 
 
 class StreamMoves:
-    """What became of streams whose engine died or left."""
+    """The moves of streams whose engine died or left."""
 
     def __init__(self) -> None:
         self.num_moves = 0
@@ -82,7 +82,7 @@ def occupancy(snapshots: Collection[EngineSnapshot]) -> tuple[int, int, float]:
 
 
 def overview(answers: Mapping[Connection, Mapping[str, Any]], moves: StreamMoves) -> dict[str, Any]:
-    """The engines' own answers as one: counts added up, settings of the first, and each engine."""
+    """The engines' answers combined: sums of counts, settings of the first, a row per engine."""
     found = list(answers.values())
     total = dict(found[0])
     for name in _ADDED_UP:
@@ -93,7 +93,7 @@ def overview(answers: Mapping[Connection, Mapping[str, Any]], moves: StreamMoves
 
 
 def _engine(connection: Connection, answer: Mapping[str, Any]) -> dict[str, Any]:
-    """pid: its scheduler's; replica_pid: its owner's. num_streams_here: of this front."""
+    """pid: of its scheduler; replica_pid: of its owner. num_streams_here: streams of this front."""
     snapshot = connection.snapshot
     shown: dict[str, Any] = {
         "id": connection.engine_id,

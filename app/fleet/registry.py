@@ -1,7 +1,7 @@
-"""Where the engines of a fleet are: one entry each in the key-value store of the Ray cluster.
+"""The addresses of a fleet's engines: one entry each in the key-value store of the Ray cluster.
 
-The store is the GCS's. It outlives Serve's controller and every replica, and costs no process of
-its own. While it is away no new engine is found; connections go on.
+The store is part of the GCS. It survives Serve's controller and every replica, and needs no extra
+process. While it is down no new engine is found; open connections continue.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from actors.transport.addresses import new_local_address, new_secret
 logger = logging.getLogger("legato.fleet")
 
 _NAMESPACE = "legato"
-_WAITING_FOR_S = 15.0  # fronts report it again before
+_WAITING_FOR_S = 15.0  # a report counts this long; fronts repeat it earlier
 
 
 @dataclass(frozen=True, slots=True)
 class EngineEntry:
-    """How to reach one engine. tcp: "host:port" for other nodes, where it listens there. pid: of
-    the replica that owns it, on its node."""
+    """The addresses of one engine. tcp: "host:port" for other nodes, if it listens for them. pid:
+    of the replica that owns it, on its node.
+    """
 
     engine_id: str
     node: str
@@ -40,7 +41,7 @@ class EngineEntry:
 
 
 class Registry:
-    """One model's engines. Every method asks the cluster, off the event loop."""
+    """The engines of one model. Every method queries the cluster, off the event loop."""
 
     def __init__(self, name: str) -> None:
         self._prefix = f"{name}/engines/"
@@ -64,7 +65,7 @@ class Registry:
         return [key.decode().removeprefix(self._prefix) for key in keys]
 
     async def report_waiting(self, front_id: str, count: int) -> None:
-        """That many requests wait at this front for an engine to start; 0: none any more."""
+        """Report how many requests wait at this front for an engine to start."""
         key = f"{self._waiting}{front_id}"
         if count:
             packed = msgpack.packb((time.time(), count))
@@ -73,7 +74,7 @@ class Registry:
             await asyncio.to_thread(internal_kv._internal_kv_del, key, namespace=_NAMESPACE)
 
     def num_waiting(self, now_s: float) -> int:
-        """At all fronts; reads the cluster's store. Old reports are those of fronts that died.
+        """Waiting requests of all fronts; ignores old reports, whose fronts have died.
 
         now_s: by `time.time`.
         """
@@ -104,10 +105,10 @@ def this_node() -> str:
 
 
 class Member:
-    """An engine's own entry: implements `app.engine_client.live.Membership`.
+    """The entry of one engine: implements `app.engine_client.link.Membership`.
 
-    name: of the replica; each life of its scheduler is an engine of its own. tcp: None listens for
-    other nodes where there are any as the engine starts.
+    name: of the replica; each start of its scheduler counts as a new engine. tcp: whether to
+    listen for other nodes; None: if there are any when the engine starts.
     """
 
     def __init__(self, registry: Registry, name: str, tcp: bool | None = None) -> None:
@@ -141,6 +142,6 @@ class Member:
             await self._registry.drop(entry.engine_id)
 
     async def confirm(self) -> None:
-        """Put the entry again: a front that could not reach the engine drops it."""
+        """Repeat the entry, because a front that could not reach the engine drops it."""
         if self._entry is not None:
             await self._registry.put(self._entry)

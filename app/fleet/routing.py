@@ -1,4 +1,4 @@
-"""From streams to the pure decisions of `actors.fleet`, and back."""
+"""Calls the pure decisions of `actors.fleet` for a front's streams."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from actors.scheduling.state import prefix_digests
 from app.engine_client.client import RequestRefused
 from app.fleet.connection import FleetRequest
 
-_NO_BITS = BitClass("", "", "", "")  # of what was never computed anywhere
-_FINISHES_WITHIN_S = 5.0  # a stream of an engine that leaves and ends so soon is not moved
+_NO_BITS = BitClass("", "", "", "")  # of a stream that no engine has computed yet
+_FINISHES_WITHIN_S = 5.0  # streams of a leaving engine that end this soon are not moved
 
 
 class FleetRouting:
-    """Where streams go; `fleet` counts each as sent. adapters: the folder of each slot."""
+    """Chooses engines for streams; `fleet` counts each as sent. adapters: folder by slot."""
 
     def __init__(
         self,
@@ -36,10 +36,11 @@ class FleetRouting:
     def place(
         self, fleet_requests: Sequence[FleetRequest], now_s: float
     ) -> Iterator[tuple[list[FleetRequest], str | None, bool]]:
-        """(streams that go together, engine or None, whether their bytes stay the same).
+        """(streams for one engine, that engine or None, whether their bytes stay the same).
 
-        The continuations of a prompt that have no tokens yet share its computation: they go
-        together."""
+        Continuations of one prompt without tokens share its computation, so they are placed
+        together.
+        """
         by_key: dict[int, list[FleetRequest]] = {}
         for fleet_request in fleet_requests:
             key = id(fleet_request) if fleet_request.has_tokens else id(fleet_request.stream)
@@ -65,7 +66,7 @@ class FleetRouting:
             yield group, move.engine_id, move.exact
 
     def stays(self, fleet_request: FleetRequest) -> bool:
-        """Whether a stream of an engine that leaves should end there."""
+        """Whether a stream of a leaving engine should finish there."""
         stream = OpenStream(
             0,
             fleet_request.connection.engine_id if fleet_request.connection is not None else "",
@@ -83,7 +84,7 @@ class FleetRouting:
         return None if found is None else found.engine_id
 
     def serving(self, fleet_request: FleetRequest) -> list[FleetEngine]:
-        """Engines that may be asked for it, those that have refused it among them."""
+        """Serving engines that have its adapter, including those that have refused it."""
         adapter = self._adapter_of(fleet_request)
         return [
             engine
@@ -96,7 +97,7 @@ class FleetRouting:
         return None if slot < 0 else (slot, self._adapters[slot])
 
     def _arrival_of(self, fleet_request: FleetRequest) -> Arrival:
-        """It as it would arrive at an engine now."""
+        """The request as an engine would get it."""
         request = fleet_request.request
         num_outputs = fleet_request.base + len(fleet_request.delivered)
         return Arrival(
@@ -111,7 +112,7 @@ class FleetRouting:
 
 
 def _prefix(fleet_request: FleetRequest, fleet: Fleet) -> tuple[bytes, ...]:
-    """Digests of the prompt's blocks, where there is a choice to be made by them."""
+    """Digests of the prompt's blocks; empty if there is no choice between engines."""
     sizes = {engine.snapshot.block_size for engine in fleet.engines.values()}
     if len(fleet.engines) < 2 or len(sizes) != 1:
         return ()

@@ -1,4 +1,4 @@
-"""Where every stream of a front is computed: sent, refused, moved, waiting, given up."""
+"""The engine of every stream of a front: sending, refusals, moves, waits, failures."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ RETRY_AFTER_S = 5.0  # while no engine can serve
 
 
 class StreamPlacement:
-    """connections: engines that this front can reach, kept by `app.fleet.client`.
+    """connections: to the engines that this front can reach, maintained by `app.fleet.client`.
 
-    start_within_s, resume_within_s: what a request waits for its first engine, and a stream that
-    has lost its engine for another.
+    start_within_s, resume_within_s: longest wait of a request for its first engine, and of a stream
+    that has lost its engine.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class StreamPlacement:
         return len(self._unplaced)
 
     def begin(self, fleet_requests: Sequence[FleetRequest]) -> None:
-        """New streams: sent to an engine now, or to the first that accepts them."""
+        """Send new streams to an engine now, or to the first one that can take them."""
         self._unplaced |= {id(r): r for r in fleet_requests}
         self.place_waiting()
 
     def abandon(self, fleet_requests: Sequence[FleetRequest]) -> None:
-        """Their client has left."""
+        """Abort these streams: their client has left."""
         for fleet_request in fleet_requests:
             self._unplaced.pop(id(fleet_request), None)
             if fleet_request.connection is not None:
                 fleet_request.connection.give_up([fleet_request])
 
     def lost(self, connection: Connection) -> None:
-        """An engine has died: its streams go on elsewhere, held to account as its suspects."""
+        """An engine has died: its streams move, and those it was computing become suspects."""
         connection.open.engine_lost()
         fleet_requests = [r for r in connection.open.values() if isinstance(r, FleetRequest)]
         connection.open.clear()
@@ -86,8 +86,10 @@ class StreamPlacement:
             self.place_waiting()
 
     def evacuate(self, connection: Connection, state: EngineState) -> None:
-        """Its engine computes nothing at present, or leaves: streams go elsewhere, if they can.
-        Those that cannot stay until it has rebuilt its stages, or to their end."""
+        """The engine is rebuilding or draining: move its streams where possible.
+
+        The others stay until its stages are rebuilt, or until they end.
+        """
         fleet_requests = [r for r in connection.open.values() if isinstance(r, FleetRequest)]
         if state is EngineState.DRAINING:
             fleet_requests = [r for r in fleet_requests if not self._routing.stays(r)]
@@ -132,12 +134,14 @@ class StreamPlacement:
                 fleet_request.connection.give_up([fleet_request])
         try:
             to.take(group)
-        except (TypeError, ValueError, OverflowError) as error:  # what no message can carry
+        except (TypeError, ValueError, OverflowError) as error:  # it cannot be encoded
             group[0].stream.fail(RequestRefused(f"a value cannot be sent to the engine: {error}"))
 
     def _refuse_if_all_have(self, group: Sequence[FleetRequest]) -> None:
-        """Every engine that serves has refused it. A stream that was only too much at the time
-        waits instead, and asks again."""
+        """Fail the group if every serving engine has refused it.
+
+        A started stream that was refused for lack of capacity keeps waiting instead.
+        """
         serving = self._routing.serving(group[0])
         refusal = refusal_of(group[0], serving) if serving else None
         if refusal is None:
