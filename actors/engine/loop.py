@@ -305,6 +305,7 @@ class IterationRecords:
                 core.num_preemptions,
                 recoveries,
                 core.token_budget,
+                core.holds_starts,
             )
         )
         if not core.in_flight or done_s - self._due_s >= _RECORDS_EVERY_S:

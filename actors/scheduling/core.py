@@ -144,7 +144,6 @@ class Core:
 
     @property
     def num_failures_in_a_row(self) -> int:
-        """Failed steps since one succeeded."""
         return self.faults.num_failures_in_a_row
 
     @property
@@ -160,6 +159,11 @@ class Core:
     def token_budget(self) -> int:
         """Of the last step that had room for prefill."""
         return self.builder.token_budget
+
+    @property
+    def holds_starts(self) -> bool:
+        """As of `TokenBudget`."""
+        return self.builder.budget.holds_starts
 
     @property
     def prefix_cache(self) -> PrefixCache:
@@ -203,7 +207,9 @@ class Core:
         self._learn(step, duration_s)
         if self.requests.trials or self.faults.num_failures_in_a_row:
             self.faults.succeeded(step)
-        outputs = self.outcomes.take(step, event.result)
+        self._emit(self.outcomes.take(step, event.result), out)
+
+    def _emit(self, outputs: Sequence[Output], out: list[Instruction]) -> None:
         if outputs:
             out.append(Emit(tuple(outputs)))
 
@@ -221,14 +227,12 @@ class Core:
     def _step_failed(self, event: StepFailed, out: list[Instruction]) -> None:
         step = self._pop_answered(event.step_id)
         self.last_answer_s = self.requests.now_s
-        outputs = self.faults.step_failed(step, event.message, event.culprit)
-        if outputs:
-            out.append(Emit(tuple(outputs)))
+        self._emit(self.faults.step_failed(step, event.message, event.culprit), out)
 
     def _pop_answered(self, step_id: int) -> InFlight:
         """Steps are answered in order; the oldest is done with."""
-        if not self.in_flight or self.in_flight[0].plan.step_id != step_id:
-            oldest = self.in_flight[0].plan.step_id if self.in_flight else None
+        oldest = self.in_flight[0].plan.step_id if self.in_flight else None
+        if step_id != oldest:
             raise ValueError(f"answer to step {step_id}, but the oldest outstanding is {oldest}")
         step = self.in_flight.popleft()
         self.requests.num_in_flight -= 1
@@ -244,9 +248,7 @@ class Core:
         self.requests.num_in_flight = 0
         if self.tier is not None:
             self.tier.lost(event.tier)
-        outputs = self.faults.pipeline_lost(steps)
-        if outputs:
-            out.append(Emit(tuple(outputs)))
+        self._emit(self.faults.pipeline_lost(steps), out)
 
     def _reconfigure(self, event: Reconfigure, out: list[Instruction]) -> None:
         config = self.config.with_changes(event.changes)
@@ -262,13 +264,11 @@ class Core:
         order = order_name(config, policy)
         if order != self.order or config.differs(old, "order_options", "ttft_s"):
             self.requests.switch_order(order, config)
-        self.config, self.order = config, order
+        self.config, self.order, self.policy = config, order, policy
         self.requests.use(config)
-        self.limits.config = config
-        self.limits.admission = admission
+        self.limits.config, self.limits.admission = config, admission
         if config.max_running_per_tenant != old.max_running_per_tenant:
             self.requests.waiting.unpark_all(self.requests.now_s)
-        self.policy = policy
         self.builder = StepBuilder(self.requests, budget, admission, policy.reserve, self.tier)
 
     def _tick(self, event: Tick, out: list[Instruction]) -> None:

@@ -180,6 +180,15 @@ class TokenBudget(Protocol):
 
     learns: ClassVar[bool]
 
+    @property
+    def holds_starts(self) -> bool:
+        """In the last plan: requests wait since one decode more would miss an objective."""
+        ...
+
+    def may_start(self, engine: EngineView) -> bool:
+        """Whether one request more may run. Not asked while nothing runs."""
+        ...
+
     def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
         """Most tokens of the step being planned, decodes included.
 

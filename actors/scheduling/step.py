@@ -117,8 +117,10 @@ class StepBuilder(StepContents):
         limit = min(limit, self.room)
         if limit <= 0 or (whole and limit < min(state.remaining, self.config.max_step_tokens)):
             return 0
-        busy = self._running.num_slots_taken > 0
-        if busy and not self.admission.may_start(state, self._requests):
+        requests = self._requests
+        if self._running.num_slots_taken > 0 and not (
+            self.admission.may_start(state, requests) and self.budget.may_start(requests)
+        ):
             return 0
         if not self._requests.start(state, limit, self.reserve):
             return 0

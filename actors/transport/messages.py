@@ -128,7 +128,10 @@ class Suspects:
 
 
 class IterationRecord(NamedTuple):
-    """One iteration, for the timeline, the metrics and the logs. stages_s: (start, end) of each."""
+    """One iteration, for the timeline, the metrics and the logs.
+
+    stages_s: (start, end) of each. holds_starts: as of `interfaces.TokenBudget`.
+    """
 
     step: int
     submitted_s: float
@@ -145,6 +148,7 @@ class IterationRecord(NamedTuple):
     num_preemptions: int
     num_recoveries: int
     token_budget: int
+    holds_starts: bool = False
 
 
 PLAIN_FIELDS = 3  # request_id, index, tokens: the row of a token that comes with nothing else

@@ -130,6 +130,9 @@ class Metrics:
         self.waiting = self._gauge("num_requests_waiting", "Requests not yet started")
         self.kv_usage = self._gauge("kv_cache_usage_perc", "KV blocks in use, 0 to 1")
         self.budget = self._gauge("token_budget", "Most tokens of an iteration")
+        self.holds_starts = self._gauge(
+            "starts_held_back", "1 while requests wait as one more decode would miss the objective"
+        )
         self.tbt_objective = self._gauge(
             "tbt_objective_seconds", "The deployment's TBT objective; 0: none"
         )
@@ -187,6 +190,7 @@ class Metrics:
         self.running.set(record.num_decoding + record.num_prefilling)
         self.waiting.set(record.num_waiting)
         self.budget.set(record.token_budget)
+        self.holds_starts.set(record.holds_starts)
         if num_blocks:
             self.kv_usage.set(1.0 - record.num_free_blocks / num_blocks)
 

@@ -42,6 +42,7 @@ ITERATIONS = pa.schema(
         ("num_preemptions", pa.int64()),
         ("num_recoveries", pa.int64()),
         ("token_budget", pa.int32()),
+        ("holds_starts", pa.bool_()),
     ]
 )
 REQUESTS = pa.schema(

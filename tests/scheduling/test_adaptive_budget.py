@@ -242,3 +242,32 @@ def test_without_an_objective_steps_beside_decodes_are_those_worth_their_time() 
     result = run(workload, budget="adaptive", tbt_s=None)
     longest_s = max(result.record.gaps_s)
     assert TILED.linear_s(128) < longest_s < TILED.linear_s(2000) / 2
+
+
+@pytest.mark.parametrize("tbt_s", [0.05, None])
+def test_where_decodes_alone_are_too_many_it_says_that_starts_wait(tbt_s: float | None) -> None:
+    """5 ms a decode: 16 of them take 90 ms."""
+    model = dataclasses.replace(TILED, decode_slice_s=0.005)
+    config = scheduler_config(
+        model, budget="adaptive", max_requests=32, tbt_s=tbt_s, lookahead=False
+    )
+    core = build_core(config, cost_model=OnlineCostModel(model))
+    due = []
+    for number in range(16):
+        request = Request(number + 1, (number,) * 20, SamplingParams(40), 0.0)
+        due += core.handle(Submit(request), 0.0)
+    most, seen, now_s = 0, set(), 0.0
+    while not core.is_idle:
+        (plan,) = [i.plan for i in due if isinstance(i, Execute)]
+        now_s += model.stage_s(Mix.of(plan.slices))
+        tokens = tuple((s.request_id, 9) for s in plan.slices if s.samples)
+        due = core.handle(StepDone(StepResult(plan.step_id, tokens)), now_s)
+        most = max(most, len(core.view.decoding))
+        seen.add((core.holds_starts, core.view.num_waiting > 0))
+    if tbt_s is None:
+        assert most == 16
+        assert not any(holds for holds, _ in seen)
+    else:
+        assert 4 <= most < 9
+        assert (True, True) in seen
+        assert (True, False) not in seen

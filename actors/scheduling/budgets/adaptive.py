@@ -68,10 +68,12 @@ class AdaptiveBudget:
     allowed_misses: float = 0.0075  # of the hundredth that a P99 objective forgives
     pace: float = 0.01
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
+    holds_starts: bool = field(init=False, default=False)
     _slack: Slack = field(init=False)
     _sizes: StepSizes = field(init=False)
     _fastest: StepSizes = field(init=False)  # in a queue
     _efficient_tokens: int = field(init=False)  # beyond it longer steps hardly gain
+    _relieves: bool = False  # the step being planned: prompts have stood still for too long
     _pace_tokens: float = INFINITY  # see `_paced`
     _outside: RecentQuantile = field(init=False)  # seconds, see `_watch`
     _answered: list[tuple[StepShape, float]] = field(default_factory=list)  # and not yet watched
@@ -110,6 +112,7 @@ class AdaptiveBudget:
         self._watch(engine)
         limit_s = self._slack.limit_s(shape, engine) * self._kept.value - self._outside.value
         self._limit_s = limit_s
+        self.holds_starts = self._relieves = False
         if limit_s == INFINITY:
             self._prefilled_at_s = engine.now_s  # nothing is held back
             if self.tbt_s is not None or not shape.num_decodes:
@@ -125,10 +128,18 @@ class AdaptiveBudget:
             self._num_denied = 0
         elif engine.now_s - self._prefilled_at_s > PATIENCE * self._slack.tightest_s:
             self._prefilled_at_s = engine.now_s  # prompts have stood still for many objectives
+            self._relieves = True
             tokens += self._relief(shape)
-        elif engine.prefilling or (engine.num_waiting and self._may_grow(engine)):
+        elif engine.prefilling or (engine.num_waiting and not self.holds_starts):
             self._doubt()
         return tokens
+
+    def may_start(self, engine: EngineView) -> bool:
+        """Whether the decodes of one request more keep the tightest objective, all grown."""
+        if self._relieves or self._may_grow(engine):
+            return True
+        self.holds_starts = True
+        return False
 
     def room_for_drafts(self, shape: StepShape) -> int:
         most = self.max_step_tokens - shape.num_tokens
@@ -219,7 +230,7 @@ class AdaptiveBudget:
                 return self._snap(mix, view.num_computed_tokens, chunk, sizes)
             mix.add(view.num_computed_tokens, chunk, profile.attention_window)
         waiting = min(engine.num_waiting_tokens, most - mix.num_tokens)
-        if waiting > 0 and self._may_grow(engine):
+        if waiting > 0 and self.may_start(engine):
             chunk = profile.largest_chunk(mix, 0, waiting, limit_s)
             if chunk < waiting:
                 return self._snap(mix, 0, chunk, sizes)
@@ -269,8 +280,10 @@ class AdaptiveBudget:
         return self.cost.bound_factor(self._bounded or mix)
 
     def _may_grow(self, engine: EngineView) -> bool:
-        """Whether decodes alone would keep the objective with one request more, all grown."""
-        if self._slack.tightest_s == INFINITY:
+        """Prompts decode soon. What waits has no say: it would hold up all that wait behind it."""
+        soon = [view.request.objective.tbt_s or INFINITY for view in engine.prefilling]
+        tightest_s = min([self._slack.tightest_s, *soon])
+        if tightest_s == INFINITY:
             return True
         profile = self.cost.profile
         running = len(engine.decoding) + len(engine.prefilling) + 1
@@ -280,5 +293,5 @@ class AdaptiveBudget:
         stages = profile.num_stages
         share = -(-running // stages)
         mix = Mix(share, (context + running * self.growth) // stages)
-        limit_s = profile.stage_share_s(self._slack.tightest_s, share) * (1.0 - self.headroom)
+        limit_s = profile.stage_share_s(tightest_s, share) * (1.0 - self.headroom)
         return profile.stage_s(mix) * self.cost.bound_factor(mix) <= limit_s

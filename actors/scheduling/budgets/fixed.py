@@ -45,6 +45,7 @@ class FixedBudget:
     """A constant number of tokens."""
 
     learns: ClassVar[bool] = False
+    holds_starts: ClassVar[bool] = False
 
     tokens: int
 
@@ -56,6 +57,9 @@ class FixedBudget:
 
     def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
         return self.tokens
+
+    def may_start(self, engine: EngineView) -> bool:
+        return True
 
     def room_for_drafts(self, shape: StepShape) -> int:
         return self.tokens - shape.num_tokens

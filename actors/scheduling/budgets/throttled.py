@@ -33,6 +33,7 @@ class ThrottledBudget:
     """
 
     learns: ClassVar[bool] = False
+    holds_starts: ClassVar[bool] = False
 
     most: int
     iterations: int = 8
@@ -56,6 +57,9 @@ class ThrottledBudget:
             return shape.num_tokens
         prefill = min(-(-pending_tokens(engine) // self.iterations), int(self.most * pressure))
         return min(shape.num_tokens + max(prefill, self.least), self.most)
+
+    def may_start(self, engine: EngineView) -> bool:
+        return True
 
     def room_for_drafts(self, shape: StepShape) -> int:
         return self.most - shape.num_tokens

@@ -53,7 +53,7 @@ function showTiles() {
   $("tiles").replaceChildren(
     tile("decoding", status.num_decoding ?? "–"),
     tile("prefilling", status.num_prefilling ?? "–"),
-    tile("waiting", status.num_waiting ?? "–"),
+    tile(status.holds_starts ? "waiting: more would miss the objective" : "waiting", status.num_waiting ?? "–"),
     tile("KV in use", `${(100 * used).toFixed(0)} %`),
     tile("cached KV", status.num_cached_blocks ?? "–"),
     tile("preemptions", status.num_preemptions ?? "–"),
@@ -120,7 +120,7 @@ function feed() {
     Object.assign(status, {
       num_decoding: last.num_decoding, num_prefilling: last.num_prefilling,
       num_waiting: last.num_waiting, num_free_blocks: last.num_free_blocks,
-      num_preemptions: last.num_preemptions,
+      num_preemptions: last.num_preemptions, holds_starts: last.holds_starts,
     });
     showTiles();
   };
