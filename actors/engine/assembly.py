@@ -1,4 +1,4 @@
-"""A scheduler process put together: the stages, the core, those it serves, and the loop between."""
+"""Assembles a scheduler process: stages, core, connections, and the loop that links them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Engine:
         self._config = config
         self._stages = StageSet(config)
         self._events: EventLog | None = None
-        self._calibrated: StageInfo | None = None  # the engine measured its own cost model
+        self._calibrated: StageInfo | None = None  # set if the engine measured its own cost model
         self._finished = asyncio.Event()
 
     async def start(
         self, socket_path: str, fronts: FrontAddress | None = None
     ) -> tuple[StageInfo, int, str | None]:
-        """As of `SchedulerActor.start`."""
+        """See `SchedulerActor.start`."""
         info, num_blocks, num_host_blocks = await self._stages.build()
         scheduler = replace(
             self._config.scheduler,
@@ -80,11 +80,11 @@ class Engine:
         return info, num_blocks, address
 
     async def finished(self) -> None:
-        """Wait until the replica is gone, and with it the stages."""
+        """Returns when the replica has closed its socket and the stages have ended."""
         await self._finished.wait()
 
     async def _calibrate(self, scheduler: SchedulerConfig, info: StageInfo) -> SchedulerConfig:
-        """The settings with a cost model, where one can be measured."""
+        """The settings, with a measured cost model if possible."""
         if self._stages.pipeline is None:
             return scheduler
         probe = PipelineProbe(self._stages.pipeline.submit)
@@ -99,8 +99,8 @@ class Engine:
         return within_reach(found.model, replace(scheduler, cost_model=found.model.to_dict()))
 
     def _end(self, loop: EngineLoop, core: Core) -> None:
-        """The replica owns this engine: when its socket closes, the engine ends."""
-        # The log comes first: without its end it cannot be read, and ending stages may fail.
+        """End the engine, because the socket of the replica that owns it has closed."""
+        # First close the event log: it is unreadable if incomplete, and ending stages may fail.
         loop.peers.stop_listening()
         try:
             if self._events is not None:
@@ -115,7 +115,7 @@ class Engine:
 async def _serve_fronts(
     loop: EngineLoop, fronts: FrontAddress, info: StageInfo, num_blocks: int
 ) -> str | None:
-    """Let fronts connect; returns where they do so by TCP."""
+    """Let fronts connect; returns the TCP address, if there is one."""
     publication = loop.publication
     assert publication is not None
     about = (info.max_model_len, info.vocab_size, info.eos_token_ids, num_blocks)

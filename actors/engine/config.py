@@ -1,4 +1,4 @@
-"""What the engine of one replica needs to start: plain frozen data, resolved from the YAML."""
+"""All that an engine needs to start: plain frozen data, resolved from the YAML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class KVMemory:
-    """How much memory the paged cache gets, per rank.
+    """Memory of the paged KV cache, per rank.
 
     gib: exact; None takes `fraction` of what is available once the weights are loaded.
     swap_gib: host memory for preempted requests' blocks; 0 preempts by recompute only.
@@ -34,17 +34,17 @@ class KVMemory:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """stage: the template every rank's spec is made of (stage, rank and address filled in later).
+    """stage: template of every rank's spec (stage, rank and address are filled in later).
 
-    scheduler: likewise, num_blocks is filled in once the stages have reported their memory.
+    scheduler: num_blocks is filled in once the stages have reported their memory.
     transport: "graph" (Ray compiled graph) or "call" (plain actor calls).
     accelerator: device type whose activations go from stage to stage without touching host memory
         ("cuda"), through the graph's accelerator transport; None uses shared memory.
     channel_bytes: buffer of one graph channel. A channel that grows leaks its old buffer, so it is
         sized for the largest activation up front.
     step_deadline_s: a step that takes longer than this and than `deadline_factor` times its
-        prediction is taken for dead: the stages are killed and rebuilt, and requests replayed.
-    request_deadline_s: a request not done by then ends with an error, whatever it waits for.
+        prediction counts as hung: the stages are killed and rebuilt, and requests replayed.
+    request_deadline_s: a request that takes longer ends with an error.
     """
 
     stage: StageSpec
@@ -59,10 +59,10 @@ class EngineConfig:
     deadline_factor: float = 20.0
     request_deadline_s: float = 3600.0
     load_timeout_s: float = 1800.0
-    grammars: bool = False  # load what compiles them at start: else the first one stalls the steps
-    calibrate: bool = False  # measure a cost model at start, where the scheduler has none
-    is_rebuild: bool = False  # streams wait: nothing is made ready or checked that need not be
+    grammars: bool = False  # load the grammar compiler at start, not in a step
+    calibrate: bool = False  # measure a cost model at start if none is configured
+    is_rebuild: bool = False  # streams are waiting: skip optional preparation and checks
     event_log: str | None = None  # folder for every event and plan, as Parquet
-    event_log_bytes: int = 1 << 30  # at which recording ends
-    adapters: tuple[tuple[int, str], ...] = ()  # slots of the stages, and the folder of each
-    max_rebuilds: int = 3  # in a row, without a step between them
+    event_log_bytes: int = 1 << 30  # recording ends at this size
+    adapters: tuple[tuple[int, str], ...] = ()  # (slot, folder)
+    max_rebuilds: int = 3  # in a row, without a successful step in between

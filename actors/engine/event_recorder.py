@@ -1,7 +1,7 @@
 """Every event and plan of a live core, as Parquet: `legato replay` runs them through a fresh core.
 
-Rows are those of `actors.scheduling.event_log`. They are serialised where they happen, because
-events refer to live objects, and written by a thread.
+Rows are those of `actors.scheduling.event_log`. They are serialised at once, because events refer
+to live objects, and written by a thread.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SCHEMA = pa.schema(
 
 
 class EventLog:
-    """Rows in files `events-<start>-<n>.parquet`, each complete when it appears: a kill
-    loses the last one alone.
+    """Rows in files `events-<start>-<n>.parquet`, each complete when it appears, so a
+    killed process loses only the last one.
 
-    Events can be replayed from the first on, so nothing is deleted: at `max_bytes`, or where the
-    disk takes no more, recording ends, and what is there stays readable.
+    A replay needs all events from the first, so nothing is deleted: at `max_bytes`, or when the
+    disk is full, recording ends, and the written part stays readable.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class EventLog:
         self._rows: list[dict[str, Any]] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="events")
         self._has_ended = False
-        # Of the thread alone, from here on:
+        # Used by the thread only:
         self._num_files = self._num_rows = self._num_bytes = 0
         self._file = self._open()
 
@@ -96,12 +96,12 @@ class EventLog:
             self._num_rows += len(rows)
             if self._num_bytes + self._partial.stat().st_size >= self._max_bytes:
                 self._finish()
-                logger.error("the event log has its %d bytes: it ends here", self._max_bytes)
+                logger.error("the event log has reached %d bytes: recording ends", self._max_bytes)
             elif self._num_rows >= self._rows_per_file:
                 self._complete()
                 self._file = self._open()
         except (OSError, pa.ArrowException) as error:  # a full disk must not stop the tokens
-            logger.error("events are not recorded from here on: %s", error)
+            logger.error("recording of events ends: %s", error)
             self._finish()
 
     def _complete(self) -> None:
@@ -139,8 +139,8 @@ def continued(path: Path) -> list[Path]:
 
 
 def open_log(folder: str | None, max_bytes: int) -> EventLog | None:
-    """None without a folder; likewise, and a line in the log, where nothing can be written: an
-    engine serves all the same."""
+    """The log in this folder; None without a folder, or (with an error logged) if it cannot be
+    written, since serving does not depend on it."""
     if folder is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept out of the way of tokens."""
+"""Keeps Python's garbage collector from pausing token streams."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 
 
 def freeze_gc_heap() -> None:
-    """Call once all objects that live as long as the process exist.
+    """To be called once all objects that last as long as the process exist.
 
     A full collection walks all of torch's and Ray's objects (0.14 s were measured) in the middle of
     a stream; frozen objects are not walked.

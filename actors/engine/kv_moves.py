@@ -1,4 +1,4 @@
-"""The core's Save and Fetch, carried out on every rank of every stage."""
+"""Executes the core's Save and Fetch on every rank of every stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from actors.scheduling.events import Event, Fetch, KVMove, Moved, TierHolds
 
 
 class KVMoves:
-    """Every move is answered, or the stages are lost. Belongs to the running event loop."""
+    """Every move is answered, or the stages are reported lost. Runs on the event loop."""
 
     def __init__(
         self,
@@ -24,13 +24,13 @@ class KVMoves:
     ) -> None:
         self._stages = stages
         self._tasks = tasks
-        self._deadline_s = config.step_deadline_s  # on top of what a fetch may take
+        self._deadline_s = config.step_deadline_s  # in addition to a fetch's own limit
         self._handle = handle
         self._lost = lost
-        self._era = 0  # of the stages that answer
+        self._era = 0  # counts builds of the stages; answers of earlier ones are dropped
 
     def start(self) -> None:
-        """Submit to the core what the stores begin with, if there are any."""
+        """Report the initial content of the stores to the core, if there are any."""
         if self._stages.tier:
             self._handle(TierHolds(self._stages.tier))
 
@@ -38,7 +38,7 @@ class KVMoves:
         self._tasks.start(self._carry_out(move, self._era))
 
     def forget(self) -> None:
-        """The stages are lost, or end: whatever they still answer is not passed on."""
+        """Drop all answers still to come, because the stages are lost or end."""
         self._era += 1
 
     async def _carry_out(self, move: KVMove, era: int) -> None:

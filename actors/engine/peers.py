@@ -1,8 +1,8 @@
-"""All that a scheduler serves: the replica that owns it, and the fronts of its fleet.
+"""The connections of a scheduler: the replica that owns it, and the fronts of its fleet.
 
-When the owner's socket closes, the engine ends. Fronts come and go. A request's id contains its
-connection's number, so outputs are sent without a table, and a message with another connection's
-id ends the connection that it came by.
+When the owner's socket closes, the engine ends; fronts may connect and leave at any time. A
+request's id contains the number of its connection, so outputs are routed without a table. A
+message with an id of another connection is an error that closes its connection.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ logger = logging.getLogger("legato.scheduler")
 
 OWNER = 0
 _IDS_PER_CONNECTION = 1 << 40
-_MOST_UNSENT_BYTES = 64 << 20  # a front that reads nothing is let go
-SAME_CLOCK_S = 0.5  # processes of one node read one clock
+_MOST_UNSENT_BYTES = 64 << 20  # a front with more than this unread is disconnected
+SAME_CLOCK_S = 0.5  # smaller offsets are of one node, whose processes share a clock
 
 Message = SubmitRequests | AbortRequests | Ask
 
 
 def first_id(connection: int) -> int:
-    """The ids of a connection's requests are this one and those above it; 0 is the owner's."""
+    """The first id of a connection's range; connection 0 is the owner's."""
     return connection * _IDS_PER_CONNECTION
 
 
 def connection_of(request_id: int) -> int:
-    """The number of the connection that a request came by."""
+    """The number of the connection that sent a request."""
     return request_id // _IDS_PER_CONNECTION
 
 
 @dataclass(frozen=True, slots=True)
 class FrontAddress:
-    """Where fronts may connect: a local address, and a host for those on other nodes."""
+    """Where fronts connect: a local address, and a host for fronts on other nodes."""
 
     engine_id: str
     local: str
@@ -63,17 +63,17 @@ class FrontAddress:
 
 
 class _Peer:
-    """One connection. offset_s: what its clock is behind the engine's."""
+    """One connection. offset_s: the engine's clock minus its clock."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.num_received = 0
-        self.offset_s: float | None = 0.0 if number == OWNER else None  # before its hello
+        self.offset_s: float | None = 0.0 if number == OWNER else None  # None before its hello
         self.socket: FrameProtocol | None = None
 
 
 class Peers:
-    """on_gone: called with the number of a connection that has closed."""
+    """All connections of a scheduler. on_gone: called with the number of a closed connection."""
 
     def __init__(
         self, on_message: Callable[[int, Message], None], on_gone: Callable[[int], None]
@@ -93,7 +93,7 @@ class Peers:
         )
 
     async def listen(self, fronts: FrontAddress, welcome: Callable[[int], Welcome]) -> str | None:
-        """Let fronts in; returns where they connect by TCP, if anywhere."""
+        """Let fronts connect; returns the TCP address, if there is one."""
         self._welcome = welcome
         server, _ = await listen(fronts.local, lambda: self._accept(fronts.secret))
         self._servers.append(server)
@@ -112,7 +112,7 @@ class Peers:
         number = connection_of(request_id)
         return number == OWNER or number in self._fronts
 
-    # ---- from them -------------------------------------------------------------------------
+    # ---- receiving -------------------------------------------------------------------------
 
     def _accept(self, secret: bytes) -> FrameProtocol:
         self._num_connections += 1
@@ -131,7 +131,7 @@ class Peers:
         if isinstance(message, Hello):
             self._greet(peer, message)
         elif peer.offset_s is None or not _is_own(peer, message):
-            self._close(peer, "it spoke out of turn")
+            self._close(peer, "unexpected message")
         else:
             if isinstance(message, SubmitRequests):
                 peer.num_received += len(message.requests)
@@ -152,10 +152,10 @@ class Peers:
         if peer.socket is not None:
             peer.socket.close()
 
-    # ---- to them ---------------------------------------------------------------------------
+    # ---- sending ---------------------------------------------------------------------------
 
     def outputs(self, rows: Sequence[tuple[Any, ...]], records: Sequence[Any]) -> None:
-        """One message for each connection that has tokens in this iteration; records go to all."""
+        """One message to each connection that has tokens in this iteration; records go to all."""
         if not self._fronts:
             self._send(self._owner, IterationOutputs(tuple(rows), tuple(records)))
             return
@@ -178,7 +178,7 @@ class Peers:
             self.send(number, RequestsStarted(tuple(share)))
 
     def refuse(self, refusal: RefuseRequests) -> None:
-        """To the connection that sent it; a refusal is of one request."""
+        """Send to the connection of the refused request (there is one per message)."""
         self.send(connection_of(refusal.refusals[0].request_id), refusal)
 
     def broadcast(self, message: Readiness | Suspects | PrefixUpdate) -> None:
@@ -187,7 +187,7 @@ class Peers:
                 self._send(peer, message)
 
     def publish(self, snapshot: EngineSnapshot, to: int | None = None) -> None:
-        """To all, the owner included, or to one front."""
+        """Send to all connections, the owner included, or to one front."""
         if to is None:
             self._send(self._owner, snapshot)
         for peer in list(self._fronts.values()):
@@ -210,7 +210,7 @@ class Peers:
 
 
 def _is_own(peer: _Peer, message: Any) -> bool:
-    """Whether the message is one that may be sent here, of this peer's requests alone."""
+    """Whether this peer may send the message: it concerns only the peer's own requests."""
     if isinstance(message, SubmitRequests):
         return all(connection_of(r.request_id) == peer.number for r in message.requests)
     if isinstance(message, AbortRequests):

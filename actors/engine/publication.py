@@ -1,7 +1,7 @@
-"""What an engine publishes to its fronts, and when.
+"""Publishes an engine's snapshots to its fronts.
 
-Fronts route by it and take silence for death, so an idle engine speaks too. Asking the cost model
-for an outlook touches much memory, so it is not done for every step.
+Fronts route by them and treat a silent engine as dead, so an idle engine publishes too. Computing
+the outlook touches much memory, so it is not done for every step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IDLE_PERIOD_S = 1.0
 
 
 class Publication:
-    """Of one engine, from `start` on. Its owner gets it too, for scaling."""
+    """Publishes from `start` on; the owner gets the snapshots too, for scaling."""
 
     def __init__(self, core: Core, publisher: Publisher, peers: Peers) -> None:
         self._core = core
@@ -41,7 +41,7 @@ class Publication:
             self.publish()
 
     def publish(self, to: int | None = None) -> None:
-        """Now, to all fronts or to one."""
+        """Publish now, to all fronts or to one."""
         self._last_s = time.monotonic()
         self._peers.publish(self._publisher.snapshot(self._last_s, self._state), to)
         if to is not None:
@@ -50,11 +50,11 @@ class Publication:
             self._peers.broadcast(update)
 
     def computes(self, is_ready: bool) -> None:
-        """Whether steps are executed; while they are not, the engine takes nothing."""
+        """Set whether steps are executed; otherwise the engine takes no requests."""
         self._become(EngineState.SERVING if is_ready else EngineState.STARTING)
 
     def leave(self) -> None:
-        """Take nothing more."""
+        """Take no new requests."""
         self._is_leaving = True
         self._become(EngineState.DRAINING)
 

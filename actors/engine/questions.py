@@ -1,4 +1,4 @@
-"""What the replica and fronts may ask of a scheduler, answered on their socket."""
+"""Remote calls of a scheduler by the replica and fronts, answered on their socket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN_SETTINGS = ("policy", "token_budget", "max_step_tokens", "tbt_s", "ttft_s
 
 
 class Questions:
-    """Every method that `messages.Question` names is one. publication: None outside a fleet."""
+    """The methods that `messages.Question` names. publication: None outside a fleet."""
 
     def __init__(
         self,
@@ -40,29 +40,29 @@ class Questions:
         self._publication = publication
 
     def answer(self, ask: Ask) -> Answer:
-        """A question that cannot be answered must not cost the replica its engine."""
+        """The answer; an exception becomes an error answer, so that it does not end the engine."""
         try:
             return Answer(ask.ticket, getattr(self, ask.question)(*ask.arguments))
-        except Exception as error:  # anything that a setting of the wrong type may raise
+        except Exception as error:  # of any type, e.g. by a setting of the wrong type
             return _no_answer(ask, error)
 
     async def answer_later(self, ask: Ask) -> Answer:
-        """The same where the answer takes its time."""
+        """The same for methods that are coroutines."""
         try:
             return Answer(ask.ticket, await getattr(self, ask.question)(*ask.arguments))
-        except Exception as error:  # whatever it is, the asking side needs an answer
+        except Exception as error:  # of any type: the caller waits for an answer
             return _no_answer(ask, error)
 
     async def load_adapter(self, slot: int, folder: str) -> str | None:
-        """As of `StageSet.load_adapter`."""
+        """See `StageSet.load_adapter`."""
         return await self._stages.load_adapter(slot, folder)
 
     def quote(self, *arguments: Any) -> Quote:
-        """As of `Core.quote`."""
+        """See `Core.quote`."""
         return self._core.quote(*arguments)
 
     def reconfigure(self, changes: Mapping[str, Any]) -> str | None:
-        """Change scheduling settings live; returns what is wrong with them, if anything."""
+        """Change scheduling settings live; returns an error message or None."""
         try:
             self._handle(Reconfigure(changes))
         except ValueError as error:
@@ -74,7 +74,7 @@ class Questions:
         return self._stages.pids
 
     def status(self) -> dict[str, Any]:
-        """A snapshot for the console: plain data."""
+        """The status for the console, as plain data."""
         core = self._core
         return {
             **statistics(core),
@@ -86,11 +86,11 @@ class Questions:
         }
 
     def leave(self) -> None:
-        """Publish that this engine takes nothing more."""
+        """Publish that this engine takes no new requests."""
         if self._publication is not None:
             self._publication.leave()
 
 
 def _no_answer(ask: Ask, error: Exception) -> Answer:
-    logger.error("no answer to %s%r", ask.question, ask.arguments, exc_info=error)
+    logger.error("error in %s%r", ask.question, ask.arguments, exc_info=error)
     return Answer(ask.ticket, None, f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""When the stages are built anew, and when the engine is given up."""
+"""Rebuilds lost stages, and ends the engine if that does not help."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from actors.transport.messages import Suspects
 
 logger = logging.getLogger("legato.recovery")
 
-# One request at fault fails fewer steps in a row: its suspects are halved, and one half succeeds.
+# A single faulty request fails fewer steps in a row: suspects are halved, and one half succeeds.
 _MAX_FAILED_STEPS = 4
-# No request's fault: a process that can compute nothing any more, and one that lacks what every
-# process needs (a grammar's first mask imports its compiler: without memory, an ImportError).
+# Errors of a process, not of a request: its device is unusable, or it lacks memory or files (an
+# ImportError: the first grammar mask imports the grammar compiler, which fails without memory).
 _BEYOND_REPAIR = (
     "CUDA error",
     "NCCL error",
     "ImportError:",
     "MemoryError:",
-    "ModuleNotFoundError:",  # also what transformers makes of any failure to import
+    "ModuleNotFoundError:",  # transformers raises it for any failed import
     "OSError:",
     "can't allocate memory",
     "can't start new thread",
@@ -33,7 +33,7 @@ _BEYOND_REPAIR = (
 
 
 def suspects_of(core: Core) -> Suspects:
-    """What the replica keeps for the next scheduler, should this one end."""
+    """The suspects, which the replica keeps for the next scheduler if this one dies."""
     suspects = [s for group in core.trials for s in group if s.suspicion is not None]
     in_flight = {part.request_id for step in core.in_flight for part in step.plan.slices}
     return Suspects(
@@ -43,13 +43,13 @@ def suspects_of(core: Core) -> Suspects:
 
 
 def grammars_of(core: Core) -> set[Grammar]:
-    """Of the requests that go on once the stages are built anew."""
+    """The grammars of live requests."""
     found = (state.request.sampling.grammar for state in core.live_requests.values())
     return {grammar for grammar in found if grammar is not None}
 
 
 class BackgroundTasks:
-    """Tasks that are not awaited: kept alive, and what they raise is logged."""
+    """Keeps references to tasks that are not awaited, and logs their exceptions."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,10 +66,10 @@ class BackgroundTasks:
 
 
 class Recovery:
-    """Rebuilds the stages when they are lost or fail every step; bounded, whatever is raised.
+    """Rebuilds the stages when they are lost or fail every step, a bounded number of times.
 
-    on_lost is called as a rebuild begins, on_rebuilt once the stages answer again and have what the
-    requests need that go on then: `grammars`.
+    on_lost is called when a rebuild begins, on_rebuilt once the stages answer and have compiled the
+    grammars of live requests (`grammars`).
     """
 
     def __init__(
@@ -87,25 +87,25 @@ class Recovery:
         self._on_lost = on_lost
         self._grammars = grammars
         self._on_rebuilt = on_rebuilt
-        self.num_rebuilds_in_a_row = 0  # to be set to 0 where a step succeeds
+        self.num_rebuilds_in_a_row = 0  # reset by the loop when a step succeeds
         self.is_rebuilding = False
         self.num_recoveries = 0
 
     def step_failed(self, message: str, num_in_a_row: int) -> None:
-        """Steps that fail whatever they hold are the stages' fault, not that of a request."""
+        """Rebuild after an error of the process, or after too many failed steps in a row."""
         if any(words in message for words in _BEYOND_REPAIR):
             self.lose(message)
         elif num_in_a_row >= _MAX_FAILED_STEPS:
             self.lose(f"{num_in_a_row} steps failed in a row: {message}")
 
     def lose(self, reason: str) -> None:
-        """The stages are of no use any more."""
+        """Rebuild the stages, because they are lost."""
         if not self.is_rebuilding:
             self.is_rebuilding = True
             self._tasks.start(self._rebuild(reason))
 
     async def _rebuild(self, reason: str) -> None:
-        """Kill what is left of the stages, build them anew, replay what was running."""
+        """Kill the remaining stages, build new ones, and replay the running requests."""
         begin_s = time.monotonic()
         try:
             self._on_lost()
@@ -118,17 +118,17 @@ class Recovery:
                     await self._stages.rebuild()
                     await self._stages.prepare(self._grammars())
                     break
-                except Exception as failure:  # a full disk, no sockets, no memory: it counts
+                except Exception as failure:  # e.g. a full disk, no sockets, no memory
                     reason = f"{type(failure).__name__}: {failure}"
             self.is_rebuilding = False
             self.num_recoveries += 1
             logger.warning("pipeline rebuilt in %.1f s", time.monotonic() - begin_s)
             self._on_rebuilt()
-        except Exception:  # whatever it is, an engine that stays half rebuilt serves nothing
+        except Exception:  # of any type: a half-rebuilt engine serves nothing
             logger.exception("recovery failed")
             self._give_up("recovery itself failed")
 
     def _give_up(self, reason: str) -> NoReturn:
-        """The replica notices, builds a new scheduler, and is replaced if that does not help."""
+        """End this process. The replica then builds a new scheduler, or is replaced itself."""
         logger.critical("giving up: %s", reason)
         os._exit(1)

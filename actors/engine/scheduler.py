@@ -35,6 +35,6 @@ class SchedulerActor:
         return self._loop.run_until_complete(self._engine.start(socket_path, fronts))
 
     def serve(self) -> None:
-        """To be called once started: returns when the replica has closed its socket and the
-        stages have been ended."""
+        """Called once after `start`; returns when the replica has closed its socket and the stages
+        have ended."""
         self._loop.run_until_complete(self._engine.finished())

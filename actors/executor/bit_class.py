@@ -1,4 +1,4 @@
-"""Which engines give a stream the same bytes: its class, from what the stages report."""
+"""The bit class of an engine, from its stages' reports: equal classes compute equal streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SAMPLE_BYTES = 1 << 12
 
 
 def bit_class_of(spec: StageSpec, info: StageInfo) -> BitClass:
-    """The class of an engine with such stages."""
+    """The bit class of an engine with these stages."""
     return BitClass(
         model=_weights_of(spec),
         dtype=info.dtype,
@@ -29,8 +29,8 @@ def bit_class_of(spec: StageSpec, info: StageInfo) -> BitClass:
 def _weights_of(spec: StageSpec) -> str:
     """The folder's name and a digest of its weights.
 
-    Whole files would take as long as loading them. Samples all through each file, and its size,
-    tell one revision or fine-tune from another, wherever its folder lies.
+    Reading whole files would take as long as loading. Samples throughout each file, with its size,
+    distinguish revisions and fine-tunes, whatever the folder's path.
     """
     folder = Path(spec.model_path)
     digest = hashlib.sha256((folder / "config.json").read_bytes())

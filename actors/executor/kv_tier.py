@@ -1,4 +1,4 @@
-"""What the second tier of each rank's prefix cache is made from."""
+"""The folders and sizes of each rank's second tier of the prefix cache."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from actors.engine.config import GIB, EngineConfig
 from actors.executor.bit_class import bit_class_of
 from actors.stage.spec import StageInfo, TierSpec
 
-_LAYOUT = 1  # to be raised when a backend lays a block's bytes out in another way
+_LAYOUT = 1  # to be increased when the byte layout of a block changes
 
 
 def tier_specs(config: EngineConfig, info: StageInfo) -> list[TierSpec]:
-    """One a rank, stage after stage; none where there is no second tier.
+    """One per rank, stage after stage; empty without a second tier.
 
-    Blocks are found again by whoever would compute the same.
+    An engine finds the blocks of earlier engines whose computation was the same.
     """
     if not config.kv.has_tier:
         return []

@@ -28,7 +28,7 @@ REPLICA_CPUS = 0.5
 def bundles(
     num_stages: int, tensor_ranks: int, cpus_per_rank: float, gpus_per_rank: float
 ) -> list[dict[str, float]]:
-    """Resource bundles of one replica: its own, then one per stage (`create_stages` counts on it)."""
+    """Resource bundles of one replica: its own, then each stage (see `create_stages`)."""
     stage = {"CPU": cpus_per_rank * tensor_ranks}
     if gpus_per_rank:
         stage["GPU"] = gpus_per_rank * tensor_ranks
@@ -54,8 +54,8 @@ def scheduler_options(group: PlacementGroup | None) -> dict[str, Any]:
 
 
 def threads_per_rank(config: EngineConfig) -> int:
-    """Compute threads of one rank when the settings leave it open: the node's usable cores
-    shared by the ranks that compute at the same time."""
+    """Default number of compute threads of a rank: the node's usable cores divided by the ranks
+    that compute at the same time."""
     if config.stage.num_threads:
         return config.stage.num_threads
     cores = len(psutil.Process().cpu_affinity() or []) or os.cpu_count() or 1
@@ -64,8 +64,8 @@ def threads_per_rank(config: EngineConfig) -> int:
 
 
 def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Cores that this process's control groups allow it (a container's CPU limit); infinite without
-    a limit, which most have not. Threads beyond it would only wait for each other."""
+    """Cores that this process's control groups allow (a container's CPU limit); infinite without a
+    limit. More threads would only wait for each other."""
     try:
         own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip().lstrip("/")
     except OSError:
@@ -92,8 +92,8 @@ def create_stages(config: EngineConfig, group: PlacementGroup | None) -> list[li
                 num_cpus=config.cpus_per_rank if group is not None else 0,
                 num_gpus=config.gpus_per_rank,
                 scheduling_strategy=_strategy(group, stage + 1),
-                # One thread per concurrency group: with more, Ray starts an actor's calls in any
-                # order, and a step that overtakes the one before it reads stale state.
+                # One thread per concurrency group: with more, Ray may reorder an actor's calls, and
+                # a step that runs before its predecessor reads stale state.
                 max_concurrency=1,
                 **_environment(config),
             )
@@ -103,11 +103,11 @@ def create_stages(config: EngineConfig, group: PlacementGroup | None) -> list[li
 
 
 def _environment(config: EngineConfig) -> dict[str, Any]:
-    """Only where there must be one: a process with an environment of its own starts later."""
+    """Set only if needed, because a process with its own environment starts more slowly."""
     if not config.stage.symmetric_memory:
         return {}
-    # Memory that all GPUs of a stage see needs each rank to see all of them, under numbers
-    # that differ: with the one GPU that Ray leaves visible, each rank's would be number 0.
+    # Symmetric memory needs every rank to see all GPUs of the stage under different numbers;
+    # Ray makes only one GPU visible per rank, always as number 0.
     return {"runtime_env": {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}}
 
 
@@ -125,7 +125,7 @@ async def load_stages(stages: Sequence[Sequence[Any]]) -> list[StageInfo]:
 
 
 async def _meeting_place(ranks: Sequence[Any]) -> str | None:
-    """Where a stage's ranks meet: a port of rank 0's own node, which knows what is free there."""
+    """Rendezvous address of a stage's ranks: a free port on the node of rank 0."""
     if len(ranks) == 1:
         return None
     nodes = await asyncio.gather(*[actor.node_id.remote() for actor in ranks])

@@ -1,4 +1,4 @@
-"""The set of stage actors of one replica: built, watched, thrown away and built again."""
+"""The stage actors of one replica: building, watching, killing and rebuilding them."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ logger = logging.getLogger("legato.stages")
 _REPORT_EVERY_S = 5.0
 _PREPARE_LIMIT_S = 60.0
 _MAX_STARTS = 3
-_COMPILE_LIMIT_S = 30.0  # the first grammar imports the compiler, the replica compiled it in 1.5 s
+_COMPILE_LIMIT_S = 30.0  # the first grammar also imports the compiler
 
 
 class StagesFailed(Exception):
-    """The stages could not be built; the message says what they said."""
+    """The stages could not be built; the message is theirs."""
 
 
 class StageDied(StagesFailed):
-    """A process ended as it was started or connected. It has not said why: worth another try."""
+    """A process died while starting or connecting, without an error: worth a retry."""
 
 
 class StageSet:
-    """Stages and the pipeline through them. `rebuild` gives a fresh set with equal KV sizes."""
+    """Stages and the pipeline through them. `rebuild` makes a new set with equal KV sizes."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._listeners: tuple[OnAnswer, OnLost] | None = None
         self._actors: list[list[Any]] = []
-        self.pipeline: Pipeline | None = None  # takes plans while the stages live
+        self.pipeline: Pipeline | None = None  # takes plans; None without stages
         self._sizes = (0, 0)
-        self._tier_specs: list[TierSpec] = []  # one a rank, where there is a second tier
-        self.tier: tuple[tuple[bytes, ...], ...] = ()  # digests that each rank's store begins with
+        self._tier_specs: list[TierSpec] = []  # one per rank, if there is a second tier
+        self.tier: tuple[tuple[bytes, ...], ...] = ()  # initial digests of each rank's store
         self.pids: list[list[int]] = []
-        self._adapters = dict(config.adapters)  # folder by slot, for stages that are built anew
-        self._here: list[psutil.Process] = []  # of the stages, those on this node
+        self._adapters = dict(config.adapters)  # folder by slot, for rebuilt stages
+        self._here: list[psutil.Process] = []  # processes of the stages on this node
 
     async def build(self) -> tuple[StageInfo, int, int]:
         """Create, load, size KV from memory, connect. Returns (info, blocks, host blocks).
 
-        Raises StagesFailed with the loader's own words (file or parameter named).
+        Raises StagesFailed with the loader's message, which names a file or parameter.
         """
         for num_starts in itertools.count(1):
             try:
@@ -73,21 +73,21 @@ class StageSet:
         self._sizes = (num_blocks, swap)
         self._tier_specs = tier_specs(self._config, info)
         if self._config.grammars and not self._config.is_rebuild:
-            with contextlib.suppress(StagesFailed):  # no tokenizer: no grammars
+            with contextlib.suppress(StagesFailed):  # without a tokenizer there are no grammars
                 await self.compile_grammar(Grammar("json_object", ""))
         await self._open()
         return info, num_blocks, swap
 
     def listen(self, on_answer: OnAnswer, on_lost: OnLost) -> None:
-        """Who is told by this pipeline, and by those of later builds."""
+        """Set the callbacks of this pipeline and of later ones."""
         self._listeners = (on_answer, on_lost)
         if self.pipeline is not None:
             self.pipeline.listen(on_answer, on_lost)
 
     async def rebuild(self) -> None:
-        """Throw away what is left of the stages, and build them again."""
+        """Kill the remaining stages, and build new ones."""
         self.close()
-        # Ray gives a process that does not answer, because it is stopped, another five seconds.
+        # Kill directly, because Ray waits five seconds for a stopped process.
         for process in self._here:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -108,7 +108,7 @@ class StageSet:
                 if problem is not None and not (is_rebuild or self._config.is_rebuild):
                     self._kill_actors()
                     raise StagesFailed(problem)
-                if problem is not None:  # it costs its own requests, and no others
+                if problem is not None:  # only the adapter's own requests fail
                     logger.error("adapter slot %d is lost: %s", slot, problem)
         except TimeoutError as error:
             self._kill_actors()
@@ -124,13 +124,13 @@ class StageSet:
         return infos[0], self._blocks_that_fit(infos)
 
     async def _report(self, flat: list[Any]) -> None:
-        """Say now and then how far the slowest rank has come: large models take minutes."""
+        """Log the progress of the slowest rank, since large models take minutes."""
         while True:
             await asyncio.sleep(_REPORT_EVERY_S)
             try:
                 shares = await asyncio.gather(*[a.loading_progress.remote() for a in flat])
             except ray.exceptions.RayError:
-                return  # load() tells the story
+                return  # load() raises the error
             logger.info("loading weights: %.0f %%", 100 * min(shares))
 
     async def _processes_here(self) -> list[psutil.Process]:
@@ -139,7 +139,7 @@ class StageSet:
         here, found = ray.get_runtime_context().get_node_id(), []
         for pid, node in zip([pid for ranks in self.pids for pid in ranks], nodes, strict=True):
             if node == here:
-                with contextlib.suppress(psutil.Error):  # it has ended: the pipeline will tell
+                with contextlib.suppress(psutil.Error):  # it has died: the pipeline reports it
                     found.append(psutil.Process(pid))
         return found
 
@@ -150,12 +150,12 @@ class StageSet:
             if kv.gib is not None:
                 room = int(kv.gib * GIB)
             else:
-                # On one node the ranks share what each of them saw as free.
+                # The ranks of one node share the memory that each of them reports as free.
                 share = len(infos) if self._config.stage.device == "cpu" else 1
                 room = int(info.available_bytes * kv.fraction) // share
             counts.append(room // info.kv_block_bytes)
         scheduler = self._config.scheduler
-        # More than every request at full length can never be used.
+        # No more than all requests at full length can be used.
         useful = scheduler.max_requests * -(-scheduler.max_model_len // scheduler.block_size)
         return max(2, min(*counts, useful + 1))
 
@@ -167,7 +167,7 @@ class StageSet:
                 await asyncio.gather(*[actor.allocate.remote(*self._sizes) for actor in flat])
                 self.tier = await self._open_tier()
                 await pipeline.open()
-        except Exception as error:  # of Ray, of its compiler, of the system's sockets and disks
+        except Exception as error:  # e.g. of Ray, sockets or disks
             pipeline.close()
             self._actors = []
             if isinstance(error, StagesFailed):
@@ -180,7 +180,9 @@ class StageSet:
             pipeline.listen(*self._listeners)
 
     async def _open_tier(self) -> tuple[tuple[bytes, ...], ...]:
-        """Raises StagesFailed naming a setting that cannot be; a rebuild does without a disk."""
+        """Raises StagesFailed naming an invalid setting; a rebuild goes on without an unusable
+        disk.
+        """
         flat, specs = [actor for ranks in self._actors for actor in ranks], self._tier_specs
         self._tier_specs = [replace(spec, needs_disk=False) for spec in specs]
         pairs = zip(flat, specs, strict=False)  # of all ranks, or of none
@@ -192,7 +194,7 @@ class StageSet:
     async def move(
         self, blocks: tuple[tuple[int, bytes], ...], limit_s: float | None
     ) -> list[tuple[int, TierChange]]:
-        """As of `StageActor.move`, on every rank. Raises StagesFailed."""
+        """`StageActor.move` on every rank. Raises StagesFailed."""
         flat = [actor for ranks in self._actors for actor in ranks]
         if not flat:
             raise StagesFailed("a move of KV failed: there are no stages")
@@ -209,17 +211,17 @@ class StageSet:
         return CallPipeline(self._actors, depth)
 
     async def compile_grammar(self, grammar: Grammar) -> str | None:
-        """As of `StageActor.compile_grammar`. Raises StagesFailed, also where no answer comes."""
+        """`StageActor.compile_grammar` on the last stage. Raises StagesFailed, also when late."""
         try:
             async with asyncio.timeout(_COMPILE_LIMIT_S):
                 return await self._actors[-1][0].compile_grammar.remote(grammar)
         except ray.exceptions.RayError as error:
             raise StagesFailed(str(error)) from error
         except TimeoutError as error:
-            raise StagesFailed(f"no answer to a grammar within {_COMPILE_LIMIT_S:.0f} s") from error
+            raise StagesFailed(f"grammar not compiled within {_COMPILE_LIMIT_S:.0f} s") from error
 
     async def load_adapter(self, slot: int, folder: str) -> str | None:
-        """Fill a slot that no request uses; what is wrong with the folder, if anything."""
+        """Fill a slot that no request uses; returns an error message or None."""
         try:
             problem = await self._fill_slot(slot, folder)
         except ray.exceptions.RayError as error:
@@ -230,14 +232,16 @@ class StageSet:
 
     async def _fill_slot(self, slot: int, folder: str) -> str | None:
         flat = [actor for ranks in self._actors for actor in ranks]
-        told = await asyncio.gather(*[actor.load_adapter.remote(slot, folder) for actor in flat])
-        return next((problem for problem in told if problem is not None), None)
+        problems = await asyncio.gather(
+            *[actor.load_adapter.remote(slot, folder) for actor in flat]
+        )
+        return next((problem for problem in problems if problem is not None), None)
 
     async def prepare(self, grammars: Collection[Grammar]) -> None:
-        """Compile what the next steps need. Raises StagesFailed.
+        """Compile the grammars of the next steps. Raises StagesFailed.
 
-        The first grammar of a stage imports the compiler, for seconds: in a step that would hold up
-        every stream, and look like a stage that is stuck.
+        The first grammar of a stage imports the compiler, which takes seconds: within a step this
+        would delay every stream, and the stage would be taken for hung.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PREPARE_LIMIT_S):

@@ -1,4 +1,4 @@
-"""An engine with LoRA adapters: each is a model of its own name, loaded and unloaded live."""
+"""LoRA adapters of an engine: each is served under its own model name, and can be loaded live."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _LOAD_WITHIN_S = 600.0
 
 
 class AdaptedEngine(EngineClient):
-    """The engine as clients of one adapter see it."""
+    """The engine client that serves one adapter."""
 
     def __init__(self, engine: EngineClient, name: str, slot: int) -> None:
         self._engine = engine
         self._name = name
         self.slot = slot
-        # It cannot be guessed, so no other request's salt leads to this adapter's cached prefixes.
+        # Random, so that no other request's salt matches this adapter's cached prefixes.
         self._salt = secrets.token_hex(16)
         self.num_open = 0
         self.is_unloaded = False
@@ -80,8 +80,10 @@ class AdaptedEngine(EngineClient):
 
 
 class FleetAdapters:
-    """Those that every engine of a fleet loads at its start; `AdapterControl` of a front. names: in
-    the order of their slots."""
+    """The `AdapterControl` of a front: adapters that every engine of a fleet loads at its start.
+
+    names: in the order of their slots.
+    """
 
     def __init__(self, engine: EngineClient, names: tuple[str, ...]) -> None:
         self.adapters: dict[str, EngineClient] = {
@@ -96,7 +98,7 @@ class FleetAdapters:
 
     def _refusal(self) -> RequestRefused:
         return RequestRefused(
-            "the engines of a fleet load the adapters of their settings alone (adapters.paths)",
+            "the engines of a fleet load only the adapters of their settings (adapters.paths)",
             param="lora_name",
         )
 
@@ -117,7 +119,7 @@ class AdapterEngine(LiveEngine):
         self.adapters[name] = self._slots[slot] = AdaptedEngine(self, name, slot)
 
     def _free_slots(self) -> list[int]:
-        """An unloaded adapter keeps its slot for as long as requests run on it."""
+        """Free slots. An unloaded adapter keeps its slot while requests run on it."""
         return [
             slot
             for slot, held in enumerate(self._slots)

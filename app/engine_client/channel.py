@@ -1,6 +1,6 @@
-"""A replica's or a front's end of a scheduler's socket: requests go out, outputs and answers come.
+"""The client side of a scheduler's socket, for a replica or a front.
 
-Messages are packed and read here; rows of outputs are read where they are delivered (`streams`).
+Messages are encoded and decoded here; rows of outputs are decoded on delivery (`streams`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ANSWER_WITHIN_S = 10.0
 
 
 class QuestionFailed(RuntimeError):
-    """The scheduler raised instead of answering; the message says what."""
+    """The scheduler raised an error instead of answering; the message names it."""
 
 
 class SchedulerChannel:
@@ -66,7 +66,7 @@ class SchedulerChannel:
         self._send(AbortRequests(tuple(request_ids)))
 
     def _send(self, message: SubmitRequests | AbortRequests | Ask | Hello) -> None:
-        """Dropped when the scheduler is gone, of which `on_lost` is the sign."""
+        """Send; dropped if the scheduler has ended, which `on_lost` reports."""
         if self._socket is not None:
             self._socket.send(pack_kind(message))
 
@@ -87,8 +87,10 @@ class SchedulerChannel:
     async def ask(
         self, question: Question, *arguments: Any, within_s: float = _ANSWER_WITHIN_S
     ) -> Any:
-        """The scheduler's answer; raises EngineUnavailable when none comes and QuestionFailed
-        when answering raised."""
+        """The scheduler's answer.
+
+        Raises EngineUnavailable if none comes, QuestionFailed if the scheduler raised.
+        """
         ticket = next(self._tickets)
         answer = self._asked[ticket] = asyncio.get_running_loop().create_future()
         try:

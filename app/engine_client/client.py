@@ -1,7 +1,7 @@
-"""The one thing the API knows of the engine: a client that streams token chunks.
+"""The API's only interface to the engine: a client that streams token chunks.
 
 `app.api` is written against this protocol, so it runs unchanged over the live scheduler actor
-and over a hand-computable engine in the tests. No Ray, no torch.
+and over a deterministic test engine. No Ray, no torch.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from actors.scheduling.request import FinishReason, Objective, SamplingParams
 
 
 class EngineError(Exception):
-    """Base of what the engine may raise to the API.
+    """Base of the errors that the engine raises to the API.
 
     EngineError
-     ├── RequestRefused   over a limit or no promise can be kept (400, or 429 with retry_after_s)
+     ├── RequestRefused     over a limit, or its objective cannot be kept (400; to retry: 429)
      ├── EngineUnavailable  not ready, draining or rebuilding for too long (503)
-     └── GenerationFailed   the request itself broke the engine (500)
+     └── GenerationFailed   the request made the engine fail (500)
     """
 
 
@@ -57,19 +57,19 @@ class GenerationRequest:
     objective: Objective = field(default_factory=Objective)
     pooling: str | None = None
     output: tuple[int, ...] = ()  # already delivered (failover); only with n == 1
-    cache_salt: str | None = None  # whose cached prefixes it may find; None: its tenant's
-    adapter: int = 0  # as of `actors.scheduling.request.Request`
-    # Called with a continuation and the engine that computes it from now on, where there are many.
+    cache_salt: str | None = None  # cached prefixes are shared by equal salts; None: the tenant
+    adapter: int = 0  # as in `actors.scheduling.request.Request`
+    # In a fleet: called with a continuation's index and the id of its new engine.
     placed: Callable[[int, str], None] | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)
 class TokenChunk:
-    """What is new of one continuation since the last chunk.
+    """The new tokens of one continuation since the last chunk.
 
-    index: which continuation (0 <= index < n). first: number of its first token here.
-    Several iterations' tokens arrive as one chunk when the reader is slow. queued_s: arrival to
-    its first plan, on the first chunk.
+    index: of the continuation (0 <= index < n). first: position of the chunk's first token. A slow
+    reader gets the tokens of several iterations as one chunk. queued_s: from arrival to the first
+    plan, on the first chunk.
     """
 
     index: int
@@ -84,16 +84,16 @@ class TokenChunk:
 
 
 class TokenSink(Protocol):
-    """Where plain tokens (no end, no log-probabilities) go without waking their reader."""
+    """Receives plain tokens (no end, no log-probabilities) without waking the reader."""
 
     def write(self, index: int, tokens: Sequence[int]) -> bool:
-        """Take tokens of continuation `index` now, or return False: they come as a chunk."""
+        """Take tokens of continuation `index`; False if they must come as a chunk instead."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What clients may know of the served model."""
+    """The public facts of the served model."""
 
     name: str
     path: str
@@ -102,7 +102,7 @@ class ModelCard:
     eos_token_ids: tuple[int, ...]
     created_s: int
     supports_embeddings: bool = True
-    parent: str | None = None  # of an adapter: the model that it changes
+    parent: str | None = None  # of an adapter: its base model
 
 
 class EngineClient(Protocol):
@@ -116,8 +116,8 @@ class EngineClient(Protocol):
     ) -> AsyncGenerator[TokenChunk, None]:
         """Stream chunks until every continuation has a finish_reason.
 
-        Plain tokens that come while the caller waits for a chunk may go to `sink` instead. What
-        it raises, the caller gets.
+        Plain tokens that arrive while the caller waits for a chunk may go to `sink` instead; its
+        exceptions are raised here.
 
         Closing the generator (or cancelling its task) aborts and frees the KV blocks.
         Raises EngineError subclasses, before the first chunk where possible.
@@ -127,8 +127,8 @@ class EngineClient(Protocol):
     def finish_early(self, request_id: str, index: int) -> None:
         """End one continuation of a running request (its stop string was found).
 
-        Its further tokens are not wanted; an engine may still send some. The other
-        continuations go on. Unknown ids are ignored: races are normal.
+        Tokens already computed may still arrive. The other continuations go on. Unknown ids are
+        ignored, because the request may just have ended.
         """
         return
 
@@ -143,7 +143,7 @@ class EngineClient(Protocol):
     async def quote(
         self, num_prompt_tokens: int, max_tokens: int, objective: Objective, tenant: str
     ) -> Quote:
-        """What would become of such a request if it were submitted now; reserves nothing."""
+        """The prediction for such a request if it were submitted now; reserves nothing."""
         ...
 
     def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
@@ -156,18 +156,20 @@ class EngineClient(Protocol):
 
 
 class AdapterControl(Protocol):
-    """An engine's adapters, which are loaded and unloaded while it serves."""
+    """Loads and unloads the adapters of a running engine."""
 
     @property
     def adapters(self) -> Mapping[str, EngineClient]:
-        """By name, what serves each."""
+        """The engine client of each adapter, by name."""
         ...
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Raises RequestRefused for a name or folder that cannot be, or without a free slot."""
+        """Raises RequestRefused for an invalid name or folder, or if no slot is free."""
         ...
 
     def unload_adapter(self, name: str) -> int:
-        """Take its name away; its running requests, whose number is returned, go on and keep its
-        slot. Raises RequestRefused where no adapter has this name."""
+        """Remove the name; returns the number of running requests, which go on and keep the slot.
+
+        Raises RequestRefused if there is no such adapter.
+        """
         ...

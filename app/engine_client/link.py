@@ -1,7 +1,7 @@
-"""The replica's end of its scheduler: the actor, and the socket between them.
+"""A replica's link to its scheduler: the actor, and the socket between them.
 
-The scheduler takes no actor calls while it serves (the reason is in `actors.engine.scheduler`), so
-remote calls go the way of submissions, and their answers come between the outputs (`channel`).
+The scheduler takes no actor calls while it serves (`actors.engine.scheduler` gives the reason), so
+remote calls use the socket too (`channel`).
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ _MAX_STARTS = 3
 
 
 class EngineFailed(RuntimeError):
-    """The engine could not be started; the message carries the loader's own words."""
+    """The engine could not be started; the message is the loader's."""
 
 
 class Membership(Protocol):
-    """How fronts of a fleet find an engine: each scheduler that is built for it joins anew."""
+    """An engine's entry for the fronts of its fleet; each new scheduler joins again."""
 
     def new_front_address(self) -> FrontAddress:
-        """Where the next scheduler is to accept fronts."""
+        """The address at which the next scheduler accepts fronts."""
         ...
 
     async def join(self, fronts: FrontAddress, tcp_address: str | None) -> None:
-        """Publish to fronts that the engine accepts them there."""
+        """Publish to fronts that the engine accepts connections there."""
         ...
 
     async def part(self) -> None:
-        """Publish to fronts that it takes nothing more."""
+        """Remove the entry: the engine takes no new requests."""
         ...
 
 
 class SchedulerLink(SchedulerChannel):
-    """One life of a scheduler. `on_lost` is called once if it ends before `close`.
+    """One scheduler, from start to end. `on_lost` is called once if it ends before `close`.
 
-    fronts: where it lets these connect; None outside a fleet. `tcp_address` is then where by TCP.
+    fronts: where fronts connect; None outside a fleet. `tcp_address`: likewise, by TCP.
     """
 
     def __init__(
@@ -75,12 +75,14 @@ class SchedulerLink(SchedulerChannel):
         self.fronts = fronts
         self.tcp_address: str | None = None
         self._actor: Any = None
-        self._serving: asyncio.Task[None] | None = None  # as long as the scheduler does
+        self._serving: asyncio.Task[None] | None = None  # done when the scheduler ends
 
     async def open(self) -> tuple[StageInfo, int]:
-        """Start the actor, which loads the stages; what a rank reports, and the number of blocks.
+        """Start the actor, which loads the stages; returns a rank's report and the number of
+        blocks.
 
-        Raises EngineFailed naming the cause."""
+        Raises EngineFailed naming the cause.
+        """
         directory = private_directory()
         path = str(directory / "replica")
         connected: asyncio.Future[FrameProtocol] = asyncio.get_running_loop().create_future()
@@ -105,7 +107,7 @@ class SchedulerLink(SchedulerChannel):
     async def _start(
         self, path: str, connected: asyncio.Future[FrameProtocol]
     ) -> tuple[StageInfo, int, str | None]:
-        """As of `SchedulerActor.start`, of the first scheduler that survives it."""
+        """The result of `SchedulerActor.start`, with retries if the process dies."""
         options = scheduler_options(current_group())
         for num_starts in itertools.count(1):
             self._actor = ray.remote(SchedulerActor).options(**options).remote(self._config)
@@ -116,7 +118,7 @@ class SchedulerLink(SchedulerChannel):
             except ray.exceptions.RayTaskError as error:
                 raise EngineFailed(str(error.cause)) from error
             except ray.exceptions.RayError as error:
-                # One that has connected is missed already: its socket's end is its loss.
+                # If it had connected, the end of its socket has already reported the loss.
                 if connected.done() or num_starts == _MAX_STARTS:
                     raise EngineFailed(f"the scheduler died while starting: {error}") from error
                 logger.error("the scheduler died while starting: start %d", num_starts + 1)
@@ -125,7 +127,7 @@ class SchedulerLink(SchedulerChannel):
     async def _serve(self) -> None:
         with suppress(ray.exceptions.RayError):
             await self._actor.serve.remote()
-        self._lost()  # known already, if the socket has closed
+        self._lost()  # without effect if the socket has closed before
 
     async def close(self) -> None:
         """Let the scheduler end its stages, and end it."""
@@ -137,6 +139,6 @@ class SchedulerLink(SchedulerChannel):
         self.kill()
 
     def kill(self) -> None:
-        """End it without asking."""
+        """End it at once."""
         if self._actor is not None:
             ray.kill(self._actor)

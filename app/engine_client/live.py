@@ -40,13 +40,13 @@ logger = logging.getLogger("legato.engine")
 _HEARTBEAT_S = 5.0
 _LEAVING_PERIOD_S = 0.2
 _OPEN = ("num_waiting", "num_decoding", "num_prefilling", "num_finishing")  # of a status
-_READY_WITHIN_S = 20.0  # what a new request waits for an engine that is being rebuilt
+_READY_WITHIN_S = 20.0  # longest wait of a new request for an engine that is being rebuilt
 
 
 class LiveEngine:
     """Implements `client.EngineClient`; everything runs on the replica's event loop.
 
-    membership: None for a lone engine, which serves its own replica alone.
+    membership: None for an engine without a fleet, which serves only its own replica.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LiveEngine:
         self._name = name
         self._max_rebuilds = max_rebuilds
         self._info: StageInfo | None = None
-        self.objective = Objective()  # of every request that names none of its own
+        self.objective = Objective()  # of requests without an objective
         self._num_blocks = 0
         self._created_s = int(time.time())
         self._next_id = itertools.count(1)
@@ -89,13 +89,13 @@ class LiveEngine:
         if self._membership is not None and self._link.fronts is not None:
             await self._membership.join(self._link.fronts, self._link.tcp_address)
         if again := [entry.resumed() for entry in self._open.values()]:
-            self._link.submit(again)  # at once: requests that wait for readiness are not among them
+            self._link.submit(again)  # before `_ready`, which lets new requests in
         self._ready.set()
         with suppress(EngineUnavailable, QuestionFailed):  # lost: the rebuild asks again
             await self._ask_objective()
 
     async def _ask_objective(self) -> None:
-        """The scheduler replaces one that is out of reach, so it is the one to know."""
+        """Read the objective from the scheduler, which replaces one that cannot be reached."""
         status = await self._link.ask("status")
         self.objective = Objective(status["tbt_s"], status["ttft_s"])
 
@@ -106,10 +106,10 @@ class LiveEngine:
         await self._link.close()
 
     async def leave(self) -> None:
-        """Take nothing more of the fronts, and return once all that was taken is through."""
+        """Take no new requests from fronts; returns once all accepted requests have ended."""
         if self._membership is not None:
             await self._membership.part()
-        with suppress(EngineUnavailable, QuestionFailed):  # lost: nothing is left to wait for
+        with suppress(EngineUnavailable, QuestionFailed):  # lost: no request is left
             await self._link.ask("leave")
             while True:
                 status = await self._link.ask("status")
@@ -118,7 +118,7 @@ class LiveEngine:
                 await asyncio.sleep(_LEAVING_PERIOD_S)
 
     async def _beat(self) -> None:
-        """A scheduler that is alive but stuck is as dead: ask it now and then, and act."""
+        """Kill a scheduler that is alive but does not answer; its loss starts a rebuild."""
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
             link = self._link
@@ -127,7 +127,7 @@ class LiveEngine:
             try:
                 await link.ask("stage_pids")
             except QuestionFailed as error:
-                logger.error("heartbeat: %s", error)  # it answers, so it lives
+                logger.error("heartbeat: %s", error)  # an error is an answer too
             except EngineUnavailable:
                 if link.is_open:
                     logger.error("scheduler does not answer: killing it")
@@ -228,7 +228,7 @@ class LiveEngine:
         self._open.add(requests, stream)
         try:
             self._link.submit(requests)
-        except (TypeError, ValueError, OverflowError) as error:  # what no message can carry
+        except (TypeError, ValueError, OverflowError) as error:  # it cannot be encoded
             for core_request in requests:
                 del self._open[core_request.request_id]
             raise RequestRefused(f"a value cannot be sent to the engine: {error}") from error
@@ -247,7 +247,7 @@ class LiveEngine:
         self, num_prompt_tokens: int, max_tokens: int, objective: Objective, tenant: str
     ) -> Quote:
         promised = (objective.tbt_s, objective.ttft_s)
-        now_s = time.monotonic()  # the scheduler's clock too: arrivals are given by it
+        now_s = time.monotonic()  # the same clock as the scheduler's
         row = await self._link.ask("quote", now_s, num_prompt_tokens, max_tokens, *promised, tenant)
         return Quote(*row)
 
@@ -260,10 +260,10 @@ class LiveEngine:
         try:
             problem = await self._link.ask("reconfigure", dict(changes))
         except (QuestionFailed, TypeError, ValueError, OverflowError) as error:
-            raise RequestRefused(f"these settings cannot be: {error}") from error
+            raise RequestRefused(f"invalid settings: {error}") from error
         if problem is not None:
             raise RequestRefused(problem, param=problem.split(":")[0])
-        # The next scheduler starts from here.
+        # The next scheduler starts with the changed settings.
         scheduler = self._config.scheduler.with_changes(changes)
         self._config = replace(self._config, scheduler=scheduler)
         await self._ask_objective()
@@ -298,7 +298,7 @@ class LiveEngine:
 
     def _iterated(self, records: Sequence[Any]) -> None:
         self._rebuilds = 0
-        # After the streams that were just woken: their tokens go out first.
+        # After the streams that were just resumed, so that their tokens are sent first.
         asyncio.get_running_loop().call_soon(self.iterations.publish, records)
 
     def _refused(self, refusal: Refuse) -> None:

@@ -1,4 +1,4 @@
-"""From the scheduler's outputs to the readers: numbered tokens, delivered once, never lost."""
+"""Delivers the scheduler's outputs to readers: numbered tokens, each exactly once."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from app.engine_client.client import (
 
 
 class Stream:
-    """What one caller reads: chunks of one or more continuations.
+    """The chunks that one caller reads, of one or more continuations.
 
-    A slow reader costs memory for its own token ids alone: chunks queued for the same continuation
-    merge into one.
+    Queued chunks of the same continuation are merged, so a slow reader costs only the memory of
+    its token ids.
 
-    Waking a reader for every token costs more than the token: caches are cold by the time it
-    comes. `sink`, where given, gets plain tokens in place of that, but only while the reader waits,
-    so that nothing is overtaken.
+    Waking a reader for every token costs more CPU than the token itself, because caches are cold
+    by then. A given `sink` therefore gets plain tokens directly, but only while the reader waits,
+    which keeps the order.
     """
 
     __slots__ = ("_error", "_pending", "num_open", "sink", "waiter")
@@ -36,7 +36,7 @@ class Stream:
     def __init__(self, sink: TokenSink | None = None) -> None:
         self._pending: dict[int, TokenChunk] = {}
         self._error: Exception | None = None
-        self.waiter: asyncio.Future[None] | None = None  # the reader, where it waits
+        self.waiter: asyncio.Future[None] | None = None  # set while the reader waits
         self.sink = sink
         self.num_open = 0  # continuations without a finish reason taken by the reader
 
@@ -59,13 +59,13 @@ class Stream:
         self._wake()
 
     def fail_late(self, limit_s: float) -> None:
-        """Its deadline has passed."""
+        """Fail because the deadline has passed."""
         self.fail(
             EngineUnavailable(f"not done within {limit_s:g} s (setting engine.request_deadline_s)")
         )
 
     def leave(self) -> None:
-        """One continuation is not wanted any more."""
+        """Stop waiting for one continuation."""
         self.num_open -= 1
         self._wake()
 
@@ -74,9 +74,9 @@ class Stream:
             self.waiter.set_result(None)
 
     async def take(self) -> list[TokenChunk]:
-        """Everything new: at least one chunk, or none once nothing is open any more.
+        """All new chunks; empty once no continuation is open.
 
-        Raises what `fail` was given, after the chunks.
+        Raises the error given to `fail`, after the chunks.
         """
         while not self._pending:
             if self._error is not None:
@@ -93,21 +93,21 @@ class Stream:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """One open sequence: what was asked, and every token delivered so far (for a replay)."""
+    """One open sequence: its request, and every token delivered so far (for a replay)."""
 
     request: Request
     index: int  # among the continuations of its stream
     stream: Stream
     delivered: list[int] = field(default_factory=list)
-    base: int = 0  # tokens that an earlier life had delivered before this stream
-    has_started: bool = False  # the stages have been given it
-    num_losses: int = 0  # engines that were lost with it, as far as it may be at fault
+    base: int = 0  # tokens delivered before this stream, by an earlier one
+    has_started: bool = False  # it has been sent to the stages
+    num_losses: int = 0  # lost engines that it may have caused
 
     def __post_init__(self) -> None:
         self.base = len(self.request.output)
 
     def deliver(self, output: Output) -> None:
-        """Push what is new; a replayed token that was delivered before is dropped."""
+        """Push new tokens; replayed tokens that were delivered before are dropped."""
         known = self.base + len(self.delivered)
         skip = max(0, known - output.index)
         tokens = list(output.tokens[skip:])
@@ -120,7 +120,7 @@ class OpenRequest:
                 first=known,
                 tokens=tokens,
                 finish_reason=output.finish_reason,
-                # Of a replay these have been delivered before.
+                # Replayed tokens that were delivered before.
                 num_cached_tokens=0 if known > self.base else output.num_cached_tokens,
                 logprobs=list(output.logprobs[skip:]),
                 prompt_logprobs=[] if known > self.base else list(output.prompt_logprobs),
@@ -130,34 +130,34 @@ class OpenRequest:
         )
 
     def rename(self, request_id: int) -> None:
-        """The scheduler that it goes to knows it by this id."""
+        """Set its id at the scheduler that it is sent to."""
         self.request = replace(self.request, request_id=request_id)
 
     def resumed(self) -> Request:
-        """The request as a rebuilt scheduler must see it: nothing delivered is drawn again."""
+        """The request for a new scheduler: delivered tokens are known, not drawn again."""
         output = (*self.request.output, *self.delivered)
         return replace(self.request, output=output, num_losses=self.num_losses)
 
 
 class OpenRequests(dict[int, OpenRequest]):
-    """Every open request of a replica, by the id that the scheduler knows."""
+    """Every open request of a replica, by its id at the scheduler."""
 
     def __init__(self, *entries: Any) -> None:
         super().__init__(*entries)
         self._on_trial: tuple[int, ...] = ()
 
     def add(self, requests: Sequence[Request], stream: Stream) -> None:
-        """The continuations of one request, all read from this stream."""
+        """Add the continuations of one request, all read from this stream."""
         for index, request in enumerate(requests):
             self[request.request_id] = OpenRequest(request, index, stream)
         stream.num_open = len(requests)
 
     def deliver(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Rows of `IterationOutputs`. This loop runs once per streamed token."""
+        """Deliver rows of `IterationOutputs`. This loop runs once per streamed token."""
         for row in rows:
             entry = self.get(row[0])
             if entry is None:
-                continue  # finished or abandoned meanwhile
+                continue  # it has ended meanwhile
             if len(row) != PLAIN_FIELDS:
                 self._deliver_output(entry, output_of(row))
                 continue
@@ -174,7 +174,7 @@ class OpenRequests(dict[int, OpenRequest]):
                     if sink.write(entry.index, tokens):
                         delivered += tokens
                         continue
-                except Exception as error:  # raised by the reader's own code: the reader gets it
+                except Exception as error:  # raised by the reader's sink: the reader gets it
                     stream.fail(error)
                     continue
             entry.deliver(output_of(row))
@@ -188,7 +188,7 @@ class OpenRequests(dict[int, OpenRequest]):
         if output.finish_reason is not None:
             del self[output.request_id]
 
-    # ---- what may have cost an engine ----------------------------------------------------
+    # ---- requests that may have killed an engine ------------------------------------------
 
     def started(self, request_ids: Iterable[int]) -> None:
         for request_id in request_ids:
@@ -196,22 +196,22 @@ class OpenRequests(dict[int, OpenRequest]):
                 self[request_id].has_started = True
 
     def suspected(self, losses: Iterable[tuple[int, int]], on_trial: tuple[int, ...]) -> None:
-        """All that the scheduler suspects, and what it tries now."""
+        """Record the scheduler's suspects, and those of them in flight."""
         num_losses = dict(losses)
         for request_id, entry in self.items():
             entry.num_losses = num_losses.get(request_id, 0)
         self._on_trial = on_trial
 
     def engine_lost(self) -> None:
-        """The scheduler has died: what it computed is suspect, and what was alone may be ended."""
+        """The scheduler has died: its requests are suspects; one that ran alone may be failed."""
         tried = [i for i in self._on_trial if i in self]
-        is_alone = len(self._on_trial) == 1  # other fronts' are tried beside one's own
+        is_alone = len(self._on_trial) == 1  # includes requests of other fronts
         self._on_trial = ()
         for request_id in tried or [i for i, entry in self.items() if entry.has_started]:
             entry = self[request_id]
             entry.num_losses += 1
             if is_alone and entry.num_losses >= MAX_LOSSES:
-                error = GenerationFailed("the engine is lost whenever this request runs")
+                error = GenerationFailed("the engine fails whenever this request runs")
                 self.fail(request_id, error)
 
     def fail(self, request_id: int, error: Exception) -> None:
@@ -225,7 +225,7 @@ class OpenRequests(dict[int, OpenRequest]):
 
 
 def core_requests(request: GenerationRequest, ids: Iterator[int], now_s: float) -> list[Request]:
-    """What the scheduler gets of a request: one per continuation, each with a seed of its own."""
+    """The core's requests: one per continuation, each with its own seed."""
     sampling = request.sampling
     return [
         Request(
@@ -252,9 +252,9 @@ _MAX_QUEUED: Final = 1000  # batches per subscriber
 
 
 class IterationFeed:
-    """Iteration records to telemetry (`observers`, at once) and to consoles, as they read.
+    """Passes iteration records to telemetry (`observers`, at once) and to subscribed consoles.
 
-    Observers get the id of the engine too, "" of the only one.
+    Observers also get the engine's id; "" without a fleet.
     """
 
     def __init__(self) -> None:
@@ -267,11 +267,11 @@ class IterationFeed:
         for observer in self.observers:
             observer(records, engine_id)
         for queue in self._subscribers:
-            with suppress(asyncio.QueueFull):  # a console that sleeps misses iterations
+            with suppress(asyncio.QueueFull):  # a console that does not read misses iterations
                 queue.put_nowait(records)
 
     def close(self) -> None:
-        """End every subscription: an open console must not hold up a replica that leaves."""
+        """End every subscription, so that an open console does not delay shutdown."""
         self._closed = True
         for queue in self._subscribers:
             if queue.full():

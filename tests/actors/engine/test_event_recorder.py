@@ -60,4 +60,4 @@ def test_a_disk_that_takes_no_more_ends_the_recording(
     for row in rows(75):
         log.write(row)
     log.close()
-    assert "events are not recorded from here on" in caplog.text
+    assert "recording of events ends" in caplog.text
