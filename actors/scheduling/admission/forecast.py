@@ -1,6 +1,6 @@
-"""How long a prompt submitted now would wait for its first token, and at what pace tokens follow.
+"""Predicts the time to first token of a prompt submitted now, and the time between its tokens.
 
-Everything here reads and changes nothing: admission decides by it, and a quote repeats it.
+The prediction has no side effects: admission decides by it, and a quote reports it.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from actors.scheduling.interfaces import EngineView, pending_tokens
 
 CONSTANT_BUDGETS = ("fixed", "throttled")
 LEAST_CHUNK = 16  # tokens
-LEAST_SHARE = 0.5  # of the full rate: one short step is no trend
+LEAST_SHARE = 0.5  # of the full rate; a single short step must not lower it further
 
 
 class Bottleneck(IntEnum):
-    """What a queued prompt waits for: each is mispredicted in its own way."""
+    """What a queued prompt waits for; the errors of each kind are corrected separately."""
 
     COMPUTE = 0
-    PLACES = 1  # sequence slots or KV memory, which come free as running requests end
-    NOTHING = 2  # a wait so short that it teaches nothing about long ones
+    PLACES = 1  # sequence slots or KV memory, freed when running requests end
+    NOTHING = 2  # a short wait, which says little about long ones
 
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """Predicts from the cost model and what the engine holds.
+    """Predicts from the cost model and the state of the engine.
 
     tbt_s: the deployment's objective; a request's own takes precedence.
-    step_tokens: tokens of a step where the budget is a constant; None: it follows the objective.
+    step_tokens: tokens of a step of a constant budget; None: the budget follows the objective.
     max_step_tokens, max_requests: limits of the engine.
     """
 
@@ -66,15 +66,15 @@ class Predictor:
     def waits_s(self, num_tokens: int, engine: EngineView, now_s: float) -> tuple[float, float]:
         """Seconds to the first token of a prompt of num_tokens, by `Bottleneck`.
 
-        Two queues must let it through: prefill work ahead, and places (0.0: they are there).
+        It waits for the prefill work ahead, and for a place (0.0: one is free).
         """
         ahead = pending_tokens(engine)
         begin_s = self._begin_s(engine, now_s)
         share = self._granted_share(engine)
         finish_rate = self.finish_rate(engine)
         compute_s = begin_s + self._prefill_s(ahead + num_tokens, engine, share)
-        # Prompts ahead turn into decodes, which take their part of each step: half of them have,
-        # on average, and half of those that end meanwhile are gone.
+        # Prompts ahead become decodes, which take a part of each step. On average half of them
+        # have done so, and half of the decodes that end meanwhile have ended.
         joined = len(engine.prefilling) + engine.num_waiting - finish_rate * compute_s
         if joined:
             compute_s = begin_s + self._prefill_s(ahead + num_tokens, engine, share, joined / 2)
@@ -85,7 +85,7 @@ class Predictor:
         return compute_s, places_s + self._prefill_s(num_tokens, engine, share, joined / 2)
 
     def _begin_s(self, engine: EngineView, now_s: float) -> float:
-        """Seconds until a step planned now could begin, behind those under way."""
+        """Seconds until a step planned now could begin, after those in flight."""
         steps = engine.in_flight
         stages = self.cost.profile.num_stages
         if len(steps) < stages or not steps:
@@ -101,9 +101,9 @@ class Predictor:
     def _prefill_s(
         self, num_tokens: int, engine: EngineView, share: float, more: float = 0.0
     ) -> float:
-        """Seconds of steps that hold so much prefill beside the decodes, whole ones and a last.
+        """Seconds of the steps (full ones and a last one) for this much prefill beside the decodes.
 
-        more: decodes to count on top of those that run now (negative: fewer), of mean length.
+        more: additional decodes of mean length (negative: fewer).
         """
         decodes = self._decodes(engine, more)
         return self._steps_s(num_tokens, decodes, share, self.tightest_s(engine))
@@ -123,13 +123,13 @@ class Predictor:
         return self._granted_share(engine) * chunk / step_s
 
     def light_rate(self, engine: EngineView) -> float:
-        """Prompt tokens per second beside a single decode: what prefill alone may take."""
+        """Prompt tokens per second beside a single decode: the upper limit of prefill."""
         chunk, step_s = self._full_step(self._single(engine), self.tightest_s(engine))
         return chunk / step_s
 
     def decode_share(self, engine: EngineView) -> float:
-        """Of the time that requests have, beyond what a lone decode takes anyway, the share that
-        the running decodes take: 1.0 leaves none for prefill. It grows in step with them."""
+        """The running decodes' share of step time, not counting the time of a single decode; 1.0
+        leaves none for prefill. It grows in proportion to the number of decodes."""
         if not engine.decoding:
             return 0.0
         profile, single, decodes = self.cost.profile, self._single(engine), self._decodes(engine)
@@ -162,8 +162,8 @@ class Predictor:
         return Mix(-(-running // stages), context // stages)
 
     def _full_step(self, decodes: Mix, tbt_s: float | None) -> tuple[int, float]:
-        """Prefill tokens that the budget has room for beside these decodes, and the seconds that
-        such a step takes. tbt_s: the objective of the decodes."""
+        """Prefill tokens that the budget allows beside these decodes, and the seconds of such a
+        step. tbt_s: the objective of the decodes."""
         profile = self.cost.profile
         if self.step_tokens is not None:
             chunk = self.step_tokens - decodes.num_decodes
@@ -173,16 +173,16 @@ class Predictor:
             step_s = profile.stage_share_s(tbt_s, self.max_step_tokens)
             allowed_s = step_s / self.cost.bound_factor(decodes)
             chunk = profile.largest_chunk(decodes, 0, self.max_step_tokens, allowed_s)
-        # Even a saturated engine frees time as its decodes finish: never predict "never".
+        # Never zero: even a saturated engine gets free time when decodes end.
         chunk = max(chunk, LEAST_CHUNK)
         mix = self._beside(decodes, chunk)
         return chunk, max(profile.stage_s(mix) * self.cost.ratio(mix), 1e-6)
 
     def _granted_share(self, engine: EngineView) -> float:
-        """The rate of the prefill under way, as a share of what the room would allow.
+        """The current prefill rate, as a share of the rate that the objectives would allow.
 
-        An adaptive budget leaves some of the room. It shows only while prompts wait beyond the
-        steps under way: without a backlog steps end where the prompts do.
+        An adaptive budget uses less than they allow. This is measurable only with a backlog of
+        prompts; otherwise steps are short because prompts are.
         """
         shapes = [step.shape for step in engine.in_flight if step.shape.prefills]
         if self.step_tokens is not None or not shapes or not pending_tokens(engine):
@@ -201,7 +201,7 @@ class Predictor:
     # ---- places -----------------------------------------------------------------------
 
     def _lacking_share(self, num_tokens: int, engine: EngineView) -> float:
-        """Share of the decodes that must end before a prompt queued now finds a place."""
+        """Share of the decodes that must end before a prompt queued now gets a place."""
         decoding = engine.decoding
         if not decoding:
             return 0.0
@@ -222,8 +222,9 @@ class Predictor:
     def finish_rate(self, engine: EngineView) -> float:
         """Running requests that end per second, at the pace their tokens have come so far.
 
-        A request met at random is half done, so whole outputs are twice what is left: n requests
-        with L left each on average end at a rate of n / (2 L) a step. 0.0 while none decodes.
+        A running request is half done on average, so an output is twice what is left: n requests
+        with L tokens left each on average end at a rate of n / (2 L) per step. 0.0 while none
+        decodes.
         """
         decoding = engine.decoding
         if not decoding:
@@ -232,8 +233,9 @@ class Predictor:
         return len(decoding) ** 2 / max(2.0 * left * self._pace_s(engine), 1e-6)
 
     def _pace_s(self, engine: EngineView) -> float:
-        """Mean time between the tokens of decodes, the objective before any came; at least what a
-        step of the decodes alone takes, as there may have been fewer so far."""
+        """Mean time between tokens of the decodes, or the objective before the first token. At
+        least the step time of the decodes alone, because there may have been fewer before.
+        """
         span_s, count = 0.0, 0
         for view in engine.decoding:
             if view.first_token_s is not None and view.last_token_s is not None:
@@ -252,10 +254,10 @@ class Predictor:
     # ---- between tokens ---------------------------------------------------------------
 
     def tbt_bound_s(self, engine: EngineView, context: int, fewer: int = 0) -> float:
-        """Between tokens of a request of `context` tokens beside those that run: what steps keep.
+        """Upper bound on the time between tokens of a request with `context` tokens.
 
-        An adaptive budget gives prefill only what decodes leave, a constant one takes its tokens
-        whatever they cost. fewer: running requests that have ended by then.
+        An adaptive budget gives prefill only the time that decodes leave; a constant one takes its
+        tokens whatever their time. fewer: running requests that have ended by then.
         """
         mix = self._all_decodes(engine, context, fewer)
         if self.step_tokens is not None and self.step_tokens > mix.num_decodes:
@@ -263,7 +265,7 @@ class Predictor:
         return self.cost.profile.latency_s(mix) * self.cost.bound_factor(mix)
 
     def stalls(self, engine: EngineView, context: int) -> bool:
-        """Whether decodes alone would miss the TBT objective with one request more."""
+        """Whether one more request would make even steps without prefill miss the TBT objective."""
         if self.tbt_s is None or not (engine.decoding or engine.prefilling):
             return False
         mix = self._all_decodes(engine, context)
@@ -272,7 +274,9 @@ class Predictor:
         return profile.stage_s(mix) * self.cost.bound_factor(mix) > limit_s
 
     def _all_decodes(self, engine: EngineView, context: int, fewer: int = 0) -> Mix:
-        """A stage's share of the step in which all that run decode, and one of `context` more."""
+        """A stage's share of a step in which all running requests and one of `context` tokens
+        decode.
+        """
         running = len(engine.decoding) + len(engine.prefilling)
         held = sum([v.num_tokens for v in engine.decoding])
         held += sum([v.num_tokens for v in engine.prefilling])

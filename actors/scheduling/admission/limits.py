@@ -1,4 +1,4 @@
-"""What is refused before it is queued."""
+"""Refusals before a request is queued."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from actors.scheduling.request import Request
 
 
 class QueueLimits:
-    """Limits of the engine, of the queue and of each tenant; then the admission's own view."""
+    """Checks limits of the engine, the queue and the tenant, then asks the admission."""
 
     def __init__(
         self, config: SchedulerConfig, admission: Admission, cost: StepTimePredictor | None = None
@@ -27,7 +27,7 @@ class QueueLimits:
         self.cost = cost
 
     def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
-        """Why this request cannot be taken, or None. Asked once, as admission is."""
+        """The refusal of this request, or None. Called once per request."""
         return (
             self.impossible(request, engine)
             or self.overload(request, engine)
@@ -35,7 +35,7 @@ class QueueLimits:
         )
 
     def impossible(self, request: Request, engine: EngineView) -> Refuse | None:
-        """Faults of the request itself: trying again would not help."""
+        """Refuse a request for which a retry would not help."""
         config, name = self.config, request.request_id
         num_prompt, sampling = len(request.prompt), request.sampling
         if engine.knows(name):
@@ -70,7 +70,7 @@ class QueueLimits:
         return self._impossible_objective(request)
 
     def _impossible_objective(self, request: Request) -> Refuse | None:
-        """An objective that the engine could not keep if it had nothing else to do."""
+        """Refuse an objective that even an idle engine could not keep."""
         name, objective, num_prompt = request.request_id, request.objective, len(request.prompt)
         least_s = self.least_tbt_s(num_prompt)
         if objective.tbt_s is not None and objective.tbt_s < least_s:
@@ -82,7 +82,7 @@ class QueueLimits:
             )
         if objective.ttft_s is None or self.cost is None:
             return None
-        # Of a prompt whose prefix is cached, no more than one block need be computed.
+        # With a cached prefix, as little as one block has to be computed.
         most = self.config.block_size if self.config.prefix_cache else self.config.max_step_tokens
         chunk = min(num_prompt, most)
         least_s = self.cost.latency_s(StepShape(prefills=((num_prompt - chunk, chunk),)))
@@ -96,21 +96,21 @@ class QueueLimits:
         return None
 
     def least_tbt_s(self, num_prompt_tokens: int) -> float:
-        """The tightest objective that can be had behind such a prompt."""
+        """The tightest TBT objective possible after such a prompt."""
         least_s = self.config.min_tbt_s or 0.0
         if self.cost is None:
             return least_s
         return max(least_s, self.cost.latency_s(StepShape(1, num_prompt_tokens + 1)))
 
     def overload(self, request: Request, engine: EngineView) -> Refuse | None:
-        """Limits of the queue, which pass with time."""
+        """Refuse because of a full queue; a retry may succeed."""
         config, name = self.config, request.request_id
         limit = config.max_queued_requests
         if limit is not None and engine.num_waiting >= limit:
             return Refuse(name, f"{limit} requests wait already", None, self._retry_s(engine))
         limit = config.max_queued_tokens
         num_tokens = len(request.prompt) + len(request.output)
-        # One request alone always fits: else a long prompt could never be served.
+        # An empty queue takes any prompt: otherwise a long one could never be served.
         if limit is not None and 0 < engine.num_waiting_tokens > limit - num_tokens:
             return Refuse(name, f"{limit} tokens wait already", None, self._retry_s(engine))
         limit = config.max_queued_per_tenant
@@ -120,7 +120,7 @@ class QueueLimits:
         return None
 
     def _retry_s(self, engine: EngineView) -> float:
-        """When half of what waits will have been computed, at the present speed."""
+        """Time to compute half of the waiting tokens at the present rate."""
         if engine.tokens_per_s <= 0:
             return 1.0
         return min(60.0, max(0.1, engine.num_waiting_tokens / engine.tokens_per_s / 2))
@@ -128,7 +128,7 @@ class QueueLimits:
 
 @dataclass(frozen=True, slots=True)
 class AcceptAll:
-    """First come, first queued; memory and slots alone decide when a request starts."""
+    """Accepts every request; only memory and slots decide when it starts."""
 
     @classmethod
     def build(cls, config: SchedulerConfig, cost: StepTimePredictor | None) -> AcceptAll:

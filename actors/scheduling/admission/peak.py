@@ -18,8 +18,8 @@ from actors.scheduling.request import Request
 def peak_kv_tokens(requests: Iterable[tuple[int, int]]) -> int:
     """Most KV tokens ever held by requests (tokens now, tokens still to come) that run together.
 
-    All grow by one token a step; one that finishes frees everything. Peaks can only be where one
-    finishes, so sorting by what is left and walking from the longest suffices.
+    All grow by one token per step, and a finished one frees its tokens. Peaks occur only when a
+    request finishes, so it suffices to sort by remaining tokens and go through from the longest.
 
     >>> peak_kv_tokens([(10, 5), (4, 2)])
     18
@@ -36,7 +36,7 @@ class PredictedPeak:
     """A request starts only if the predicted KV peak fits; every request may queue.
 
     expected_share: part of max_tokens that outputs are expected to reach (1: the worst case).
-    reserve: share of the cache kept free of predictions.
+    reserve: share of the cache that predictions may not use.
     """
 
     expected_share: float = 1.0
@@ -58,7 +58,7 @@ class PredictedPeak:
         """KV tokens that stay free at the predicted peak of running and starting requests."""
         held = [self._growth(view) for view in (*engine.decoding, *engine.prefilling, *starting)]
         capacity = engine.num_blocks * engine.block_size * (1.0 - self.reserve)
-        # A request occupies whole blocks: half of one is wasted on average.
+        # Requests occupy whole blocks, of which half a block is unused on average.
         return capacity - peak_kv_tokens(held) - len(held) * engine.block_size / 2
 
     def _growth(self, view: RequestView) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""Admission by what accepting a request would break.
+"""Admission by prediction: refuses requests that would make this or another miss an objective.
 
-It predicts the TBT of running and the TTFT of queued requests, and refuses early, with the time at
-which the same request would be accepted, what would break either. Memory is judged by `peak`.
+It predicts the TBT of running and the TTFT of queued requests. A refusal is made at once and names
+the time at which the request would be accepted. Memory is judged by `peak`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from actors.scheduling.request import Request
 MAX_RETRY_AFTER_S = 3600.0
 WATCHED = 200  # predictions whose outcome is remembered
 ENOUGH, CAUTION = 20, 1 / 0.9  # see `Correction`
-SHORT = 0.5  # of the objective: an empty queue teaches nothing about a full one
+SHORT = 0.5  # of the objective: shorter predictions are corrected separately
 
 
 class Correction:
-    """What became of recent predictions: the factor that would have kept a share of them.
+    """The factor on predictions with which a given share of recent ones would have held.
 
-    share: of predictions that shall be kept. Until `ENOUGH` are known the factor is at least
+    share: of predictions that should hold. Until `ENOUGH` are known the factor is at least
     `CAUTION`: budgets stop lengthening steps at nine tenths of the best token rate.
     """
 
@@ -50,19 +50,19 @@ class Correction:
 
     @property
     def median(self) -> float:
-        """What recent predictions were off by, as often more as less."""
+        """The median error of recent predictions, as a factor."""
         return math.exp(self._recent.at(0.5)) if len(self._recent) >= ENOUGH else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a request submitted now would meet. Seconds.
+    """The prediction for a request submitted now, in seconds.
 
-    bottleneck, raw_s: what it waits for, and how long to its first token, uncorrected.
-    expected_s: to its first token, as likely later as earlier.
-    bound_s: what `confidence` of such first tokens keep; decisions are made by it.
-    wait_s: by how much that misses the objective (<= 0: it keeps it).
-    alone: nothing is in its way, so that waiting would not help.
+    bottleneck, raw_s: what it waits for, and the uncorrected time to its first token.
+    expected_s: median of the time to its first token.
+    bound_s: a bound that holds for a share `confidence` of requests; decisions use it.
+    wait_s: by how much the bound exceeds the objective (<= 0: it is kept).
+    alone: no other work delays it, so that waiting would not help.
     """
 
     bottleneck: Bottleneck
@@ -76,15 +76,15 @@ class Forecast:
 
 @dataclass(slots=True)
 class PredictiveAdmission:
-    """Refuses a request whose acceptance would break a promise, and says when to come again.
+    """Refuses a request whose acceptance would make an objective be missed, with a retry time.
 
-    predictor: what decisions are made by.
+    predictor: makes the predictions.
     ttft_s: the deployment's objective; a request's own takes precedence.
-    max_wait_s: the queue's bound where no TTFT objective is stated.
-    action: "refuse", or "queue": admit it anyway (a `deadline` order then relegates what is
-        lost), and only hold back starts that would stall running decodes.
-    confidence: share of accepted requests whose first token shall come as predicted. What came
-        of earlier predictions corrects later ones (`Correction`, one per bottleneck).
+    max_wait_s: longest wait in the queue without a TTFT objective.
+    action: "refuse", or "queue": admit it anyway (a `deadline` order then moves late requests
+        back), and only delay starts that would stall running decodes.
+    confidence: share of accepted requests whose first token should come within the bound. Errors
+        of earlier predictions correct later ones (`Correction`, one per bottleneck).
     margin: share of the TTFT objective kept back, as the engine changes while a prompt waits.
     """
 
@@ -94,9 +94,9 @@ class PredictiveAdmission:
     action: str = "refuse"
     confidence: float = 0.99
     margin: float = 0.1
-    _promised_s: float = 0.0  # work of refused requests that may come again later
+    _promised_s: float = 0.0  # work reserved for refused requests that may return
     _promised_at_s: float = 0.0  # when `_promised_s` was last brought up to date
-    # Accepted, first token still to come: what for, how long, uncorrected.
+    # Accepted requests without a first token: (bottleneck, uncorrected prediction).
     _predicted: dict[int, tuple[Bottleneck, float]] = field(default_factory=dict)
     _corrections: tuple[Correction, ...] = field(init=False)  # by bottleneck
 
@@ -140,7 +140,7 @@ class PredictiveAdmission:
             return False
         return self.predictor.peak.may_start(request, engine)
 
-    # ---- what would become of a request; nothing changes ------------------------------
+    # ---- predictions, without side effects --------------------------------------------
 
     def forecast(self, request: Request, engine: EngineView, now_s: float) -> Forecast:
         own = len(request.prompt) + len(request.output)
@@ -168,13 +168,13 @@ class PredictiveAdmission:
         )
 
     def retry_after_s(self, found: Forecast, now_s: float) -> float:
-        """When it would be accepted, behind the refused requests that may come earlier."""
+        """When it would be accepted, after the refused requests that may return earlier."""
         return min(found.wait_s + self._promised_left_s(now_s), MAX_RETRY_AFTER_S)
 
-    # ---- learning and promising -------------------------------------------------------
+    # ---- learning, and reserving for refused requests ---------------------------------
 
     def _learn(self, engine: EngineView) -> None:
-        """Compare first tokens that have come with what was predicted."""
+        """Compare the first tokens since the last call with their predictions."""
         if not self._predicted:
             return
         for view in engine.decoding:
@@ -186,10 +186,10 @@ class PredictiveAdmission:
                 actual_s = view.first_token_s - view.request.arrival_s
                 self._corrections[bottleneck].observe(actual_s, raw_s)
         if len(self._predicted) > 4 * self.predictor.max_requests + 1024:
-            self._predicted.clear()  # aborted ones never come
+            self._predicted.clear()  # the rest were aborted
 
     def _service_s(self, request: Request, engine: EngineView) -> float:
-        """Time that the engine must set aside for one such request, of compute or of slots."""
+        """Time of compute, or of slots, that one such request takes."""
         predictor = self.predictor
         own = len(request.prompt) + len(request.output)
         slot_s = 1.0 / predictor.finish_rate(engine) if engine.decoding else 0.0
@@ -205,7 +205,7 @@ class PredictiveAdmission:
 
 
 def late(found: Forecast) -> str:
-    """What a refusal says."""
+    """The message of a refusal."""
     return (
         f"overloaded: the first token would take {found.bound_s:.1f} s, "
         f"the objective allows {found.limit_s:.1f} s"

@@ -1,4 +1,4 @@
-"""What would become of a request submitted now: admission's own prediction, without its effects."""
+"""The prediction for a request submitted now: that of admission, without its side effects."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def quote(
     ttft_s: float | None = None,
     tenant: str = "",
 ) -> Quote:
-    """For a request of so many tokens under these objectives (None: the deployment's).
+    """The quote for a request of this size and these objectives (None: the deployment's).
 
-    Changes nothing, whatever it finds.
+    Changes nothing.
     """
     request = Request(
         ASKING,
@@ -46,32 +46,32 @@ def quote(
     if not isinstance(limits.cost, OnlineCostModel):
         return _judged(Quote(None, message=NO_COST_MODEL), refusals)
     admission = limits.admission
-    if not isinstance(admission, PredictiveAdmission):  # it would queue whatever comes
+    if not isinstance(admission, PredictiveAdmission):  # it accepts every request
         admission = PredictiveAdmission.build(limits.config, limits.cost, max_wait_s=math.inf)
     predictor = admission.predictor
     forecast = admission.forecast(request, engine, now_s)
-    said = Quote(
+    predicted = Quote(
         True,
         forecast.expected_s,
         forecast.bound_s,
         predictor.tbt_bound_s(engine, num_prompt_tokens),
-        # Few steps hold prefill alone, so what was learnt of them may be old: busy is not faster.
+        # Few steps hold only prefill, so their correction may be old: an idle engine is no slower.
         min(predictor.least_ttft_s(num_prompt_tokens), forecast.expected_s),
         limits.least_tbt_s(num_prompt_tokens),
     )
-    refusals.append(_first_token(request, said, forecast, admission, engine, now_s))
-    refusals.append(_between_tokens(request, said, admission, engine))
-    return _judged(said, refusals)
+    refusals.append(_first_token(request, predicted, forecast, admission, engine, now_s))
+    refusals.append(_between_tokens(request, predicted, admission, engine))
+    return _judged(predicted, refusals)
 
 
-def _judged(said: Quote, refusals: Sequence[Refuse | None]) -> Quote:
-    """What never passes outweighs what does, and the longest wait the others."""
+def _judged(predicted: Quote, refusals: Sequence[Refuse | None]) -> Quote:
+    """Permanent obstacles come first, then the longest wait."""
     reasons = [refusal for refusal in refusals if refusal is not None]
     if not reasons:
-        return said
+        return predicted
     worst = max(reasons, key=lambda r: math.inf if r.retry_after_s is None else r.retry_after_s)
     return replace(
-        said,
+        predicted,
         can_serve_now=False,
         retry_after_s=worst.retry_after_s,
         message=worst.message,
@@ -81,35 +81,35 @@ def _judged(said: Quote, refusals: Sequence[Refuse | None]) -> Quote:
 
 def _first_token(
     request: Request,
-    said: Quote,
+    predicted: Quote,
     forecast: Forecast,
     admission: PredictiveAdmission,
     engine: EngineView,
     now_s: float,
 ) -> Refuse | None:
-    """Admission takes a request that waiting would not help; a quote says that it will be late."""
+    """Admission accepts a request that waiting would not help; a quote says it is late."""
     name, limit_s = request.request_id, forecast.limit_s
     if forecast.wait_s <= 0.0 or (forecast.alone and forecast.expected_s <= limit_s):
         return None
-    if said.least_ttft_s is not None and said.least_ttft_s > limit_s:
+    if predicted.least_ttft_s is not None and predicted.least_ttft_s > limit_s:
         message = (
             f"a first token within {1000 * limit_s:g} ms cannot be had unless the prompt's "
-            f"beginning is cached: it takes at least {1000 * said.least_ttft_s:.3g} ms"
+            f"beginning is cached: it takes at least {1000 * predicted.least_ttft_s:.3g} ms"
         )
         return Refuse(name, message, "slo.ttft_ms")
     wait_s = admission.retry_after_s(forecast, now_s)
-    if forecast.alone:  # what is in its way are the decodes
+    if forecast.alone:  # only running decodes delay it
         wait_s = admission.predictor.ended_s(engine, len(engine.decoding))
     return Refuse(name, late(forecast), "slo.ttft_ms", wait_s)
 
 
 def _between_tokens(
-    request: Request, said: Quote, admission: PredictiveAdmission, engine: EngineView
+    request: Request, predicted: Quote, admission: PredictiveAdmission, engine: EngineView
 ) -> Refuse | None:
-    """Whether steps with this request among those that run keep its objective."""
+    """Whether steps with this request and the running ones keep its objective."""
     predictor, context = admission.predictor, len(request.prompt)
     tbt_s = request.objective.tbt_s or predictor.tbt_s
-    if tbt_s is None or said.tbt_bound_s is None or said.tbt_bound_s <= tbt_s:
+    if tbt_s is None or predicted.tbt_bound_s is None or predicted.tbt_bound_s <= tbt_s:
         return None
     name, param = request.request_id, "slo.tbt_ms"
     running = len(engine.decoding) + len(engine.prefilling)
@@ -117,11 +117,11 @@ def _between_tokens(
         (k for k in range(running + 1) if predictor.tbt_bound_s(engine, context, k) <= tbt_s), None
     )
     message = (
-        f"steps beside {running} running requests take up to {1000 * said.tbt_bound_s:.3g} ms, "
-        f"the objective allows {1000 * tbt_s:g} ms"
+        f"steps beside {running} running requests take up to "
+        f"{1000 * predicted.tbt_bound_s:.3g} ms, the objective allows {1000 * tbt_s:g} ms"
     )
     if fewer is None:
         return Refuse(name, f"{message}: not with this budget", param)
-    fewer = min(fewer, len(engine.decoding))  # how long the others will run is not known yet
-    wait_s = predictor.ended_s(engine, fewer) if fewer else said.ttft_s
+    fewer = min(fewer, len(engine.decoding))  # it is unknown how long the others run
+    wait_s = predictor.ended_s(engine, fewer) if fewer else predicted.ttft_s
     return Refuse(name, message, param, wait_s)

@@ -1,18 +1,18 @@
 """A budget per iteration: the largest prefill that the running decodes have time for.
 
-Three bounds, each from what is known at this moment:
+Three bounds are computed anew for each step:
 
-1. *Slack.* The step's predicted time, at a learned quantile of the prediction's error, and what
-   passes outside the stages between two answers, at a learned quantile too, fit the least slack
-   of the decodes it holds, and leave those in the other micro-batches theirs. Where that
-   misses the objective all the same, it plans for less of it (`feedback`).
-2. *Rate.* Among the sizes that fit, the one with the least time per token: a step ends at a tile
-   edge, and grows no further than where longer steps hardly gain (`StepSizes`). In a queue, one
-   stage counts what the decodes cost beside the prefill too, which longer steps share.
-3. *Pace.* While sequence slots or KV blocks are nearly used up, prefill only makes decodes wait
-   for a place, so it is spread evenly over the steps instead of bunched: a step prefills what
-   its decodes will make room for (prompt tokens per output token, learned), with some advance
-   while places are left. Evenly filled steps are cheap ones and leave no bubbles.
+1. *Slack.* The step's predicted time plus the time outside the stages between two answers, both at
+   a learned quantile, must fit the least slack of the step's decodes, and leave the decodes of
+   other micro-batches their slack. If objectives are missed nevertheless, it plans for a smaller
+   share of them (`slack.KeptShare`).
+2. *Rate.* Of the sizes that fit, the one with the least time per token: a step ends at a tile edge,
+   and is not extended where longer steps gain little (`StepSizes`). With a queue and one stage the
+   time of the decodes counts too, because longer steps share it.
+3. *Pace.* While sequence slots or KV blocks are nearly used up, prefill is spread evenly over the
+   steps, because prompts computed earlier would only wait for a place: a step prefills as much as
+   its decodes will free (prompt tokens per output token, learned), plus some advance while places
+   are left. Evenly filled steps cost least and cause no pipeline bubbles.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from actors.scheduling.interfaces import EngineView
 from actors.scheduling.plan import StepShape
 
 INFINITY = float("inf")
-LEAST_PACED_TOKENS = 256.0  # below this a step wastes more than bunching does
-OUTSIDE_SHARE = 0.1  # of the objective: more time outside the stages cannot be made up by chunks
-PATIENCE = 20  # objectives that prompts may stand still
+LEAST_PACED_TOKENS = 256.0  # smaller prefills waste more than uneven steps do
+OUTSIDE_SHARE = 0.1  # of the objective: more time outside the stages than this is not planned for
+PATIENCE = 20  # longest pause of all prefill, in TBT objectives
 LEAST_RELIEF = 16  # tokens
-DENIALS = 20  # steps without prefill after which the bound that keeps it out is learnt anew
+DENIALS = 20  # steps without prefill after which the bound is learned anew
 FULL = 0.98  # share of the places (slots or KV blocks) in use from which no request can start
 
 
@@ -40,18 +40,18 @@ FULL = 0.98  # share of the places (slots or KV blocks) in use from which no req
 class AdaptiveBudget:
     """Implements `interfaces.TokenBudget`.
 
-    cost: what predicts and learns (the core teaches it).
+    cost: the cost model, which the core updates.
     tbt_s: the deployment's objective; a request's own takes precedence; None: no objective.
     max_requests: sequence slots; with max_step_tokens the limits of the engine.
     smoothness: longest gap allowed, in objectives (see `slack`).
-    headroom: share of every limit kept back for what happens behind the engine's answers, on the
-        way to the client; a step that needed it counts as a miss.
+    headroom: share of every limit reserved for delays after the engine's answer, on the way to
+        the client; a step that used it counts as a miss.
     growth: context tokens by which running requests may still grow; new prompts are held back
         while decodes alone would miss the objective after that growth.
-    efficiency: share of the best token rate that ends the wish for longer steps.
-    ease: share of the best prefill rate beside the decodes that ends it in a queue, with one stage.
-    allowed_misses: share of the steps that may miss it (see `KeptShare`).
-    pace: how fast the pace of prefill adjusts, as a share per step; 0: no pacing.
+    efficiency: share of the best token rate from which steps are not made longer.
+    ease: likewise of the best prefill rate beside the decodes, with a queue and one stage.
+    allowed_misses: share of the steps that may miss the objective (see `KeptShare`).
+    pace: change of the pace of prefill, as a share per step; 0: no pacing.
     """
 
     learns: ClassVar[bool] = True
@@ -65,24 +65,24 @@ class AdaptiveBudget:
     growth: int = 128
     efficiency: float = 0.9
     ease: float = 0.9
-    allowed_misses: float = 0.0075  # of the hundredth that a P99 objective forgives
+    allowed_misses: float = 0.0075  # a P99 objective permits 0.01
     pace: float = 0.01
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
     holds_starts: bool = field(init=False, default=False)
     _slack: Slack = field(init=False)
     _sizes: StepSizes = field(init=False)
-    _fastest: StepSizes = field(init=False)  # in a queue
+    _fastest: StepSizes = field(init=False)  # while requests wait
     _efficient_tokens: int = field(init=False)  # beyond it longer steps hardly gain
-    _relieves: bool = False  # the step being planned: prompts have stood still for too long
+    _relieves: bool = False  # this step gets prefill because all of it has paused for too long
     _pace_tokens: float = INFINITY  # see `_paced`
     _outside: RecentQuantile = field(init=False)  # seconds, see `_watch`
-    _answered: list[tuple[StepShape, float]] = field(default_factory=list)  # and not yet watched
+    _answered: list[tuple[StepShape, float]] = field(default_factory=list)  # for `_watch`
     _kept: KeptShare = field(init=False)
     _asked_at_s: float = 0.0
     _prefilled_at_s: float = 0.0  # when prompts last progressed, or none was held back
-    _bounded: Mix | None = None  # the kind of step whose error bound limited the last one
-    _limit_s: float = INFINITY  # what the slack allowed the step last asked for
-    _num_denied: int = 0  # steps in a row that prompts waited for and that took none
+    _bounded: Mix | None = None  # kind of step whose error bound limited the last step
+    _limit_s: float = INFINITY  # limit of the last planned step by slack
+    _num_denied: int = 0  # steps in a row that took no prefill though prompts waited
 
     @classmethod
     def build(
@@ -114,7 +114,7 @@ class AdaptiveBudget:
         self._limit_s = limit_s
         self.holds_starts = self._relieves = False
         if limit_s == INFINITY:
-            self._prefilled_at_s = engine.now_s  # nothing is held back
+            self._prefilled_at_s = engine.now_s  # no prefill is held back
             if self.tbt_s is not None or not shape.num_decodes:
                 return self.max_step_tokens
             return max(self._efficient_tokens, shape.num_decodes + LEAST_RELIEF)
@@ -127,7 +127,7 @@ class AdaptiveBudget:
         if tokens > num_planned:
             self._num_denied = 0
         elif engine.now_s - self._prefilled_at_s > PATIENCE * self._slack.tightest_s:
-            self._prefilled_at_s = engine.now_s  # prompts have stood still for many objectives
+            self._prefilled_at_s = engine.now_s  # prefill has paused for many objectives
             self._relieves = True
             tokens += self._relief(shape)
         elif engine.prefilling or (engine.num_waiting and not self.holds_starts):
@@ -135,7 +135,7 @@ class AdaptiveBudget:
         return tokens
 
     def may_start(self, engine: EngineView) -> bool:
-        """Whether the decodes of one request more keep the tightest objective, all grown."""
+        """Whether decodes with one more request keep the tightest objective after growing."""
         if self._relieves or self._may_grow(engine):
             return True
         self.holds_starts = True
@@ -151,18 +151,18 @@ class AdaptiveBudget:
         return self.cost.profile.largest_chunk(mix, context, most, limit_s)
 
     def _doubt(self) -> None:
-        """Forget a bound that keeps prefill out, after a while: steps that are never taken
-        teach nothing, so what a bad moment taught of them would stand for ever."""
+        """Forget an error bound that has prevented prefill for a while: steps that are never run
+        are not measured, so a bound from one bad moment would stay for ever."""
         self._num_denied += 1
         if self._bounded and self._num_denied >= DENIALS:
             self._num_denied = 0
             self.cost.forget(self._bounded)
 
     def _holds_back(self, engine: EngineView) -> bool:
-        """Whether a step without prefill keeps a prompt from the progress that it is owed.
+        """Whether a step without prefill denies a prompt progress that it should make.
 
-        One that has started always progresses. One that waits does so where an objective tighter
-        than the deployment's own is in its way.
+        A started prompt always should. A waiting one should if only an objective tighter than the
+        deployment's prevents it.
         """
         if engine.prefilling:
             return True
@@ -176,29 +176,27 @@ class AdaptiveBudget:
         return max(self.cost.profile.largest_chunk(mix, 0, most, limit_s), min(LEAST_RELIEF, most))
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
-        """The core teaches the shared cost model itself; here only what passes outside it."""
+        """Record the step for `_watch`; the core itself updates the shared cost model."""
         del self._answered[:-1]  # not every policy asks for a budget
         self._answered.append((shape, duration_s))
 
     def _watch(self, engine: EngineView) -> None:
-        """Learn how much longer an answer takes than its step (scheduling, transport, waking up),
-        and whether streams got it in time.
-
-        With several stages the way through them hides it, and nothing is learnt.
+        """Learn the time of an answer beyond its step (scheduling, transport, wake-up), and whether
+        streams kept their objectives. Learns nothing with several stages, whose overlap hides it.
         """
         answered, begin_s = self._answered, self._asked_at_s
         self._asked_at_s = now_s = engine.now_s
         if not answered:
             return
-        # The step began when we were last asked: then the one before it was answered, or it was
-        # planned on an idle engine. Of several answered since, none is timed.
+        # The step began at the last call, when the one before was answered or the engine was
+        # idle. If several have been answered since then, none is timed.
         running = engine.decoding or engine.prefilling
         if len(answered) == 1 and running and self.cost.profile.num_stages == 1:
             ((shape, duration_s),) = answered
             gap_s, tbt_s = now_s - begin_s, self._slack.tightest_s
             self._outside.add(min(max(0.0, gap_s - duration_s), OUTSIDE_SHARE * tbt_s))
             kept = gap_s <= tbt_s * (1.0 - self.headroom)
-            # Without prefill there was nothing to leave out.
+            # A step without prefill could not have been shorter.
             if shape.num_decodes and (kept or shape.prefills):
                 self._kept.note(kept)
         answered.clear()
@@ -240,8 +238,8 @@ class AdaptiveBudget:
     def _snap(self, mix: Mix, start: int, chunk: int, sizes: StepSizes) -> int:
         """Cut the last chunk back to where tokens are cheapest, and add it; returns the tokens.
 
-        Behind a tile edge time jumps while tokens creep: a step just past one costs more per
-        token than the step that stops at it. Time saved goes to the next step.
+        Step time jumps at a tile edge: a step just past one costs more per token than a step that
+        ends at it.
         """
         tokens = mix.num_tokens
         if chunk:
@@ -253,9 +251,9 @@ class AdaptiveBudget:
     def _paced(self, engine: EngineView) -> int:
         """Most prefill tokens of the step (bound 3 above).
 
-        A search for the balance: a step that goes without prefill though prompts wait, for want
-        of a place, shows that prefill ran ahead of the decodes that must make room; every other
-        step tries a little more. At rest one step in ten is such a one.
+        Searches the balance: a step without prefill, because waiting prompts find no free place,
+        shows that prefill was too fast and lowers the pace; every other step raises it a little.
+        In equilibrium about one step in ten is without prefill.
         """
         if not self.pace:
             return self.max_step_tokens
@@ -271,7 +269,7 @@ class AdaptiveBudget:
         return int(self._pace_tokens)
 
     def _bound_factor(self, mix: Mix, limit_s: float) -> float:
-        """The learned error quantile of steps about as large as this one will be."""
+        """The learned error quantile of steps about the size of this one."""
         guess = self.cost.profile.largest_chunk(mix, 0, self.max_step_tokens, limit_s)
         self._bounded = None
         if guess:
@@ -280,7 +278,8 @@ class AdaptiveBudget:
         return self.cost.bound_factor(self._bounded or mix)
 
     def _may_grow(self, engine: EngineView) -> bool:
-        """Prompts decode soon. What waits has no say: it would hold up all that wait behind it."""
+        """Counts prompts, which decode soon, but not waiting requests: a strict one at the head of
+        the queue would block all others."""
         soon = [view.request.objective.tbt_s or INFINITY for view in engine.prefilling]
         tightest_s = min([self._slack.tightest_s, *soon])
         if tightest_s == INFINITY:

@@ -1,8 +1,8 @@
 """Constant token budgets: given as a number, or derived once from an objective and a profile.
 
-The paper profiles step time against tokens and keeps the
-largest budget whose P99 meets the TBT objective (section 4.3): `ProfiledBudget`. It must assume
-the worst batch it will ever meet, so most steps end early; `adaptive` decides anew each step.
+The paper profiles step time against tokens and takes the largest budget whose P99 meets the TBT
+objective (section 4.3): `largest_budget`. It must assume the worst batch, so most steps end early;
+`adaptive` decides anew for each step.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class FixedBudget:
         return self.tokens - shape.num_tokens
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
-        """A constant learns nothing."""
+        """Does nothing: a constant does not learn."""
 
 
 def profiled_budget(
@@ -75,7 +75,7 @@ def profiled_budget(
     profile = cost_model_for("budget", "profiled", cost).profile
     if config.tbt_s is None:
         raise ConfigError("slo.tbt_ms", "a profiled budget needs an objective")
-    # The fullest engine there can be: every slot taken, the KV cache shared evenly.
+    # The worst case: every slot in use, the KV cache shared evenly.
     kv_tokens = config.num_blocks * config.block_size
     options.setdefault("num_decodes", config.max_requests)
     options.setdefault("context_tokens", min(4096, kv_tokens // config.max_requests))
