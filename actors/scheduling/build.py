@@ -1,4 +1,4 @@
-"""A core from its configuration: the live scheduler actor and the simulator call the same."""
+"""Builds a core from its configuration, for the live scheduler actor and the simulator."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from actors.scheduling.plan import StepShape
 from actors.scheduling.policies import build_policy
 from actors.scheduling.queue import build_order
 
-# The paper's rule for objectives: so many times a decode step that no prefill disturbs
+# The paper's objectives: multiples of the time of a decode step without prefill
 DECODE_STEPS: Mapping[str, float] = {"strict": 5.0, "relaxed": 25.0}
-STREAMS, CONTEXT = 32, 4096  # of the decode step, as far as the engine takes them
+STREAMS, CONTEXT = 32, 4096  # of that decode step, within the engine's limits
 
 
 def check_config(config: SchedulerConfig) -> None:
     """Raise ConfigError naming the first impossible value, unknown policy or order, or option.
 
-    Used before anything is started: budgets and admission need the KV memory's size, so they are
-    judged by `build_core`.
+    Called before anything starts. Budgets and admission need the size of the KV memory, so
+    `build_core` checks them.
     """
     config.check()
     policy = build_policy(config)
@@ -38,9 +38,9 @@ def build_core(
     admission: Admission | None = None,
     cost_model: StepTimePredictor | None = None,
 ) -> Core:
-    """A core as `config` describes it; parts given here win over the named ones.
+    """The core that `config` describes; parts passed here replace the configured ones.
 
-    Raises ConfigError naming the setting that cannot be.
+    Raises ConfigError naming an invalid setting.
     """
     config.check()
     cost_model = cost_model or read_cost_model(config.cost_model)

@@ -1,8 +1,7 @@
-"""Everything a core is made from, as data. `build.build_core` makes a core of it.
+"""The configuration of a core, as data; `build.build_core` makes a core from it.
 
 A setting is declared once, as a field of `SchedulerConfig` with its `Setting`. The YAML's schema
-(`app.settings_schema`), the reference, the checks and the keys that may change live are made of
-these.
+(`app.settings_schema`), the reference, the checks and the list of live settings derive from these.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ class ConfigError(ValueError):
         self.key = key
 
 
-@dataclass(frozen=True)  # no slots: what every step asks for is cached
+@dataclass(frozen=True)  # no slots, because values used by every step are cached
 class SchedulerConfig:
     """Frozen settings of one core.
 
-    Device KV blocks are numbered 0 .. num_blocks - 1, all usable.
-    With one stage and `lookahead` the plan for step N+1 is made while N runs: the stage feeds
-    itself the token that the core does not know yet. With several stages a request is in one
-    outstanding step at most, as its token must come back; `overlap_chunks` lets the chunks of a
-    prompt, whose tokens are known, follow one another.
-    Names (`policy`, `order`, `budget`, `admission`) come with an options mapping each.
+    Device KV blocks are numbered 0 .. num_blocks - 1, all usable. With one stage and `lookahead`
+    the plan for step N+1 is made while N runs: the stage feeds itself the token that the core does
+    not know yet. With several stages a request is in one outstanding step at most, because its
+    token must come back first; `overlap_chunks` lets the chunks of a prompt, whose tokens are
+    known, follow one another. Each name (`policy`, `order`, `budget`, `admission`) has a mapping of
+    options.
     """
 
     num_blocks: int = field(
@@ -208,7 +207,7 @@ class SchedulerConfig:
 
     @property
     def most_requests(self) -> int:
-        """How far `max_requests` may be raised while running: rows of the stages' tables."""
+        """The most that `max_requests` may become while running: rows of the stages' tables."""
         return self.max_requests if self.request_slots is None else self.request_slots
 
     @property
@@ -230,12 +229,12 @@ class SchedulerConfig:
 
     @cached_property
     def steps_per_request(self) -> int:
-        """In how many outstanding steps one request may be: two with lookahead, else one."""
+        """The most outstanding steps with one request: two with lookahead, else one."""
         return 2 if self.num_stages == 1 and self.lookahead else 1
 
     @cached_property
     def chunks_per_request(self) -> int:
-        """In how many outstanding steps one unfinished prompt may be."""
+        """The most outstanding steps with one unfinished prompt."""
         if self.num_stages > 1 and self.overlap_chunks:
             return self.depth
         return self.steps_per_request
@@ -254,7 +253,7 @@ class SchedulerConfig:
                 raise ConfigError(key, f"must be {in_words(KINDS[name])}, not {value!r}")
             updates[name] = in_seconds(name, value)
         for name in ("policy", "order", "budget", "admission"):
-            if name in updates:  # options belong to the part they were written for
+            if name in updates:  # the options of the old part do not apply to the new one
                 updates.setdefault(f"{name}_options", {})
         if "budget" in updates:
             updates.setdefault("token_budget", None)
@@ -273,7 +272,7 @@ class SchedulerConfig:
         return any(getattr(self, name) != getattr(other, name) for name in names)
 
     def check(self) -> None:
-        """Raise ConfigError naming the first impossible value; names are left to the registries."""
+        """Raise ConfigError naming the first impossible value; the registries check names."""
         for name, declared in SETTINGS.items():
             value = getattr(self, name)
             if not fits(value, KINDS[name]):
@@ -296,7 +295,7 @@ class SchedulerConfig:
 
 
 def in_seconds(name: str, value: Any) -> Any:
-    """What the field `name` holds for a value of the YAML."""
+    """The value of field `name` for a value in the YAML."""
     return value / 1000 if SETTINGS[name].milliseconds and value is not None else value
 
 

@@ -1,4 +1,4 @@
-"""The core's life as rows of plain data, and back: record, store anywhere, replay.
+"""All calls of a core as rows of plain data: recording and replay.
 
 A row is one call of `handle`: {"now_s", "kind", "event", "instructions"}, where `event` and
 `instructions` are JSON text, so that rows fit a flat table. The first row has kind "Config". The
@@ -28,7 +28,7 @@ _INSTRUCTIONS = {kind.__name__: kind for kind in get_args(events.Instruction)}
 
 
 class ReplayMismatch(Exception):
-    """The core answered a recorded event differently; `row` counts from 0."""
+    """The core's answer to a recorded event differs; `row` counts from 0."""
 
     def __init__(self, row: int, recorded: str, replayed: str) -> None:
         super().__init__(f"row {row}: recorded {recorded[:500]} but got {replayed[:500]}")
@@ -39,7 +39,7 @@ class ReplayMismatch(Exception):
 
 
 def encode(value: Any) -> Any:
-    """JSON-able form of anything that events and instructions hold.
+    """JSON-able form of the values in events and instructions.
 
     Dataclasses become objects without their default fields, NamedTuples and tuples arrays.
     """
@@ -109,7 +109,7 @@ def _dump(value: Any) -> str:
 
 
 def config_row(config: SchedulerConfig) -> Row:
-    """The row a log begins with."""
+    """The first row of a log."""
     return {
         "now_s": 0.0,
         "kind": "Config",
@@ -146,7 +146,7 @@ def config_of(row: Row) -> SchedulerConfig:
 
 
 class Recorder:
-    """A core that passes every call on and hands its row to `write`."""
+    """Passes every call to a core, and its row to `write`."""
 
     def __init__(self, core: Core, write: Callable[[Row], object]) -> None:
         self.core = core

@@ -1,6 +1,6 @@
-"""The core's two languages: events go in, instructions come out.
+"""The core's interface: events go in, instructions come out.
 
-`core.handle(event, now_s) -> list[Instruction]` is the only way anything changes.
+`core.handle(event, now_s) -> list[Instruction]` is the only call that changes anything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The caller has gone. Unknown and finished ids are ignored: races are normal."""
+    """The caller has left. Unknown and finished ids are ignored, since the request may just have
+    ended.
+    """
 
     request_id: int
 
@@ -34,9 +36,9 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """The stages raised on this step but live on; its work must be planned again.
+    """The stages raised an error in this step but keep running; its work must be planned again.
 
-    culprit: the request known to be at fault, which is then ended with an error.
+    culprit: the request known to be at fault, which then ends with an error.
     """
 
     step_id: int
@@ -46,10 +48,10 @@ class StepFailed:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLost:
-    """Stages were rebuilt: nothing in flight will answer and all KV is gone. Replay.
+    """The stages were rebuilt: steps in flight get no answer, and all KV is lost.
 
-    What is in flight when this arrives is forgotten; later answers to it must not be passed on.
-    tier: as `TierHolds.ranks`, where there is a second tier.
+    Running requests are replayed. Late answers to earlier steps must not be passed on.
+    tier: as `TierHolds.ranks`, if there is a second tier.
     """
 
     tier: tuple[tuple[bytes, ...], ...] = ()
@@ -64,7 +66,7 @@ class Reconfigure:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Only time has passed (asked for by WakeAt)."""
+    """Only time has passed (requested by WakeAt)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class TierHolds:
 
 
 class TierChange(NamedTuple):
-    """What one rank's store holds now that it did not when it was last asked, and the reverse."""
+    """Digests added to and removed from one rank's store since the last answer."""
 
     added: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
@@ -86,7 +88,7 @@ class Moved:
     """The answer to a Save or a Fetch; a move that failed is answered too.
 
     num_blocks: how many of its blocks, from the first, are done on every rank.
-    changes: one a rank.
+    changes: one per rank.
     """
 
     move_id: int
@@ -114,7 +116,7 @@ class Execute:
 
 
 class Output(NamedTuple):
-    """What is new of one request. `index` numbers its first token among the request's outputs.
+    """New tokens of one request. `index`: position of the first one among the request's outputs.
 
     num_cached_tokens: prompt tokens whose KV came from the prefix cache or from the group,
         on the first output of a request's life. An aborted request gets one last output
@@ -123,7 +125,7 @@ class Output(NamedTuple):
     """
 
     request_id: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
@@ -143,7 +145,7 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The request will not be served: over a limit (retry_after_s None) or overload (set)."""
+    """The request is not served: over a limit (retry_after_s None), or overload (set)."""
 
     request_id: int
     message: str
@@ -153,15 +155,15 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send a Tick at this time: something (ageing, admission) may become possible then."""
+    """Send a Tick at this time, when e.g. ageing or admission may allow a start."""
 
     time_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Copy these device blocks, (block, digest), into the second tier of every rank. No step writes
-    them, and none is given them, until Moved comes."""
+    """Copy these device blocks, (block, digest), into the second tier of every rank. They are not
+    written or given to another request until Moved comes."""
 
     move_id: int
     blocks: tuple[tuple[int, bytes], ...]
@@ -169,8 +171,8 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Fill these device blocks, (block, digest), from the second tier, in order; those not filled
-    within limit_s are left. No step touches them until Moved comes, nothing writes them after."""
+    """Fill these device blocks, (block, digest), from the second tier, in order; it stops after
+    limit_s. No step uses them until Moved comes, and nothing writes them afterwards."""
 
     move_id: int
     blocks: tuple[tuple[int, bytes], ...]

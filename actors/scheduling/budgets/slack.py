@@ -1,10 +1,9 @@
-"""How long the next step may take, by what is due and what is in flight; which sizes of step are
-worth their time.
+"""The time that the next step may take, from due tokens and steps in flight; efficient step sizes.
 
-A token that comes early buys time for later ones, as a deadline schedule allows (token k of a
-stream is due k objectives after the first). Left alone that bank would grow without bound and a
-stream far ahead could then be stalled for seconds, which is what the objective forbids; so no
-gap may exceed `smoothness` objectives. At smoothness 1 every single gap keeps the objective.
+A deadline schedule (token k of a stream is due k objectives after the first) lets early tokens pay
+for later ones. Without a limit a stream far ahead could be stalled for seconds, which the objective
+forbids; so no gap may exceed `smoothness` objectives. At smoothness 1 every gap keeps the
+objective.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.interfaces import EngineView, RequestView, StepView
 from actors.scheduling.plan import StepShape
 
-DENT = 0.05  # differences of token rate within a profile's noise: the longer step
+DENT = 0.05  # token rates this close are equal within a profile's noise: prefer the longer step
 
 
 @dataclass(slots=True)
 class Slack:
-    """What the running decodes leave a step.
+    """The time that running decodes leave for a step.
 
     tbt_s: the deployment's objective; a request's own takes precedence; None: no objective.
     smoothness: longest gap allowed, in objectives.
-    tightest_s: the tightest objective of the decodes when last asked.
+    tightest_s: the tightest objective of the decodes at the last call.
     """
 
     cost: OnlineCostModel
@@ -64,7 +63,7 @@ class Slack:
             if tbt_s < ours_tbt_s:
                 ours_tbt_s = tbt_s
             last_s = view.last_token_s
-            # A token of it may still be in flight (lookahead), and then this one follows that.
+            # With lookahead a token of it may still be in flight; this one follows it.
             pending = view.num_computed_tokens > view.num_tokens or last_s is None
             if smooth == 1.0 or last_s is None:
                 base_s = busy_s if pending or last_s is None else last_s
@@ -94,7 +93,7 @@ class Slack:
         tbt_s: float,
         seen: dict[int, tuple[float, float]],
     ) -> float:
-        """Due time of a stream's next token, from its bank of early tokens."""
+        """Due time of a stream's next token, given how early its tokens have been."""
         known: Mapping[int, tuple[float, float]] = self._due
         entry = known.get(view.request_id)
         if entry is None:
@@ -109,7 +108,7 @@ def due_after(due_s: float, now_s: float, tbt_s: float, smoothness: float) -> fl
     """When a stream's next token is due; the last was due at `due_s` and left at `now_s`.
 
     Never later than smoothness * tbt_s from now; never earlier than tbt_s from now unless this
-    token was late, in which case the schedule restarts behind it: one stall is not paid for twice.
+    token was late; then the schedule restarts from it, so that a stall is not made up for.
     """
     promised = (due_s if due_s > now_s else now_s) + tbt_s
     bound = now_s + smoothness * tbt_s
@@ -120,10 +119,10 @@ def due_after(due_s: float, now_s: float, tbt_s: float, smoothness: float) -> fl
 class KeptShare:
     """The share of an objective to plan for, so that at most `allowed` of the steps miss it.
 
-    Bounds from predictions know neither what they were not shown (another process on the core, a
-    page fault) nor how such delays add up. A miss lowers the share by `rate`; steps that keep
-    the objective raise it so slowly that one miss in 1 / `allowed` steps leaves it where it is.
-    It begins below one: trust is earned, seven hundred steps for the first tenth.
+    Predictions do not cover rare delays (another process on the core, a page fault) or their sum. A
+    miss lowers the share by `rate`; steps that keep the objective raise it so slowly that one miss
+    in 1 / `allowed` steps leaves it unchanged. It starts below one, and takes about seven hundred
+    steps without a miss to rise by a tenth.
     """
 
     allowed: float
@@ -139,12 +138,12 @@ class KeptShare:
 
 
 class PipelineClock:
-    """When each stage will be free: the steps in flight, laid end to end by the cost model.
+    """When each stage will be free, by the predicted times of the steps in flight.
 
-    Stage k starts a micro-batch when it has arrived there and the one before it has left. Call
+    Stage k starts a micro-batch when it has arrived and its predecessor has left. Call
     `sync` once per planning; `free_s` and `ends` then hold.
 
-    free_s: when each stage is free of what is in flight (absolute, never before now for stage 0).
+    free_s: when each stage has done the steps in flight (absolute; for stage 0 at least now).
     ends: (end on the last stage, its decodes alone in stage seconds) per step in flight.
     """
 
@@ -156,7 +155,7 @@ class PipelineClock:
         self.ends: list[tuple[float, float]] = []
 
     def sync(self, engine: EngineView) -> None:
-        """Follow the engine: forget answered steps, add those planned since."""
+        """Drop answered steps, and add those planned since the last call."""
         now_s, known = engine.now_s, self._known
         steps = engine.in_flight
         oldest = steps[0] if steps else None
@@ -193,15 +192,15 @@ class PipelineClock:
         )
 
     def room_before_others_s(self, tbt_s: float, send_s: float) -> float:
-        """Longest stage time that still lets those in flight come round within tbt_s.
+        """Longest stage time with which the steps in flight can follow again within tbt_s.
 
-        Each will want a step of its decodes alone behind ours, in turn.
+        Each will be followed by a step of its decodes, after this one, in order.
         """
         room_s, alone_sum_s, n = math.inf, 0.0, len(self.free_s)
         for end_s, alone_s in self.ends:
             alone_sum_s += alone_s
             due_s = end_s + tbt_s
-            # Behind our step at the last stage, and behind it at the first.
+            # After this step at the last stage, and after it at the first.
             room_s = min(room_s, self.room_s(due_s - alone_sum_s, send_s))
             first_s = due_s - alone_sum_s - (n - 1) * (alone_s + send_s) - self.free_s[0]
             room_s = min(room_s, first_s)
@@ -209,10 +208,10 @@ class PipelineClock:
 
 
 class StepSizes:
-    """Tile edges, up to where longer steps gain little.
+    """Efficient step sizes: tile edges, up to where longer steps gain little.
 
-    efficiency: share of the best token rate that ends the wish for longer steps.
-    dent: what a rate may lack of the best one, for a longer step.
+    efficiency: share of the best token rate from which steps are not made longer.
+    dent: a longer step is preferred if its rate is lower by at most this share.
     """
 
     def __init__(
@@ -223,13 +222,13 @@ class StepSizes:
         self._efficiency = efficiency
         self._dent = dent
         self._candidates: list[int] = []
-        self._cheapest: list[int] = []  # by tokens; computed when first asked
+        self._cheapest: list[int] = []  # by tokens; computed on first use
 
     def at_most(self, num_tokens: int) -> int:
         """The longest step up to num_tokens with (nearly) the least time per token.
 
-        From the size on that reaches `efficiency` of the best rate of all, that size is returned:
-        longer steps would only make decodes slower and micro-batches uneven.
+        At most the size that reaches `efficiency` of the best rate of all, because longer steps
+        would only make decodes slower and micro-batches uneven.
         """
         if not self._cheapest:
             self._cheapest = self._compute()
@@ -238,7 +237,7 @@ class StepSizes:
     def beside(self, mix: Mix, share: float) -> int:
         """The shortest step with this share of the best prefill rate beside these decodes.
 
-        The longer it is, the more prefill shares what the decodes cost."""
+        In longer steps more prefill tokens share the time of the decodes."""
         profile, num_decodes = self._profile, mix.num_decodes
         fixed_s = profile.stage_s(mix) - profile.linear_s(mix.num_tokens)
         if not self._candidates:
@@ -255,7 +254,7 @@ class StepSizes:
         profile, most = self._profile, self._most
         rates = [_rate(n, profile.overhead_s + profile.linear_s(n)) for n in range(most + 1)]
         enough = self._efficiency * max(rates)
-        if not enough:  # a fit of hardly any time at all
+        if not enough:  # a fit with almost no time per token
             return list(range(most + 1))
         sizes, chosen, best = [0], 0, 0.0
         for n in range(1, most + 1):
@@ -267,5 +266,5 @@ class StepSizes:
 
 
 def _rate(num_tokens: int, seconds: float) -> float:
-    """Tokens a second; 0.0 of a step that a fit to noise says takes no time: nothing is known."""
+    """Tokens per second; 0.0 (unknown) if a fit to noise predicts no time."""
     return num_tokens / seconds if seconds > 0.0 else 0.0

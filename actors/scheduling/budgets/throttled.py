@@ -1,14 +1,14 @@
-"""Token throttling: prefill per micro-batch by the work that waits and the memory that is left.
+"""Token throttling: prefill per micro-batch by waiting work and free memory.
 
-After gLLM (Guo et al., arXiv 2504.14775). A fixed budget fills some micro-batches to the brim with
-prompts and leaves the next without any, and the stages of a pipeline wait for one another. Instead
+After gLLM (Guo et al., arXiv 2504.14775). A fixed budget fills some micro-batches with prompts and
+leaves others without any, so that the stages of a pipeline wait for each other. Instead
 
     prefill = max(min(waiting / iterations, most * pressure), least)
     pressure = (free - threshold) / (1 - threshold)         free: share of KV blocks not in use
 
-so a short queue is spread over the next `iterations` steps, a long one is taken ever slower as
-memory fills, and none is taken once only `threshold` is left: that belongs to the decodes. Its
-other half, decodes shared out evenly over the micro-batches, is `micro_batches: uniform`.
+so a short queue is spread over the next `iterations` steps, a long one is prefilled more slowly as
+memory fills, and not at all once only `threshold` is free, which is kept for decodes. gLLM also
+distributes decodes evenly over the micro-batches: here `micro_batches: uniform`.
 """
 
 from __future__ import annotations

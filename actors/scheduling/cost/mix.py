@@ -1,4 +1,4 @@
-"""What decides the time of a micro-batch, summed over its slices."""
+"""The quantities that determine the time of a micro-batch, summed over its slices."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def causal_pairs(start: int, num_tokens: int, window: int = 0) -> float:
         return num_tokens * (start + (num_tokens + 1) / 2)
     if start >= window:
         return float(num_tokens * window)
-    ramp = window - start  # queries that still see everything before them
+    ramp = window - start  # queries that see all keys before them
     return ramp * (start + (ramp + 1) / 2) + (num_tokens - ramp) * float(window)
 
 
 @dataclass(slots=True)
 class Mix:
-    """What a micro-batch holds, summed: everything the cost model needs to know of it.
+    """The content of a micro-batch, summed: the inputs of the cost model.
 
-    A slice of one token counts as a decode, whatever the request's phase.
+    A slice of one token counts as a decode, even if it is the end of a prompt.
 
     decode_kv_tokens: sum over decodes of the positions they attend to.
     prefill_kv_tokens: the same over prefill chunks (each chunk reads its context once).
     prefill_pairs: sum over chunks of (query, key) pairs under the causal mask.
-    prefill_squares: sum over chunks of their length squared: kernels that compute a chunk's own
-        square in full, masked half included, pay by it.
-    beside_move: KV moves beside the step, which the profile does not know of: it is learnt.
+    prefill_squares: sum over chunks of their length squared: the cost of kernels that compute a
+        chunk's full square, masked half included.
+    beside_move: KV moves beside the step; not in the profile, only learned.
     """
 
     num_decodes: int = 0
@@ -86,7 +86,7 @@ class Mix:
 
     @classmethod
     def of_shape(cls, shape: StepShape, window: int = 0) -> Mix:
-        """The mix of a step's shape. With a window, decodes count as seeing at most a full one."""
+        """The mix of a step's shape. With a sliding window, decodes see at most a full one."""
         kv_tokens = shape.decode_context_tokens
         if window:
             kv_tokens = min(kv_tokens, shape.num_decodes * window)

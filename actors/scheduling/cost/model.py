@@ -1,4 +1,4 @@
-"""How long a step takes: a small, explainable model that is data.
+"""The predicted time of a step: a small, explainable model, stored as data.
 
 One micro-batch on one pipeline stage costs
 
@@ -11,8 +11,8 @@ One micro-batch on one pipeline stage costs
   + decode attention:  per slice, per kv token read
 
 Every term is linear in its coefficient, so a profile is fitted by non-negative least squares
-(`actors.calibration.fit`), and evaluating one costs about a microsecond: cheap enough to ask
-before every iteration. The simulator, the budgets and the live engine use the same numbers.
+(`actors.calibration.fit`), and evaluating one costs about a microsecond: cheap enough
+for every iteration. The simulator, the budgets and the live engine use the same numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StepTable:
 
     Knots are (tokens, seconds) in order. Between two knots the value is interpolated; a jump
     (tile quantisation: 257 tokens cost far more than 256) is a pair of knots one token apart.
-    Beyond the last knot the last slope of at least `tail` tokens goes on.
+    Beyond the last knot it continues with the last slope over at least `tail` tokens.
     """
 
     __slots__ = ("_dense", "_last_tokens", "_tail_slope", "knots")
@@ -56,7 +56,7 @@ class StepTable:
         if not dense:
             dense = [points[0][1]] * points[0][0]
         dense.append(points[-1][1])
-        dense[0] = 0.0  # no tokens, no work
+        dense[0] = 0.0  # without tokens there is no work
         self._dense = dense
         self._last_tokens = len(dense) - 1
         self._tail_slope = _tail_slope(points)
@@ -76,7 +76,7 @@ class StepTable:
 
 
 def _tail_slope(points: tuple[tuple[int, float], ...]) -> float:
-    """Slope over the last half of the table: a single tile step would mislead."""
+    """Slope over the last half of the table, since that of a single tile step is misleading."""
     last_n, last_s = points[-1]
     index = min(bisect_left(points, (last_n // 2, 0.0)), len(points) - 2)
     if index < 0:
@@ -96,8 +96,8 @@ class CostModel:
     attention_window: positions a token sees at most (sliding window), 0 for all.
     ratio_quantiles: measured / predicted at given quantiles on held-out mixes, ascending.
     kv_tokens: KV capacity of the deployment in tokens, 0 if unknown.
-    learnt: what an engine has learnt since of each kind of step, for the next one to begin with:
-        (kind, mean, bound), in logs of measured / predicted (`online`).
+    learnt: corrections learned by an engine for each kind of step, as initial values of the next
+        engine: (kind, mean, bound), in logs of measured / predicted (`online`).
     swap_block_s: moving one KV block to or from host memory; None: never measured.
     """
 
@@ -138,7 +138,7 @@ class CostModel:
     # ---- predictions ------------------------------------------------------------------
 
     def linear_s(self, num_tokens: int) -> float:
-        """Seconds one stage spends on what depends on the token count alone."""
+        """Seconds of a stage's work that depends only on the number of tokens."""
         return self._tokens(num_tokens)
 
     def attention_s(self, mix: Mix) -> float:
@@ -227,14 +227,14 @@ class CostModel:
         return low
 
     def stage_share_s(self, tbt_s: float, num_tokens: int) -> float:
-        """What one stage may spend per step so that a token comes round within tbt_s.
+        """Longest stage time with which a token passes all stages within tbt_s.
 
         With n stages a token takes n stages and n - 1 sends of (at most) num_tokens."""
         n = self.num_stages
         if n == 1:
             return tbt_s
         linear_s = self.linear_s(num_tokens)
-        while num_tokens > 1 and linear_s * n > tbt_s:  # the send is that of a step that fits
+        while num_tokens > 1 and linear_s * n > tbt_s:  # send only what fits a step
             num_tokens //= 2
             linear_s = self.linear_s(num_tokens)
         return (tbt_s - (n - 1) * self.send_s(num_tokens)) / n

@@ -1,10 +1,10 @@
-"""The cost model at work: it keeps learning from the steps it predicted.
+"""The cost model of a running engine: a profile, corrected by the steps measured since.
 
-The profile was taken on a quiet machine; heat, neighbours and other prompts change step times by
-regime (decodes alone, mixed, prefill alone, each by size, and with KV that moves beside it or
-without). Per regime two numbers are kept, both of log(measured / profile): its running mean, and a
-quantile of its last few hundred values. A regime never met starts from the profile's own error on
-held-out steps, shifted by how much slower than the profile the engine has been so far.
+The profile was measured on an idle machine. Heat, other load and other prompts change step times
+by kind of step (decodes, mixed or prefill; each by size, and with or without a KV move beside it).
+For each kind two numbers of log(measured / profile) are kept: a running mean, and a quantile of the
+last few hundred values. A kind without measurements starts from the profile's error on held-out
+steps, shifted by how much slower than the profile the engine has been so far.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from actors.scheduling.cost.model import CostModel
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.plan import StepShape
 
-ASSUMED = 20  # weight of what a regime starts with, in observations
-INTERRUPTED = math.log(1.5)  # more than that above the mean was not the step's doing
+ASSUMED = 20  # weight of a kind's initial value, in observations
+INTERRUPTED = math.log(1.5)  # a step this far above the mean was interrupted
 
 
 class RecentQuantile:
     """The value that `share` of the last `size` observations do not exceed.
 
-    Rounded down to an observation: with few of them the worst one is no quantile yet.
-    seeds: what to assume until observations have pushed them out, oldest first; they count as
-    observations.
+    Rounded down to an observation, so that of few observations the worst is not the quantile.
+    seeds: initial observations, oldest first, replaced by later ones.
 
     >>> recent = RecentQuantile(0.9, size=10, seeds=[5.0])
     >>> for value in range(4):
@@ -66,7 +65,7 @@ class RecentQuantile:
         return self.at(self.share)
 
     def at(self, share: float) -> float:
-        """The same for another share."""
+        """The value for another share."""
         ordered = self._ordered
         return ordered[int(share * (len(ordered) - 1))]
 
@@ -87,17 +86,17 @@ class Mean:
 
 @dataclass(slots=True)
 class Regime:
-    """What was learnt about one kind of step, in logs of measured / profile."""
+    """The correction of one kind of step, in logs of measured / profile."""
 
     mean: Mean
     bound: RecentQuantile
 
 
 class OnlineCostModel:
-    """A profile plus what the engine has seen since. Implements `interfaces.StepTimePredictor`.
+    """A profile with learned corrections. Implements `interfaces.StepTimePredictor`.
 
     quantile: share of steps that should take no longer than `bound_factor` promises.
-    memory: observations over which the past fades; 0 switches learning off.
+    memory: observations after which older ones lose weight; 0 switches learning off.
     """
 
     def __init__(self, profile: CostModel, quantile: float = 0.99, memory: int = 200) -> None:
@@ -129,7 +128,7 @@ class OnlineCostModel:
         return self.profile.latency_s(mix) * self.ratio(mix)
 
     def swap_s(self, num_blocks: int) -> float:
-        """Seconds to move KV blocks one way; infinite where it was never measured."""
+        """Seconds to move KV blocks one way; infinite if never measured."""
         per_block_s = self.profile.swap_block_s
         return math.inf if per_block_s is None else per_block_s * num_blocks
 
@@ -144,12 +143,12 @@ class OnlineCostModel:
         log_ratio = math.log(duration_s / predicted_s)
         regime = self._regime(mix)
         regime.mean.add(log_ratio, self.memory)
-        # A process taken off its core for long says nothing of steps: no chunk mends that.
+        # The process lost its core for long; smaller chunks would not have helped.
         regime.bound.add(min(log_ratio, regime.mean.log_ratio + INTERRUPTED))
         self._overall.add(log_ratio, self.memory)
 
     def learnt(self) -> CostModel:
-        """The profile with what has been learnt since, for an engine that starts later."""
+        """The profile with the learned corrections, for a later engine."""
         known = tuple(
             (kind, regime.mean.log_ratio, regime.bound.value)
             for kind, regime in sorted(self._regimes.items())
@@ -158,7 +157,7 @@ class OnlineCostModel:
         return replace(self.profile, learnt=known)
 
     def forget(self, mix: Mix) -> None:
-        """Unlearn this kind of step: it is predicted as one never met."""
+        """Forget the correction of this kind of step."""
         self._regimes.pop(_key(mix), None)
 
     # ---- for budgets and admission ----------------------------------------------------
@@ -177,9 +176,9 @@ class OnlineCostModel:
 
     @property
     def _shift(self) -> float:
-        """How much slower than the profile the engine has been, for kinds of steps never met.
+        """How much slower than the profile the engine has been, for kinds without measurements.
 
-        Never faster: what saves time in one kind of step need not in another.
+        Never below 0: what makes one kind of step faster need not do so for another.
         """
         return max(0.0, self._overall.log_ratio)
 
@@ -203,9 +202,9 @@ def _key(mix: Mix) -> int:
 
 
 def read_cost_model(data: Mapping[str, Any] | None) -> OnlineCostModel | None:
-    """The cost model that a configuration carries as data, ready to learn; None without one.
+    """The learning cost model of a configuration; None without one.
 
-    Raises ConfigError where the data is none.
+    Raises ConfigError if its data is not a cost model.
     """
     if data is None:
         return None
@@ -216,7 +215,7 @@ def read_cost_model(data: Mapping[str, Any] | None) -> OnlineCostModel | None:
 
 
 def cost_model_for(setting: str, part: str, cost: StepTimePredictor | None) -> OnlineCostModel:
-    """`cost`, which this part cannot do without; raises ConfigError naming the setting."""
+    """`cost`, if there is one; else raises ConfigError naming the setting that needs it."""
     if not isinstance(cost, OnlineCostModel):
         raise ConfigError(setting, f"{part!r} needs a cost model: run `legato profile`")
     return cost
