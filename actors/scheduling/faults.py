@@ -1,14 +1,15 @@
-"""What happens to requests when a step fails or the pipeline is lost.
+"""Handling of requests when a step fails or the pipeline is lost.
 
-No token is lost: every request that was touched is computed again from its known tokens. What was
-in the step is suspect until it has been computed past the point of the fault. Suspects are tried in
-groups, one step at a time with nothing else in flight, by turns with steps of the others, and what
-they have to compute anew is cut as any prompt is, so that the others keep their objectives:
+No token is lost: every affected request is computed again from its known tokens. The requests of
+the step are suspects until they have been computed past the point of the fault. Suspects are tried
+in groups, one step at a time with nothing else in flight, in turn with steps of other requests.
+Their recomputation is chunked like any prompt, so that the others keep their objectives.
 
-- A failed step costs little: its requests are halved until the culprit stands alone. That it fails
-  alone is held against it twice, and only if other steps succeed; the stages may be broken instead.
-- A lost pipeline costs seconds: the suspects are tried in groups of about the square root of their
-  number, those of a group that loses it again one by one, and the third loss ends the one at fault.
+- A failed step is cheap: its requests are halved until one fails alone. Failing alone twice ends a
+  request, but only if other steps succeed; otherwise the stages may be at fault.
+- A lost pipeline costs seconds: suspects are tried in groups of about the square root of their
+  number, then the members of a group that causes another loss one by one; the third loss ends the
+  request at fault.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus,
 from actors.scheduling.step import StepBuilder
 
 _MAX_FAILURES_ALONE = 2
-# The same while no step of any request succeeds. The engine rebuilds its stages before that.
+# The same while no step of any request succeeds; the engine rebuilds its stages earlier.
 _MAX_FAILURES_OF_ALL = 5
-_GROUP_FROM_BEFORE = 16  # requests of an earlier engine come one by one; so many make a group
+_GROUP_FROM_BEFORE = 16  # group size for suspects of an earlier engine, which arrive one by one
 
 
 class Faults:
-    """`requests.trials` holds every suspect once, in groups; the first group is being tried."""
+    """Plans trials of suspects: `requests.trials` holds each once, in groups, the first in trial."""
 
     def __init__(self, requests: LiveRequests) -> None:
         self.requests = requests
         self._trial_is_next = True  # suspects and the others take turns
-        self._last_success = -1  # step id, kept while there are suspects
-        self.num_failures_in_a_row = 0  # failed steps since one went well, echoes not counted
+        self._last_success = -1  # step id; maintained while there are suspects
+        self.num_failures_in_a_row = 0  # failed steps since the last success
 
     # ---- trials -----------------------------------------------------------------------
 
     def drop_settled(self) -> None:
-        """Let go of those that were cleared or have ended: the first group is still to be tried."""
+        """Drop members that were cleared or have ended; then the first group is the next to try."""
         trials = self.requests.trials
         while trials:
             trials[0] = [
@@ -51,7 +52,7 @@ class Faults:
             trials.popleft()
 
     def plan_turn(self, step: StepBuilder, plan_others: Callable[[StepBuilder], None]) -> bool:
-        """Plan the turn of the suspects, or else of the others; False: nothing is planned."""
+        """Plan a step of suspects or, in turn, of the others; False: nothing is planned."""
         if not self._trial_is_next:
             plan_others(step)
         self._trial_is_next = not step.empty
@@ -60,9 +61,9 @@ class Faults:
         return not step.empty
 
     def _plan_trial(self, step: StepBuilder) -> None:
-        """A step of suspects alone, whose prompts get what the others have time for.
+        """Plan a step of suspects only; the slack of the others bounds its prefill.
 
-        Worse ranks give up their memory and slots for it. Only while nothing is in flight.
+        Worse ranks are preempted for it. Called only while nothing is in flight.
         """
         group = self.requests.trials[0]
         left = step.trial_tokens()
@@ -86,7 +87,7 @@ class Faults:
         return True
 
     def succeeded(self, step: InFlight) -> None:
-        """A step went well: members that are past the fault are above suspicion."""
+        """A step succeeded: clear members that are past their fault."""
         self._last_success = step.plan.step_id
         self.num_failures_in_a_row = 0
         for part in step.plan.slices:
@@ -102,9 +103,9 @@ class Faults:
                 state.suspicion = None
 
     def suspect_from_before(self, state: RequestState, next_step: int) -> None:
-        """A new request was in an engine that was lost."""
+        """Make a new request a suspect that was in a lost engine before."""
         trials, num_losses = self.requests.trials, state.request.num_losses
-        # Where it was is not known: as far as its tokens go, and one more.
+        # The point of the fault is unknown: assume its known tokens, and one more.
         begin = state.num_tokens if state.request.pooling is None else 0
         state.suspicion = Suspicion(next_step - 1, begin, num_losses=num_losses)
         last = trials[-1] if trials else []
@@ -114,7 +115,7 @@ class Faults:
             last.append(state)
 
     def _suspect(self, steps: Sequence[InFlight]) -> list[RequestState]:
-        """These came to nothing; returns the members that go on, all of them suspects now."""
+        """These steps failed; returns their continuing members, all of them suspects now."""
         suspects: dict[RequestState, None] = {}
         for step in steps:
             of_id = {state.request_id: state for state in step.members()}
@@ -131,7 +132,7 @@ class Faults:
         return list(suspects)
 
     def _try_in(self, suspects: list[RequestState], group_size: int) -> None:
-        """Try these next to last; they leave the group in which they are."""
+        """Make new groups of these, tried after the current group."""
         trials = self.requests.trials
         moved = set(suspects)
         if trials:
@@ -144,14 +145,14 @@ class Faults:
     def step_failed(self, step: InFlight, message: str, culprit: int | None) -> list[Output]:
         requests, outputs = self.requests, list[Output]()
         members = step.members()
-        # A step behind a failed one may raise as its consequence: that is no new evidence.
+        # A step after a failed one may fail as a consequence, which is no new evidence.
         is_explained = culprit is not None or any(state.discard for state in members)
         for state in members:
             state.in_flight -= 1
         for part in step.drafted:
             part.state.num_drafts = 0
         self._distrust_copies(step)
-        # These releases may not have reached the stages; started again, it is a new life.
+        # These releases may not have reached the stages; a restart replaces the old state.
         for request_id in step.plan.released:
             known = requests.by_id.get(request_id)
             if known is None or not known.on_stages:
@@ -162,12 +163,12 @@ class Faults:
             culprit, suspects = members[0].request_id, []
         for state in members:
             if state.status is RequestStatus.FINISHING and state.fate is Fate.END:
-                pass  # its result is not awaited any more
+                pass  # its result is not needed
             elif state.request_id == culprit:
                 outputs.append(_error(state, message))
                 requests.end(state)
             else:
-                # Later steps in flight were fed by this one: their results are worthless.
+                # Later steps in flight used tokens of this one: discard their results.
                 state.discard = True
                 if state.status is RequestStatus.RUNNING:
                     requests.stop(state, Fate.QUEUE)
@@ -178,7 +179,7 @@ class Faults:
         return outputs
 
     def _failed_alone(self, state: RequestState) -> bool:
-        """A step that held nothing else failed; whether this was once too often."""
+        """A step with only this request failed; returns whether the request must end."""
         suspicion = state.suspicion
         assert suspicion is not None
         suspicion.num_failures += 1
@@ -187,11 +188,11 @@ class Faults:
         return suspicion.num_failures >= most
 
     def _distrust_copies(self, step: InFlight) -> None:
-        """KV that the failed step should have copied to the host may be garbage there."""
+        """Drop KV on the host that the failed step may not have written."""
         for state in step.swapped_out:
             if state.status is RequestStatus.WAITING:
                 self.requests.running.swap.distrust(state)
-            elif state.status is RequestStatus.RUNNING:  # a later step has brought the garbage back
+            elif state.status is RequestStatus.RUNNING:  # a later step has swapped it in
                 state.discard = True
                 self.requests.stop(state, Fate.QUEUE)
             else:
@@ -200,7 +201,7 @@ class Faults:
     # ---- a lost pipeline --------------------------------------------------------------
 
     def pipeline_lost(self, steps: Sequence[InFlight]) -> list[Output]:
-        """Everything is forgotten but the known tokens; order of ranks is kept."""
+        """Drop all state but known tokens and ranks, and requeue all running requests."""
         requests, outputs = self.requests, list[Output]()
         self.num_failures_in_a_row = 0
         num_members = len({state for step in steps for state in step.members()})
@@ -210,7 +211,7 @@ class Faults:
             assert suspicion is not None
             suspicion.num_losses += 1
             if num_members == 1 and suspicion.num_losses >= MAX_LOSSES:
-                outputs.append(_error(state, "the engine is lost whenever this request runs"))
+                outputs.append(_error(state, "the engine fails whenever this request runs"))
                 requests.end(state)
             else:
                 (again if suspicion.num_losses > 1 else once).append(state)
@@ -218,7 +219,7 @@ class Faults:
             state.in_flight = state.num_drafts = 0
             state.on_stages = False
             requests.running.swap.distrust(state)
-            state.discard = True  # nothing survives to be swapped
+            state.discard = True  # there is no KV to swap out
             if state.status is RequestStatus.RUNNING:
                 requests.stop(state, Fate.QUEUE)
             elif state.status is RequestStatus.FINISHING:

@@ -1,8 +1,8 @@
-"""What the core asks of its replaceable parts: how much, how long, and what may enter.
+"""The interfaces of the core's replaceable parts: budgets, cost models, admissions, drafters.
 
-A policy decides slices; these compose with any policy. They see the live requests as an
-`EngineView`, so nothing is copied per step. Implementations are pure: no clock, no I/O, and
-randomness only from a seed they were given.
+They compose with any policy. They read live requests through an `EngineView`, so nothing is
+copied per step. Implementations are pure: no clock, no I/O, and
+randomness only from a given seed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RequestView(Protocol):
     def num_prompt_tokens(self) -> int: ...
     @property
     def num_output_tokens(self) -> int:
-        """Tokens delivered so far, those of an earlier life (`Request.output`) included."""
+        """Tokens delivered so far, including those before a replay (`Request.output`)."""
         ...
 
     @property
@@ -47,7 +47,7 @@ class RequestView(Protocol):
 
     @property
     def max_length(self) -> int:
-        """Length at which the request ends at the latest (max_tokens, max_model_len)."""
+        """The length at which the request ends at the latest (max_tokens, max_model_len)."""
         ...
 
     @property
@@ -68,7 +68,7 @@ class StepView(Protocol):
 
 
 class EngineView(Protocol):
-    """The core as budgets and admission see it, valid for the duration of the call."""
+    """Read access to the core for budgets and admission; valid during the call only."""
 
     @property
     def now_s(self) -> float: ...
@@ -86,7 +86,7 @@ class EngineView(Protocol):
     def num_waiting(self) -> int: ...
     @property
     def num_waiting_tokens(self) -> int:
-        """Known tokens of all that wait (prompts, and outputs to be recomputed)."""
+        """Known tokens of all waiting requests (prompts, and outputs to be recomputed)."""
         ...
 
     @property
@@ -118,25 +118,25 @@ class EngineView(Protocol):
 
 
 class PrefixCache(Protocol):
-    """Digests of the blocks that can be hit: what a front routes by."""
+    """The digests in the prefix cache, which fronts route by."""
 
     def findable(self) -> list[bytes]:
-        """Digests of all that can be hit."""
+        """Digests of all blocks that can be hit."""
         ...
 
     def take_changes(self) -> tuple[bool, list[bytes], list[bytes]]:
-        """As of `BlockManager.take_changes`."""
+        """See `BlockManager.take_changes`."""
         ...
 
 
 def pending_tokens(engine: EngineView) -> int:
-    """Known tokens still to be computed: of all that wait, and of unfinished prompts."""
+    """Known tokens still to be computed, of waiting requests and unfinished prompts."""
     unfinished = sum([v.num_tokens - v.num_computed_tokens for v in engine.prefilling])
     return engine.num_waiting_tokens + unfinished
 
 
 class StepTimePredictor(Protocol):
-    """Predicts time; may learn from what is observed."""
+    """Predicts times; may learn from measurements."""
 
     def step_s(self, shape: StepShape) -> float:
         """Seconds the slowest stage needs for this step."""
@@ -151,42 +151,44 @@ class StepTimePredictor(Protocol):
         ...
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
-        """A step of this shape took so long (slowest stage)."""
+        """Report the measured time of a step of this shape (slowest stage)."""
         ...
 
 
 class Drafter(Protocol):
-    """Guesses the tokens that come next in one request; equal tokens give equal guesses.
+    """Guesses the next tokens of one request; equal tokens give equal guesses.
 
-    chance: how likely its next token is to be right, learnt from the tokens that it has seen.
+    chance: probability that its next guess is right, learned from the tokens so far.
     """
 
     chance: float
 
     def follow(self, output: Sequence[int]) -> bool:
-        """Take in what is new of the output; False while there is more than one call may take."""
+        """Take in new output tokens; False if more are left than one call may take."""
         ...
 
     def draft(self, most: int) -> tuple[int, ...]:
-        """Up to `most` tokens that may come behind the last one it has seen."""
+        """Up to `most` guessed tokens after the last known one."""
         ...
 
 
 class TokenBudget(Protocol):
-    """How many tokens one step may hold.
+    """Decides how many tokens a step may hold.
 
-    learns: wants `observe` called.
+    learns: whether `observe` must be called.
     """
 
     learns: ClassVar[bool]
 
     @property
     def holds_starts(self) -> bool:
-        """In the last plan: requests wait since one decode more would miss an objective."""
+        """Whether, in the last plan, requests waited because one more decode would miss an
+        objective.
+        """
         ...
 
     def may_start(self, engine: EngineView) -> bool:
-        """Whether one request more may run. Not asked while nothing runs."""
+        """Whether one more request may run. Not called while nothing runs."""
         ...
 
     def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
@@ -198,7 +200,7 @@ class TokenBudget(Protocol):
         ...
 
     def room_for_drafts(self, shape: StepShape) -> int:
-        """Most drafts beside what the step holds, once no prompt has tokens left for it."""
+        """Most drafts that the step may have in addition, once no prompt has tokens left."""
         ...
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
@@ -208,15 +210,15 @@ class TokenBudget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """What would become of a request submitted now. Asking reserves nothing. Times in seconds.
+    """The prediction for a request submitted now; reserves nothing. Times in seconds.
 
-    can_serve_now: it would be taken and keep its objectives. None: unknown, as there is
-        no cost model; then no time below is known.
-    ttft_s: to its first token, as likely later as earlier. ttft_bound_s: what admission judges by.
-    tbt_bound_s: between its tokens, beside those that run now.
-    least_ttft_s, least_tbt_s: what an engine with nothing else to do would give it.
-    retry_after_s: when to come again; None if now, if waiting does not help or if unknown.
-    message, param: why not now, and the parameter at fault.
+    can_serve_now: whether it would be accepted and keep its objectives. None: unknown, because
+        there is no cost model; then no time below is known.
+    ttft_s: median of the time to its first token. ttft_bound_s: the bound that admission uses.
+    tbt_bound_s: bound on the time between its tokens, beside the running requests.
+    least_ttft_s, least_tbt_s: on an idle engine.
+    retry_after_s: None if it can be served now, if waiting does not help, or if unknown.
+    message, param: the reason of a refusal, and the parameter at fault.
     """
 
     can_serve_now: bool | None
@@ -231,15 +233,15 @@ class Quote:
 
 
 class Admission(Protocol):
-    """Which requests may enter the queue, and when its head may start."""
+    """Decides which requests may be queued, and when the head of the queue may start."""
 
     def on_submit(self, request: Request, engine: EngineView) -> Refuse | None:
-        """Asked once, before the request is queued (after the core's own limits)."""
+        """Called once, before the request is queued (after the core's own limits)."""
         ...
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:
-        """Asked for the head of the queue when a slot and KV blocks are there.
+        """Called for the head of the queue when a slot and KV blocks are free.
 
-        Not asked while nothing runs: then the head always starts, so the engine never hangs.
+        Not called while nothing runs: then the head always starts, so the engine never hangs.
         """
         ...

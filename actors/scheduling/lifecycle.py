@@ -1,6 +1,6 @@
-"""Every live request, and its way between the waiting queue and the running requests.
+"""All live requests, and their transitions between the waiting queue and the running requests.
 
-Policies never see this: they work through the `StepBuilder`.
+Policies have no access to it: they use the `StepBuilder`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LiveRequests:
         self.use(config)
 
     def use(self, config: SchedulerConfig) -> None:
-        """The settings from now on."""
+        """Apply changed settings."""
         self.config = config
         self.waiting.config = self.running.config = self.running.swap.config = config
 
@@ -72,11 +72,11 @@ class LiveRequests:
     # ---- waiting -> running -----------------------------------------------------------
 
     def add(self, state: RequestState) -> None:
-        """A new request waits."""
+        """Queue a new request."""
         state.cacheable = (
             self.config.prefix_cache
             and state.request.sampling.prompt_logprobs is None
-            and state.request.pooling in (None, "last")  # others need every hidden state
+            and state.request.pooling in (None, "last")  # other poolings need every hidden state
         )
         self.by_id[state.request_id] = state
         self.waiting.add(state, self.now_s)
@@ -108,16 +108,16 @@ class LiveRequests:
             self.preempt(victim)
         return running.grow(state, need)
 
-    # ---- running -> waiting, or over --------------------------------------------------
+    # ---- running -> waiting or ended --------------------------------------------------
 
     def preempt(self, state: RequestState) -> None:
-        """Back to the queue; its tokens stay, its KV is recomputed or swapped."""
+        """Return it to the queue; its tokens stay, its KV is recomputed or swapped."""
         state.num_preemptions += 1
         self.num_preemptions += 1
         self.stop(state, Fate.QUEUE)
 
     def stop(self, state: RequestState, fate: Fate) -> None:
-        """A RUNNING request is planned no more; its fate waits for the steps in flight."""
+        """Stop planning a RUNNING request; its `Fate` is carried out after the steps in flight."""
         self.running.stop(state)
         if state.request.group is not None:
             self.waiting.groups.vacated(state)
@@ -127,7 +127,7 @@ class LiveRequests:
             self.drained(state)
 
     def drained(self, state: RequestState) -> None:
-        """Nothing in flight touches the FINISHING request: its fate is fulfilled."""
+        """Carry out the fate of a FINISHING request: no step in flight uses it."""
         kept = self.running.release(state, state.fate is Fate.QUEUE and not state.discard)
         state.discard = False
         if state.fate is Fate.END:
@@ -140,7 +140,7 @@ class LiveRequests:
         self.waiting.restore(state, self.now_s)
 
     def forget(self, state: RequestState) -> None:
-        """The request is over and holds nothing on the device."""
+        """End a request that holds nothing on the device."""
         state.status = RequestStatus.ENDED
         del self.by_id[state.request_id]
         if state.host_blocks:
@@ -150,14 +150,14 @@ class LiveRequests:
                 self.waiting.order.push(heir, self.now_s)
 
     def drop_waiting(self, state: RequestState) -> None:
-        """A WAITING request is over."""
+        """End a WAITING request."""
         self.waiting.remove(state)
         self.forget(state)
-        # It may have held the place of a request that was set aside.
+        # A request that was set aside may now have its place.
         self.waiting.unpark(state.request.tenant, self.now_s)
 
     def end(self, state: RequestState) -> None:
-        """The request is over, in whatever state it is."""
+        """End the request, in whatever state it is."""
         if state.status is RequestStatus.WAITING:
             self.drop_waiting(state)
         elif state.status is RequestStatus.RUNNING:
@@ -168,7 +168,7 @@ class LiveRequests:
     # ---- another order ----------------------------------------------------------------
 
     def switch_order(self, name: str, config: SchedulerConfig) -> None:
-        """Every request keeps what it has; only which comes next changes."""
+        """Switch the order; requests keep their state."""
         order = build_order(name, config)
         self.waiting.switch_order(order, self.by_id.values(), self.now_s)
         self.running.resort()

@@ -1,9 +1,9 @@
-"""Uniform micro-batches: what keeps the stages of a pipeline equally busy.
+"""Uniform micro-batches, which keep the stages of a pipeline equally busy.
 
-A stage idles when the next micro-batch takes another time than the last (Sarathi-Serve, section
-3.3): PB1 prompts of other lengths, PB2 a prompt beside decodes, PB3 decodes over other context
-lengths. So decodes and prefill tokens are shared out over the micro-batches in flight (as gLLM
-throttles tokens) instead of all going into the first.
+A stage idles when consecutive micro-batches take different times (Sarathi-Serve, section 3.3): PB1
+prompts of different lengths, PB2 a prompt beside decodes, PB3 decodes of different context lengths.
+So decodes and prefill tokens are distributed over the micro-batches in flight (as in gLLM's token
+throttling) instead of all going into the first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from actors.scheduling.interfaces import EngineView, pending_tokens
 from actors.scheduling.state import RequestState
 
-_LEAST_PREFILL = 32  # below this a chunk is not worth a step
+_LEAST_PREFILL = 32  # a smaller chunk is not worth a step
 
 
 def decode_share(engine: EngineView, depth: int) -> int:
@@ -29,10 +29,10 @@ def prefill_share(engine: EngineView, depth: int, num_tokens: int) -> int:
 
 
 def spread(ready: list[RequestState], count: int) -> list[RequestState]:
-    """Choose `count` decodes: those that waited longest, and of equals a mix of context lengths.
+    """Choose `count` decodes: those that waited longest, and among equals a mix of context lengths.
 
-    Going round by age means none is passed over twice; evenly spaced context lengths give this
-    micro-batch the average attention work. Returned in the order of `ready`.
+    By age none is skipped twice; evenly spaced context lengths give this micro-batch the average
+    attention work. Returned in the order of `ready`.
     """
     if count >= len(ready):
         return ready

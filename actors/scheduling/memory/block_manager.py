@@ -1,4 +1,4 @@
-"""Paged KV memory: what holds which block, and which blocks still hold useful content.
+"""Paged KV memory: references to blocks, and the content of free ones (prefix cache).
 
 A block is in exactly one of three places: *held* (reference count > 0), *cached* (unreferenced,
 its content findable by digest, evicted least recently used first) or *empty*. Cached and empty
@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 class BlockManager:
     """Reference-counted blocks 0 .. num_blocks - 1 with a content-addressed prefix cache.
 
-    `version` grows whenever memory is freed: after a refusal the answer stays the same until
-    it changes.
+    `version` grows whenever memory is freed: a refused allocation need not be tried again before.
     """
 
     __slots__ = ("_by_digest", "_cached", "_changed", "_completed", "_digest_of", "_empty",
@@ -29,10 +28,10 @@ class BlockManager:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: all blocks empty, nothing cached."""
+        """Reset: all blocks empty, nothing cached."""
         self._empty = list(range(self.num_blocks - 1, -1, -1))  # a stack, lowest id on top
         self._references = [0] * self.num_blocks
-        self._digest_of: dict[int, bytes] = {}  # held and cached blocks whose content is named
+        self._digest_of: dict[int, bytes] = {}  # of held and cached blocks with known content
         self._by_digest: dict[bytes, int] = {}  # the inverse
         self._cached: OrderedDict[int, None] = OrderedDict()  # free but named, oldest first
         self._changed: dict[bytes, bool] | None = None  # see `take_changes`
@@ -53,7 +52,7 @@ class BlockManager:
     def allocate(self, num_blocks: int) -> list[int]:
         """Take blocks of unspecified content, each with one reference.
 
-        Only after `can_allocate`; raises MemoryError otherwise and takes nothing.
+        Requires `can_allocate`; raises MemoryError otherwise and takes nothing.
         """
         if not self.can_allocate(num_blocks):
             raise MemoryError(f"{num_blocks} blocks asked for, {self.num_free} free")
@@ -73,7 +72,7 @@ class BlockManager:
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more reference to blocks that are held or cached."""
+        """Add a reference to blocks that are held or cached."""
         for block in blocks:
             if self._references[block] == 0:
                 del self._cached[block]
@@ -101,11 +100,11 @@ class BlockManager:
         return found
 
     def num_unreferenced(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` count as free now and would not after `share`."""
+        """How many of `blocks` are free now and would be held after `share`."""
         return sum(1 for block in blocks if self._references[block] == 0)
 
     def commit(self, block: int, digest: bytes) -> None:
-        """The held block's content is computed and final: others may find it.
+        """Name a held block whose content is computed and final, so that others may find it.
 
         A second block of the same content stays private.
         """
@@ -127,10 +126,10 @@ class BlockManager:
         return completed
 
     def take_changes(self) -> tuple[bool, list[bytes], list[bytes]]:
-        """(whole, digests that can be hit since the last call, those that cannot any more).
+        """(whole, digests added since the last call, digests removed).
 
-        whole: the first list is all that can be hit, on the first call or after all was forgotten.
-        Changes are kept from the first call on, so a caller that calls once goes on calling.
+        whole: the first list is complete, on the first call or after a reset. Changes are
+        collected from the first call on, so a caller must keep calling.
         """
         changed, self._changed = self._changed, {}
         if changed is None:
@@ -144,7 +143,7 @@ class BlockManager:
             assert count == expected.get(block, 0), (block, count, expected.get(block, 0))
         held = {block for block, count in enumerate(self._references) if count}
         places = [*held, *self._cached, *self._empty]
-        assert sorted(places) == list(range(self.num_blocks)), "a block is lost or doubled"
+        assert sorted(places) == list(range(self.num_blocks)), "a block is lost or duplicated"
         assert {d: b for b, d in self._digest_of.items()} == self._by_digest
         assert set(self._cached) <= set(self._digest_of)
         assert not set(self._empty) & set(self._digest_of)

@@ -1,6 +1,6 @@
 """The running requests and the KV blocks they hold: allocation, growth, release, prefix cache.
 
-Nothing here knows the queue: `lifecycle` moves requests between the two.
+It is independent of the queue: `lifecycle` moves requests between the two.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class RunningRequests:
         self.decoding: list[RequestState] = []  # their prompt is planned to its end
         self.prefilling: list[RequestState] = []  # with prompt (or recomputation) left
         self.num_finishing = 0
-        self.num_finishing_blocks = 0  # at most so many come free as steps in flight are answered
-        self.claimant: RequestState | None = None  # lacks a block that others will give back
+        self.num_finishing_blocks = 0  # at most these are freed by answers in flight
+        self.claimant: RequestState | None = None  # waits for a block that others will free
 
-        # Changes that the next plan must bring to the stages
+        # Changes that the next plan must carry to the stages
         self.released: list[int] = []
         self.copies: list[tuple[int, int]] = []
 
@@ -99,7 +99,7 @@ class RunningRequests:
     def _reusable(
         self, state: RequestState, donor: RequestState | None
     ) -> tuple[list[int], int, int | None]:
-        """KV that exists already: (blocks to share, tokens they spare, block to copy behind)."""
+        """KV that exists already: (blocks to share, tokens they save, block to copy after them)."""
         if state.host_blocks:
             return [], state.num_computed_tokens, None
         size = self.config.block_size
@@ -118,31 +118,31 @@ class RunningRequests:
         return table[:num_full], begin, table[num_full] if rest else None
 
     def _is_cached_now(self, state: RequestState) -> bool:
-        """Whether the prefix cache has what it lacked when the request was refused memory."""
+        """Whether the block that was missing when the request was refused memory is cached."""
         digest = state.awaited_digest
         return digest is not None and bool(self.block_manager.match((digest,)))
 
     def _missing_digest(self, state: RequestState, num_shared: int) -> bytes | None:
-        """Of the first block that the prefix cache lacks, for a request that may start from it."""
+        """Digest of the first block missing in the prefix cache, for a cacheable request."""
         num_full = (state.num_tokens - 1) // self.config.block_size
         if not state.cacheable or state.host_blocks or num_shared >= num_full:
             return None
         return state.block_hashes(num_shared + 1, self.config.block_size)[num_shared]
 
     def to_decoding(self, state: RequestState) -> None:
-        """Its known tokens are all planned."""
+        """Move it to `decoding`: its known tokens are all planned."""
         self.prefilling.remove(state)
         insort(self.decoding, state, key=_by_rank)
 
     def resort(self) -> None:
-        """Ranks have changed."""
+        """Sort again, because ranks have changed."""
         self.decoding.sort(key=_by_rank)
         self.prefilling.sort(key=_by_rank)
 
     # ---- growing ----------------------------------------------------------------------
 
     def grow(self, state: RequestState, num_blocks: int) -> list[int]:
-        """Append blocks to the table; only after `block_manager.can_allocate`."""
+        """Append blocks to the table; requires `block_manager.can_allocate`."""
         if state is self.claimant:
             self.claimant = None
         fresh = self.block_manager.allocate(num_blocks)
@@ -151,7 +151,7 @@ class RunningRequests:
         return fresh
 
     def take_back(self, state: RequestState, num_blocks: int) -> None:
-        """Free the blocks of a table behind its first `num_blocks`: drafts in them came to nothing.
+        """Free a table's blocks after its first `num_blocks`: the drafts in them were rejected.
 
         Only while no step in flight holds the request.
         """
@@ -166,10 +166,10 @@ class RunningRequests:
         self.block_manager.free(spare)
 
     def claim(self, state: RequestState) -> None:
-        """Until the best-ranked request that lacks a block has it, no worse rank may start.
+        """While the best-ranked request that lacks a block waits for it, no worse rank may start.
 
-        Otherwise a policy that prefers prompts would give the victim its memory back at once,
-        and the two would take turns for ever.
+        Otherwise a policy that prefers prompts would return the memory to the victim at once,
+        and the two requests would preempt each other for ever.
         """
         claimant = self.claimant
         if (
@@ -180,7 +180,7 @@ class RunningRequests:
             self.claimant = state
 
     def victim(self, state: RequestState, step_id: int) -> RequestState | None:
-        """The worst-ranked request behind `state` that the step does not hold yet."""
+        """The worst-ranked request after `state` that is not yet in the step."""
         worst: RequestState | None = None
         for running in (self.decoding, self.prefilling):
             for other in reversed(running):
@@ -200,17 +200,17 @@ class RunningRequests:
     # ---- stopping ---------------------------------------------------------------------
 
     def stop(self, state: RequestState) -> None:
-        """A RUNNING request is planned no more; steps in flight may still use its blocks."""
+        """Stop planning a RUNNING request; steps in flight may still use its blocks."""
         (self.prefilling if state in self.prefilling else self.decoding).remove(state)
-        if state is self.claimant:  # started again, it may lack nothing
+        if state is self.claimant:  # after a restart it may lack nothing
             self.claimant = None
         state.status = RequestStatus.FINISHING
-        state.slow_path_at = 0  # its results need a look
+        state.slow_path_at = 0  # its results take the slow path
         self.num_finishing += 1
         self.num_finishing_blocks += len(state.block_table)
 
     def release(self, state: RequestState, keep_kv: bool) -> bool:
-        """Nothing in flight touches the FINISHING request: its blocks come free.
+        """Free the blocks of a FINISHING request that no step in flight uses.
 
         keep_kv: move its KV to the host if that pays; returns whether it was.
         """
@@ -227,9 +227,9 @@ class RunningRequests:
         return kept
 
     def lose_device(self) -> None:
-        """The stages are new: memory is empty and no change is pending.
+        """Reset for new stages: memory is empty and no change is pending.
 
-        Only after every request has stopped.
+        Requires that every request has stopped.
         """
         self.block_manager.reset()
         self.swap.host.reset()
@@ -239,7 +239,7 @@ class RunningRequests:
     # ---- prefix cache -----------------------------------------------------------------
 
     def commit(self, state: RequestState, num_tokens: int) -> None:
-        """The first `num_tokens` of a RUNNING request are computed: offer its full blocks."""
+        """Add the full blocks of a RUNNING request's first `num_tokens` to the prefix cache."""
         size = self.config.block_size
         num_full, num_known = num_tokens // size, state.num_committed_blocks
         if num_full > num_known:

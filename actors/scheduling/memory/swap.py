@@ -1,4 +1,4 @@
-"""KV in host memory: what is moved instead of being computed again, and when that pays."""
+"""Swapping of KV to host memory, where that is faster than recomputation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from actors.scheduling.state import RequestState, RequestStatus
 
 
 class Swapper:
-    """Host blocks and the copies that the next plan must make."""
+    """Host blocks, and the copies of the next plan."""
 
     def __init__(self, config: SchedulerConfig, cost_model: StepTimePredictor | None) -> None:
         self.config = config
@@ -20,15 +20,15 @@ class Swapper:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is pending: the plan has been made, or the stages are new."""
-        self.is_pending = False  # something for the next plan stands below
+        """Clear pending copies: the plan has been made, or the stages are new."""
+        self.is_pending = False  # whether the lists below hold anything
         self.swap_out: list[tuple[int, int]] = []
-        self.swapped_out: list[RequestState] = []  # whose copies stand in swap_out
+        self.swapped_out: list[RequestState] = []  # requests whose copies are in swap_out
         self.swap_in: list[tuple[int, int]] = []
         self.returned: list[int] = []  # host blocks, free once the plan with swap_in is done
 
     def pays(self, state: RequestState) -> bool:
-        """Whether moving the KV away and back beats computing it again."""
+        """Whether moving the KV to the host and back is faster than computing it again."""
         choice, size = self.config.swap, self.config.block_size
         num_blocks = -(-state.num_computed_tokens // size)
         if choice == "never" or not 0 < num_blocks <= self.host.num_free:
@@ -41,7 +41,7 @@ class Swapper:
         return 2 * self.cost_model.swap_s(num_blocks) < recompute_s
 
     def move_out(self, state: RequestState) -> None:
-        """The next plan copies the computed KV away; the device blocks are free from then on."""
+        """Copy the computed KV to the host in the next plan, which frees the device blocks."""
         num_blocks = -(-state.num_computed_tokens // self.config.block_size)
         self.is_pending = True
         state.host_blocks = self.host.allocate(num_blocks)
@@ -50,19 +50,19 @@ class Swapper:
         self.num_swaps += 1
 
     def move_in(self, state: RequestState) -> None:
-        """The next plan copies it back into the request's new blocks."""
+        """Copy it back into the request's new blocks in the next plan."""
         self.is_pending = True
         self.swap_in += zip(state.host_blocks, state.block_table, strict=False)
         self.returned += state.host_blocks
         state.host_blocks = []
 
     def drop(self, state: RequestState) -> None:
-        """The copy is not needed any more."""
+        """Drop the copy."""
         self.host.free(state.host_blocks)
         state.host_blocks = []
 
     def distrust(self, state: RequestState) -> None:
-        """What was swapped out cannot be relied upon: compute it again."""
+        """Drop the swapped KV, which may be incomplete: it is computed again."""
         if state.host_blocks and state.status is RequestStatus.WAITING:
             self.drop(state)
             state.num_computed_tokens = 0
