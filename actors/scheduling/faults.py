@@ -30,7 +30,7 @@ _GROUP_FROM_BEFORE = 16  # group size for suspects of an earlier engine, which a
 
 
 class Faults:
-    """Plans trials of suspects: `requests.trials` holds each once, in groups, the first in trial."""
+    """Plans trials of suspects: `requests.trials` holds each once, in groups, first in turn."""
 
     def __init__(self, requests: LiveRequests) -> None:
         self.requests = requests

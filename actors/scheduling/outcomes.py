@@ -1,4 +1,4 @@
-"""From a step's answer to outputs for the callers: tokens appended, requests ended."""
+"""Applies a step's answer: appends tokens, ends requests, and makes the outputs for clients."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Outcomes:
         self.num_accepted_drafts = 0
 
     def take(self, step: InFlight, result: StepResult) -> list[Output]:
-        """Apply the answer to a step; returns at most one output a request.
+        """Apply the answer to a step; returns at most one output per request.
 
-        The loop runs once per generated token: everything rare waits behind `slow_path_at`.
+        The loop runs once per generated token, so rare cases are behind `slow_path_at`.
         """
         if len(result.tokens) != len(step.sampled):
             raise ValueError(
@@ -76,9 +76,9 @@ class Outcomes:
         outputs: list[Output],
         logprobs: dict[int, list[TokenLogprobs]] | None,
     ) -> None:
-        """Tokens that are not routine: the first, a block's last, an end, several, or too late.
+        """Handle rare tokens: the first, the last of a block, an end, several, or late ones.
 
-        What stands behind an end is dropped: only drafts bring more than one.
+        Tokens after an end are dropped; only drafts give several.
         """
         if not self._counts(state):
             self._drain(state)
@@ -98,7 +98,7 @@ class Outcomes:
             state.first_token_s = requests.now_s
         if state.status is RequestStatus.RUNNING:
             if requests.config.prefix_cache:
-                running.commit(state, state.num_tokens - 1)  # those computed to give the last
+                running.commit(state, state.num_tokens - 1)  # those computed to sample the last
             if state.request.group is not None:
                 for follower in requests.waiting.groups.prompt_done(state):
                     requests.waiting.order.push(follower, requests.now_s)
@@ -111,7 +111,7 @@ class Outcomes:
             self._drain(state)
 
     def _settle_drafts(self, step: InFlight, result: StepResult) -> dict[int, tuple[int, ...]]:
-        """What was computed behind a wrong draft was not: it is computed again, in its place."""
+        """Subtract rejected drafts from the computed tokens; their positions are computed again."""
         further = dict(result.further)
         for part in step.drafted:
             state, size = part.state, self.requests.config.block_size
@@ -126,7 +126,9 @@ class Outcomes:
 
     @staticmethod
     def _counts(state: RequestState) -> bool:
-        """A preempted request's last results count; an ended or failed one's do not."""
+        """Whether late results count: those of a preempted request do, of an ended or failed one
+        not.
+        """
         return state.status is RequestStatus.RUNNING or (
             not state.discard and state.fate is not Fate.END
         )
@@ -139,7 +141,7 @@ class Outcomes:
         return None
 
     def already_over(self, state: RequestState) -> FinishReason | None:
-        """A replayed request may have had all its tokens before its replica failed."""
+        """End a replayed request that had all its tokens before its replica failed."""
         if not state.output_token_ids or state.request.pooling is not None:
             return None
         return self._finish_reason(state, state.output_token_ids[-1])
@@ -178,7 +180,7 @@ class Outcomes:
     def _take_prompt_logprobs(
         self, request_id: int, first: int, entries: Sequence[TokenLogprobs]
     ) -> None:
-        """Keep what is new; a recomputed prompt repeats the same."""
+        """Keep new entries; a recomputed prompt repeats equal ones."""
         state = self.requests.by_id.get(request_id)
         if state is not None and not state.discard:
             known = len(state.prompt_logprobs)
@@ -186,7 +188,7 @@ class Outcomes:
                 state.prompt_logprobs += entries[known - first : state.num_prompt_tokens - first]
 
     def _drain(self, state: RequestState) -> None:
-        """One step fewer touches a FINISHING request."""
+        """Count an answered step of a FINISHING request."""
         if state.in_flight == 0:
             self.requests.drained(state)
 

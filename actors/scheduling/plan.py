@@ -1,14 +1,14 @@
-"""What one iteration does: the message from the core to the stages, and the answer.
+"""The plan of one iteration, sent from the core to the stages, and their answer.
 
 A step is a tuple of slices. There is no phase flag anywhere: a decode is a slice of one token.
 Stages mirror request state, so a plan carries only what changed since the last one.
 
-A stage that raises on a step has failed every request of that step: until one of them is started
-again, its slices in steps already under way may be answered with any token or raise as well, but
+If a stage raises an error in a step, every request of that step has failed. Until such a request is
+started again, its slices in later steps already in flight may get any token or raise as well, but
 must write no KV.
 
-What is made once per token (`Slice` here, `Output` in events) is a NamedTuple: a frozen dataclass
-costs four times as much to build, and planning must not cost what computing saves.
+Objects made once per token (`Slice` here, `Output` in events) are NamedTuples, because a frozen
+dataclass takes four times as long to build.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _num_tokens = attrgetter("num_tokens")
 
 @dataclass(frozen=True, slots=True)
 class RequestStart:
-    """A request enters (or re-enters, after preemption or a rebuilt pipeline) the stages.
+    """A request that enters the stages, or enters again after preemption or a rebuild.
 
     tokens: prompt followed by every output token known so far.
     block_ids: KV blocks in order; may hold cached prefix blocks already filled.
-    adapter: as of `Request`.
+    adapter: as in `Request`.
     """
 
     request_id: int
@@ -57,18 +57,18 @@ class RequestStart:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One micro-batch. Stages apply the fields in the order in which they stand here.
+    """One micro-batch. Stages apply the fields in the order of their declaration.
 
     released: requests to forget (finished, aborted or preempted) before anything else; an id
         that the stage does not know is ignored (a failed step may or may not have applied it).
     swap_out / swap_in: (device block, host block) / (host block, device block) copies.
     copies: (source, destination) device block copies (copy-on-write).
-    started: requests that enter; replaces whatever a stage still knows under the id.
-    new_blocks: (request_id, block ids appended to its table); one entry a request.
-    trimmed: (request_id, number of blocks that its table keeps) before new_blocks: those behind
-        were taken for drafts that came to nothing. Only beside new blocks of the same request.
+    started: requests that enter; they replace older state with the same id.
+    new_blocks: (request_id, block ids appended to its table); one entry per request.
+    trimmed: (request_id, number of blocks that its table keeps), applied before new_blocks: the
+        others were for rejected drafts. Only together with new blocks of the same request.
     drafts: (request_id, tokens) guessed to follow the known ones; the slice ends with them. The
-        last stage draws behind the known token and behind each draft, up to the first that differs.
+        last stage draws after the known token and after each draft, up to the first that differs.
     fed: (request_id, position, token) outputs the first stage has not seen because another
         process sampled them. Empty with a single stage: it keeps what it samples.
     slices: the work, decodes first.
@@ -92,7 +92,7 @@ class StepPlan:
 
 
 class StepShape(NamedTuple):
-    """What decides how long a step takes.
+    """The shape of a step, which determines its time.
 
     num_decodes: slices of one token that continue a generation; one with drafts is a prefill.
     decode_context_tokens: KV positions those decodes attend to, summed (their own included).
@@ -113,7 +113,7 @@ class StepShape(NamedTuple):
 
 
 def logit_rows(max_requests: int) -> int:
-    """Rows that one step may draw from: the stages keep memory for so many logits."""
+    """Most rows that one step may sample: the stages reserve memory for their logits."""
     return max(max_requests, 32)
 
 
@@ -129,11 +129,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the last stage answers.
+    """The answer of the last stage.
 
     tokens: (request_id, token) for every slice with `samples`, in slice order.
-    further: (request_id, tokens) behind that token, of slices whose first drafts were right: as
-        many tokens as drafts stood. logprobs has one entry a token, in order.
+    further: (request_id, tokens) after that token, one for each accepted draft. logprobs has one
+        entry per token, in order.
     logprobs / prompt_logprobs / pooled: only for requests that asked; prompt_logprobs carries
         (request_id, first position, one entry per position).
     stage_times_s: (start, end) per stage on the host's monotonic clock.

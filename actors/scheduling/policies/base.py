@@ -1,4 +1,4 @@
-"""What a policy is, and what is planned where it plans nothing."""
+"""The base class of policies, and the fallback for an empty plan."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from actors.scheduling.step import StepBuilder
 class Policy(Protocol):
     """Adds slices to the step through the builder; deterministic, and keeps no request.
 
-    order: the waiting order it was described with. reserve: KV for the maximum length is taken
-    before a request starts.
+    order: the waiting order of the policy's description. reserve: KV for the maximum length is
+    allocated before a request starts.
     """
 
     order: str
@@ -21,7 +21,7 @@ class Policy(Protocol):
 
 
 def plan_anything(step: StepBuilder) -> None:
-    """Progress comes before policy: with nothing in flight, nothing would wake the core."""
+    """Plan something even if the policy does not: with nothing in flight no event would follow."""
     step.decode(step.decoding)
     for state in step.runnable_prefills():
         step.chunk(state, step.room)

@@ -98,8 +98,8 @@ class ChunkedOnly:
 class HybridOnly:
     """Hybrid batches of unchunked prompts (the Sarathi-Serve ablation, table 4).
 
-    All decodes run beside whole prompts: Orca's batching on paged KV. A long prompt makes every
-    decode of its step as slow as itself.
+    All decodes run beside whole prompts: Orca's batching on paged KV. A long prompt delays every
+    decode of its step.
     """
 
     order = "fcfs"
@@ -117,8 +117,8 @@ class HybridOnly:
 def fill_with_whole_prompts(step: StepBuilder, left: int, max_running: int | None = None) -> None:
     """Spend `left` tokens on unchunked prompts, in order; the first may overrun `left`.
 
-    Only a prompt that the stages' buffers cannot hold is cut, and one that was begun, by whatever
-    policy, goes on with what fits. No request starts beside `max_running` others.
+    A prompt is cut only if it exceeds the stages' buffers. One that was begun under another policy
+    continues with what fits. No request starts beside `max_running` others.
     """
     for state in step.runnable_prefills():
         left -= step.chunk(state, _whole(step, left))
@@ -133,5 +133,5 @@ def fill_with_whole_prompts(step: StepBuilder, left: int, max_running: int | Non
 
 
 def _whole(step: StepBuilder, left: int) -> int:
-    """The limit for the next whole prompt: a step without a prompt takes any."""
+    """The limit for the next whole prompt; a step without one takes a prompt of any length."""
     return left if step.num_tokens > step.num_decodes else max(left, step.room)

@@ -1,8 +1,8 @@
 """Preemptive skip-join multi-level feedback queue (FastServe, section 4.1).
 
-Each step serves the best `max_batch` requests by rank, running or waiting: the order demotes what
-has used up the quantum of its level. A waiting request of a better rank takes the place of a
-running one. KV of the passed-over stays where it is until a better rank needs the memory.
+Each step serves the best `max_batch` requests by rank, running or waiting; the order demotes
+requests that have used up the quantum of their level. A waiting request of a better rank replaces a
+running one. The KV of requests that are not served stays until a better rank needs the memory.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FeedbackQueue:
         if head is None or step.num_slots_taken < step.config.max_requests:
             return
         if step.num_slots_taken > num_running:
-            return  # a slot comes free with the next answer
+            return  # the next answer frees a slot
         worst = max([*step.decoding, *step.prefilling], key=lambda state: state.rank)
         if head.rank[0] < worst.rank[0]:
             step.preempt(worst)

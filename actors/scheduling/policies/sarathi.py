@@ -1,7 +1,7 @@
 """Stall-free batching (Sarathi-Serve, OSDI '24, algorithm 3).
 
-Every running decode gets its token; what the budget leaves goes to chunks of unfinished prompts,
-then to first chunks of new ones. No decode ever waits for a prompt.
+Every running decode gets its token; the rest of the budget goes to chunks of unfinished prompts,
+then to first chunks of new ones. No decode waits for a prompt.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Sarathi:
         if not self.dynamic:
             fill_with_chunks(step, step.tokens_left())
             return
-        # The schedule, not the budget, bounds the step: each prompt against what is in it.
+        # The schedule, not the budget, limits the step, for each prompt by the step's content.
         fill_with_chunks(step, step.room, lambda state, _: self._share(step, state))
 
     def _share(self, step: StepBuilder, state: RequestState) -> int:
@@ -107,7 +107,7 @@ def chunk_schedule(high: int, low: int, stages: int) -> list[int]:
 
 
 class Fair(Sarathi):
-    """Stall-free batches; virtual token counters of the tenants decide what starts next."""
+    """Stall-free batches; the tenants' virtual token counters decide which request starts next."""
 
     order = "fair"
 

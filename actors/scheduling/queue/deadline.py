@@ -1,7 +1,7 @@
-"""Least slack first, and relegation of what can no longer be met (Niyama / QoServe).
+"""Least slack first, with relegation of requests that are late anyway (Niyama / QoServe).
 
-Slack at time t is (arrival + TTFT objective) - t - (time its prompt needs). Two waiting requests
-lose slack at the same speed, so their order is that of a constant and a heap will do.
+Slack at time t is (arrival + TTFT objective) - t - (time its prompt needs). All waiting requests
+lose slack at the same speed, so their order is constant and a heap suffices.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, RequestStatus
 
 TYPICAL_PROMPT = 512  # tokens, to estimate how fast prompts are computed
-_RELEGATED = 1e12  # added to a relegated request's rank: behind every promise
+_RELEGATED = 1e12  # added to a relegated request's rank: after all others
 
 
 class EarliestDeadline(Order):
-    """Requests whose promise is lost wait behind those whose promise can be kept.
+    """Requests that can keep their TTFT objective go before those that cannot.
 
-    default_ttft_s: the promise of requests that name none (else the deployment's `ttft_s`).
-    prefill_tokens_per_s: how fast prompts are computed, for the time still needed (else what the
-        cost model predicts for long steps).
-    patience_s: a relegated request goes first after so much more waiting (no starvation).
+    default_ttft_s: objective of requests without one (default: the deployment's `ttft_s`).
+    prefill_tokens_per_s: prefill speed, for the time that a prompt needs (default: predicted by
+        the cost model for long steps).
+    patience_s: a relegated request goes first after this further wait (no starvation).
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class EarliestDeadline(Order):
         self.patience_s = patience_s
         self._promised: list[tuple[tuple[float, int], RequestState]] = []
         self._relegated: deque[tuple[float, RequestState]] = deque()  # (relegated at, request)
-        self._pop_relegated = False  # where the last peek looked
+        self._pop_relegated = False  # whether the last peek returned a relegated request
 
     def push(self, state: RequestState, now_s: float) -> None:
         self.adopt(state)
@@ -61,10 +61,10 @@ class EarliestDeadline(Order):
             last_s = now_s if state.last_token_s is None else state.last_token_s
             state.rank = (min(state.rank[0], last_s), state.sequence_number)
         elif state.rank[0] >= _RELEGATED:
-            if not state.admitted:  # its tenant was at its cap: it waits on, and has waited
+            if not state.admitted:  # its tenant was at its cap: its waiting time counts
                 self._relegated.appendleft((state.request.arrival_s, state))
                 return
-            # Patience was over when it started: it does not lose its place twice.
+            # Its patience had expired when it started; it stays in front.
             state.rank = (state.request.arrival_s, state.sequence_number)
         heapq.heappush(self._promised, (state.rank, state))
 
@@ -80,9 +80,9 @@ class EarliestDeadline(Order):
         return self._promised[0][1]
 
     def _relegate(self, now_s: float) -> None:
-        """Set aside requests that can no longer meet their first promise.
+        """Relegate waiting requests that cannot keep their TTFT objective.
 
-        One that has had a first token, or has been relegated and started, is not judged again.
+        Requests with a first token, or relegated and started before, are not judged again.
         """
         promised = self._promised
         while promised:
@@ -108,7 +108,7 @@ class EarliestDeadline(Order):
 
 
 def _predicted_tokens_per_s(config: SchedulerConfig) -> float:
-    """Of a step of prefill alone; infinite without a cost model."""
+    """Tokens per second of a step with only prefill; infinite without a cost model."""
     if config.cost_model is None:
         return float("inf")
     num_tokens = min(TYPICAL_PROMPT, config.max_step_tokens)

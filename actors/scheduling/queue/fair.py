@@ -1,9 +1,9 @@
 """Fair sharing between tenants by virtual token counters (Sheng et al., OSDI '24, algorithm 2).
 
 Each tenant's counter grows with the weighted tokens it is served: its prompts when they start,
-its output tokens as they come. The next request is that of the waiting tenant with the smallest
-counter. A tenant that comes back from idleness is lifted to the smallest active counter, so that
-idling saves up no credit.
+its output tokens as they come. The next request is of the waiting tenant with the smallest
+counter. The counter of a tenant that was idle is raised to the smallest active counter, so that
+idling gives no credit.
 
 Bound (theorem 4.4, weights 1): while two tenants both wait, their service differs by at most
 2 * max(prompt_weight * longest prompt, output_weight * most output tokens resident at once).
@@ -20,11 +20,11 @@ from actors.scheduling.queue.order import Order
 from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, RequestStatus
 
-_MAX_NAMES = 4096  # from which on the counters are looked through
+_MAX_NAMES = 4096  # with more, counters that have no effect are dropped
 
 
 class VirtualTokenCounter(Order):
-    """Tenants share the engine in proportion to `weights` (1 where a tenant is not named)."""
+    """Tenants share the engine in proportion to `weights` (default: 1)."""
 
     follows_service = True
 
@@ -41,9 +41,9 @@ class VirtualTokenCounter(Order):
         self.prompt_weight = prompt_weight
         self.output_weight = output_weight
         self.counters: dict[str, float] = {}
-        self._queues: dict[str, deque[RequestState]] = {}  # tenants that wait
+        self._queues: dict[str, deque[RequestState]] = {}  # waiting requests by tenant
         # (counter, tenant), once for every tenant in _listed (all that wait); counters only grow,
-        # so an entry out of date is too small and is corrected when it comes to the top
+        # so an outdated entry is too small and is corrected when it reaches the top
         self._heap: list[tuple[float, str]] = []
         self._listed: set[str] = set()
         self._last_counter = 0.0  # counter of the tenant whose queue emptied last
@@ -61,8 +61,8 @@ class VirtualTokenCounter(Order):
         self._enter(tenant).append(state)
 
     def _forget(self, floor: float) -> None:
-        """Drop the counters of tenants that would come back to the floor anyway: names are the
-        clients' own where there are no keys."""
+        """Drop the counters that would be raised to the floor anyway, because clients without keys
+        choose tenant names freely."""
         self.counters = {
             tenant: counter
             for tenant, counter in self.counters.items()

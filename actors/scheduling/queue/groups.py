@@ -1,7 +1,7 @@
-"""Requests of one group share one prompt (n > 1): it is computed once, then referenced.
+"""Requests of one group share one prompt (n > 1), which is computed once, then referenced.
 
-The first member leads; the others are held back until the leader's prompt is computed, and then
-start from a member that still holds it. A group whose leader is gone gets another one.
+The first member is the leader; the others are held back until its prompt is computed, and then
+share the blocks of a member that still holds them. A group whose leader ends gets another one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Groups:
         return len(self._groups)
 
     def join(self, state: RequestState) -> bool:
-        """A new request of a group. False: it is held back, a leader is on the way."""
+        """Add a new request of a group. False: it is held back for the leader."""
         key = state.request.group
         if key is None:
             return True
@@ -42,7 +42,7 @@ class Groups:
         return True
 
     def prompt_done(self, state: RequestState) -> list[RequestState]:
-        """A member's prompt is in its blocks. Returns the members that may enter the queue now."""
+        """Record that a member's prompt is computed; returns those that may enter the queue."""
         key = state.request.group
         if key is None or key not in self._groups:
             return []
@@ -57,13 +57,13 @@ class Groups:
         return entering
 
     def vacated(self, state: RequestState) -> None:
-        """A member no longer holds its blocks (or no longer may be relied upon)."""
+        """Record that a member's blocks are freed, or not reliable."""
         key = state.request.group
         if key is not None and key in self._groups and state in self._groups[key].ready:
             self._groups[key].ready.remove(state)
 
     def ended(self, state: RequestState) -> list[RequestState]:
-        """A member has ended. Returns the new leader, if one must enter the queue now."""
+        """Remove an ended member; returns the new leader, if one must enter the queue."""
         key = state.request.group
         if key is None or key not in self._groups:
             return []
@@ -82,7 +82,7 @@ class Groups:
         return []
 
     def donor(self, state: RequestState) -> RequestState | None:
-        """A running member whose computed prompt is that of `state`."""
+        """A running member of the same group with a computed prompt."""
         key = state.request.group
         if key is None or key not in self._groups or state.request.pooling is not None:
             return None

@@ -1,8 +1,7 @@
 """The queue of a skip-join multi-level feedback queue (FastServe, section 4.1).
 
 Level k may use quantum_tokens * 2**k tokens before it is demoted. A new request skips the levels
-whose quantum its prompt would overrun anyway, so a long prompt does not block short ones, and a
-short one need not earn its way up.
+whose quantum its prompt would exceed anyway, so a long prompt does not block short ones.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from actors.scheduling.state import RequestState, RequestStatus
 
 
 class FeedbackLevels(HeapOrder):
-    """promote_s: a request that waits longer goes to the top level (starvation is bounded)."""
+    """promote_s: a request that waits longer goes to the top level, which bounds waiting."""
 
     preempts = True
 
@@ -55,7 +54,7 @@ class FeedbackLevels(HeapOrder):
         state.rank = (float(level), state.sequence_number)
 
     def rerank(self, running: Iterable[RequestState], now_s: float) -> bool:
-        """A request that has used up its quantum goes one level down; a starved one to the top."""
+        """Move a request that has used up its quantum one level down, a starved one to the top."""
         changed = False
         for state in running:
             last_s = state.last_token_s

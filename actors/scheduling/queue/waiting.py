@@ -1,8 +1,8 @@
-"""The waiting queue: its order, what is set aside, and how much of it there is.
+"""The waiting queue: its order, requests set aside, and counts; and the orders that are one heap.
 
-Most orders are one heap, as a request's rank is known on entry and never changes. Ageing needs no
-timer: if the worth of waiting grows linearly, comparing two requests at any moment gives the same
-answer as comparing two constants.
+In most orders a request's rank is known on entry and never changes, so a heap suffices. Ageing
+needs no timer either: when priority grows linearly with waiting time, the order of two requests is
+the same at any time.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class WaitingQueue:
         self.order = order
         self.groups = Groups()
         self.num_requests = 0
-        self.num_tokens = 0  # known tokens of the waiting: prompts, and outputs to be recomputed
+        self.num_tokens = 0  # known tokens: prompts, and outputs to be recomputed
         self.waiting_of: dict[str, int] = defaultdict(int)  # waiting requests of a tenant
         self.running_of: dict[str, int] = defaultdict(int)  # running requests of a tenant
-        # Set aside, best rank first: their tenant is at its cap
+        # Set aside because their tenant is at its cap, best rank first
         self.parked: dict[str, list[RequestState]] = {}
 
     def add(self, state: RequestState, now_s: float) -> None:
-        """A new request waits."""
+        """Add a new request."""
         self._count(state, 1)
         enters = state.request.group is None or self.groups.join(state)
         if state.suspicion is not None:  # its trial starts it
@@ -48,13 +48,13 @@ class WaitingQueue:
             self.order.push(state, now_s)
 
     def restore(self, state: RequestState, now_s: float) -> None:
-        """A request that ran waits again, before its peers; a suspect for its trial."""
+        """Add a preempted request before its peers; a suspect waits for its trial instead."""
         self._count(state, 1)
         if state.suspicion is None:
             self.order.restore(state, now_s)
 
     def remove(self, state: RequestState) -> None:
-        """A waiting request is over. Orders skip it by its status."""
+        """Remove a waiting request that has ended; orders skip it by its status."""
         self._count(state, -1)
 
     def _count(self, state: RequestState, sign: int) -> None:
@@ -68,7 +68,7 @@ class WaitingQueue:
     # ---- the next to start --------------------------------------------------------------
 
     def head(self, now_s: float) -> RequestState | None:
-        """The next to start, those of tenants at their cap set aside."""
+        """The next request to start; requests of tenants at their cap are set aside."""
         cap = self.config.max_running_per_tenant
         while True:
             state = self.order.peek(now_s)
@@ -79,7 +79,7 @@ class WaitingQueue:
             insort(self.parked.setdefault(state.request.tenant, []), self.order.pop(), key=_by_rank)
 
     def started(self, state: RequestState) -> None:
-        """`head` (or a suspect) has been given memory; it is still to be popped."""
+        """Count the start of `head` (or of a suspect), to be followed by `pop`."""
         if not state.admitted:
             state.admitted = True
             if self.order.follows_service:
@@ -88,12 +88,12 @@ class WaitingQueue:
         self.running_of[state.request.tenant] += 1
 
     def pop(self, state: RequestState) -> None:
-        """Take out what has started."""
+        """Remove the started request from the order; a suspect is not in it."""
         if state.suspicion is None:
             self.order.pop()
 
     def stopped(self, state: RequestState, now_s: float) -> None:
-        """A request that ran gives its tenant's slot back."""
+        """Count a request that has stopped running."""
         tenant = state.request.tenant
         self.running_of[tenant] -= 1
         if self.running_of[tenant] == 0:
@@ -101,7 +101,7 @@ class WaitingQueue:
         self.unpark(tenant, now_s)
 
     def unpark(self, tenant: str, now_s: float) -> None:
-        """One of the tenant's slots came free."""
+        """Return a request of the tenant that was set aside to the order."""
         parked = self.parked.get(tenant)
         while parked:
             state = parked.pop(0)
@@ -112,7 +112,7 @@ class WaitingQueue:
             del self.parked[tenant]
 
     def unpark_all(self, now_s: float) -> None:
-        """The cap has changed: `head` sets aside again what the new one keeps out."""
+        """The cap has changed: return all to the order; `head` applies the new cap."""
         for parked in self.parked.values():
             for state in reversed(parked):  # each goes before its peers
                 if state.status is RequestStatus.WAITING:
@@ -120,14 +120,14 @@ class WaitingQueue:
         self.parked.clear()
 
     def finished(self, state: RequestState) -> None:
-        """A request has reached its end (called for no abort)."""
+        """A request has finished (not called for aborts)."""
         if self.order.follows_service:
             self.order.finish(state)
 
     # ---- another order ------------------------------------------------------------------
 
     def switch_order(self, order: Order, live: Iterable[RequestState], now_s: float) -> None:
-        """Every request keeps what it has; only which comes next changes."""
+        """Switch the order; requests keep their state."""
         self.unpark_all(now_s)
         waiting = self.order.drain()
         self.order = order
@@ -138,7 +138,7 @@ class WaitingQueue:
 
 
 class HeapOrder(Order):
-    """Subclasses give `value`; ties go by order of submission."""
+    """Subclasses define `value`; ties are ordered by submission."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         # (rank on entry, entry number, request); an entry counts while rank and status still match
@@ -227,7 +227,7 @@ class ShortestOutput(HeapOrder):
         within(0, 1, memory=memory)
         self.ageing_tokens_per_s = ageing_tokens_per_s
         self.predict = self.follows_service = predict
-        self.memory = memory  # weight of the past in the running mean
+        self.memory = memory  # weight of earlier lengths in the running mean
         self.means: dict[str, float] = {}
 
     def value(self, state: RequestState) -> float:
@@ -240,6 +240,6 @@ class ShortestOutput(HeapOrder):
     def finish(self, state: RequestState) -> None:
         tenant, length = state.request.tenant, float(state.num_output_tokens)
         mean = self.means.pop(tenant, length)
-        if len(self.means) >= _MAX_NAMES:  # of clients' own naming: the longest not seen
+        if len(self.means) >= _MAX_NAMES:  # clients choose the names: drop the least recent
             del self.means[next(iter(self.means))]
         self.means[tenant] = self.memory * mean + (1 - self.memory) * length
