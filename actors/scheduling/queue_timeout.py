@@ -1,4 +1,4 @@
-"""What has waited too long is refused, and the core is woken for the next that will have."""
+"""Refuses requests that have waited too long, and requests a Tick for the next one."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from actors.scheduling.state import RequestState, RequestStatus
 
 
 class QueueTimeout:
-    """Of requests that have never started, by the setting `queue_timeout_s`."""
+    """Watches requests that have never started, by the setting `queue_timeout_s`."""
 
     def __init__(self, requests: LiveRequests) -> None:
         self._requests = requests
         self._arrivals: deque[tuple[float, RequestState]] = deque()
-        self._wake_at_s: float | None = None  # asked for already
+        self._wake_at_s: float | None = None  # time of the requested Tick
 
     def entered(self, state: RequestState) -> None:
-        """A new request waits."""
+        """Watch a new request."""
         self._arrivals.append((self._requests.now_s, state))
 
     def woken(self) -> None:
-        """The time asked for last has come."""
+        """Note that the requested Tick has come."""
         self._wake_at_s = None
 
     def expire(self) -> list[Instruction]:
-        """Refuse what is overdue now; ask to be woken for the next."""
+        """Refuse overdue requests, and request a Tick for the next one."""
         timeout_s = self._requests.config.queue_timeout_s
         if timeout_s is None:
             return []
@@ -42,7 +42,7 @@ class QueueTimeout:
         return out
 
     def _overdue(self, timeout_s: float) -> Iterator[RequestState]:
-        """Removes from the arrivals what is overdue, and what needs no watching any more."""
+        """Remove from the arrivals overdue requests, and those that have started or ended."""
         arrivals, now_s = self._arrivals, self._requests.now_s
         while arrivals:
             arrived_s, state = arrivals[0]

@@ -1,4 +1,4 @@
-"""How the name of a policy, order, budget or admission becomes the part.
+"""Builds a policy, order, budget or admission from its name.
 
 Each package holds one table, name -> what builds it. A new part is one class and one row.
 """
@@ -25,8 +25,8 @@ def build_part(
     """`known[name](*arguments, **options)`.
 
     Raises ConfigError naming `setting` for an unknown name, and `<setting>_options` for an option
-    that the part does not have, whose value has another type than declared or is refused
-    (TypeError). So no part meets an impossible option later, in the middle of a change.
+    that is unknown, has a value of the wrong type, or is refused by the part (TypeError). So a live
+    change cannot fail half-way because of an option.
     """
     if name not in known:
         raise ConfigError(setting, f"unknown {name!r}; known: {', '.join(sorted(known))}")
@@ -43,14 +43,14 @@ def build_part(
 
 @cache
 def _declared(part: Callable[..., Any]) -> Mapping[str, Any]:
-    """Types of a part's options: those of a class, or of what builds it."""
+    """Types of a part's options: of its class, or of the function that builds it."""
     made = getattr(part, "__self__", part)
     hints = get_type_hints(made.__init__) if isinstance(made, type) else {}  # type: ignore[misc]
     return hints if isinstance(part, type) else hints | get_type_hints(part)
 
 
 def within(low: float, high: float, **options: float | None) -> None:
-    """Raise TypeError for the first option outside [low, high]; None is left alone."""
+    """Raise TypeError for the first option outside [low, high]; None is allowed."""
     for name, value in options.items():
         if value is not None and not low <= value <= high:
             raise TypeError(f"{name} must lie between {low:g} and {high:g}, not {value!r}")

@@ -1,7 +1,6 @@
-"""What a request asks for: plain, frozen data.
+"""A request and its parameters: plain, frozen data.
 
-Nothing here knows Ray, torch or a clock. Times are seconds on the clock whose
-readings `Core.handle` is given; tokens are vocabulary ids.
+Times are seconds, on the clock of `now_s` in `Core.handle`; tokens are vocabulary ids.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-# How many lost engines a request may have been in when it was alone: it is ended with the last.
-MAX_LOSSES = 3  # shared by many, then by a group, then alone
+# A request tried alone ends with an error at its third lost engine:
+MAX_LOSSES = 3  # the first with many others, the second in a group, the third alone
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request stopped producing tokens (names as in the OpenAI API where it has one)."""
+    """Why a request ended (OpenAI's names, where there are any)."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -24,7 +23,7 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Latency promised to one request; None means no promise of that kind."""
+    """Latency objectives of one request; None: no objective of that kind."""
 
     tbt_s: float | None = None
     ttft_s: float | None = None
@@ -44,7 +43,7 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn and when to stop.
+    """How tokens are sampled, and when to stop.
 
     A draw depends only on (seed, position) and the logits, so a replay, another batch or
     another policy gives the same tokens. temperature 0 is argmax.
@@ -71,16 +70,16 @@ class SamplingParams:
 class Request:
     """One sequence to be generated, as the core receives it.
 
-    output: tokens already delivered by an earlier life of this request; generation goes on
-    behind them (replay after a failure). max_tokens counts them.
+    output: tokens already delivered before a replay (after a failure); generation continues after
+    them, and max_tokens counts them.
     group: requests with the same group share one prompt (n > 1): the core computes the
     prompt once and gives the others its KV blocks, copied where they diverge.
     pooling: "mean" or "last" asks for an embedding of the prompt instead of tokens.
     cache_salt: prefix blocks are shared only among equal salts (tenants cannot probe each other).
-    adapter: the stages' adapter slot that it uses, counted from 1; 0: none. Its salt names which
-    adapter that is, for slots are used again.
-    num_losses: engines that an earlier life of it was in when they were lost: it is tried beside
-    other suspects only, until it has proved harmless.
+    adapter: the stages' adapter slot that it uses, counted from 1; 0: none. Its salt
+    identifies the adapter, because slots are reused.
+    num_losses: earlier engines that were lost while running it: it is then a suspect, tried apart
+    from others until it is cleared.
     """
 
     request_id: int

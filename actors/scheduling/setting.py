@@ -1,4 +1,4 @@
-"""How a setting is declared: a dataclass field whose metadata describe it to its user."""
+"""Declaration of a setting: a dataclass field with metadata for its user."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, get_args, get_origin
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a field of `SchedulerConfig` is to its user.
+    """The metadata of a field of `SchedulerConfig`.
 
-    section: where it stands in the YAML; `hidden` ones do not, as they follow from others.
-    milliseconds: the YAML has it in ms, under a name that says so; the field holds seconds.
-    file: the YAML names a file, the field holds what is in it.
+    section: its section in the YAML; `hidden` for fields derived from other settings.
+    milliseconds: the YAML value is in ms, as its name says; the field holds seconds.
+    file: the YAML names a file; the field holds its content.
     live: it may change while the engine runs.
-    at_least, above, below, choices: what values it may have, null aside.
+    at_least, above, below, choices: allowed values, besides null.
     """
 
     description: str
@@ -32,11 +32,11 @@ class Setting:
     choices: tuple[str, ...] = ()
 
     def key(self, name: str) -> str:
-        """Its name in the YAML, where the field is called `name`."""
+        """The setting's name in the YAML, for a field called `name`."""
         return name.removesuffix("_s") + "_ms" if self.milliseconds else name
 
     def problem(self, value: Any) -> str | None:
-        """What is wrong with a value of the right type, None if nothing is."""
+        """An error message for a value of the right type; None if it is valid."""
         if value is None:
             return None
         if self.choices and value not in self.choices:
@@ -66,7 +66,7 @@ def _kinds(declared: Any) -> tuple[Any, ...]:
 
 
 def fits(value: Any, declared: Any) -> bool:
-    """Whether a value from outside has the type a field is declared with."""
+    """Whether a value from outside has the declared type of a field."""
     if isinstance(value, bool):
         return declared is bool
     kinds = [
@@ -76,7 +76,7 @@ def fits(value: Any, declared: Any) -> bool:
 
 
 def in_words(declared: Any) -> str:
-    """The type a field is declared with, as an error message gives it."""
+    """The declared type of a field, for error messages."""
     words = {int: "an integer", float: "a number", str: "a name", bool: "true or false"}
     words[NoneType] = "null"
     return " or ".join(words.get(kind, "a mapping") for kind in _kinds(declared))

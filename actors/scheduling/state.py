@@ -1,8 +1,8 @@
 """The core's mutable records: a live request, and a step in flight.
 
-And the names of KV content: a hash chain over full blocks of tokens. A block's digest covers its
-tokens and everything before them, so equal digests mean equal KV. Digests are the same in every
-process: a router can compare them across replicas.
+Also the digests that name KV content: a hash chain over full blocks of tokens. A block's digest
+covers its tokens and all before them, so equal digests mean equal KV. Digests are the same in every
+process, so a router can compare them across replicas.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class RequestStatus(enum.Enum):
 
     WAITING = "waiting"  # in the queue, in a group or to be tried; holds no device blocks
     RUNNING = "running"  # holds device blocks; in `prefilling` or in `decoding`
-    FINISHING = "finishing"  # planned no more, blocks held until no in-flight step touches them
+    FINISHING = "finishing"  # not planned; holds its blocks until no step in flight uses them
     ENDED = "ended"
 
 
 class Fate(enum.Enum):
-    """What becomes of a FINISHING request once nothing in flight touches it."""
+    """What happens to a FINISHING request once no step in flight uses it."""
 
     QUEUE = "queue"
     END = "end"
@@ -43,15 +43,15 @@ class Fate(enum.Enum):
 
 @dataclass(slots=True)
 class Suspicion:
-    """A request was in a step that failed or was lost: it runs beside other suspects only.
+    """Of a request that was in a failed or lost step: it runs only beside other suspects.
 
-    A slice that goes well clears it if it begins and ends at least where the last of those did.
+    A successful slice clears it if it begins and ends at or after the last suspect slice.
     """
 
     since_step: int  # the step after which it was suspected
     begin: int = 0
     end: int = 0
-    num_failures: int = 0  # failed steps that held nothing else
+    num_failures: int = 0  # failed steps with only this request
     num_losses: int = 0  # pipelines lost while it was computed
 
 
@@ -127,7 +127,7 @@ class RequestState:
         self.num_computed_tokens = 0  # tokens computed or in flight in this life
         self.in_flight = 0  # outstanding steps that hold a slice of it
         self.step_id = -1  # the newest step that holds a slice of it
-        self.discard = False  # results still in flight are worthless (a step before them failed)
+        self.discard = False  # results in flight are discarded (a step before them failed)
         self.on_stages = False  # the stages hold a copy of its state
         self.drafter: Drafter | None = None  # from its first decode on, with speculation
         self.num_drafts = 0  # in flight
@@ -137,26 +137,26 @@ class RequestState:
         # Memory
         self.block_table: list[int] = []  # device KV blocks, in order
         self.capacity = 0  # len(block_table) * block_size
-        self.was_trimmed = False  # blocks were taken back that its table on the stages still has
+        self.was_trimmed = False  # its table on the stages still has blocks that were freed
         self.host_blocks: list[int] = []  # KV of [0, num_computed_tokens) while swapped out
         self.cacheable = False  # may start from cached blocks
-        self.tier_asked = False  # the second tier has been asked for it, in this wait
+        self.tier_asked = False  # the second tier has been searched during this wait
         self.num_committed_blocks = 0  # full blocks offered to the prefix cache
         self._block_hashes: list[bytes] = [chain_root(request.cache_salt)]
         self.refused_version = -1  # memory version at the last refusal
-        self.awaited_digest: bytes | None = None  # cached since then, it may need less memory
+        self.awaited_digest: bytes | None = None  # block that was missing in the prefix cache then
 
         # Outputs and statistics
-        self.slow_path_at = 0  # length from which a new token needs more than bookkeeping
+        self.slow_path_at = 0  # length from which a new token takes the slow path
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
-        self.num_cached_tokens = 0  # of the first life
+        self.num_cached_tokens = 0  # at its first start
         self.num_preemptions = 0
         self.first_planned_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
 
         # Kept for orders and policies
-        self.admitted = False  # has been started once: it is not charged again
+        self.admitted = False  # has been started once, so that it is not charged again
         self.level = 0  # multi-level feedback queue
         self.served = 0  # tokens served at that level
 
@@ -176,7 +176,7 @@ class RequestState:
         return self.num_tokens - self.num_computed_tokens
 
     def introduce(self) -> RequestStart:
-        """What the stages need of it as it enters them."""
+        """The message with which it enters the stages."""
         request = self.request
         return RequestStart(
             request_id=self.request_id,
@@ -204,7 +204,7 @@ class RequestState:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """A decode that carries drafts. num_blocks: its table's before blocks were taken for them."""
+    """A decode that carries drafts. num_blocks: of its table, before blocks for them were added."""
 
     state: RequestState
     num_drafts: int
@@ -213,7 +213,7 @@ class Drafted:
 
 @dataclass(slots=True)
 class InFlight:
-    """An executed plan, and what its answer will mean."""
+    """An executed plan, with the data to apply its answer."""
 
     plan: StepPlan
     sampled: list[RequestState]  # in slice order: each gets a token
@@ -233,7 +233,7 @@ class InFlight:
 
 
 def chain_root(salt: str) -> bytes:
-    """Where a chain starts. Different salts never share a block (no timing leak)."""
+    """The start of a chain. Different salts never share a block (no timing leak)."""
     return blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=b"legato-kv").digest()
 
 

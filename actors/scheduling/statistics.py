@@ -1,4 +1,4 @@
-"""What a core reports: plain numbers for metrics and the console."""
+"""Statistics of a core: plain numbers for metrics and the console."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from actors.scheduling.core import Core
 
 
 def statistics(core: Core) -> dict[str, float]:
-    """Counts and gauges by name; those of the second tier only where there is one."""
+    """Counts and gauges by name; those of the second tier only if there is one."""
     requests, running = core.requests, core.requests.running
     return {
         "num_waiting": requests.num_waiting,

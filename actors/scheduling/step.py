@@ -1,6 +1,6 @@
-"""One step being planned: what a policy may do, and the plan that comes of it.
+"""The step under construction: the calls of a policy, and the resulting plan.
 
-A policy sees nothing but the `StepBuilder`: it calls `decode_all`, `decode`, `chunk`, `start` and
+A policy uses only the `StepBuilder`: it calls `decode_all`, `decode`, `chunk`, `start` and
 `preempt`, each of which allocates what it needs or changes nothing.
 """
 
@@ -20,23 +20,23 @@ class StepBuilder(StepContents):
     """The step under construction. Attributes are for reading; methods add work."""
 
     def decode_all(self) -> None:
-        """One token for every request that can decode (this micro-batch's share of them)."""
+        """Add a token for every request that can decode (this micro-batch's share of them)."""
         if not self._uniform:
             self.decode(self._running.decoding)
             return
         ready = self.runnable_decodes()
         share = decode_share(self._requests, self.config.depth)
         self.decode(spread(ready, share))
-        for state in ready:  # in place of those that had to wait for memory
+        for state in ready:  # instead of those that wait for memory
             if self.num_decodes >= share:
                 return
             self.decode((state,))
 
     def decode(self, states: Iterable[RequestState]) -> None:
-        """One token for each of these `decoding` requests that can decode now, best rank first.
+        """Add a token for each of these `decoding` requests that can decode now, best rank first.
 
-        One that needs a KV block that cannot be had, even by preempting worse ranks, is left out.
-        This loop runs once per generated token: it is kept flat on purpose.
+        A request is left out if it needs a KV block and not even preempting worse ranks frees one.
+        This loop runs once per generated token, so it calls no functions in the usual case.
         """
         step_id, limit = self.step_id, self.config.steps_per_request
         several_stages = self.config.num_stages > 1
@@ -69,11 +69,11 @@ class StepBuilder(StepContents):
         self.num_tokens += added
 
     def chunk(self, state: RequestState, limit: int) -> int:
-        """Up to `limit` more tokens of an admitted prompt; returns how many were added.
+        """Add up to `limit` tokens of an admitted prompt; returns how many.
 
         May be called again for a request that the step already holds.
         """
-        if state.status is not RequestStatus.RUNNING:  # preempted for an earlier one of this step
+        if state.status is not RequestStatus.RUNNING:  # preempted earlier in this step
             return 0
         if (state.suspicion is not None) is not self.is_trial:
             return 0
@@ -92,12 +92,12 @@ class StepBuilder(StepContents):
         return count
 
     def _round_to_tile(self, count: int) -> int:
-        """Cut a chunk so that the step fills whole tiles of the matrix kernels, if it can."""
+        """Cut a chunk so that the step fills whole tiles of the matrix kernels, if possible."""
         excess = (self.num_tokens + count) % self.config.tile
         return count - excess if count > excess else count
 
     def _make_room(self, state: RequestState, count: int) -> int:
-        """Blocks for a chunk; what fits without them if there are too few."""
+        """Allocate blocks for a chunk; if there are too few, returns what fits without new ones."""
         if self._grow(state, state.num_computed_tokens + count):
             return count
         size = self.config.block_size
@@ -112,7 +112,7 @@ class StepBuilder(StepContents):
     def start(self, state: RequestState, limit: int, *, whole: bool = False) -> int:
         """Start the request that `head` returned with a first chunk; 0 if it must wait.
 
-        whole: its prompt or nothing, unless the stages' buffers could never hold it.
+        whole: the whole prompt or nothing, unless it exceeds the stages' buffers.
         """
         limit = min(limit, self.room)
         if limit <= 0 or (whole and limit < min(state.remaining, self.config.max_step_tokens)):
@@ -127,18 +127,18 @@ class StepBuilder(StepContents):
         return self.chunk(state, limit)
 
     def preempt(self, state: RequestState) -> None:
-        """Send a running request back to the queue (not one that the step already holds)."""
+        """Preempt a running request (not one that is already in the step)."""
         if state.step_id != self.step_id and state.status is RequestStatus.RUNNING:
             self._requests.preempt(state)
 
     def room_for_drafts(self) -> int:
-        """Drafts that budget and buffers allow on top of what is in the step."""
+        """Drafts that budget and buffers allow in addition."""
         return max(0, min(self.budget.room_for_drafts(self.shape), self.room))
 
     def add_drafts(self, state: RequestState, drafts: tuple[int, ...]) -> int:
-        """Let one of `decodes_alone` carry these; returns how many found memory.
+        """Add drafts to one of `decodes_alone`; returns how many got memory.
 
-        Nothing is preempted for a guess, and no request that lacks a block loses it to one.
+        Drafts preempt nothing, and take no block that a request waits for.
         """
         running, num_blocks = self._running, len(state.block_table)
         start = state.num_computed_tokens - 1
@@ -156,13 +156,13 @@ class StepBuilder(StepContents):
         self.num_tokens += count
         state.num_computed_tokens += count
         state.num_drafts = count
-        state.slow_path_at = 0  # its answer needs a look
+        state.slow_path_at = 0  # its answer takes the slow path
         self._drafted[state] = Drafted(state, count, num_blocks)
         self._drafts.append((state.request_id, drafts))
         return count
 
     def rerank(self) -> None:
-        """Let the order change the ranks of running requests by what they have been served."""
+        """Let the order change the ranks of running requests by the service they got."""
         if self._requests.waiting.order.rerank([*self.decoding, *self.prefilling], self.now_s):
             self._running.resort()
 

@@ -1,4 +1,4 @@
-"""What a step under construction holds, what a policy may read of it, and the plan it becomes."""
+"""The content of a step under construction: what a policy may read, and the resulting plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEAST_TRIAL_TOKENS, MOST_TRIAL_TOKENS = 64, 2048  # of a step, whatever the budg
 
 
 class StepContents:
-    """What is in the step so far. `StepBuilder` adds to it."""
+    """The content so far; `StepBuilder` adds to it."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class StepContents:
         reserve: bool,
         tier: SecondTier | None,
     ) -> None:
-        """reserve: the policy wants KV for a request's maximum length before it starts."""
+        """reserve: allocate KV for a request's maximum length before it starts."""
         self._requests = requests
         self._running = requests.running
         self.config = requests.config
@@ -34,7 +34,7 @@ class StepContents:
         self.admission = admission
         self.reserve = reserve
         self._tier = tier
-        self.token_budget = 0  # of the last step that had room for prefill
+        self.token_budget = 0  # of the last step in which prefill was possible
         self._uniform = self.config.micro_batches == "uniform" and self.config.num_stages > 1
         self.clear(0)
 
@@ -52,9 +52,9 @@ class StepContents:
         self._trimmed: list[tuple[int, int]] = []
         self._new_blocks: dict[int, list[int]] = {}
         self._starting: list[RequestState] = []
-        self.is_trial = False  # the step holds suspects alone
+        self.is_trial = False  # whether the step has only suspects
 
-    # ---- what a policy reads ----------------------------------------------------------
+    # ---- reads of policies ------------------------------------------------------------
 
     @property
     def now_s(self) -> float:
@@ -83,7 +83,7 @@ class StepContents:
 
     @property
     def room(self) -> int:
-        """Tokens that the stages' buffers still hold."""
+        """Tokens that still fit the stages' buffers."""
         return self.config.max_step_tokens - self.num_tokens
 
     @property
@@ -92,7 +92,7 @@ class StepContents:
 
     @property
     def decodes_alone(self) -> list[RequestState]:
-        """Decodes of the step that no other step in flight holds: all their tokens are known."""
+        """Decodes of the step that are in no other step in flight, so that all tokens are known."""
         return [s for s in self._decode_states if s.in_flight == 1]
 
     @property
@@ -125,7 +125,7 @@ class StepContents:
         return bool(self._running.prefilling or self._requests.waiting.num_requests)
 
     def tokens_left(self) -> int:
-        """Prefill tokens that the budget allows on top of what is in the step. Never negative."""
+        """Prefill tokens that the budget allows in addition. Never negative."""
         budget = self.budget.num_tokens(self.shape, self._requests)
         if self._uniform:
             share = prefill_share(self._requests, self.config.depth, self.num_tokens)
@@ -134,9 +134,9 @@ class StepContents:
         return max(0, min(budget - self.num_tokens, self.room))
 
     def trial_tokens(self) -> int:
-        """Prefill tokens of a step of suspects: what the budget would allow beside all decodes.
+        """Prefill tokens of a step of suspects: as many as the budget allows beside all decodes.
 
-        Those of the others wait for it, and come in a step of their own.
+        The decodes of other requests wait meanwhile, and get the next step.
         """
         decoding = self._running.decoding
         context = sum([state.num_computed_tokens + 1 for state in decoding])
@@ -160,7 +160,7 @@ class StepContents:
         ]
 
     def head(self) -> RequestState | None:
-        """The next waiting request; one whose KV is worth fetching is set aside meanwhile."""
+        """The next waiting request; requests that wait for a fetch are set aside."""
         if self._tier is not None:
             self._tier.fetch_ahead()
         return self._requests.waiting.head(self._requests.now_s)
@@ -168,7 +168,7 @@ class StepContents:
     # ---- the result -------------------------------------------------------------------
 
     def build(self) -> InFlight | None:
-        """The plan, if there is work in it. Pending releases and copies travel with it."""
+        """The plan, if it has work; it carries pending releases and copies."""
         if self.num_tokens == 0:
             return None
         running, swap = self._running, self._running.swap

@@ -1,4 +1,4 @@
-"""What must hold between any two events; tests ask after each of them."""
+"""The invariants between two events; tests check them after each event."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def validate(core: Core) -> None:
     by_status: dict[RequestStatus, list[RequestState]] = {status: [] for status in RequestStatus}
     for state in requests.by_id.values():
         by_status[state.status].append(state)
-    assert not by_status[RequestStatus.ENDED], "an ended request is still known"
+    assert not by_status[RequestStatus.ENDED], "an ended request is still listed"
     assert set(map(id, by_status[RequestStatus.RUNNING])) == set(map(id, running))
     assert len(running) == requests.running.num_requests
     assert requests.running.num_slots_taken <= core.config.most_requests

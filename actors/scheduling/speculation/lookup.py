@@ -1,17 +1,18 @@
-"""Prompt lookup: what followed the last few tokens where they stood before in the same request.
+"""Prompt lookup: guesses the tokens that followed the last n-gram's previous occurrence.
 
-Answers that quote, edit or repeat go on as their source does. A table holds where each n-gram
-stood last; a match is then followed token by token, so most tokens cost a comparison and one entry.
+Outputs that quote, edit or repeat text of the request continue like their source. A table holds
+the last position of each n-gram; a match is followed token by token, so most tokens cost one
+comparison and one entry.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_GRAM = 3  # tokens that must agree before their continuation is offered
+_GRAM = 3  # tokens that must match
 _MOST_AT_ONCE = 2048  # tokens taken in by one call: about a millisecond
-_PRIOR = 0.5  # the chance assumed of a request's first draft
-_MEMORY = 0.9  # weight of what was learnt before, at each further guess
+_PRIOR = 0.5  # assumed chance of a request's first draft
+_MEMORY = 0.9  # weight of the earlier estimate at each further guess
 
 
 class PromptLookup:
@@ -23,8 +24,8 @@ class PromptLookup:
         self.chance = _PRIOR
         self._prompt = prompt
         self._num_prompt = len(prompt)
-        self._tokens: list[int] = []  # of prompt and output, as far as they are taken in
-        self._at: dict[tuple[int, ...], int] = {}  # n-gram -> the position behind it
+        self._tokens: list[int] = []  # of prompt and output, taken in so far
+        self._at: dict[tuple[int, ...], int] = {}  # n-gram -> the position after it
         self._match: int | None = None  # position of the token that should come next
 
     def follow(self, output: Sequence[int]) -> bool:
@@ -59,7 +60,7 @@ class PromptLookup:
         if match is None:
             return ()
         found = tokens[match : match + most]
-        period = len(tokens) - match  # what repeats itself goes on repeating
+        period = len(tokens) - match  # a repetition continues
         while len(found) < most:
             found.append(found[-period])
         return tuple(found)

@@ -1,8 +1,8 @@
-"""Which decodes of a step carry drafts, and how many.
+"""Chooses which decodes of a step carry drafts, and how many.
 
-Drafts are guesses of the tokens that come next. They ride behind a decode's own token in its slice,
-the last stage draws at every one of their positions, and a draft stands if and only if it equals
-the draw. So drafts decide how many tokens a step yields, never which.
+Drafts are guesses of the next tokens. They follow a decode's own token in its slice; the last stage
+draws at every position, and a draft is accepted if and only if it equals the draw. So drafts change
+how many tokens a step yields, never which.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from actors.scheduling.speculation.lookup import PromptLookup
 from actors.scheduling.state import RequestState
 from actors.scheduling.step import StepBuilder
 
-_LEAST_CHANCE = 0.25  # that a draft is reached and right, below which it is not worth its compute
-_LEAST_GAIN = 1.05  # tokens per second with drafts over without, below which predictions may err
-# What planning a step ahead saves, as a share of it: drafts must bring more than that to forgo it.
+_LEAST_CHANCE = 0.25  # of being reached and right, for a draft to be worth its compute
+_LEAST_GAIN = 1.05  # least ratio of tokens per second with drafts to those without
+# Share of a step saved by planning it ahead; drafts must gain more to make the core wait.
 _AHEAD_SHARE = 0.05
 
 
 class Speculation:
-    """One per core. Drafters live in the requests and are made when they first decode."""
+    """One per core. Each request has a drafter from its first decode on."""
 
     def __init__(self, config: SchedulerConfig, cost_model: StepTimePredictor | None) -> None:
         self.config = config
@@ -33,10 +33,10 @@ class Speculation:
         )
 
     def holds_back(self, decoding: list[RequestState]) -> bool:
-        """Whether the next step is worth waiting for, to plan it on tokens still in flight.
+        """Whether to wait for the tokens in flight before planning the next step.
 
-        Only where a request may be in several steps at once: a slice behind a token that is not
-        known yet cannot carry drafts, as they continue that token.
+        Only if a request may be in several steps at once: drafts continue a known token, so a
+        slice after an unknown one cannot carry any.
         """
         if not (self.is_on and self._overlaps):
             return False
@@ -52,8 +52,7 @@ class Speculation:
         return worth > _AHEAD_SHARE * len(decoding)
 
     def extend(self, step: StepBuilder) -> None:
-        """Add drafts to decodes of the planned step: they fill what prefill leaves, and prompts
-        that wait leave nothing."""
+        """Add drafts to decodes of the planned step; none while prompts wait or are unfinished."""
         if not self.is_on or step.wants_prefill or step.is_trial:
             return
         offers = [(s, d) for s in step.decodes_alone if (d := self._offer(s))]
@@ -76,19 +75,19 @@ class Speculation:
         if not self._may_draft(state) or not self._follow(state):
             return ()
         assert state.drafter is not None
-        # Its own token stands at num_computed_tokens - 1; nothing is computed from `end` on.
+        # Its own token is at num_computed_tokens - 1; nothing is computed from `end` on.
         most = min(self.config.most_drafts, state.end - state.num_computed_tokens)
         return state.drafter.draft(most) if most > 0 else ()
 
     @staticmethod
     def _may_draft(state: RequestState) -> bool:
-        """A grammar's state follows drawn tokens and cannot be taken back; a suspect is tried with
-        nothing but its own tokens."""
+        """Not with a grammar, whose state cannot be rolled back; and not for a suspect, which is
+        tried without drafts."""
         return state.request.sampling.grammar is None and state.suspicion is None
 
     @staticmethod
     def _follow(state: RequestState) -> bool:
-        """Bring the drafter to the tokens that are known; False while a long prompt is read."""
+        """Give the drafter all known tokens; False while a long prompt takes more calls."""
         if state.drafter is None:
             state.drafter = PromptLookup(state.request.prompt)
         return state.drafter.follow(state.output_token_ids)
@@ -97,7 +96,7 @@ class Speculation:
         self, step: StepBuilder, offers: list[tuple[RequestState, tuple[int, ...]]],
         counts: list[int],
     ) -> bool:  # fmt: skip
-        """Whether the decodes get more tokens per predicted second with so many drafts."""
+        """Whether this many drafts give more tokens per predicted second."""
         if self.cost_model is None:
             return True
         shape = step.shape
