@@ -1,6 +1,6 @@
 """An engine whose answers can be computed by hand.
 
-Token i of continuation c of a prompt is `(sum(prompt) + c + seed_share + i * 7) % modulus + low`,
+Token i of continuation c of a prompt is (sum of the prompt + c + a share of the seed + 7 i) modulo a constant, plus another,
 unless a script is given; log-probabilities are simple functions of the token.
 """
 

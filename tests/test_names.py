@@ -1,0 +1,73 @@
+"""Names in `backticks`, in documents, docstrings and comments, occur in the code."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("actors", "app", "configs", "kernels", "notebooks", "tests")
+CODE = (".py", ".cpp", ".h", ".js", ".html", ".yaml", ".toml")
+NAME = re.compile(r"(?<![\w*])(?:[a-z]+_[a-z0-9_]*[a-z0-9]|(?:[A-Z][a-z]+){2,})(?![\w*])")
+METRICS = "legato_"  # a prefix that `app.telemetry` adds
+ELSEWHERE = {"AutoscalingConfig", "AutoscalingContext"}  # of Ray Serve
+
+
+def files(*suffixes: str) -> Iterator[Path]:
+    yield from (path for path in ROOT.iterdir() if path.suffix in suffixes)
+    for folder in FOLDERS:
+        yield from (p for p in (ROOT / folder).rglob("*") if p.suffix in suffixes)
+
+
+@cache
+def split(path: Path) -> tuple[str, str]:
+    """The code of a module, and its comments and docstrings."""
+    source, code, prose = path.read_text(), list[str](), list[str]()
+    docstrings = {
+        node.value.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        is_docstring = token.type == tokenize.STRING and token.start[0] in docstrings
+        (prose if is_docstring or token.type == tokenize.COMMENT else code).append(token.string)
+    return " ".join(code), "\n".join(prose)
+
+
+@cache
+def known() -> set[str]:
+    words = {word for path in files(*CODE) for word in re.findall(r"\w+", path.stem)}
+    for path in files(*CODE):
+        text = split(path)[0] if path.suffix == ".py" else path.read_text()
+        words.update(re.findall(r"\w+", text))
+    return (
+        words | ELSEWHERE | {f"{word[:-2]}_ms" for word in words if word.endswith("_s")}
+    )  # in the YAML
+
+
+def lost(text: str) -> set[str]:
+    ours = re.sub(r"(?m)(?<=^## Glossary\n)(.|\n)*", first_column, text)
+    spans = [span for span in re.findall(r"`([^`\n]+)`", ours) if "..." not in span]
+    names = {name for span in spans for name in NAME.findall(span)}
+    return {name for name in names if name not in known() and not name.startswith(METRICS)}
+
+
+def first_column(glossary: re.Match[str]) -> str:
+    """A glossary without the columns of other projects' names."""
+    return re.sub(r"(?m)^(\|[^|]*\|).*$", r"\1", glossary[0])
+
+
+def test_names_exist() -> None:
+    wrong = {path: lost(path.read_text()) for path in files(".md")}
+    wrong |= {path: lost(split(path)[1]) for path in files(".py")}
+    assert not {str(path): names for path, names in wrong.items() if names}
+
+
+def test_a_stale_name_is_noticed() -> None:
+    stale = {"no_such" + "_name", "NoSuch" + "Name"}
+    assert lost(f"`Core.handle`, `num_computed_tokens`, `{'`, `'.join(stale)}`") == stale
