@@ -108,7 +108,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 @every_document
 def test_named_modules_exist(document: Path) -> None:
-    """`x.py` or `room/x.py` is the end of some module's path."""
+    """A module in backticks is the end of some module's path."""
     named = set(re.findall(r"`([\w/]+\.py)`", FENCE.sub("", document.read_text())))
     lost = [name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in MODULES)]
     assert not lost, f"no module {', '.join(lost)}"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("actors", "app", "configs", "kernels", "notebooks", "tests")
 CODE = (".py", ".cpp", ".h", ".js", ".html", ".yaml", ".toml")
 NAME = re.compile(r"(?<![\w*])(?:[a-z]+_[a-z0-9_]*[a-z0-9]|(?:[A-Z][a-z]+){2,})(?![\w*])")
+COMMENT = re.compile(r"(?m)(?:^ *|  )# .*$")
 METRICS = "legato_"  # a prefix that `app.telemetry` adds
 ELSEWHERE = {"AutoscalingConfig", "AutoscalingContext"}  # of Ray Serve
 
@@ -26,17 +25,15 @@ def files(*suffixes: str) -> Iterator[Path]:
 
 @cache
 def split(path: Path) -> tuple[str, str]:
-    """The code of a module, and its comments and docstrings."""
-    source, code, prose = path.read_text(), list[str](), list[str]()
-    docstrings = {
-        node.value.lineno
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        is_docstring = token.type == tokenize.STRING and token.start[0] in docstrings
-        (prose if is_docstring or token.type == tokenize.COMMENT else code).append(token.string)
-    return " ".join(code), "\n".join(prose)
+    """The code of a module, and its docstrings and comments, as ruff's format sets them off."""
+    lines, prose = path.read_text().splitlines(), list[str]()
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            span = slice(node.lineno - 1, node.end_lineno)
+            prose += lines[span]
+            lines[span] = [""] * len(lines[span])
+    code = "\n".join(lines)
+    return COMMENT.sub("", code), "\n".join([*prose, *COMMENT.findall(code)])
 
 
 @cache
@@ -53,8 +50,12 @@ def known() -> set[str]:
 def lost(text: str) -> set[str]:
     ours = re.sub(r"(?m)(?<=^## Glossary\n)(.|\n)*", first_column, text)
     spans = [span for span in re.findall(r"`([^`\n]+)`", ours) if "..." not in span]
-    names = {name for span in spans for name in NAME.findall(span)}
-    return {name for name in names if name not in known() and not name.startswith(METRICS)}
+    names = {name for span in spans for name in NAME.findall(span) if ".py" not in span}
+    modules = {span for span in spans if re.fullmatch(r"[\w/]+\.py", span)}
+    paths = [f"/{path.relative_to(ROOT).as_posix()}" for path in files(".py")]
+    return {name for name in names if name not in known() and not name.startswith(METRICS)} | {
+        module for module in modules if not any(path.endswith(f"/{module}") for path in paths)
+    }
 
 
 def first_column(glossary: re.Match[str]) -> str:

@@ -5,8 +5,8 @@ deaths and missed deadlines) to `Core.handle`, and carries out the instructions:
 pipeline, outputs to the replica or front that asked, one message per iteration. Planning the next
 step overlaps executing this one because the core keeps up to `depth` steps outstanding.
 
-A step finds the caches full of the model's weights, so what counts here is not how much is
-computed but how many functions and objects are touched: what can wait is done some steps at a time.
+Each step leaves the CPU caches full of model weights, so the loop's time depends on how many
+functions and objects it touches: work that can wait is done once for several steps.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ from actors.transport.messages import (
 
 logger = logging.getLogger("legato.scheduler")
 
-# Nothing measured yet: the first step may include compilation and page faults.
+# Limits before any measurement: the first step may include compilation and page faults.
 _FIRST_STEP_S = 60.0
 _FIRST_STEP_TOKEN_S = 0.05
-_RECORDS_EVERY_S = 0.1  # how long records wait for others, while there are steps
+_RECORDS_EVERY_S = 0.1  # records are sent this often while there are steps
 
 
 class EngineLoop:
-    """One per scheduler, from the moment its stages and its core are there.
+    """One per scheduler, created when its stages and its core exist.
 
-    handle: the core's own, or one that records events on the way.
+    handle: that of the core, or of an event recorder around it.
     publisher: makes the engine's snapshots for a fleet's fronts; None outside a fleet.
     on_owner_gone: called once the replica's socket has closed, which ends the engine.
     """
@@ -127,7 +127,7 @@ class EngineLoop:
         try:
             problem = await self._stages.compile_grammar(grammar)
         except StagesFailed:
-            problem = None  # compiled with the first step, which a stage that is stuck ends with
+            problem = None  # the first step compiles it, or fails if the stage hangs
         if problem is None:
             if self.peers.knows(request.request_id):
                 self._handle(Submit(request))
@@ -158,13 +158,13 @@ class EngineLoop:
             recovery.step_failed(message, core.num_failures_in_a_row)
             return
         self._handle(StepDone(answer))
-        # The outputs are on their way: what follows is in no hurry.
+        # The outputs have been sent; the rest is not urgent.
         now_s = core.last_answer_s
         recovery.num_rebuilds_in_a_row = 0
         begin_s = answer.stage_times_s[0][0] if answer.stage_times_s else step.planned_at_s
         self._deadline.observe(step.num_tokens, now_s - begin_s)
         self._records.note(step, now_s, answer, recovery.num_recoveries)
-        if not core.in_flight:  # no outputs will come to take them along
+        if not core.in_flight:  # no outputs will follow that could carry them
             self._send_outputs([])
 
     def _stages_lost(self) -> None:
@@ -195,7 +195,7 @@ class EngineLoop:
             elif isinstance(instruction, WakeAt):
                 self._wake_at(instruction.time_s - now_s)
             elif isinstance(instruction, KVMove) and not self._recovery.is_rebuilding:
-                self._moves.begin(instruction)  # (else PipelineLost follows, and forgets it)
+                self._moves.begin(instruction)  # (else PipelineLost follows and drops it)
         if rows or self._records.due:
             self._send_outputs(rows)
         if self._core.trials or self._sent_suspects:
@@ -225,9 +225,9 @@ class EngineLoop:
 class StepDeadline:
     """Calls `lose(reason)` when the oldest step in flight takes implausibly long.
 
-    A step may take `factor` times what is predicted, or else what its tokens have taken lately,
-    but never less than `floor_s`: looking that often is never late, and the steps between two looks
-    cost no timers.
+    A step may take `factor` times its prediction (without one, the recent time of as many tokens),
+    but at least `floor_s`. Checking once per `floor_s` is therefore early enough and needs no timer
+    per step.
     """
 
     def __init__(
@@ -241,12 +241,12 @@ class StepDeadline:
         self._slowest_token_s = 0.0
 
     def watch(self) -> None:
-        """A step is in flight."""
+        """Begin to watch, because a step is in flight."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._floor_s, self._check)
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """Learn from a step that went well: the slowest token of late, forgotten slowly."""
+        """Learn from a successful step: the recent slowest time per token, with slow decay."""
         self._slowest_token_s = max(0.99 * self._slowest_token_s, seconds / max(1, num_tokens))
 
     def _check(self) -> None:
@@ -255,7 +255,7 @@ class StepDeadline:
             return
         oldest = self._core.in_flight[0]
         limit_s = self._limit_of(oldest)
-        # The clock of a step begins when the one before it has its answer.
+        # A step's time starts when the step before it is answered.
         since_s = max(oldest.planned_at_s, self._core.last_answer_s)
         left_s = since_s + limit_s - time.monotonic()
         if left_s > 0:
@@ -273,20 +273,20 @@ class StepDeadline:
 
 
 class IterationRecords:
-    """Gathered until it is time to send them.
+    """Collects iteration records to send several at a time.
 
-    Records travel some at a time because a step leaves cold caches, and handling one record an
-    iteration would fetch all the code for it anew.
+    Sending one per iteration would cost more: after each step the code for it is no longer in the
+    CPU caches.
     """
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._gathered: list[IterationRecord] = []
-        self.due: list[IterationRecord] = []  # to travel with the next outputs
-        self._due_s = 0.0  # when some last were
+        self.due: list[IterationRecord] = []  # to be sent with the next outputs
+        self._due_s = 0.0  # time of the last move to `due`
 
     def note(self, step: InFlight, done_s: float, answer: StepResult, recoveries: int) -> None:
-        """Records fall due every so often, and all before the engine rests."""
+        """Add a record; all become due periodically, and when the engine becomes idle."""
         num_decodes, core, engine = step.num_decode_tokens, self._core, self._core.view
         self._gathered.append(
             IterationRecord(

@@ -1,7 +1,7 @@
 """An engine whose answers can be computed by hand.
 
-Token i of continuation c of a prompt is (sum of the prompt + c + a share of the seed + 7 i) modulo a constant, plus another,
-unless a script is given; log-probabilities are simple functions of the token.
+Unless a script is given, token i of continuation c is a sum of prompt, c, seed and 7 i, modulo a
+constant; log-probabilities are simple functions of the token.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a decoder is, read from a Hugging Face `config.json`.
 
 One frozen description covers every family: they differ in a few orthogonal choices (norms, biases,
-rotation, activation, windows, scalings), which `families.py` reads from the file. It is read as
+rotation, activation, windows, scalings), which `families_*.py` read from the file. It is read as
 plain JSON, so nothing in a model folder is ever executed.
 """
 
