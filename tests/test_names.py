@@ -47,14 +47,18 @@ def known() -> set[str]:
     )  # in the YAML
 
 
+@cache
+def module_paths() -> list[str]:
+    return [f"/{path.relative_to(ROOT).as_posix()}" for path in files(".py")]
+
+
 def lost(text: str) -> set[str]:
     ours = re.sub(r"(?m)(?<=^## Glossary\n)(.|\n)*", first_column, text)
     spans = [span for span in re.findall(r"`([^`\n]+)`", ours) if "..." not in span]
     names = {name for span in spans for name in NAME.findall(span) if ".py" not in span}
     modules = {span for span in spans if re.fullmatch(r"[\w/]+\.py", span)}
-    paths = [f"/{path.relative_to(ROOT).as_posix()}" for path in files(".py")]
     return {name for name in names if name not in known() and not name.startswith(METRICS)} | {
-        module for module in modules if not any(path.endswith(f"/{module}") for path in paths)
+        module for module in modules if not any(p.endswith(f"/{module}") for p in module_paths())
     }
 
 
