@@ -1,4 +1,4 @@
-"""Where the processes of an engine find each other, and what they say there (see `wire`)."""
+"""Socket addresses and secrets of an engine's processes (see `wire`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def private_directory() -> Path:
 
 
 def new_secret() -> bytes:
-    """What a connection begins with, where others may connect."""
+    """The secret with which a connection must begin, if others might connect."""
     return secrets.token_bytes(SECRET_BYTES)
 
 

@@ -1,8 +1,8 @@
 """Activations from stage to stage over torch.distributed, for the graph's accelerator transport.
 
-Ray's own communicator needs cupy; this one is the process group that tensor parallelism uses
-already: NCCL between GPUs, so that hidden states never touch host memory. (gloo speaks the same
-interface between CPU ranks, which is how the tests prove the ordering without a GPU.)
+Ray's own communicator needs cupy; this one is a process group like those of tensor parallelism:
+NCCL between GPUs, so that hidden states never touch host memory. (The tests use gloo, which has the
+same interface, to check the ordering without a GPU.)
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ def assigned_device(kind: str) -> torch.device:
 
 
 def register_context(device: torch.device) -> None:
-    """Make Ray's channels in this process use this device and ask this communicator for ids: what
-    Ray has for GPUs by default is made of cupy, even where a graph brings a communicator."""
+    """Make Ray's channels in this process use this device and this communicator's ids. Ray's
+    default for GPUs needs cupy, even if a graph brings its own communicator.
+    """
     register_accelerator_context(device.type, StageCommunicator)
     ChannelContext.get_current().set_torch_device(device)
 
 
 class StageCommunicator(Communicator):
-    """All ranks of all stages in one group; only neighbours ever talk.
+    """All ranks of all stages in one group; only neighbours communicate.
 
     Made where the graph is compiled, then copied into every actor, where Ray calls
     `initialize`. Not thread-safe: Ray's graph loop is the only caller.
@@ -59,7 +60,7 @@ class StageCommunicator(Communicator):
         self._device = torch.device(device)
         self._rank: int | None = None
         self._group: RankGroup | None = None
-        # What is under way keeps its tensor alive: nothing waits for a send.
+        # Keeps the tensors of unfinished sends alive, since nothing waits for a send.
         self._sending: deque[tuple[Any, torch.Tensor]] = deque()
 
     def initialize(self, rank: int) -> None:
@@ -117,7 +118,7 @@ class StageCommunicator(Communicator):
             raise RuntimeError("communicator used before initialize() or after destroy()")
         return self._group
 
-    # Ray asks for these only where a graph overlaps communication or holds collectives: ours
+    # Ray needs these only if a graph overlaps communication or has collectives: this graph
     # does neither (the ranks of a stage reduce among themselves, see RankGroup).
 
     @property

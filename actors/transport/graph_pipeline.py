@@ -1,14 +1,14 @@
-"""Stages chained by a Ray compiled graph: the only file that knows of those.
+"""Stages chained by a Ray compiled graph: the only file that uses those.
 
-Tickets. A process that waits in a compiled graph's channel spins, so none may wait there for long.
-Executions ("tickets") are therefore submitted ahead of need: a stage that ends a step finds the
+Tickets. A process that waits in a compiled graph's channel spins, so none should wait there long.
+Executions ("tickets") are therefore submitted in advance: a stage that ends a step finds the
 next ticket in its channel at once and sleeps in its `gate` method, in a socket read, until the
 plan (first stage) or its predecessor's wake-up (later stages) arrives. The last stage wakes the
-scheduler before it writes its answer, so the scheduler enters the channel only when the answer
-is about to be there. Idle cost: none.
+scheduler before it writes its answer, so the scheduler spins only briefly, and an idle
+pipeline not at all.
 
-A pipeline of one process passes nothing on, so one ticket is enough for its life: plans come by the
-socket as always, and the wake-up itself carries the answer.
+A pipeline of one process passes nothing on, so it needs only one ticket: plans come by the socket,
+and the wake-up carries the answer.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
 def set_channel_bytes(num_bytes: int) -> None:
     """Buffer size of the channels that this process makes from now on.
 
-    By the process's own context and not by RAY_CGRAPH_buffer_size_bytes: Ray starts a process with
-    an environment of its own by way of another one, which imports Ray as well: most of a second.
+    Set in this process instead of by RAY_CGRAPH_buffer_size_bytes, because Ray starts a process
+    with its own environment through another one, which takes most of a second more.
     """
     DAGContext.get_current().buffer_size_bytes = num_bytes
 
 
 class GraphPipeline(Watched):
-    """See the module's text."""
+    """See the module's docstring."""
 
     def __init__(self, stages: StageHandles, depth: int, accelerator: str | None = None) -> None:
         """accelerator: the device type whose tensors go from stage to stage without touching
@@ -78,7 +78,7 @@ class GraphPipeline(Watched):
         self._unanswered: deque[tuple[int, int]] = deque()  # (ticket, step id)
         self._semaphores: set[int] = set()  # of the channels: inodes
         self._times_server: asyncio.AbstractServer | None = None
-        # By ticket and stage, what earlier stages' devices took; empty where hosts know.
+        # Device times of earlier stages, by ticket and stage; empty if the hosts measure them.
         self._device_times: dict[int, dict[int, tuple[float, float]]] = {}
 
     async def open(self) -> None:
@@ -97,7 +97,7 @@ class GraphPipeline(Watched):
         if one_node:
             pids = await asyncio.gather(*[a.pid.remote() for ranks in self._stages for a in ranks])
             self._semaphores = semaphores.mapped_by(pids)
-        # Between nodes a channel holds one message: a third ticket would wait for a second step.
+        # Between nodes a channel holds one message, so a third ticket would block.
         ahead = 1 if self._alone else self._depth + 1 if one_node else 2
         for _ in range(ahead):
             self._add_ticket()
@@ -107,7 +107,7 @@ class GraphPipeline(Watched):
         return {*nodes, ray.get_runtime_context().get_node_id()} == {nodes[0]}
 
     async def _connect(self, directory: Path | None) -> None:
-        """directory: of Unix sockets; None where stages live on several nodes."""
+        """directory: of Unix sockets; None if the stages are on several nodes."""
 
         def path(name: str) -> str | None:
             return None if directory is None else str(directory / name)
@@ -165,13 +165,13 @@ class GraphPipeline(Watched):
         self._graph = output.experimental_compile(
             _submit_timeout=600.0, _max_inflight_executions=self._depth + 2
         )
-        # Ray registers a reader as it first reads or closes, and ends the process where the channel
-        # has gone with its writer by then. Answers may never be read, so: now.
+        # Ray registers a reader at its first read or close, and ends the process if the channel's
+        # writer has died by then. Answers may never be read, so register now.
         for channel in self._graph.dag_output_channels:
             channel.ensure_registered_as_reader()
-        # Ray starts an actor to stand in for the reader of the graph's answers. Only writers on
-        # other nodes ever ask it for anything: on one node it is a process that wakes for nothing.
-        # (Killed while it starts, it would leave its process behind: so it is asked to leave.)
+        # Ray starts an actor as a proxy of the reader of the graph's answers. Only writers on other
+        # nodes use it, so on one node it is ended. (Killing it during its start would leave its
+        # process behind, so it is asked to exit.)
         if one_node:
             self._graph._proxy_actor.__ray_terminate__.remote()
 
@@ -188,7 +188,7 @@ class GraphPipeline(Watched):
             rank.send(frame)
 
     def _woken(self, frame: bytes) -> None:
-        """The last stage has ended a step: its answer is here, or in the channel, or nearly so."""
+        """The last stage has ended a step; its answer is here, or will soon be in the channel."""
         if self._on_answer is None or not self._unanswered:
             return
         ticket, step_id = self._unanswered.popleft()
@@ -203,7 +203,7 @@ class GraphPipeline(Watched):
 
     def _timed(self, frame: bytes) -> None:
         ticket, stage, begin_s, end_s = STAGE_TIMES.unpack(frame)
-        if self._unanswered and ticket >= self._unanswered[0][0]:  # else too late to be told
+        if self._unanswered and ticket >= self._unanswered[0][0]:  # else it is already answered
             self._device_times.setdefault(ticket, {})[stage] = (begin_s, end_s)
 
     def _with_device_times(
@@ -216,7 +216,7 @@ class GraphPipeline(Watched):
         return replace(answer, stage_times_s=tuple(taken.get(s, told) for s, told in times))
 
     def _read_channel(self, frame: bytes) -> StageAnswer | None:
-        """What all ranks of the last stage say, as one answer; None if the graph is lost."""
+        """The answers of all ranks of the last stage, as one; None if the graph is lost."""
         try:
             answers = [ref.get(timeout=_READ_TIMEOUT_S) for ref in self._tickets.popleft()]
         except (ray.exceptions.RayError, ray.exceptions.RayChannelError, TimeoutError) as error:
@@ -239,7 +239,7 @@ class GraphPipeline(Watched):
         for server in (self._wake_server, self._times_server):
             if server is not None:
                 server.close()
-        # This process has one pipeline at a time: what it maps belongs to this one.
+        # This process has one pipeline at a time, to which all its mapped channels belong.
         semaphores.remove(self._semaphores | semaphores.mapped_by([os.getpid()]))
         graph, self._graph = self._graph, None
         if graph is not None:
@@ -248,9 +248,9 @@ class GraphPipeline(Watched):
 
 
 def _tear_down(graph: Any, tickets: deque[Any]) -> None:
-    """Runs in a thread: teardown can block for ever on a stuck stage, and dropping an unread
-    ticket before it would wait in the channel. The stages are dead already, so a thread that
-    outlives the pipeline holds nothing."""
+    """Runs in a thread, because teardown can block for ever on a hung stage, and dropping an unread
+    ticket before it would wait in the channel. The stages are dead already, so a thread that never
+    ends holds no resources."""
     with contextlib.suppress(ray.exceptions.RayError):
         graph.teardown(kill_actors=True)
     tickets.clear()

@@ -1,7 +1,7 @@
 """Communication of ranks: all-reduce, gather and broadcast in a stage, send between stages.
 
-Each group is a process group object of its own, not torch's global one: a process may hold ranks
-of several stages, and engines share nothing. gloo on CPU, NCCL on CUDA.
+Each group is a separate process group object, not torch's global one, because a process may hold
+ranks of several stages. gloo on CPU, NCCL on CUDA.
 """
 
 from __future__ import annotations
@@ -62,14 +62,15 @@ class RankGroup:
         return x
 
     def use_shared_memory(self, make: MakeRankSums) -> None:
-        """Sum on CPUs through memory from here on, where all ranks share a machine. Every rank
-        calls this; with one rank it does nothing."""
+        """From now on sum on CPUs through shared memory, if all ranks are on one machine. Every
+        rank calls this; with one rank it does nothing.
+        """
         if self._group is not None and self._device.type == "cpu":
             share = partial(shared_file, self._store, self.rank, self.size)
             self.sums = make(self.rank, self.size, share)
 
     def use_symmetric_memory(self, dtype: torch.dtype) -> None:
-        """All-reduce small tensors of this type through symmetric memory from here on. Every rank
+        """From now on all-reduce small tensors of this type through symmetric memory. Every rank
         calls this; with one rank it does nothing."""
         if self._group is not None:
             store = dist.PrefixStore("symmetric", self._store)

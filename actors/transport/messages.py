@@ -1,7 +1,7 @@
-"""What travels between the processes of one engine, as msgpack (never pickle).
+"""The messages between the processes of one engine, as msgpack (never pickle).
 
-A message is a frozen dataclass or a NamedTuple of plain values and of others like it, no tensors.
-It travels as its fields in order: `pack` and `unpack` serve every kind, directed by the declared
+A message is a frozen dataclass or NamedTuple of plain values or other messages, without tensors.
+It is encoded as its fields in order: `pack` and `unpack` serve every kind, directed by the declared
 types. On the socket between replica and scheduler the message's kind goes before it (`pack_kind`).
 """
 
@@ -49,7 +49,7 @@ class AbortRequests:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Call what `EngineLoop` has of this name; comes back as `Answer` with the same ticket."""
+    """A call of the method of `Questions` with this name; the `Answer` has the same ticket."""
 
     ticket: int
     question: Question
@@ -61,7 +61,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The answer to `Hello`, with what a front may tell of the model.
+    """The answer to `Hello`, with public facts of the model.
 
     number: of the connection, whose requests have the ids from `ids.first_id(number)` on.
     now_s: the engine's clock.
@@ -94,7 +94,7 @@ class RefuseRequests:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """failure: what was raised in place of an answer."""
+    """failure: the error that was raised instead of an answer."""
 
     ticket: int
     value: Any
@@ -103,24 +103,23 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether steps are executed: not while the stages are rebuilt."""
+    """Whether steps are executed, i.e. the stages are not being rebuilt."""
 
     is_ready: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RequestsStarted:
-    """These are computed from now on: if the scheduler dies, it may be theirs."""
+    """These requests are now being computed: if the scheduler dies, they may be the cause."""
 
     request_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """All requests that lost an engine and have not proved harmless, after a change.
+    """All suspects of engine losses, sent after a change.
 
-    losses: (request id, engines lost). on_trial: those of them that are computed now, with no other
-    else.
+    losses: (request id, engines lost). on_trial: those in flight now, without other requests.
     """
 
     losses: tuple[tuple[int, int], ...]
@@ -130,7 +129,7 @@ class Suspects:
 class IterationRecord(NamedTuple):
     """One iteration, for the timeline, the metrics and the logs.
 
-    stages_s: (start, end) of each. holds_starts: as of `interfaces.TokenBudget`.
+    stages_s: (start, end) of each. holds_starts: as in `interfaces.TokenBudget`.
     """
 
     step: int
@@ -151,7 +150,7 @@ class IterationRecord(NamedTuple):
     holds_starts: bool = False
 
 
-PLAIN_FIELDS = 3  # request_id, index, tokens: the row of a token that comes with nothing else
+PLAIN_FIELDS = 3  # request_id, index, tokens: the row of tokens without other data
 _PLAIN = Output(0, 0, ())[PLAIN_FIELDS:]
 
 
@@ -180,7 +179,7 @@ StageAnswer = tuple[int, bytes, str | None]
 
 @dataclass(frozen=True, slots=True)
 class StepError:
-    """A stage raised; the graph lives on."""
+    """A stage raised an error in a step; the graph continues."""
 
     step_id: int
     message: str
@@ -197,7 +196,7 @@ def read_answer(step_id: int, packed: bytes, error: str | None) -> StepResult | 
 
 
 def read_frame(frame: bytes) -> StageAnswer:
-    """The answer that a lone stage sends by socket."""
+    """The answer of a single stage, sent by socket."""
     ticket, packed, error = msgpack.unpackb(frame)
     return ticket, packed, error
 

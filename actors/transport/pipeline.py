@@ -1,7 +1,7 @@
 """A chain of stages behind one small interface: plans go in, answers come out in order.
 
-`GraphPipeline` (graph_pipeline.py) is the product's spine; `CallPipeline` does the same by plain
-actor calls, so that a change of Ray's compiled graphs costs one file.
+`GraphPipeline` (graph_pipeline.py) is the default; `CallPipeline` does the same by plain actor
+calls, which limits the effect of changes in Ray's compiled graphs to one file.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Pipeline(Protocol):
     async def open(self) -> None: ...
 
     def listen(self, on_answer: OnAnswer, on_lost: OnLost) -> None:
-        """Who is told from now on; on_lost at once where the stages are lost by now."""
+        """Set the callbacks; on_lost is called at once if the stages are already lost."""
         ...
 
     def submit(self, plan: StepPlan) -> None:
-        """Hand over a plan; at most `depth` may be unanswered."""
+        """Send a plan; at most `depth` may be unanswered."""
         ...
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ class Pipeline(Protocol):
 
 
 class Watched:
-    """What both transports share: watching the stages live and killing them."""
+    """The common part of both transports: watching and killing the stages."""
 
     def __init__(self, stages: StageHandles) -> None:
         self._stages = stages

@@ -1,8 +1,8 @@
-"""Semaphores of Ray's channels in shared memory: their names outlive the engine that made them.
+"""Removes the names of semaphores that Ray's channels leave in shared memory.
 
-Ray gives each channel two, named after the raylet, and takes the names away only where a graph is
-torn down in order; stages that die, or are killed, leave sixteen files behind each time, and so
-does a server that ends. Whoever has opened a semaphore has it mapped, and needs its name no more.
+Ray gives each channel two, named after the raylet, and removes the names only if a graph is
+torn down in order; stages that die, or are killed, leave sixteen files behind each time, as does a
+server that ends. An open semaphore is mapped, and does not need its name.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def mapped_by(pids: Iterable[int]) -> set[int]:
 
 
 def remove(inodes: set[int]) -> None:
-    """Take away the names of these."""
+    """Remove the names of these."""
     for path, inode, _ in _names():
         if inode in inodes:
             _unlink(path)
 
 
 def remove_orphans(raylet: int | None = None) -> None:
-    """Take away this user's names that are not needed: those of raylets that have ended, and of
-    `raylet` those that none of its workers has open, as their engine is gone.
+    """Remove this user's unneeded names: those of raylets that have ended, and those of `raylet`
+    that none of its workers has open, because their engine has ended.
 
     A semaphore is mapped before it has a name, so one that is being made is never among them.
     """

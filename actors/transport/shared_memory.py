@@ -1,8 +1,8 @@
 """One file in memory that all ranks of a stage have open, where all run on one machine.
 
-Rank 0 makes it, without a name: it is gone with the last process that has it open, however that
-ends. The others open it through rank 0's entry in /proc and prove by what is written in it that it
-is the same one.
+Rank 0 creates it without a name, so it disappears with the last process that has it open. The
+others open it through rank 0's entry in /proc, and check a token in it to be sure that it is the
+same file.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NONE = b"-"
-_TOKEN_BYTES = 16  # behind the memory itself
+_TOKEN_BYTES = 16  # after the memory itself
 
 
 def shared_file(store: Any, rank: int, size: int, num_bytes: int) -> int | None:
-    """A descriptor of num_bytes zeros; None on every rank where one of them cannot open it.
+    """A descriptor of num_bytes zeros; None on every rank if any rank cannot open it.
 
     store: torch.distributed's, where ranks find each other. Every rank calls this once.
     """

@@ -1,9 +1,9 @@
 """Small all-reduces through memory that all GPUs of a stage see (torch's symmetric memory).
 
 A decode step reduces tens of kilobytes sixty-odd times, and NCCL's latency is then most of their
-cost. Here every rank puts its part where its peers can read it, and one kernel adds them up: each
-rank the whole of it (one shot, the least latency), or each rank a share, which all then collect
-(two shots, the least traffic). What does not fit the buffer stays with NCCL.
+cost. Here every rank writes its part where its peers can read it, and one kernel adds them up: each
+rank all of it (one shot, least latency), or each rank a share, which all then collect (two shots,
+least traffic). Larger tensors use NCCL.
 """
 
 from __future__ import annotations
