@@ -1,13 +1,13 @@
-"""Framed messages over stream sockets: how the processes of one engine talk to and wake each other.
+"""Framed messages over stream sockets, between the processes of one engine.
 
 A frame is a little-endian uint32 length and that many bytes. Payloads are msgpack or empty, never
 pickle. On one node sockets are Unix ones in a private 0700 directory, unlinked as soon as they are
-connected. Where several may connect and connect again, the address is "@name", an abstract socket
-of this node that leaves no file behind. Between nodes sockets are TCP, "host:port". To both of
-these a connection must begin with the engine's secret, or it is closed unread.
+connected. If several may connect, or connect again, the address is "@name", an abstract socket of
+this node, which leaves no file behind. Between nodes sockets are TCP, "host:port". Connections to
+both of these must begin with the engine's secret, or are closed unread.
 
-Why sockets beside Ray's channels: a process that waits in a compiled graph's channel spins, and a
-core that spins is stolen from the stages. A read on a socket sleeps (measured: 0.01 s of CPU in an
+Why sockets beside Ray's channels: a process that waits in a compiled graph's channel spins, which
+takes a core from the stages. A read on a socket sleeps (measured: 0.01 s of CPU in an
 idle second for scheduler and stage together, 0.35 ms for a whole empty step).
 """
 
@@ -30,14 +30,14 @@ logger = logging.getLogger("legato.transport")
 
 _LENGTH = struct.Struct("<I")
 _TURN_BYTES: Final = 1 << 15  # of frames: some milliseconds of log-probabilities, or 500 steps
-MAX_FRAME_BYTES = 1 << 30  # a length beyond it is no frame of ours: the connection is closed
+MAX_FRAME_BYTES = 1 << 30  # a frame with a greater length closes the connection
 
 
 class ConnectionLost(Exception):
-    """The other end has gone."""
+    """The other end has closed the connection."""
 
 
-_SECRET_WAIT_S = 5.0  # for a connection that does not say it
+_SECRET_WAIT_S = 5.0  # a connection must send the secret within this time
 
 
 class Mailbox:
@@ -64,7 +64,7 @@ class Mailbox:
         if self._peeked is None and self._peer is not None:
             readable, _, _ = select.select([self._peer], [], [], wait_s)
             if readable:
-                with contextlib.suppress(ConnectionLost):  # `receive` will say so
+                with contextlib.suppress(ConnectionLost):  # `receive` will raise it
                     self._peeked = self.receive()
         return self._peeked
 
@@ -150,8 +150,8 @@ class Sender:
 class FrameProtocol(asyncio.Protocol):
     """The event-loop end: calls `on_frame` for each frame and `on_lost` once at the end.
 
-    Of a peer that sends faster than its frames are handled it reads some at a time: all else
-    on the loop has a turn in between, and what is unread stays with the peer.
+    If a peer sends faster than its frames are handled, only some are read at a time, so that
+    other work on the loop is not delayed; the peer keeps the rest.
     """
 
     def __init__(
@@ -160,13 +160,13 @@ class FrameProtocol(asyncio.Protocol):
         on_lost: Callable[[], None],
         secret: bytes = b"",
     ) -> None:
-        """secret: what the other end must say before its first frame. One that does not is cut
-        off, and `on_lost` is not told of it."""
+        """secret: the other end must send it before its first frame; otherwise the connection is
+        closed, without a call of `on_lost`."""
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._secret = secret
         self._buffer = bytearray()
-        self._turn_bytes = 0  # handled since others last had a turn
+        self._turn_bytes = 0  # handled in this turn of the loop
         self._transport: asyncio.Transport | None = None
         self._silence: asyncio.TimerHandle | None = None  # ends a connection without the secret
 
@@ -192,7 +192,7 @@ class FrameProtocol(asyncio.Protocol):
             self._handle_frames()
 
     def _read_secret(self) -> None:
-        """Nothing more is asked for once it has come; what says another one is cut off."""
+        """Check the secret at the start of a connection; close it if the secret is wrong."""
         buffer, secret = self._buffer, self._secret
         if len(buffer) < len(secret):
             return
@@ -205,7 +205,7 @@ class FrameProtocol(asyncio.Protocol):
             self._silence.cancel()
 
     def _handle_frames(self) -> None:
-        """Those that are here whole, as far as this turn goes."""
+        """Handle complete frames, up to the limit of this turn."""
         buffer, offset = self._buffer, 0
         while len(buffer) - offset >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(buffer, offset)
@@ -252,8 +252,8 @@ class FrameProtocol(asyncio.Protocol):
             self._on_lost()
 
     def send(self, payload: bytes = b"") -> None:
-        """Queue a frame; the loop writes it. Silently dropped once the peer has gone
-        (`on_lost` has told the owner, which repairs)."""
+        """Queue a frame; the loop writes it. Dropped once the peer has closed the connection, which
+        `on_lost` has reported."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(_LENGTH.pack(len(payload)) + payload)
 
@@ -301,7 +301,7 @@ async def listen(
     address: str, make_protocol: Callable[[], FrameProtocol]
 ) -> tuple[asyncio.Server, str]:
     """Accept connections from an event loop; address as for Mailbox. Returns the server and
-    where it listens. But for a path, protocols must be made with a secret."""
+    where it listens. Except for a path, protocols must have a secret."""
     loop = asyncio.get_running_loop()
     if is_path(address):
         return await loop.create_unix_server(make_protocol, address), address

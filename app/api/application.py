@@ -1,4 +1,4 @@
-"""The HTTP application: routes, put together from an engine, a text processor and options."""
+"""Builds the HTTP application from an engine, a text processor and options."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _log = logging.getLogger("legato.api")
 def build_api(context: Context, extra_routes: Sequence[BaseRoute] = ()) -> ASGIApp:
     """The application served by every replica.
 
-    context: of the first model. extra_routes: further routes (metrics, console); they stand behind
-    the same guard.
+    context: of the first model. extra_routes: further routes (metrics, console), with the
+    same guard.
     """
     options = context.options
     probes = Probes(context)
@@ -102,12 +102,12 @@ def _document_text(model: str, with_keys: bool) -> bytes:
 def _version() -> str:
     try:
         return metadata.version("legato-serve")
-    except metadata.PackageNotFoundError:  # run from a folder that is not installed
+    except metadata.PackageNotFoundError:  # not installed, but run from a folder
         return "0"
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own refusals (no such path, wrong method) as OpenAI objects."""
+    """Starlette's own errors (no such path, wrong method) as OpenAI error objects."""
     if not isinstance(error, HTTPException):
         raise error
     messages = {

@@ -1,4 +1,4 @@
-"""What every handler needs, gathered once when the application is built."""
+"""The objects that handlers share, collected once when the application is built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GivenPrompts = str | list[int] | list[str] | list[list[int]]
 
 @dataclass(slots=True)
 class Running:
-    """HTTP requests now generating in this replica, whichever model they ask."""
+    """The number of generating HTTP requests in this replica, over all models."""
 
     num_requests: int = 0
 
@@ -39,8 +39,8 @@ class Context:
     adapters: AdapterControl | None = None
 
     def of(self, name: str | None) -> Context:
-        """The parts that serve this model; no name means the first that this server has. Raises
-        404 where it has none of that name."""
+        """The context of this model; without a name, of the first one. Raises 404 for an unknown
+        name."""
         if name is None:
             return self
         if self.models:
@@ -56,7 +56,7 @@ class Context:
         return found
 
     def check_length(self, text: str, param: str) -> None:
-        """Raises 400 for a text that is too long whatever its tokens, before they are computed."""
+        """Raises 400 for a text that is too long in any case, before it is tokenised."""
         if self.text.surely_exceeds(text, self.engine.card.max_model_len):
             raise invalid(
                 f"The prompt has {len(text)} characters; this model's context holds "
@@ -102,7 +102,7 @@ class Context:
             )
 
     def begin(self) -> None:
-        """Count an HTTP request in; raises 429 when this replica runs as many as it may."""
+        """Count a started HTTP request; raises 429 at this replica's limit."""
         if self.running.num_requests >= self.options.max_concurrent_requests:
             raise ApiError(
                 429, "Too many requests are running.", code="overloaded", retry_after_s=1.0
@@ -110,7 +110,7 @@ class Context:
         self.running.num_requests += 1
 
     def end(self) -> None:
-        """Count it out again."""
+        """Count an ended HTTP request."""
         self.running.num_requests -= 1
 
 

@@ -1,4 +1,4 @@
-"""What the API reports about each request while it runs; telemetry implements it."""
+"""The events of a request that the API reports to telemetry."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from actors.scheduling.request import Objective
 
 @dataclass(frozen=True, slots=True)
 class RequestInfo:
-    """What is known as a generation starts.
+    """The data known at the start of a generation.
 
     endpoint: route path. num_prompt_tokens: of all its prompts. traceparent: the caller's W3C
-    trace context as it was sent, "" for none. objective: its own; where it names none, the
-    deployment's is meant.
+    trace context as it was sent, "" for none. objective: its own; fields that
+    are None stand for the deployment's.
     """
 
     request_id: str
@@ -31,7 +31,7 @@ class RequestOutcome:
     """How it ended. status: HTTP status; reason: finish reason, "disconnect" or error code.
 
     queued_s: arrival at the engine to the first plan that holds it; of several prompts, the one
-    that waited longest; 0 where nothing came of it.
+    that waited longest; 0 if it was never planned.
     """
 
     status: int
@@ -57,7 +57,7 @@ class RequestTiming:
 
 @dataclass(slots=True)
 class Deliveries:
-    """Of one call, for `ApiEvents`.
+    """The deliveries of one call, for `ApiEvents`.
 
     tokens: (when, how many tokens, of which continuation) that are not counted yet. places: (since
     when, which continuation, at which engine it is computed), where there are several engines.
@@ -68,20 +68,20 @@ class Deliveries:
 
 
 class ApiEvents:
-    """Hooks, all doing nothing here. now_s is the event loop's clock."""
+    """Hooks without effect, to be overridden. now_s is the event loop's clock."""
 
     def on_request_start(self, request: RequestInfo, now_s: float, deliveries: Deliveries) -> None:
-        """The request was understood and tokenised and is about to go to the engine.
+        """The request is valid and tokenised, and is about to be sent to the engine.
 
-        deliveries: grows as its tokens arrive; read (and clear) it now and then, as nothing is
-        called for a token.
+        deliveries: filled as its tokens arrive, without a call per token; to be read and cleared
+        periodically.
         """
 
     def on_finish(
         self, request: RequestInfo, outcome: RequestOutcome, now_s: float
     ) -> RequestTiming | None:
-        """The request is over, whichever way; called once for every on_request_start.
+        """The request has ended in any way; called once for every on_request_start.
 
-        Returns its timing; None here, where nothing is measured.
+        Returns its timing; None if nothing is measured.
         """
         return None

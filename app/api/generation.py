@@ -1,4 +1,4 @@
-"""Running an HTTP request's prompts on the engine, from submission to the last text."""
+"""Runs an HTTP request's prompts on the engine, from submission to the last text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.api.http.errors import from_engine
 from app.engine_client.client import EngineError, GenerationRequest, TokenChunk, TokenSink
 from app.text.incremental import TextDelta, TextRules, TextStream
 
-_PART_VALUES: Final = 1000  # log-probabilities written before others have their turn
+_PART_VALUES: Final = 1000  # log-probabilities written in one turn of the event loop
 _MERGE_QUEUE: Final = 64  # chunks waiting between the prompts of a batch and their one reader
 
 
@@ -62,7 +62,7 @@ class Generation:
             for i in range(request.n)
         ]
         self.deliveries = Deliveries()
-        self.timing: RequestTiming | None = None  # once it is over
+        self.timing: RequestTiming | None = None  # set at the end
         self.info = RequestInfo(
             request_id=call.request_id,
             endpoint=str(call.scope["path"]),
@@ -88,11 +88,11 @@ class Generation:
         self.deliveries.places.append((now_s, first + index, engine_id))
 
     async def deltas(self, sink: TokenSink | None = None) -> AsyncGenerator[TextDelta, None]:
-        """What is new of every continuation until all are finished; close it to abort.
+        """The deltas of all continuations until all are finished; closing it aborts.
 
         Plain tokens that come while the caller waits may go to `sink` instead, which then notes
         them in `deliveries` and in their stream's `num_tokens`.
-        Raises EngineError. Reports to ApiEvents, whichever way it ends.
+        Raises EngineError. Reports its end to ApiEvents in any case.
         """
         context = self._context
         context.begin()
@@ -109,7 +109,7 @@ class Generation:
                     if delta.finish_reason is not None:
                         reason = delta.finish_reason
                     yield delta
-                    if delta.entries:  # dear to write; an engine is faster, and others wait
+                    if delta.entries:  # slow to write: let other tasks run
                         await asyncio.sleep(0)
         except EngineError as error:
             failure = from_engine(error)
@@ -152,7 +152,7 @@ class Generation:
                 self._note_prompt(number, chunk)
                 for part in _parts(chunk):
                     if stream.finished:
-                        break  # tokens that were under way when its stop string was found
+                        break  # tokens that arrived after its stop string was found
                     delta = stream.take(part)
                     if delta.finish_reason is not None:
                         num_open -= 1
@@ -172,7 +172,7 @@ class Generation:
             self.prompt_logprobs[number].extend(chunk.prompt_logprobs)
 
     async def _all(self) -> AsyncGenerator[TextDelta, None]:
-        """The continuations of all prompts as they come, through one bounded queue."""
+        """The chunks of all prompts in order of arrival, through one bounded queue."""
         queue: asyncio.Queue[TextDelta | Exception | None] = asyncio.Queue(_MERGE_QUEUE)
 
         async def pump(number: int) -> None:
@@ -204,8 +204,8 @@ class Generation:
 
 
 def _parts(chunk: TokenChunk) -> Iterator[TokenChunk]:
-    """The chunk, or if it has more log-probabilities than are written in a few milliseconds (many
-    iterations', of a reader that is slower than the engine) several in its place."""
+    """The chunk, or several in its place if it has more log-probabilities than are written in a few
+    milliseconds (those of many iterations, for a reader that is slower than the engine)."""
     step = len(chunk.tokens)
     if chunk.logprobs:
         step = max(1, _PART_VALUES // (1 + len(chunk.logprobs[0].top)))
@@ -224,7 +224,7 @@ def _parts(chunk: TokenChunk) -> Iterator[TokenChunk]:
 
 
 def usage_of(generation: Generation, num_reasoning_tokens: int | None = None) -> dict[str, object]:
-    """The usage object: what was computed and what of it came from the prefix cache.
+    """The usage object: token counts, with those from the prefix cache.
 
     num_reasoning_tokens: of the completion's; None where reasoning is not separated.
     """

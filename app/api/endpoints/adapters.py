@@ -27,7 +27,7 @@ class AdapterChanges:
         return self._context.adapters
 
     async def load(self, call: Call) -> None:
-        """Answers once the adapter can be asked for."""
+        """Answers once the adapter is ready."""
         changes: dict[str, Any] = {}
         await self._noted(call, changes, self._load(call, changes))
 
@@ -39,7 +39,7 @@ class AdapterChanges:
         await call.reply_json(shown(control.adapters[body.lora_name].card))
 
     async def unload(self, call: Call) -> None:
-        """The name is gone at once; requests that run on the adapter end as they would."""
+        """Removes the name at once; requests that run on the adapter go on to their end."""
         changes: dict[str, Any] = {}
         await self._noted(call, changes, self._unload(call, changes))
 

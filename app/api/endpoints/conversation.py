@@ -1,4 +1,4 @@
-"""A conversation: its messages as the model's template wants them, and the answer's generation."""
+"""Renders a conversation by the model's chat template, and generates the answer."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _text(message: Message) -> str:
 
 
 def _arguments(text: str) -> Any:
-    """Templates expect an object; what is none is passed on as it came."""
+    """Arguments as an object, as templates expect; anything else is passed on unchanged."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Answers too large to be written in one go: every stream would stand still meanwhile."""
+"""Writes large answers in parts, so that other streams of the process are not delayed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-_SLICE: Final = 4000  # values written before others have their turn
+_SLICE: Final = 4000  # values written in one turn of the event loop
 
 
 def whole(content: Mapping[str, Any], /, **written: Iterable[bytes]) -> Iterator[bytes]:
@@ -32,7 +32,7 @@ def listed_wholes(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
 async def listed(
     values: Sequence[Any], shown: Callable[[Any], Any] | None = None, per_slice: int = _SLICE
 ) -> list[bytes]:
-    """JSON of a long list, others having their turn in between. shown: what stands for a value."""
+    """JSON of a long list, written in several turns of the event loop. shown: maps each value."""
     parts = [b"["]
     for start in range(0, len(values), per_slice):
         part = values[start : start + per_slice]

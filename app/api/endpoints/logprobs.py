@@ -1,8 +1,8 @@
 """Log-probabilities in the two shapes OpenAI gives them.
 
-An answer may hold hundreds of thousands of entries. Of a whole answer they are written as they
-come (`ChatColumn`, `CompletionColumns`), so that neither their objects pile up nor one long stretch
-of work stops the streams of the process.
+An answer may hold hundreds of thousands of entries. An answer that is not streamed is encoded piece
+by piece as they arrive (`ChatColumn`, `CompletionColumns`), which bounds memory and does not delay
+other streams of the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Entries = Sequence[tuple[TokenLogprobs, int]]
 PromptEntries = Sequence[tuple[int, TokenLogprobs | None]]
 
 _FLOOR = -9999.0  # stands for a probability of zero: JSON has no infinity
-_SLICE: Final = 2000  # entries written before others have their turn: a few milliseconds
+_SLICE: Final = 2000  # entries written in one turn of the event loop: a few milliseconds
 _NAMES: Final = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 

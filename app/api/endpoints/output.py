@@ -1,4 +1,4 @@
-"""How an answer is read: which formats, and whether the model is to think first."""
+"""How an answer is parsed: its formats, and whether the model reasons first."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class OutputPlan:
     def rules(
         self, stops: tuple[str, ...], stop_token_ids: frozenset[int], skip_special_tokens: bool
     ) -> TextRules:
-        """How tokens become the text that is read."""
+        """How tokens become the text that is parsed."""
         shown: frozenset[str] = frozenset()
         if self.formats is not None and not self.is_forced:
             shown = self.formats.special_tokens(with_tools=bool(self.tools))
@@ -60,7 +60,7 @@ class OutputPlan:
 def plan_output(
     context: Context, tools: ToolPlan, grammar: Grammar | None, prompt: str
 ) -> OutputPlan:
-    """grammar: of the request; what it makes is no reasoning, and calls only where it is theirs."""
+    """grammar: of the request; its output has no reasoning, and only a tool grammar's has calls."""
     formats = context.text.formats
     is_forced = tools.grammar is not None
     if not is_forced and grammar is not None:
@@ -72,7 +72,7 @@ def plan_output(
 
 
 def read_delta(parser: OutputParser, delta: TextDelta) -> list[AnswerPiece]:
-    """What one delta's text consists of."""
+    """The parts of one delta's text."""
     found = parser.push(delta.pieces or (delta.text,))
     return found if delta.finish_reason is None else [*found, *parser.finish()]
 
@@ -85,7 +85,7 @@ def template_variables(
 ) -> dict[str, Any]:
     """Variables for the chat template: the request's own, and the effort as the template takes it.
 
-    Raises 400 for what this model's template does not read: it would change nothing.
+    Raises 400 for variables that this model's template does not read.
     """
     template = context.text.template
     variables = dict(given or {})

@@ -1,4 +1,4 @@
-"""`/health`, `/live` and what is known of the model."""
+"""`/health`, `/live` and the list of models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Probes:
         await call.reply_json({"status": "ready"} | ({"models": ready} if ready else {}))
 
     async def live(self, call: Call) -> None:
-        """200 as long as this process answers at all."""
+        """200 as long as this process answers."""
         await call.reply_json({"status": "live"})
 
     async def models(self, call: Call) -> None:

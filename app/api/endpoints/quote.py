@@ -13,7 +13,7 @@ from app.api.schema.other import QuoteRequest
 
 
 class Quotes:
-    """Handler of one question; what it asks for is not reserved."""
+    """Handler of a quote; it reserves nothing."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -67,7 +67,7 @@ async def _count(body: QuoteRequest, context: Context) -> tuple[int, str]:
 
 
 def answer_of(quote: Quote) -> dict[str, Any]:
-    """What the engine said, in milliseconds."""
+    """The engine's quote, in milliseconds."""
     predicted = attainable = None
     if quote.ttft_s is not None:
         predicted = {

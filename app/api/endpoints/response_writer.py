@@ -211,7 +211,7 @@ class ResponseWriter(StreamWriter):
 
 
 def _base(context: Context, body: ResponseRequest, response_id: str) -> dict[str, Any]:
-    """What the response repeats of its request."""
+    """The request's parameters that the response repeats."""
     text = {"format": {"type": "text"}}
     if body.text is not None and body.text.format is not None:
         text = {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)}

@@ -12,7 +12,7 @@ from app.api.schema.other import DetokenizeRequest, TokenizeRequest
 
 
 class Tokens:
-    """Handlers that show what the tokenizer does."""
+    """Handlers of the tokenizer's routes."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -15,13 +15,13 @@ from app.api.sampling_params import dump
 from app.api.schema.chat import ChatRequest, FunctionSpec, NamedFunction, NamedTool, Tool
 from app.text.output.pieces import Tools
 
-_MAX_CALLS: Final = 16  # in one answer: a list without an end is a model's favourite trap
+_MAX_CALLS: Final = 16  # in one answer, since models tend to continue lists for ever
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """specs: what the template shows the model. tools: look for calls of these in the output.
-    grammar: makes the output calls and nothing else.
+    """specs: the tools as the template shows them. tools: calls of these are parsed in the output.
+    grammar: constrains the output to calls.
     """
 
     specs: list[dict[str, Any]] | None = None

@@ -1,7 +1,6 @@
-"""The manners of Anthropic's API around `/v1/messages`: its key header and its errors' shape.
+"""Anthropic's conventions for `/v1/messages`: its key header and its form of errors.
 
-Whatever refuses a request, at whichever depth, does so as everywhere else; the answer is put into
-the other shape on its way out.
+Errors are raised as elsewhere, and converted when the answer is sent.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _TYPES: Final[Mapping[int, str]] = {
 
 
 def error_type(status: int) -> str:
-    """The name Anthropic's clients know an error by."""
+    """Anthropic's name of an error."""
     return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
@@ -52,7 +51,7 @@ class AnthropicAdapter:
 
 
 class _Reshaper:
-    """Passes answers on, and gathers those that are errors."""
+    """Passes answers on, and collects errors to convert them."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -83,7 +82,7 @@ class _Reshaper:
 
 
 def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """With the key where other clients send it."""
+    """The scope with the key in the header of other clients."""
     headers: list[tuple[bytes, bytes]] = list(scope["headers"])
     names = [name for name, _ in headers]
     if b"authorization" not in names and b"x-api-key" in names:

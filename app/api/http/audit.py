@@ -1,4 +1,4 @@
-"""Refusals and changes, each with its caller: lines of the logger `legato.audit`.
+"""Logs refusals and changes with their callers, by the logger `legato.audit`.
 
 Keys are named by a digest, never written. Refusals are counted, and logged once a second at
 most, so that a flood of them fills no disk.
@@ -21,7 +21,7 @@ _MAX_CHARS: Final = 1000
 
 
 class Audit:
-    """Of one replica."""
+    """The audit log of one replica."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -29,7 +29,7 @@ class Audit:
         self._num_unlogged = 0
 
     def refused(self, scope: Scope, status: int, message: str) -> None:
-        """A request was refused; logged where it lacks a key, a role, a known origin or host."""
+        """Note a refused request; logged if it lacks a key, a role, a known origin or host."""
         if status not in _LOGGED:
             return
         now_s = self._clock()
@@ -51,7 +51,7 @@ class Audit:
 
 
 def note_change(scope: Scope, changes: Mapping[str, Any], problem: str | None) -> None:
-    """Settings were changed, or were not for this reason."""
+    """Log a change of settings, or why it was refused."""
     _log.warning(
         "settings %s by key %s from %s: %s",
         "changed" if problem is None else f"refused ({_printable(problem)})",
@@ -71,5 +71,5 @@ def _key_name(scope: Scope) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without control characters: a client's text must not look like a line of the log."""
+    """Removes control characters, so that a client's text cannot fake a line of the log."""
     return "".join(c if c.isprintable() else "?" for c in text[:_MAX_CHARS])

@@ -1,4 +1,4 @@
-"""One HTTP exchange: its body read within limits, its answer sent, its client watched."""
+"""One HTTP exchange: reads the body within limits, sends the answer, watches the client."""
 
 from __future__ import annotations
 
@@ -49,12 +49,13 @@ class Call:
         return str(self.scope["state"].get("key_name", ""))
 
     def tenant(self, user: str | None) -> str:
-        """What limits and fair shares go by: the key, whatever `user` it names; without keys
-        nothing but `user` distinguishes clients."""
+        """The tenant for limits and fair shares: the key, whatever `user` the request names;
+        without keys the `user`.
+        """
         return self.key_name or user or ""
 
     def cache_salt(self, user: str | None) -> str:
-        """Prompts are found in the prefix cache by requests of the same salt alone."""
+        """The salt of the prefix cache: requests share cached prompts only if it is equal."""
         return "/".join(part for part in (self.key_name, user) if part)
 
     def check_admin(self) -> None:
@@ -70,7 +71,7 @@ class Call:
             )
 
     def check_priority(self, priority: int | None) -> int:
-        """What the key may ask for; raises 403 naming the limit."""
+        """Check the priority against the key's limit; raises 403 naming it."""
         allowance = self.scope["state"].get("allowance")
         limit = None if allowance is None else allowance.max_priority
         if limit is not None and (priority or 0) > limit:
@@ -136,7 +137,7 @@ class Call:
 
     @property
     def body_writer(self) -> BodyWriter | None:
-        """For parts of a streamed body that must not wait; None where the server has none."""
+        """Writes parts of a streamed body without waiting; None if the server has none."""
         return self.scope.get(BODY_WRITER)
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
@@ -163,7 +164,7 @@ class Call:
     ) -> None:
         """Send a whole response; a large one in parts, as the client takes them.
 
-        body: in any parts, which are sent one behind the other.
+        body: in parts, which are sent in order.
         """
         parts = [body] if isinstance(body, bytes) else body
         num_bytes = sum(map(len, parts))
@@ -177,7 +178,7 @@ class Call:
         await self.send(last, more=False)
 
     async def reply_json(self, content: Any) -> None:
-        """Send 200 with this content, which must be small: it is written in one go."""
+        """Send 200 with this content, which must be small, as it is written at once."""
         await self.reply(200, json.dumps(content, allow_nan=False).encode())
 
     async def reply_error(self, error: ApiError) -> None:
@@ -202,7 +203,7 @@ def _of_a_size(parts: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def _too_large(limit: int) -> ApiError:
-    """The connection stays open: servers discard the rest, and the client gets to read this."""
+    """The connection stays open: servers discard the rest, so that the client can read this."""
     return ApiError(413, f"The body is larger than {limit} bytes.")
 
 
@@ -233,7 +234,7 @@ class ClientWatch:
         self.stop()
         if self._gone and kind is not None and issubclass(kind, asyncio.CancelledError):
             if self._task is not None and self._task.uncancel() > 0:
-                return  # cancelled from elsewhere as well: let that through
+                return  # also cancelled from elsewhere, which takes effect
             raise ClientGone from None
 
     def stop(self) -> None:
@@ -252,11 +253,11 @@ class ClientWatch:
 def _parse_body(model: type[_Model], body: bytes, max_nodes: int) -> _Model:
     """Parse JSON (depth at most 200, UTF-8) and validate it; raises ApiError 400.
 
-    NaN and Infinity are read, to be refused where they stand, by name. max_nodes bounds objects,
-    lists and members together: a body of two megabytes can hold a million of them, and checking
-    those would stop every stream of the process for half a second.
+    NaN and Infinity are parsed, so that they can be refused by the name of their parameter.
+    max_nodes bounds objects, lists and members together: a body of two megabytes can hold a million
+    of them, and checking those would stop every stream of the process for half a second.
     """
-    # Counting bytes is quick and never counts too few; only a suspect is counted exactly.
+    # Counting bytes is fast and never too low; only above the limit is counted exactly.
     if body.count(b"{") + body.count(b"[") + body.count(b":") > max_nodes:
         check_size(body, max_nodes)
     try:
