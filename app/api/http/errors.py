@@ -1,4 +1,4 @@
-"""Every failure a client can meet, as an OpenAI error object."""
+"""The errors that clients get, as OpenAI error objects."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def from_engine(error: Exception) -> ApiError:
-    """An engine's error as the client gets it."""
+    """An engine's error, with the status for clients."""
     if isinstance(error, RequestRefused):
         if error.retry_after_s is None:
             return ApiError(400, str(error), error.param)

@@ -1,10 +1,10 @@
-"""What stands around every handler: outermost the connection and its internal headers, then header
-limits, request id, origin, key and rate, behind it failures as error objects.
+"""The middleware around every handler: first the connection and internal headers, then header
+limits, request id, origin, key and rate; innermost, failures become error objects.
 
-Plain ASGI, so that streamed tokens pass through few calls and nothing else. Serve reads some
-request headers on its own account, ahead of any application: with
+Plain ASGI, so that streamed tokens pass through few calls. Serve itself reads some request headers
+before any application: with
 `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=app.api.http.guard.middlewares` in the environment of
-replicas (or of Serve's Python proxies) those are gone by then.
+replicas (or of Serve's Python proxies) those are removed before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from app.api.http.options import ApiOptions
 from app.api.http.server import StalledClients
 from app.engine_client.client import EngineError
 
-# With these a client could switch off the notice of its own disconnect, or set Serve's deadline.
+# With these a client could disable the notice of its disconnect, or set Serve's deadline.
 INTERNAL_HEADERS: Final = frozenset(
     {b"x-request-disconnect-disabled", b"x-request-timeout-seconds"}
 )
@@ -38,7 +38,7 @@ _EXPOSED: Final = (b"access-control-expose-headers", b"retry-after, x-request-id
 
 
 def entered(scope: Scope, send: Send) -> Scope:
-    """The scope as the application shall see it: no internal headers, the connection known."""
+    """The scope for the application: without internal headers, with the connection."""
     if scope["type"] != "http" or scope.get(TRANSPORT) is not None:
         return scope
     headers = [pair for pair in scope["headers"] if pair[0] not in INTERNAL_HEADERS]
@@ -48,7 +48,7 @@ def entered(scope: Scope, send: Send) -> Scope:
 
 
 class Ingress:
-    """ASGI middleware, outermost. stalled: what drops clients that stop reading, if it is here.
+    """The outermost ASGI middleware. stalled: drops clients that stop reading, if given.
     adapted: by the first two parts of a path (/v1/messages), the application for what is there and
     below, in place of `app`."""
 
@@ -78,18 +78,18 @@ class Ingress:
 
 
 def transport_of(send: Send) -> Any:
-    """The connection behind a server's own `send`, None where there is none to be had.
+    """The connection of a server's own `send`; None if it cannot be found.
 
-    ASGI has no way to drop a client that stopped reading: closing waits for its buffer.
+    Needed because ASGI cannot drop a client that stopped reading: closing waits for its buffer.
     """
     return getattr(getattr(send, "__self__", None), "transport", None)
 
 
 def send_at_once(transport: Any) -> None:
-    """Turn Nagle's algorithm off, which would hold a token back until the last one is acknowledged.
+    """Turn Nagle's algorithm off, which would delay a token until the last one is acknowledged.
 
-    asyncio does so itself, but not for a listening socket made without naming the protocol, which
-    is how servers make theirs: 40 ms were seen between a response's head and its body.
+    asyncio does so itself, except for listening sockets made without a protocol number, as servers
+    make them: 40 ms were measured between a response's head and its body.
     """
     connection = None if transport is None else transport.get_extra_info("socket")
     if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
@@ -107,7 +107,7 @@ class Guard:
     def __init__(
         self, app: ASGIApp, options: ApiOptions, keys: KeyRing | None, audit: Audit
     ) -> None:
-        """keys: None where the server asks for none."""
+        """keys: None if the server needs none."""
         self._app = app
         self._options = options
         self._keys = keys
@@ -181,7 +181,7 @@ class Guard:
                 )
 
     def _check_origin(self, origin: str, host: str) -> None:
-        """A page of another site must not be able to use a visitor's access to this server."""
+        """Refuse pages of other sites, which could use a visitor's access to this server."""
         if origin and not self._is_allowed(origin, host):
             raise ApiError(
                 403, "Requests from this origin are not allowed (setting api.allowed_origins)."
@@ -192,7 +192,7 @@ class Guard:
         return own or "*" in self._origins or origin in self._origins
 
     def _cors_headers(self, origin: str, host: str) -> list[tuple[bytes, bytes]]:
-        """What lets a page of an allowed origin read the answer; of which caches must know."""
+        """Headers that let a page of an allowed origin read the answer, also through caches."""
         if "*" in self._origins:
             return [(b"access-control-allow-origin", b"*"), _EXPOSED]
         if origin and self._is_allowed(origin, host):
@@ -205,8 +205,8 @@ class Guard:
 
 
 async def _allow(asked: bytes | None, send: Send) -> None:
-    """Answer the preflight of an allowed origin: any header may be sent, as clients send their own
-    beside the standard's; a key among them is checked with the request itself."""
+    """Answer the preflight of an allowed origin: any header may be sent, because clients add
+    their own; a key among them is checked with the request itself."""
     headers = [
         (b"access-control-allow-methods", b"GET, POST"),
         (b"access-control-max-age", b"600"),
@@ -219,7 +219,7 @@ async def _allow(asked: bytes | None, send: Send) -> None:
 
 
 def _request_id(given: bytes | None) -> str:
-    """The client's own id where it is harmless, else a new one."""
+    """The client's own id if it is harmless, else a new one."""
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given.decode()
     return uuid.uuid4().hex
@@ -267,9 +267,7 @@ class Endpoint:
             await self._fail(call, error)
         except EngineError as error:
             await self._fail(call, from_engine(error))
-        except (
-            Exception
-        ) as error:  # the last resort: it is logged, the client gets an error, the server goes on
+        except Exception as error:  # any other error: it is logged, and the client gets an error
             self._log.exception("request %s failed", call.request_id)
             await self._fail(call, from_engine(error))
 

@@ -16,7 +16,7 @@ from app.api.http.server import Listener, RequestProtocol
 KEEP_ALIVE_S: Final = 30  # an idle connection's life between two requests
 _BACKLOG: Final = 2048
 _MOST_FILES: Final = 1 << 16
-_SPARE_FILES: Final = 512  # for everything that is no connection
+_SPARE_FILES: Final = 512  # for all files except connections
 _logger = logging.getLogger("legato.http")
 
 
@@ -27,8 +27,8 @@ class _Config(uvicorn.Config):
 class HttpServer:
     """An HTTP server on the running event loop.
 
-    The port is shared (SO_REUSEPORT), so that a replica's successor opens it while the
-    predecessor, which accepts nothing any more, still finishes its streams.
+    The port is shared (SO_REUSEPORT), so that a replica's successor can open it while the
+    predecessor, which has stopped accepting, finishes its streams.
     """
 
     _listener: Listener
@@ -52,7 +52,7 @@ class HttpServer:
         self._server.lifespan = config.lifespan_class(config)
 
     async def open(self) -> None:
-        """Accept connections; raises OSError where the address cannot be had."""
+        """Accept connections; raises OSError if the address is not available."""
         listening = socket.create_server(
             self._address,
             family=socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET,
@@ -60,20 +60,20 @@ class HttpServer:
             reuse_port=True,
         )
         listening.setblocking(False)
-        # Not `Server.serve`: its loop wakes ten times a second, for a header.
+        # Not `Server.serve`, whose loop wakes ten times a second to update a header.
         await self._server.startup(sockets=[])
         state = self._server.server_state
         self._listener = Listener(listening, partial(RequestProtocol, self._config, state, {}))
         _logger.info("listening on %s:%d", *listening.getsockname()[:2])
 
     async def close(self) -> None:
-        """Accept nothing more, and return once every open answer is finished."""
+        """Stop accepting, and return once every open answer is finished."""
         self._listener.close()
         await self._server.shutdown()
 
 
 def _num_files() -> int:
-    """How many files this process may hold open, raised as far as it may be."""
+    """The limit of open files of this process, raised to its maximum."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

@@ -1,7 +1,7 @@
-"""API keys and what each may use.
+"""API keys and their limits.
 
-Keys are held and compared as digests, all of them every time, so that an answer's timing says
-nothing about them.
+Keys are stored and compared as digests, always all of them, so that the timing of an answer
+reveals nothing about them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from app.api.http.options import KeyLimits
 
 
 class TokenBucket:
-    """Allows `per_minute` on average and as much at once; charging may leave a debt."""
+    """Allows `per_minute` on average, and as much at once; charging may leave a debt."""
 
     __slots__ = ("_clock", "_level", "_per_s", "_size", "_stamp_s")
 
@@ -63,7 +63,7 @@ class Allowance:
         self._take(self._tokens, float(num_tokens), "tokens")
 
     def charge_tokens(self, num_tokens: int) -> None:
-        """Count generated tokens; what goes over the limit is waited for by the next request."""
+        """Count generated tokens; an excess delays the next request."""
         if self._tokens is not None:
             self._tokens.charge(num_tokens)
 
@@ -82,7 +82,7 @@ class Allowance:
 
 
 def read_key(written: str) -> str:
-    """The key itself, which may lie in a variable or a file; raises ValueError naming which."""
+    """The key, from a variable or a file if it names one; raises ValueError naming it."""
     kind, _, name = written.partition(":")
     if kind == "env":
         key = os.environ.get(name, "")

@@ -1,4 +1,4 @@
-"""What an operator may set about the HTTP API: limits, keys, origins."""
+"""The operator's options of the HTTP API: limits, keys, origins."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
-# As a browser sends it; a page of a file has the origin "null", which every site can take on.
+# As a browser sends it; the origin "null", of a page in a file, can be used by any site.
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#A-Z]+")
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What one API key may do; None means no limit of that kind.
+    """The limits of one API key; None: no limit of that kind.
 
-    admin: may change settings (`POST /console/settings`). max_priority: that it may ask for.
+    admin: may change settings (`POST /console/settings`). max_priority: the highest allowed.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
@@ -38,13 +38,13 @@ class KeyLimits:
 class ApiOptions:
     """Settings of the HTTP API. Every limit has a status: 400, 408, 413, 429 or 431.
 
-    api_keys: key -> its limits; empty means that no key is asked for. A key written `env:NAME` or
-    `file:PATH` is what that variable or file holds where the replica runs.
+    api_keys: key -> its limits; empty: no key is needed. A key written `env:NAME` or `file:PATH` is
+    the content of that variable or file on the replica's machine.
     public_paths: reachable without a key (exact paths).
     allowed_origins: browser origins ("https://host:port") beside the server's own whose pages may
-    send requests and read the answers; "*" for all. The keys remain the guard of other clients.
-    allowed_hosts: accepted Host headers (without port), "*" for all; empty accepts all, but where
-    the server listens on a loopback address only that machine's own names.
+    send requests and read the answers; "*" for all. Other clients are still checked by their keys.
+    allowed_hosts: accepted Host headers (without port), "*" for all; empty: all, or on a loopback
+    address only that machine's own names.
     """
 
     # Read as a part of the YAML's settings, where an unknown key is an error.
@@ -60,7 +60,7 @@ class ApiOptions:
     max_header_bytes: int = 32 << 10
     max_header_count: int = 100
     body_timeout_s: float = 20.0  # for the whole body to arrive
-    send_timeout_s: float = 20.0  # a reader that takes nothing for so long is dropped
+    send_timeout_s: float = 20.0  # a client that reads nothing for this long is dropped
     max_connections: int = 8192  # of a replica that answers HTTP itself
     max_concurrent_requests: int = 1024  # generations at a time in this replica
     unavailable_retry_s: float = 2.0
@@ -94,10 +94,10 @@ class ApiOptions:
 
 
 def at_address(options: ApiOptions, host: str) -> ApiOptions:
-    """The options of a server that listens on this host: on loopback no foreign name is its own.
+    """The options of a server that listens on this host: on loopback it accepts only local names.
 
-    Else any page could give its own name this machine's address (DNS rebinding), and read answers
-    and change settings as if it came from here.
+    Otherwise any page could let its own name resolve to this machine (DNS rebinding), and read
+    answers and change settings like a local client.
     """
     if options.allowed_hosts or not _is_loopback(host):
         return options

@@ -1,4 +1,4 @@
-"""Refusals ahead of any application: what is said to a connection that cannot be served."""
+"""Answers to connections that cannot be served, before any application."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Final
 
 from app.api.http.errors import ApiError
 
-_LINGER_S: Final = 1.0  # for a client to take its refusal
+_LINGER_S: Final = 1.0  # for a client to read its refusal
 _NUM_RESERVED: Final = 8
 _COMPLAIN_EVERY_S: Final = 10.0
 _logger = logging.getLogger("legato.http")
 
 
 def overloaded(message: str) -> ApiError:
-    """503, to come again."""
+    """503, with Retry-After."""
     return ApiError(503, message, code="overloaded", retry_after_s=1.0)
 
 
 def send_last(transport: asyncio.Transport, error: ApiError) -> None:
-    """Send a refusal, and close once the client has, or soon: to close with its request unread
-    would reset the connection, and the answer could be lost with it."""
+    """Send a refusal, and close once the client has closed, or after a short time: closing with an
+    unread request would reset the connection, and the answer could be lost."""
     if transport.is_closing():
         return
     body = error.body()
@@ -43,7 +43,7 @@ def send_last(transport: asyncio.Transport, error: ApiError) -> None:
 
 
 class Refused(asyncio.Protocol):
-    """A connection in the place of a file held back. on_end: called when the place is free."""
+    """A connection that uses a reserved file. on_end: called when it is free again."""
 
     def __init__(self, on_end: Callable[[], None]) -> None:
         self._on_end = on_end
@@ -52,12 +52,12 @@ class Refused(asyncio.Protocol):
         send_last(transport, overloaded("This server can open no more files."))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # The loop closes the connection's file right behind this call.
+        # The loop closes the connection's file right after this call.
         asyncio.get_running_loop().call_soon(self._on_end)
 
 
 class Reserve:
-    """Files held back, so that there is room to refuse a connection in."""
+    """Reserved files, so that a connection can be refused when no more files may be opened."""
 
     def __init__(self) -> None:
         self._files: list[int] = []
@@ -66,13 +66,13 @@ class Reserve:
         self.fill()
 
     def fill(self) -> None:
-        """As far as files may be opened."""
+        """Open as many as possible."""
         with suppress(OSError):
             while self._is_open and len(self._files) < _NUM_RESERVED:
                 self._files.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def give(self) -> bool:
-        """Close one, if there is one; says in the log that it had to be."""
+        """Close one, if there is one, and log it."""
         now_s = time.monotonic()
         if now_s - self._complained_s >= _COMPLAIN_EVERY_S:
             self._complained_s = now_s
@@ -83,7 +83,7 @@ class Reserve:
         return True
 
     def close(self) -> None:
-        """Hold none any more."""
+        """Close all."""
         self._is_open = False
         while self._files:
             os.close(self._files.pop())

@@ -1,8 +1,7 @@
-"""HTTP straight from the replica: its connections, from accept to their end.
+"""HTTP directly from the replica: its connections, from accept to their end.
 
-Where one replica is all there is (`listen` in the settings, `proxy_location: Disabled`), a load
-balancer only copies every token once more and keeps two idle processes beside the engine. Several
-replicas keep Serve's HAProxy, which knows them all.
+For a single replica (`listen` in the settings, `proxy_location: Disabled`) a load balancer would
+only copy every token once more and add two idle processes. Several replicas use Serve's HAProxy.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from app.api.http.refusals import Refused, Reserve, overloaded, send_last
 
 HEAD_LIMIT_S: Final = 30.0
 MAX_HEAD_BYTES: Final = 1 << 16
-LINGER_S: Final = 5.0  # for a client to send the rest of a body that is not read any more
+LINGER_S: Final = 5.0  # for a client to send the rest of a body that will not be read
 _NUM_ACCEPTED_AT_ONCE: Final = 64
 _NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _CHECK_AGAIN_S: Final = 0.1
-_STALLED_EVERY_S: Final = 1.0  # a look at those that may have stopped reading
-_HELD_BACK_BYTES: Final = 1 << 16  # from here on a server waits before it writes more
+_STALLED_EVERY_S: Final = 1.0  # period of checks for clients that have stopped reading
+_HELD_BACK_BYTES: Final = 1 << 16  # with more, a server waits before it writes again
 BODY_WRITER: Final = "legato.body_writer"  # a BodyWriter, where the server has one
 
 
 class BodyWriter(Protocol):
-    """A response's way to its connection for code that cannot wait: ASGI's `send` is a coroutine
-    through every layer that wraps it."""
+    """Writes a response to its connection without waiting, as ASGI's `send` is a coroutine in every
+    layer that wraps it."""
 
     def is_open(self) -> bool:
         """True between the response's head and its end, while the client keeps up."""
@@ -60,7 +59,7 @@ class _ConnectionWriter:
     def is_open(self) -> bool:
         cycle = self._cycle
         return bool(
-            cycle.chunked_encoding  # the head has gone out
+            cycle.chunked_encoding  # the head has been sent
             and not cycle.flow.write_paused
             and not cycle.transport.is_closing()
         )
@@ -70,7 +69,7 @@ class _ConnectionWriter:
 
 
 class RequestProtocol(HttpToolsProtocol):
-    """uvicorn's, with limits to the size and the age of a request's head, which it lacks."""
+    """uvicorn's protocol, with limits on the size and age of a request's head."""
 
     _in_head = True
     _is_refused = False
@@ -128,7 +127,7 @@ class RequestProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _expect_head(self, expected: bool = True) -> None:
-        """A client that connects and says nothing, or not all, is let go after a while."""
+        """Start or stop the timer that drops a client without a whole head."""
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -142,7 +141,7 @@ class RequestProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer ahead of any application, and let the connection go."""
+        """Answer before any application, and close the connection."""
         self._is_refused = True
         self._expect_head(False)
         send_last(self.transport, error)
