@@ -1,7 +1,7 @@
-"""The deployments of a fleet: fronts hold the clients' connections, engines compute tokens.
+"""The deployments of a fleet: fronts handle clients, engines compute tokens.
 
-A front's streams outlive the engine that computes them, so its clients notice neither an engine's
-death nor its leaving. Both deployments are of one application; the front is its ingress.
+A front's streams survive the engine that computes them, so clients notice neither the death of an
+engine nor its removal. Both deployments belong to one application; the front is its ingress.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CONFIRM_PERIOD_S = 10.0
 @serve.ingress()
 class Front(HttpReplica):
     """each: the `args` of every model (`app.settings_models.expand`). engines: their deployments,
-    so that Serve starts them; nothing is called through them."""
+    passed only so that Serve starts them."""
 
     engines: Sequence[FleetClient]
 
@@ -78,7 +78,7 @@ class Front(HttpReplica):
         return self.api
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """A fleet's settings are changed where they act: `user_config` of `Engine`."""
+        """Raises ValueError unless empty: a fleet's settings are in `user_config` of `Engine`."""
         if user_config:
             raise ValueError("user_config: belongs to the deployment Engine")
 
@@ -109,7 +109,7 @@ class EngineReplica:
             await asyncio.sleep(_CONFIRM_PERIOD_S)
             try:
                 await self.member.confirm()
-            except Exception as error:  # the cluster's store is away: it comes back, or all ends
+            except Exception as error:  # the cluster's store is down: try again later
                 logger.warning("telling the fleet of this engine: %s", error)
 
     async def check_health(self) -> None:
@@ -123,7 +123,7 @@ class EngineReplica:
             await self.engine.reconfigure(user_config)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `app.fleet.autoscaling` reads."""
+        """The load that `app.fleet.autoscaling` reads."""
         snapshot = self.engine.snapshot
         return {} if snapshot is None else load_of(snapshot, time.time()).to_stats()
 
@@ -142,7 +142,7 @@ class EngineReplica:
 
 
 def _client(settings: Settings, config: EngineConfig, engine: str) -> FleetClient:
-    """One model's engines, as this front sees them. engine: their deployment."""
+    """This front's client of one model's engines. engine: their deployment."""
     fleet = settings.fleet or FleetSettings()
     return FleetClient(
         Finder(_registry(engine), this_node()),

@@ -1,8 +1,8 @@
-"""What a replica offers to Python callers, through a Serve handle.
+"""The calls of a replica's Serve handle, for Python callers.
 
-In a fleet the front's streams outlive the engine that computes them, so these do too. What dies
-with its front goes on at another by `generate` with the tokens delivered so far as `output`, and
-with a `seed` of the caller's own where it draws.
+In a fleet these streams, like a front's others, survive the engine that computes them. After the
+death of a front a caller can continue on another by `generate`, with the delivered tokens as
+`output` and, if it samples, the same explicit `seed`.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ class ReplicaEngine(EngineClient, Protocol):
 
 
 class ServedModel(NamedTuple):
-    """What answers for one model."""
+    """The parts that serve one model."""
 
     engine: ReplicaEngine
     text: TextProcessor
 
 
 class HandleCalls:
-    """Base of the deployments that answer; they set `models`, by name. Each method takes the name
-    of a `model`, where there are several, or of an adapter; without it the first is meant."""
+    """Base of the deployments, which set `models`, by name. Each method takes the name of a `model`
+    or adapter; the default is the first model.
+    """
 
     models: Mapping[str, ServedModel]
     adapters: AdapterControl | None = None
@@ -68,7 +69,7 @@ class HandleCalls:
         """Stream token events: {"index", "tokens", "text", "finish_reason"}.
 
         params: `SamplingParams` fields plus `slo` ({"tbt_ms", "ttft_ms"}), `priority`, `tenant`,
-        `ignore_eos`, and `output` (token ids already delivered: generation goes on behind them).
+        `ignore_eos`, and `output` (token ids already delivered: generation continues after them).
         Raises ValueError naming a bad parameter.
         """
         engine, text_of = self._served(model)
@@ -131,7 +132,7 @@ class HandleCalls:
             raise ValueError("this model gives no embeddings")
         tokens = await text.encode(prompt) if isinstance(prompt, str) else list(prompt)
         check_ids(tokens, card, "prompt")
-        sampling_from({}, len(tokens), card)  # raises for a length that cannot be
+        sampling_from({}, len(tokens), card)  # raises for an invalid length
         request = GenerationRequest(
             request_id=f"handle-{uuid.uuid4().hex}",
             prompt=tuple(tokens),

@@ -25,10 +25,10 @@ class HandleCall:
 
 
 def sampling_from(params: Mapping[str, Any], num_prompt_tokens: int, card: ModelCard) -> HandleCall:
-    """Raises ValueError naming the parameter that is unknown or cannot be.
+    """Raises ValueError naming an unknown or invalid parameter.
 
-    max_tokens defaults to what the model's length leaves; temperature to 0 (greedy); an unseeded
-    draw gets a random seed.
+    max_tokens defaults to the rest of the model's context, temperature to 0 (greedy), and the seed
+    to a random one.
     """
     values = dict(params)
     unknown = sorted(set(values) - _SAMPLING - _OTHERS)
@@ -72,7 +72,7 @@ def sampling_from(params: Mapping[str, Any], num_prompt_tokens: int, card: Model
 
 
 def check_ids(tokens: Sequence[int], card: ModelCard, param: str) -> None:
-    """Raises ValueError for a token id outside the vocabulary, at which a device may break."""
+    """Raises ValueError for a token id outside the vocabulary, which could crash a device."""
     for token in (min(tokens, default=0), max(tokens, default=0)):
         if not 0 <= token < card.vocab_size:
             raise ValueError(f"{param}: token id {token} is outside the vocabulary")

@@ -17,7 +17,7 @@ from app.settings_models import engine_deployments, expand, is_fleet, resolve_ea
 
 def build_app(args: dict[str, Any]) -> serve.Application:
     """A Serve application from the YAML's `args`; raises SettingsError before anything starts."""
-    resolve_each(args)  # it names the model at fault
+    resolve_each(args)  # its errors name the model
     each = [_with_device(own) for own in expand(args)]
     configs = [resolve(parse(own)) for own in each]
     if not is_fleet(args):
@@ -32,7 +32,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
 
 
 def _place(config: EngineConfig) -> dict[str, Any]:
-    """What Serve reserves for an engine and its stages."""
+    """The resources that Serve reserves for an engine and its stages."""
     groups = bundles(
         config.stage.num_stages,
         config.stage.tensor_ranks,

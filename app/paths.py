@@ -1,10 +1,10 @@
-"""Where the files that come with Legato lie, below a checkout or an installation alike."""
+"""Locates the files that come with Legato, in a checkout or an installation."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# `configs` stands beside the package `app`, in a checkout as in site-packages.
+# `configs` is beside the package `app`, in a checkout and in site-packages.
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 

@@ -1,4 +1,4 @@
-"""What replicas that answer HTTP have in common: text, telemetry, the API, Python callers."""
+"""The common part of replicas that answer HTTP: text, telemetry, the API, handle calls."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from app.text.processor import TextProcessor
 
 
 def load_text(folder: str, model: ModelSettings) -> TextProcessor:
-    """What turns text into tokens and back, ready for grammars."""
+    """The text processor, ready for grammars."""
     import_tokenizers_alone()
     text = TextProcessor(
         folder, tool_parser=model.tool_parser, reasoning_parser=model.reasoning_parser
     )
-    text.grammars.warm()  # while engines load: later it would take the steps' cores
+    text.grammars.warm()  # while engines load, because later it would take cores from the steps
     return text
 
 
@@ -46,7 +46,7 @@ class HttpReplica(HandleCalls):
     their `__init__`, which then calls `open`."""
 
     settings: Settings
-    engines: Sequence[ReplicaEngine]  # to be closed, whether or not they have come up
+    engines: Sequence[ReplicaEngine]  # to be closed, even if they did not start
     telemetry: Mapping[str, Telemetry]  # of every model
     api: ASGIApp
     http: HttpServer | None
@@ -112,7 +112,7 @@ class HttpReplica(HandleCalls):
         return Response(found, media_type=CONTENT_TYPE)
 
     async def close(self) -> None:
-        """Serve waits for the requests it knows; those of our own server it does not know."""
+        """Waits for the requests of the replica's own server, which Serve does not count."""
         engines = getattr(self, "engines", ())
         http = getattr(self, "http", None)
         if http is not None:

@@ -1,4 +1,4 @@
-"""The deployment of a lone engine: HTTP ingress and owner of the engine are the same replica.
+"""The deployment without a fleet: one replica is both HTTP ingress and owner of the engine.
 
 Its child actors (scheduler, stages) live in the replica's placement group, so autoscaling adds
 and removes whole engines. Python callers use the same replica through a Serve handle:
@@ -26,7 +26,7 @@ from app.settings import parse, resolve
 from app.settings_models import served_name
 
 # Serve's defaults (5 ongoing requests, drain of 20 s, checks every 10 s) suit functions, not
-# token streams: admission is the scheduler's business, and long streams must drain.
+# token streams: the scheduler does admission, and long streams need time to drain.
 FOR_STREAMS: Mapping[str, Any] = {
     "max_ongoing_requests": 100_000,
     "graceful_shutdown_wait_loop_s": 0.5,

@@ -33,13 +33,13 @@ __all__ = [
     "resolve",
 ]
 
-# Of the memory that is free for the KV cache, what it takes unless told otherwise. A GPU is there
-# for the engine, and what else it needs is measured first; a machine's memory is for others too.
+# Default share of free memory for the KV cache. A GPU serves only the engine, and its other needs
+# are measured first; a machine's memory is also for other programs.
 KV_FRACTIONS = {"cuda": 0.9, "cpu": 0.25}
 
 
 class SettingsError(ValueError):
-    """The settings are wrong; the message names the key and, where it can, the cure."""
+    """The settings are invalid; the message names the key and, if possible, a remedy."""
 
 
 def parse(args: Mapping[str, Any]) -> Settings:
@@ -70,7 +70,7 @@ def _suggestion(location: tuple[int | str, ...]) -> str:
 
 
 def model_folder(path: str) -> Path:
-    """The folder that `model.path` means; for a GGUF file, or a folder of one, that made from it.
+    """The folder of `model.path`; for a GGUF file, or a folder with one, the folder made from it.
 
     Raises SettingsError for a GGUF file that cannot be read.
     """
@@ -105,7 +105,7 @@ def model_config(path: str) -> dict[str, Any]:
 def resolve(settings: Settings) -> EngineConfig:
     """Frozen engine settings from validated ones and the model's config.json.
 
-    Raises SettingsError naming the setting that cannot be.
+    Raises SettingsError naming an invalid setting.
     """
     model, parallel, kv = settings.model, settings.parallel, settings.kv
     if parallel.device == "auto":  # not yet decided (`app.main.build_app`)
@@ -180,7 +180,7 @@ def resolve(settings: Settings) -> EngineConfig:
 
 
 def _kv_memory(kv: KVSettings, fraction: float, prefix_cache: bool) -> KVMemory:
-    """Raises SettingsError where a key of the second tier says nothing."""
+    """Raises SettingsError for a key of the second tier that has no effect."""
     path = None
     if kv.disk_cache_path is not None:
         if not kv.disk_cache_gib:
@@ -196,7 +196,7 @@ def _kv_memory(kv: KVSettings, fraction: float, prefix_cache: bool) -> KVMemory:
 
 
 def _wants_cost_model(scheduler: SchedulerConfig) -> bool:
-    """Whether a part was chosen that predicts how long steps take."""
+    """Whether a chosen part needs a cost model."""
     adapts = scheduler.budget == "auto" and scheduler.token_budget is None
     predicts = adapts or scheduler.budget in ("adaptive", "profiled")
     asks = scheduler.tbt_rule is not None or scheduler.drafter == "auto"
@@ -204,7 +204,7 @@ def _wants_cost_model(scheduler: SchedulerConfig) -> bool:
 
 
 def _accelerator(parallel: ParallelSettings, gpus_per_rank: float) -> str | None:
-    """The device type that activations travel between, None for host memory."""
+    """The device type of direct transfers of activations; None for host memory."""
     conditions = {
         "parallel.device: cuda": parallel.device == "cuda",
         "parallel.transport: graph": parallel.transport == "graph",
@@ -224,7 +224,7 @@ def _scheduler(settings: Settings, max_model_len: int) -> SchedulerConfig:
     }
     if values["cost_model"] is not None:
         values["cost_model"] = read_cost_model(values["cost_model"])
-    # Whole-prompt policies put a full prompt into one step, on top of the decodes.
+    # Whole-prompt policies put a full prompt into one step, in addition to the decodes.
     values["max_step_tokens"] = max(
         values["max_step_tokens"], (values["token_budget"] or 0) + values["max_requests"]
     )

@@ -5,10 +5,10 @@
       - model: {path: configs/models/large, name: large}
         parallel: {pipeline_stages: 2}
         slo: {tbt_ms: 200}
-    scheduling: {max_requests: 64}   # of every model that says nothing of its own
+    scheduling: {max_requests: 64}   # of every model without its own
 
-An entry is `args` of its own: what it leaves out is taken from beside `models`. Each has engines of
-its own, the deployment `engine_deployment(name)`.
+An entry is like `args`; missing keys are taken from the level of `models`. Each model has its own
+engines, the deployment `engine_deployment(name)`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from actors.engine.config import EngineConfig
 from app.paths import locate
 from app.settings import Settings, SettingsError, parse, resolve
 
-# What an entry may say; the rest belongs to the address.
+# Allowed keys of an entry; the others apply to the address.
 OWN: Final = ("model", "parallel", "scheduling", "slo", "kv", "speculation", "engine", "fleet")
 
 
 def served_name(settings: Settings) -> str:
-    """What clients call the model."""
+    """The model's name for clients."""
     path = locate(settings.model.path).resolve()
     return settings.model.name or (path.stem if path.suffix == ".gguf" else path.name)
 
 
 def engine_deployment(name: str | None = None) -> str:
-    """Serve's name for the engines of one of several models; None: of the only one."""
+    """Serve's name of the engine deployment of a model; None: of the only model."""
     return "Engine" if name is None else f"Engine-{_plain(name)}"
 
 
@@ -42,14 +42,14 @@ def _plain(name: str) -> str:
 
 
 def is_fleet(args: Mapping[str, Any]) -> bool:
-    """Whether fronts and engines are deployments of their own."""
+    """Whether fronts and engines are separate deployments."""
     return "models" in args or args.get("fleet") is not None
 
 
 def expand(args: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The whole `args` of every model; those without `models` are of one, as they are.
+    """The complete `args` of every model; without `models` there is one, with `args` unchanged.
 
-    Raises SettingsError naming the entry that cannot be.
+    Raises SettingsError naming an invalid entry.
     """
     if "models" not in args:
         return [dict(args)]
@@ -79,7 +79,7 @@ def expand(args: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def parse_each(args: Mapping[str, Any]) -> list[Settings]:
-    """As `app.settings.parse`, of every model."""
+    """`app.settings.parse` for every model."""
     if "models" not in args:
         return [parse(args)]
     found = []
@@ -93,7 +93,7 @@ def parse_each(args: Mapping[str, Any]) -> list[Settings]:
 
 
 def resolve_each(args: Mapping[str, Any]) -> list[EngineConfig]:
-    """As `app.settings.resolve`, of every model."""
+    """`app.settings.resolve` for every model."""
     found = []
     for number, settings in enumerate(parse_each(args)):
         try:
@@ -105,7 +105,7 @@ def resolve_each(args: Mapping[str, Any]) -> list[EngineConfig]:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Clients tell models apart by name, Serve their engines."""
+    """Check that names are unique, for clients and for Serve's deployments."""
     for of, counts in (("named", Counter(names)), ("written", Counter(map(_plain, names)))):
         name, count = counts.most_common(1)[0]
         if count > 1:

@@ -1,4 +1,4 @@
-"""How a command ends that cannot do what it was asked: one line that names the cause."""
+"""Ends a failed command with one line that names the cause."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ FAILED, WRONG_USAGE = 1, 2
 
 
 def print_error(message: object) -> None:
-    """One line on the standard error stream; brackets in the message stay as they are."""
+    """One line on standard error; brackets in the message are printed as they are."""
     console.print("[red]error:[/]", end=" ")
     console.print(str(message), markup=False)
 
 
 def fail(message: object, hint: str | None = None, code: int = FAILED) -> NoReturn:
-    """Print the error and what may help, and exit with this status."""
+    """Print the error and a hint, and exit with this status."""
     print_error(message)
     if hint is not None:
         console.print(hint, markup=False)
