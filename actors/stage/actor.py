@@ -3,12 +3,12 @@
 The compiled graph runs two methods per step here. `gate` sleeps in a socket read until this step
 may start (the first stage receives the plan there, later stages a bare ticket from the stage
 before); `forward` then reads the activations, which by then are in the channel, computes, and
-wakes the next stage. A stage that is alone hands no activations on: it serves step after step
+wakes the next stage. A single stage passes no activations on: it serves step after step
 within one execution of the graph and sends its answers by the socket. Ordinary actor calls (load,
 allocate, watch) run beside the graph's loop.
 
-Who creates these actors imports this module too, and has no use for torch, which takes longer to
-import than all the rest: so it is imported where it is used.
+The process that creates these actors imports this module too, but does not need torch, whose import
+takes longer than all others: so torch is imported where it is used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("legato.stage")
 
-_PAUSE_S = 0.002  # between pieces of an adapter
+_PAUSE_S = 0.002  # between pieces of loading an adapter
 
 
 def _on_own_device(spec: StageSpec) -> StageSpec:
@@ -57,10 +57,10 @@ def _on_own_device(spec: StageSpec) -> StageSpec:
 
 
 class StageActor:
-    """Owns a StageRunner. Everything but gate and forward is an ordinary actor call."""
+    """Owns a StageRunner. All methods except gate and forward are ordinary actor calls."""
 
     def __init__(self, spec: StageSpec, channel_bytes: int | None = None) -> None:
-        """channel_bytes: buffer of one channel of a compiled graph; None where there is none."""
+        """channel_bytes: buffer of one channel of a compiled graph; None without a graph."""
         if channel_bytes is not None:
             from actors.transport.graph_pipeline import set_channel_bytes
 
@@ -73,7 +73,7 @@ class StageActor:
         self._step_times: StepTimes | None = None
         self._mover: KVMover | None = None
         self._loading = 0.0
-        self._seen: tuple[bytes, StepPlan] | None = None  # a plan looked at before its step
+        self._seen: tuple[bytes, StepPlan] | None = None  # a plan received before its step
         self._next_call = 0  # the ticket that the next call of `step` must carry
 
     # ---- life ------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class StageActor:
         return self._loading
 
     def _enter(self) -> None:
-        """Compute on this rank's device: which one is current, each thread decides for itself."""
+        """Set this rank's device as the current one, which is a setting of each thread."""
         if self._spec.device.startswith("cuda:"):
             import torch
 
@@ -108,7 +108,7 @@ class StageActor:
     def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
         self._enter()
         self._running().allocate(num_blocks, num_host_blocks)
-        # What lives as long as the stage is not walked by collections between steps.
+        # The garbage collector need not scan objects that last as long as the stage.
         gc.collect()
         gc.freeze()
 
@@ -121,22 +121,24 @@ class StageActor:
         return self._mailbox.address
 
     def free_address(self, one_node: bool = False) -> str:
-        """Where on this node a group of ranks may meet, as "host:port". one_node: all are here."""
+        """A free rendezvous address for a group of ranks, "host:port". one_node: all are on this
+        node.
+        """
         return free_address("127.0.0.1" if one_node else ray.util.get_node_ip_address())
 
     def connect_next(self, address: str, secret: bytes) -> None:
         self._next = Sender(address, secret)
 
     def time_on_device(self, address: str | None, secret: bytes) -> None:
-        """From here on steps take as long as the device says. address: where an earlier stage
-        reports that; None for the last one, whose answer has it."""
+        """From now on measure steps by the device's clock. address: where an earlier stage reports
+        its times; None for the last one, whose answer has them."""
         from actors.stage.step_times import StepTimes
 
         sender = None if address is None else Sender(address, secret)
         self._step_times = StepTimes(self._spec.stage, sender)
 
     def compile_grammar(self, grammar: Grammar) -> str | None:
-        """None for a grammar that compiles, else what is wrong with it."""
+        """None for a grammar that compiles, else an error message."""
         try:
             self._running().compile_grammar(grammar)
         except ValueError as error:
@@ -144,8 +146,8 @@ class StageActor:
         return None
 
     def load_adapter(self, slot: int, folder: str) -> str | None:
-        """As of `StageAdapters.load`; what is wrong with the folder, if anything. Steps go on, and
-        between pieces of this work have the cores and the interpreter to themselves."""
+        """`StageAdapters.load`; returns an error message or None. It pauses between small pieces of
+        work, so that steps go on."""
         self._enter()
         try:
             self._running().load_adapter(slot, Path(folder), lambda: time.sleep(_PAUSE_S))
@@ -154,9 +156,9 @@ class StageActor:
         return None
 
     def open_tier(self, spec: TierSpec) -> tuple[bytes, ...]:
-        """Keep a second tier of the prefix cache; returns the digests that it holds already.
+        """Open the second tier of the prefix cache; returns the digests that it already holds.
 
-        Raises ValueError naming the setting that cannot be."""
+        Raises ValueError naming an invalid setting."""
         from actors.stage.kv_mover import KVMover
 
         self._enter()
@@ -169,8 +171,8 @@ class StageActor:
     def move(
         self, blocks: tuple[tuple[int, bytes], ...], limit_s: float | None
     ) -> tuple[int, TierChange]:
-        """Save these (device block, digest), or fetch them within limit_s; returns how many were,
-        from the first, and what else has changed in the store. Runs beside the steps."""
+        """Save these (device block, digest), or fetch them within limit_s; returns how many were
+        moved, from the first, and other changes of the store. Runs beside the steps."""
         assert self._mover is not None
         self._enter()
         done = 0
@@ -179,13 +181,13 @@ class StageActor:
                 done = self._mover.save(blocks)
             else:
                 done = self._mover.fetch(blocks, limit_s)
-        except Exception:  # whatever a disk or a device may raise: what is not moved is computed
+        except Exception:  # e.g. of a disk or a device: blocks that are not moved are computed
             logger.exception("KV was not moved")
         return done, self._mover.changes()
 
     @ray.method(concurrency_group="watch")
     def watch(self) -> None:
-        """Never returns: the call fails, and so tells its caller, when this process dies."""
+        """Never returns: the call fails when this process dies, which notifies the caller."""
         threading.Event().wait()
 
     def _running(self) -> StageRunner:
@@ -199,7 +201,8 @@ class StageActor:
         """Sleep until step `ticket` may start; the first stage receives its plan here.
 
         Returns (ticket, packed plan): empty for later stages, whose plan comes with the
-        activations, and once the stage before is gone (the scheduler then rebuilds, or has ended).
+        activations, and after the stage before has died (the scheduler then rebuilds, or has
+        ended).
         """
         assert self._mailbox is not None
         try:
@@ -248,9 +251,10 @@ class StageActor:
         return self._step(message)
 
     def _following(self, wait_s: float) -> StepPlan | None:
-        """The plan of the next step, if it comes within wait_s: a single stage may launch it early.
+        """The plan of the next step, if it comes within wait_s, so that a single stage can launch
+        early.
 
-        Unpacked once: its own step finds it in `_plan_of`.
+        It is unpacked once: its step gets it from `_plan_of`.
         """
         assert self._mailbox is not None
         frame = self._mailbox.peek(wait_s)
@@ -286,8 +290,8 @@ class StageActor:
                 looks = self._is_alone and self._mailbox is not None
                 following = self._following if looks else None
                 output = self._running().execute(plan, hidden, following)
-            # The boundary of fault isolation: whatever one step raises must reach the scheduler
-            # as an answer to that step, or every step behind it would wait for ever.
+            # The boundary of fault isolation: every exception of a step must reach the scheduler
+            # as the answer to that step, or all later steps would wait for ever.
             except Exception as failure:
                 error = f"{type(failure).__name__}: {failure}\n{traceback.format_exc(limit=-4)}"
         took = (begin_s, time.monotonic())

@@ -1,8 +1,7 @@
-"""Ending a captured step of a lone stage while the device goes on.
+"""Finishes a captured step of a single stage while the device continues.
 
-`Head` reads logits and draws where nothing else is to do meanwhile. Here the draws of all slices
-are in the graph, and what single requests ask for beyond them is queued behind it, for their rows
-alone.
+`Head` waits for logits to draw. Here the draws of all slices are in the graph; work for single
+requests (e.g. log-probabilities) is queued after it, for their rows only.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from actors.stage.models.decoder import NotFinite
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A captured step whose answer is on its way to the host.
+    """A captured step whose answer is being copied to the host.
 
     sampling: its slices that draw; ids, rows_S and positions_S are theirs. asking: those among them
     that want log-probabilities, with `counts` alternatives each.

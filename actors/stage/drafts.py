@@ -1,7 +1,7 @@
-"""What becomes of a step's drafts: a draft stands if it and all before it equal the draws.
+"""Verifies a step's drafts: a draft is accepted if it and all before it equal the draws.
 
-A draw depends on (seed, position) and on the tokens before it alone. Behind drafts that equal what
-was drawn for their positions, it is therefore the very draw that a step of its own would make.
+A draw depends on (seed, position) and on the tokens before it alone. After
+drafts that equal the draws of their positions it is therefore the draw of a separate step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def drawing_rows(
         counts_S[k] += num_drafts.get(plan.slices[i].request_id, 0)
     slices_N = np.repeat(sampling, counts_S)
     ends_N = np.cumsum(counts_S)
-    behind_N = np.repeat(ends_N, counts_S) - np.arange(len(slices_N)) - 1  # draws behind it
+    behind_N = np.repeat(ends_N, counts_S) - np.arange(len(slices_N)) - 1  # draws after it
     rows_N = host.query_starts_S1[1:][slices_N] - 1 - behind_N
     positions_N = host.ends_S[slices_N] - behind_N
     return slices_N, rows_N.astype(np.intp), positions_N.astype(np.int64)

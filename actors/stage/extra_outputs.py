@@ -1,4 +1,4 @@
-"""What a step answers beside tokens, for requests that ask: log-probabilities and embeddings."""
+"""Outputs of a step besides tokens, on request: log-probabilities and embeddings."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def token_logprobs(
 def as_logprobs(
     tokens_R: NDArray[np.int64], judged: Judged, counts: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """What was judged, per token, with counts[row] alternatives."""
+    """The results, per token, with counts[row] alternatives."""
     chosen_R, rank_R, top_RK, ids_RK = judged
     return [
         TokenLogprobs(

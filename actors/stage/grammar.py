@@ -47,7 +47,7 @@ class GrammarMasks:
         self._folder = folder
         self._vocab_size = vocab_size
         self._eos = tuple(token for token in eos_token_ids if token < vocab_size)
-        self._lock = threading.Lock()  # guards the cache, for moments
+        self._lock = threading.Lock()  # guards the cache, for short times
         # Held while one is compiled, which takes up to seconds. The cache is read without it: a
         # step looks its grammar up in the middle of another grammar's compilation.
         self._compiling = threading.Lock()
@@ -60,7 +60,7 @@ class GrammarMasks:
         compiled = self._find(grammar)
         if compiled is None:
             with self._compiling:
-                compiled = self._find(grammar)  # by who held the lock before
+                compiled = self._find(grammar)  # compiled while this call waited for the lock
                 if compiled is None:
                     compiled = self._compile(grammar)
                     with self._lock:
@@ -95,7 +95,7 @@ class GrammarMasks:
         return bits_1W[0] if held.matcher.fill_next_token_bitmask(bits_1W) else None
 
     def release(self, request_id: int) -> None:
-        """Forget a request that left, or that starts anew."""
+        """Forget a request that has left or starts again."""
         self.matchers.pop(request_id, None)
 
     def _level(self, request_id: int, grammar: Grammar, output: NDArray[np.int32]) -> _Matcher:
@@ -108,7 +108,7 @@ class GrammarMasks:
             self.matchers[request_id] = held
         for token in output[held.num_accepted :].tolist():
             if not held.ended and not held.matcher.accept_token(token):
-                # Only an output from elsewhere (a client's, replayed) can disagree with the
+                # Only an output from outside (a client's, replayed) can disagree with the
                 # masks made here: this one request ends, the others of its batch go on.
                 _log.warning("token %d of request %d breaks its grammar", token, request_id)
                 held.ended = True

@@ -1,4 +1,4 @@
-"""What the last stage makes of the hidden states: logits, and by each request's parameters tokens.
+"""The last stage's head: from hidden states to logits, and to tokens by each request's parameters.
 
 The language-model head is the widest matrix of a small model, so it sees only the rows that are
 asked for: one per sampling slice and draft, and prompt rows where prompt_logprobs are wanted.
@@ -102,7 +102,7 @@ class Head:
         return self._draw(ids, rows, positions, self._decoder.sharded_logits(normed_SH))
 
     def release(self, request_ids: Sequence[int]) -> None:
-        """Forget requests that left, or that start anew."""
+        """Forget requests that have left or start again."""
         if self._prompts.partials:
             for request_id in request_ids:
                 self._prompts.partials.pop(request_id, None)

@@ -27,7 +27,7 @@ from kernels.upload import upload_all
 
 @dataclass(slots=True)
 class RowInfo:
-    """What does not fit an array. A repeated plan goes back to appended_step, blocks_before."""
+    """Data not in arrays. A repeated plan goes back to appended_step, blocks_before."""
 
     request_id: int
     sampling: SamplingParams
@@ -81,7 +81,7 @@ class Columns:
         self.adapter_R[row] = start.adapter
 
     def draws(self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]) -> SamplingRows:
-        """How these rows draw the tokens that will stand at these positions."""
+        """The sampling parameters of these rows, for tokens at these positions."""
         return SamplingRows(
             temperature_S=self.temperature_R[rows_S],
             top_k_S=self.top_k_R[rows_S],
@@ -104,7 +104,7 @@ class InputBatch:
 
     Invariants: a row is in `_free` or in `_rows`, never both; block table entries from num_blocks
     on are 0; tokens are valid up to the last position started, fed or sampled (drafts, and draws
-    behind wrong ones, may stand further on: they are overwritten before they are read).
+    after wrong ones, may follow: they are overwritten before they are read).
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class InputBatch:
             del self._info[row]
 
     def start(self, start: RequestStart) -> None:
-        """Add a request, or start it anew. Raises ValueError where it cannot fit."""
+        """Add a request, or start it again. Raises ValueError if it does not fit."""
         if len(start.tokens) > self.max_model_len + 1:
             raise ValueError(
                 f"request {start.request_id} has {len(start.tokens)} tokens; "

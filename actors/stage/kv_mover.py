@@ -1,7 +1,7 @@
 """KV blocks between one rank's cache and its store, beside the steps.
 
-A block that is moved is touched by no step until the move has been answered, so nothing here waits
-for the thread that computes, nor that for this one.
+No step uses a block until its move has been answered, so this thread and the computing one never
+wait for each other.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class KVMover:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def held(self) -> tuple[bytes, ...]:
-        """Digests of what an earlier engine has left."""
+        """Digests of the blocks that an earlier engine has left."""
         return tuple(self._store.held())
 
     def changes(self) -> TierChange:
-        """What has come and gone since the last call."""
+        """Digests added and removed since the last call."""
         added, removed = self._store.take_changes()
         return TierChange(tuple(added), tuple(removed))
 

@@ -1,4 +1,4 @@
-"""Pinned memory where a step's tokens arrive from the device."""
+"""Pinned memory for a step's tokens from the device."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TokenLanding:
         place_S.copy_(tokens_S, non_blocking=True)
         event = None
         if self._on_gpu:
-            # Whoever waits sleeps: a core that spins is one that the scheduler lacks.
+            # Waiting sleeps, because spinning would take a core from the scheduler.
             event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             event.record()
         return Landing(place_S, event)
