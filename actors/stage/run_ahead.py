@@ -1,13 +1,12 @@
-"""Launching the next step before the tokens of the one before have reached the host.
+"""Launches the next step before the tokens of its predecessor have reached the host.
 
 With one stage the scheduler plans a step ahead (`lookahead`), so the plan of step N + 1 is often
-here while N runs. Its decodes continue with tokens that are so far on the GPU alone; a captured
-step takes them from the device buffer in which the draw of step N leaves them. So the GPU goes
-from step to step without waiting for the host, and the host waits once a step, for tokens: while
-they are on their way it looks out for the plan.
+here while N runs. Its decodes continue tokens that are still only on the GPU; a captured step takes
+them from the device buffer that the draw of step N writes. So the GPU does not wait for the host
+between steps, and the host waits once per step, for tokens; meanwhile it also polls for the plan.
 
-What single requests ask for beyond tokens (penalties, grammars, log-probabilities) is queued behind
-the graph, for their rows alone: it needs tokens up to N - 1, which the host has by then.
+Work for single requests (penalties, grammars, log-probabilities) is queued after the graph, for
+their rows only: it needs tokens up to N - 1, which the host has by then.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Following = Callable[[float], StepPlan | None]
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step handed to the device, whose results have not been read."""
+    """A step queued on the device, whose results have not been read."""
 
     step_id: int
     host: HostBatch

@@ -234,7 +234,7 @@ class StageRunner:
             self._sampler.grammars.compile(grammar)
 
     def load_adapter(self, slot: int, folder: Path, pause: Pause = no_pause) -> None:
-        """As of `StageAdapters.load`; beside steps, in another thread."""
+        """`StageAdapters.load`, called beside steps in another thread."""
         if self._adapters is not None:
             self._adapters.load(slot, folder, pause)
 

@@ -1,9 +1,9 @@
-"""When a stage's device computed a step, where its activations leave for another GPU.
+"""Measures a step by the device's clock, if the stage's activations are sent to another GPU.
 
-Such a stage goes on as soon as its work is queued: by the host's clock it took a moment, and the
-stages behind it took as long as all before them. So the device's own events bound a step. An
-earlier stage's are known only after its activations have left; they go to the scheduler by a socket
-of their own and are there before the last stage, which computes after them, has answered.
+The host of such a stage continues as soon as the work is queued, so by its clock the step takes
+almost no time, and the next stage's step includes it. So device events mark the beginning and end.
+Those of an earlier stage are known only after its activations were sent; they go to the scheduler
+by a separate socket, and arrive before the last stage, which computes after them, has answered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from actors.transport.wire import ConnectionLost, Sender
 
 
 def new_event() -> Any:
-    """Whoever waits for it sleeps."""
+    """An event for which waiting sleeps instead of spinning."""
     return torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
 
 
@@ -33,7 +33,7 @@ def interval(begin: Any, end: Any) -> tuple[float, float]:
 
 
 class StepTimes:
-    """Of one stage. Device work of one step lies between `begin` and `end`."""
+    """The step times of one stage. Device work of a step is queued between `begin` and `end`."""
 
     def __init__(self, stage: int, sender: Sender | None) -> None:
         """sender: where an earlier stage reports; None in the last, which has read its tokens by
@@ -45,7 +45,7 @@ class StepTimes:
             threading.Thread(target=self._report, args=(sender,), daemon=True).start()
 
     def begin(self) -> Any:
-        """Queue the beginning, behind the arrival of the step's activations."""
+        """Queue the begin event, after the arrival of the step's activations."""
         event = new_event()
         event.record()
         return event

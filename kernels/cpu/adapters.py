@@ -82,7 +82,7 @@ def _adapt() -> Any:
 def add_adapters(
     module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns
 ) -> None:
-    """As of `kernels.adapters.add_adapters`; a row has the same bits alone and in any batch."""
+    """`kernels.adapters.add_adapters`; a row has the same bits alone and in any batch."""
     adapters = CpuAdapters(module)
     widths = ((x_TK, adapters.in_features), (y_TO, adapters.out_features))
     for tensor, width in widths:

@@ -34,7 +34,7 @@ _views: weakref.WeakKeyDictionary[Experts, tuple[_View, Any]] = weakref.WeakKeyD
 
 
 def mixture(x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
-    """As of `Backend.mixture`, with the bits that the operations give one by one."""
+    """`Backend.mixture`, with the same bits as the separate operations."""
     if experts not in _views:
         _views[experts] = _view(experts, form)
     view, _ = _views[experts]

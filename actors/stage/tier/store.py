@@ -1,8 +1,8 @@
 """The second tier of the prefix cache: a block's bytes by the digest of its content.
 
-Host memory over disk. What is saved lies in host memory at once and is written to disk by a thread;
-what is read from disk comes to lie in host memory again. Neither tier ever waits for the other, and
-a block that is gone, broken or late is simply absent.
+Host memory above disk. A saved block is in host memory at once, and a thread writes it to disk; a
+block read from disk is kept in host memory again. Neither tier waits for the other, and a block
+that is missing, damaged or late counts as absent.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Protocol
 
 Block = bytearray
 
-# Memory of blocks that wait to be written. What comes while it is full is not written to disk.
+# Memory of blocks that wait to be written; blocks saved while it is full are not written to disk.
 _BACKLOG_BYTES = 256 << 20
 
 
 class Disk(Protocol):
-    """As of `disk.DiskTier`."""
+    """See `disk.DiskTier`."""
 
     def held(self) -> list[bytes]: ...
     def __contains__(self, digest: bytes) -> bool: ...
@@ -37,8 +37,8 @@ class Disk(Protocol):
 class BlockStore:
     """Blocks of `block_bytes` each; at most `host_bytes` of them in memory, `disk`'s bound there.
 
-    Called by one thread. `take_changes` tells what has come and gone, the disk's own losses
-    included, so that whoever counts on a block learns of its end.
+    Called by one thread. `take_changes` returns added and removed digests, losses of the disk
+    included, so that the caller does not rely on lost blocks.
     """
 
     def __init__(self, block_bytes: int, host_bytes: int, disk: Disk | None = None) -> None:
@@ -48,8 +48,8 @@ class BlockStore:
         self._lock = threading.Lock()
         self._host: OrderedDict[bytes, Block] = OrderedDict()  # the longest unused first
         self._backlog: OrderedDict[bytes, Block] = OrderedDict()  # to be written, oldest first
-        self._reported = set(() if disk is None else disk.held())  # what the caller takes for held
-        self._gone: set[bytes] = set()  # may have gone since the last `take_changes`
+        self._reported = set(() if disk is None else disk.held())  # as reported to the caller
+        self._gone: set[bytes] = set()  # possibly removed since the last `take_changes`
         self._is_closed = False
         self._wakes = threading.Condition(self._lock)
         self._reader: ThreadPoolExecutor | None = None
@@ -64,14 +64,14 @@ class BlockStore:
         return sorted(self._reported)
 
     def save(self, digest: bytes, block: Block) -> None:
-        """Keep a block, which the caller changes no more."""
+        """Keep a block, which the caller must not change afterwards."""
         with self._lock:
             self._keep_in_host(digest, block)
             has_room = len(self._backlog) < self._most_in_backlog
             if self._disk is not None and has_room and digest not in self._disk:
                 self._backlog.setdefault(digest, block)
                 self._wakes.notify()
-            self._gone.add(digest)  # its state is to be told
+            self._gone.add(digest)  # to be reported
 
     def load(self, digests: Sequence[bytes], limit_s: float) -> Iterator[Block]:
         """The blocks in this order, up to the first that is absent or not here in time.
@@ -110,7 +110,7 @@ class BlockStore:
             self._used(digests[:count])
 
     def take_changes(self) -> tuple[list[bytes], list[bytes]]:
-        """(digests held that were not at the last call, digests that are held no more)."""
+        """(digests added since the last call, digests removed)."""
         with self._lock:
             suspects, self._gone = self._gone, set()
             if self._disk is not None:
@@ -121,12 +121,12 @@ class BlockStore:
         return sorted(added), sorted(removed)
 
     def flush(self, limit_s: float) -> bool:
-        """Wait until nothing is left to be written; whether it came to that."""
+        """Wait until all is written; returns whether it is."""
         with self._wakes:
             return self._wakes.wait_for(lambda: not self._backlog, limit_s)
 
     def close(self) -> None:
-        """What is not written yet is lost."""
+        """Stop; blocks that are not yet written are lost."""
         with self._lock:
             self._is_closed = True
             self._wakes.notify_all()
@@ -181,5 +181,5 @@ class BlockStore:
             self._disk.put(digest, block)
             with self._wakes:
                 del self._backlog[digest]
-                self._gone.add(digest)  # it may have been lost: to be told
+                self._gone.add(digest)  # possibly lost: to be reported
                 self._wakes.notify_all()

@@ -120,7 +120,7 @@ class AdapterFolder:
     def up(
         self, module: str, rows: Shard = WHOLE, order: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """B times the scaling, as (out, rank); `order` as of `names.Piece`."""
+        """B times the scaling, as (out, rank); `order` as in `names.Piece`."""
         shape = (self._shapes[module][0], self.config.rank)
         up_OR = self._checkpoint.read(_tensor(module, "B"), shape, rows)
         if order is not None:

@@ -91,7 +91,7 @@ def lag_between(before: LagReading, after: LagReading) -> dict[str, Any]:
 async def probing(url: str) -> AsyncGenerator[dict[str, Any], None]:
     """Probes while the block runs; what was seen is in the dictionary once it has ended.
 
-    loop_lag: as of `lag_between`; None where the server does not tell.
+    loop_lag: as in `lag_between`; None if the server does not report it.
     """
     found: dict[str, Any] = {}
     before = await asyncio.to_thread(read_lag, url)
