@@ -173,7 +173,7 @@ class StepContents:
             return None
         running, swap = self._running, self._running.swap
         slices: list[Slice] = self._decode_slices
-        sampled, partial = [*self._decode_states, *self._drafted], []
+        sampled, partial = self._decode_states, []
         shape = self.shape
         num_decode_tokens = shape.num_decodes
         for state, drafted in self._drafted.items():
@@ -181,6 +181,7 @@ class StepContents:
             num_decode_tokens += length
             start = state.num_computed_tokens - length
             slices.append(Slice(state.request_id, start, length, True))
+            sampled.append(state)
         for state, count in self._prefills.items():
             end = state.num_computed_tokens
             samples = end == state.num_tokens and state.request.pooling is None
