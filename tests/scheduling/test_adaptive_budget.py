@@ -271,3 +271,19 @@ def test_where_decodes_alone_are_too_many_it_says_that_starts_wait(tbt_s: float 
         assert 4 <= most < 9
         assert (True, True) in seen
         assert (True, False) not in seen
+
+
+def test_a_profile_that_is_wrong_of_long_steps_does_not_keep_them_short() -> None:
+    """A neighbour disturbed their measurement: they take half of what the profile says."""
+    knots = ((1, 0.002), (64, 0.010), (256, 0.024), (2048, 0.180))
+    truth = CostModel("truth", knots, kv_tokens=64_000)
+    wrong = dataclasses.replace(truth, tokens_s=(*knots[:2], (256, 0.048), (2048, 0.4)))
+    workload = generate(poisson(100.0), fixed_lengths(300, 55), 1500)
+
+    def seconds(told: CostModel, budget: str) -> float:
+        config = scheduler_config(told, budget=budget, tbt_s=0.5, max_requests=32)
+        run = simulate(workload, Deployment(config, truth, believed=told))
+        return max(run.record.finished_s)
+
+    assert seconds(wrong, "auto") < 1.1 * seconds(truth, "auto")
+    assert seconds(wrong, "adaptive") > 1.2 * seconds(truth, "adaptive")

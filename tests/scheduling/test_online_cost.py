@@ -96,3 +96,17 @@ def test_the_next_engine_begins_with_what_this_one_learnt() -> None:
     for _ in range(300):  # and goes on learning
         later.observe(DECODES, PROFILE.stage_s(mix))
     assert later.bound_factor(mix) == pytest.approx(1.0)
+
+
+def test_ratios_by_size_are_those_met_and_lie_between_and_beyond_them() -> None:
+    cost = OnlineCostModel(PROFILE)
+    assert cost.size_ratios(1024) == [1.0] * 12
+    for num_tokens, ratio in ((20, 2.0), (300, 0.5)):
+        shape = StepShape(4, 400, ((0, num_tokens - 4),))
+        for _ in range(200):
+            cost.observe(shape, ratio * cost.profile.stage_s(Mix.of_shape(shape)))
+    ratios = cost.size_ratios(1024)
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[:5] == pytest.approx([2.0] * 5, rel=0.02)
+    assert ratios[(300).bit_length() :] == pytest.approx([0.5] * 3, rel=0.1)
+    assert ratios[(100).bit_length()] == pytest.approx(1.0, rel=0.3)

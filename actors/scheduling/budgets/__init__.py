@@ -28,7 +28,11 @@ AUTO_ALLOWED_MISSES = 0.002
 def _auto(config: SchedulerConfig, cost: StepTimePredictor | None, **options: Any) -> TokenBudget:
     """Adaptive with a cost model; fixed without one, and where its tokens are given."""
     if isinstance(cost, OnlineCostModel) and config.token_budget is None:
-        defaults = {"efficiency": AUTO_EFFICIENCY, "allowed_misses": AUTO_ALLOWED_MISSES}
+        defaults = {
+            "efficiency": AUTO_EFFICIENCY,
+            "allowed_misses": AUTO_ALLOWED_MISSES,
+            "follow_learnt": True,
+        }
         return AdaptiveBudget.build(config, cost, **{**defaults, **options})
     return FixedBudget.build(config, None, **options)
 

@@ -33,6 +33,9 @@ OUTSIDE_SHARE = 0.1  # of the objective: more time outside the stages than this 
 PATIENCE = 20  # longest pause of all prefill, in TBT objectives
 LEAST_RELIEF = 16  # tokens
 DENIALS = 20  # steps without prefill after which the bound is learned anew
+# In a queue one step in so many is so many times as long: steps not taken teach nothing.
+TRY_EVERY, LONGER = 16, 4
+LOOK_EVERY, OUTDATED = 256, 1.1  # steps; change of a ratio from which sizes are chosen anew
 FULL = 0.98  # share of the places (slots or KV blocks) in use from which no request can start
 
 
@@ -67,12 +70,15 @@ class AdaptiveBudget:
     ease: float = 0.9
     allowed_misses: float = 0.0075  # a P99 objective permits 0.01
     pace: float = 0.01
+    follow_learnt: bool = False  # step sizes follow what is learnt of each size, not the profile
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
     holds_starts: bool = field(init=False, default=False)
     _slack: Slack = field(init=False)
     _sizes: StepSizes = field(init=False)
     _fastest: StepSizes = field(init=False)  # while requests wait
     _efficient_tokens: int = field(init=False)  # beyond it longer steps hardly gain
+    _size_ratios: list[float] = field(default_factory=list)  # that `_sizes` are for
+    _num_observed: int = 0
     _relieves: bool = False  # this step gets prefill because all of it has paused for too long
     _pace_tokens: float = INFINITY  # see `_paced`
     _outside: RecentQuantile = field(init=False)  # seconds, see `_watch`
@@ -100,11 +106,16 @@ class AdaptiveBudget:
     def __post_init__(self) -> None:
         self._slack = Slack(self.cost, self.tbt_s, self.max_step_tokens, self.smoothness)
         self._kept = KeptShare(self.allowed_misses)
-        profile, most = self.cost.profile, self.max_step_tokens
-        self._sizes = StepSizes(profile, most, self.efficiency)
-        self._fastest = StepSizes(profile, most, 1.0, dent=0.0)
-        self._efficient_tokens = self._sizes.at_most(most)
+        self._choose_sizes()
         self._outside = RecentQuantile(self.cost.quantile, max(self.cost.memory, 1), (0.0,))
+
+    def _choose_sizes(self) -> None:
+        profile, most = self.cost.profile, self.max_step_tokens
+        if self.follow_learnt:
+            self._size_ratios = self.cost.size_ratios(most)
+        self._sizes = StepSizes(profile, most, self.efficiency, ratios=self._size_ratios)
+        self._fastest = StepSizes(profile, most, 1.0, 0.0, self._size_ratios)
+        self._efficient_tokens = self._sizes.at_most(most)
 
     # ---- interfaces.TokenBudget -------------------------------------------------------
 
@@ -179,6 +190,11 @@ class AdaptiveBudget:
         """Record the step for `_watch`; the core itself updates the shared cost model."""
         del self._answered[:-1]  # not every policy asks for a budget
         self._answered.append((shape, duration_s))
+        self._num_observed += 1
+        if self.follow_learnt and self._num_observed % LOOK_EVERY == 0:
+            now = zip(self.cost.size_ratios(self.max_step_tokens), self._size_ratios, strict=True)
+            if any(not 1 / OUTDATED < ratio / used < OUTDATED for ratio, used in now):
+                self._choose_sizes()
 
     def _watch(self, engine: EngineView) -> None:
         """Learn the time of an answer beyond its step (scheduling, transport, wake-up), and whether
@@ -210,9 +226,12 @@ class AdaptiveBudget:
     def _fill(self, mix: Mix, limit_s: float, engine: EngineView) -> int:
         """Add chunks to `mix` in the order the policy will take them; returns its tokens."""
         profile = self.cost.profile
-        sizes, most = self._sizes, self._efficient_tokens
+        sizes: StepSizes | None = self._sizes
+        most = self._efficient_tokens
         if profile.num_stages == 1 and engine.num_waiting > 1:
             sizes, most = self._fastest, max(most, self._fastest.beside(mix, self.ease))
+            if self.follow_learnt and self._num_observed % TRY_EVERY == 0:
+                sizes, most = None, min(LONGER * most, self.max_step_tokens)
         most = max(most, mix.num_tokens)
         limit_s /= self._bound_factor(mix, limit_s)
         # A prompt with a chunk in flight cannot join this step in a pipeline.
@@ -235,7 +254,7 @@ class AdaptiveBudget:
             mix.add(0, chunk, profile.attention_window)
         return mix.num_tokens
 
-    def _snap(self, mix: Mix, start: int, chunk: int, sizes: StepSizes) -> int:
+    def _snap(self, mix: Mix, start: int, chunk: int, sizes: StepSizes | None) -> int:
         """Cut the last chunk back to where tokens are cheapest, and add it; returns the tokens.
 
         Step time jumps at a tile edge: a step just past one costs more per token than a step that
@@ -243,7 +262,7 @@ class AdaptiveBudget:
         """
         tokens = mix.num_tokens
         if chunk:
-            best = sizes.at_most(tokens + chunk)
+            best = tokens if sizes is None else sizes.at_most(tokens + chunk)
             chunk = best - tokens if best > tokens else chunk
             mix.add(start, chunk, self.cost.profile.attention_window)
         return tokens + chunk

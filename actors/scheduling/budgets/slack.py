@@ -9,7 +9,7 @@ objective.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actors.scheduling.cost.mix import Mix
@@ -212,12 +212,19 @@ class StepSizes:
 
     efficiency: share of the best token rate from which steps are not made longer.
     dent: a longer step is preferred if its rate is lower by at most this share.
+    ratios: measured / profile by the bit length of the token count (`OnlineCostModel.size_ratios`).
     """
 
     def __init__(
-        self, profile: CostModel, max_step_tokens: int, efficiency: float, dent: float = DENT
+        self,
+        profile: CostModel,
+        max_step_tokens: int,
+        efficiency: float,
+        dent: float = DENT,
+        ratios: Sequence[float] = (),
     ) -> None:
         self._profile = profile
+        self._ratios = ratios or (1.0,) * (max_step_tokens.bit_length() + 1)
         self._most = max_step_tokens
         self._efficiency = efficiency
         self._dent = dent
@@ -246,13 +253,16 @@ class StepSizes:
                 found.append(self.at_most(int(n)))
                 n *= 1.12
             self._candidates = sorted({*found, self.at_most(self._most)})
-        rates = [_rate(n - num_decodes, fixed_s + profile.linear_s(n)) for n in self._candidates]
+        rates = [_rate(n - num_decodes, fixed_s + self._linear_s(n)) for n in self._candidates]
         enough = share * max(rates)
         return next(n for n, rate in zip(self._candidates, rates, strict=True) if rate >= enough)
 
+    def _linear_s(self, num_tokens: int) -> float:
+        return self._profile.linear_s(num_tokens) * self._ratios[num_tokens.bit_length()]
+
     def _compute(self) -> list[int]:
         profile, most = self._profile, self._most
-        rates = [_rate(n, profile.overhead_s + profile.linear_s(n)) for n in range(most + 1)]
+        rates = [_rate(n, profile.overhead_s + self._linear_s(n)) for n in range(most + 1)]
         enough = self._efficiency * max(rates)
         if not enough:  # a fit with almost no time per token
             return list(range(most + 1))

@@ -174,6 +174,33 @@ class OnlineCostModel:
             return math.exp(self._assumed[-1] + self._shift)
         return math.exp(regime.bound.value)
 
+    def size_ratios(self, most: int) -> list[float]:
+        """Learned measured / profile ratio of steps with prefill, by the bit length of their token
+        count, up to that of `most`.
+
+        Interpolated between the sizes that were met; beyond them that of the nearest holds, as a
+        profile that is wrong of all sizes met is no better of the others.
+        """
+        known = {
+            key % 16: regime.mean.log_ratio
+            for kind in (1, 2)  # mixed steps count where both were met
+            for key, regime in sorted(self._regimes.items())
+            if key // 16 == kind and regime.mean.count >= ASSUMED
+        }
+        sizes = sorted(known)
+        ratios = []
+        for length in range(most.bit_length() + 1):
+            size = (length - 0.5) / 2  # the middle of this length, on the scale of `_key`
+            after = bisect_left(sizes, size)
+            below, above = sizes[max(0, after - 1) : after], sizes[after : after + 1]
+            if below and above:
+                share = (size - below[0]) / (above[0] - below[0])
+                log_ratio = known[below[0]] + share * (known[above[0]] - known[below[0]])
+            else:
+                log_ratio = known[(below or above)[0]] if sizes else 0.0
+            ratios.append(math.exp(log_ratio))
+        return ratios
+
     @property
     def _shift(self) -> float:
         """How much slower than the profile the engine has been, for kinds without measurements.
