@@ -108,10 +108,10 @@ def command(
 
 
 def _print(plan: Sequence[Phase], found: Sequence[tuple[LoadFigures, float]]) -> None:
-    columns = ("phase", "QPS", "requests", "failed", "TTFT P50", "TBT P99", "TBT max", "gaps kept")
+    columns = ("phase", "requests", "failed", "TTFT P50", "TBT P99", "TBT max", "gaps kept")
     rows = [
         (
-            *(phase.load.lengths, f"{phase.load.qps:g}", str(f.num_requests), str(f.num_failed)),
+            *(f"{phase.load.lengths}@{phase.load.qps:g}", str(f.num_requests), str(f.num_failed)),
             *(f"{f.ttft_p50_ms:.0f}", f"{f.tbt_p99_ms:.0f}", f"{f.tbt_max_ms:.0f}"),
             f"{kept:.2%}",
         )
