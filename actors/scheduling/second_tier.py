@@ -1,14 +1,15 @@
 """The second tier of the prefix cache: when KV moves between the device and the stages' stores.
 
-Every rank keeps blocks by the digest of their content, in host memory and on disk. The core has
-what they reported: a block counts where every rank has it. Moves run beside the steps; what a move
-holds on the device is touched by no step until the move is answered. A step beside a move is a kind
-of its own to the cost model, so budgets learn how much less fits it.
+Every rank stores blocks by the digest of their content, in host memory and on disk, and reports
+them. A block can be fetched only if every rank stores it. Moves run concurrently with steps; no
+step touches a move's device blocks until the move is answered. The cost model treats a step that
+runs beside a move as a separate kind, so budgets account for the slowdown.
 
-- **Save.** Blocks that have been completed are copied away behind the steps, one move at a time.
-- **Fetch.** The head of the queue whose prompt goes on in the tier where the device's cache ends is
-  set aside while those blocks come, if that beats computing them. Others go on. What has come is in
-  the prefix cache, and the request is the head again; what has not is computed.
+- **Save.** Completed blocks are copied to the stores, one move at a time.
+- **Fetch.** If the tier continues the cached prefix of the request at the head of the queue, and
+  fetching is predicted to be faster than computing, the request is set aside and later requests
+  proceed. Fetched blocks enter the prefix cache, and the request returns to the head of the queue.
+  Blocks that could not be fetched are computed.
 """
 
 from __future__ import annotations
@@ -24,51 +25,51 @@ from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.plan import StepShape
 from actors.scheduling.state import InFlight, RequestState, RequestStatus
 
-_LEAST_SAVED, _MOST_SAVED = 16, 64  # blocks of one move, while steps are in flight; at all
-_MOVE_S = 0.005  # of a fetch, whatever its size
-_LEAST_LIMIT_S, _MOST_LIMIT_S = 2.0, 10.0  # a fetch may take twice as long as computing
-_FORGET = 0.95  # a rate that kept a fetch from being tried is believed less each time
+_LEAST_SAVED, _MOST_SAVED = 16, 64  # blocks per move; the minimum applies while steps run
+_MOVE_S = 0.005  # fixed cost of a fetch
+_LEAST_LIMIT_S, _MOST_LIMIT_S = 2.0, 10.0  # bounds of the limit, twice the time to compute
+_FORGET = 0.95  # decay of a measured rate each time it rules out a fetch
 
 
 @dataclass(slots=True)
 class PendingMove:
-    """Blocks under way. held: device blocks that it keeps, those behind which it fetches first."""
+    """A move in progress. held: referenced device blocks; of a fetch, the cached prefix first."""
 
     held: list[int]
     blocks: tuple[tuple[int, bytes], ...]
     begun_s: float
-    waiting: list[RequestState] = field(default_factory=list)  # set aside until it is answered
+    waiting: list[RequestState] = field(default_factory=list)  # set aside until the answer
 
 
 class SecondTier:
-    """`fetch_ahead` comes before every look at the queue; `take` hands out the instructions."""
+    """Call `fetch_ahead` before each look at the queue; `take` returns the instructions."""
 
     def __init__(self, requests: LiveRequests, cost_model: StepTimePredictor | None) -> None:
         self.requests = requests
         self.cost_model = cost_model
         self.blocks = requests.running.block_manager
-        self.blocks.take_completed()  # they are kept from here on
+        self.blocks.take_completed()  # starts recording completed blocks
         self.moves: dict[int, PendingMove] = {}
         self.num_moves = 0
         self.num_saved_blocks = 0
         self.num_fetched_blocks = 0
-        self.num_held = 0  # digests that every rank has
+        self.num_held = 0  # digests that every rank stores
         self._everywhere = (1 << requests.config.tier_ranks) - 1
         self._ranks_with: dict[bytes, int] = {}  # digest -> a bit per rank
         self._coming: dict[bytes, PendingMove] = {}
         self._unsaved: OrderedDict[bytes, None] = OrderedDict()
-        self._saving: int | None = None  # the move under way
-        self._block_s: float | None = None  # to fetch one block; None: never measured
+        self._saving: int | None = None  # the current save
+        self._block_s: float | None = None  # time to fetch one block; None: not measured
         self._last_answer_s = -math.inf
         self._out: list[Instruction] = []
 
     @property
     def is_moving(self) -> bool:
-        """Blocks are under way, beside whatever step is planned now."""
+        """Whether a step planned now would run beside a move."""
         return bool(self.moves)
 
     def pinned(self) -> Iterator[int]:
-        """Device blocks that moves hold, one mention a reference."""
+        """Device blocks that moves hold, once per reference."""
         for move in self.moves.values():
             yield from move.held
 
@@ -81,17 +82,17 @@ class SecondTier:
         }
 
     def shape_of(self, step: InFlight) -> StepShape:
-        """Of a step that is answered now: a move may have begun since it was planned."""
+        """Shape of a step that ends now; a move may have begun since the step was planned."""
         beside_move = bool(self.moves) or self._last_answer_s > step.planned_at_s
         return step.shape._replace(beside_move=beside_move)
 
-    # ---- what the tier holds ------------------------------------------------------------------
+    # ---- contents of the tier -----------------------------------------------------------------
 
     def holds(self, digest: bytes) -> bool:
         return self._ranks_with.get(digest) == self._everywhere
 
     def _set_held(self, ranks: Sequence[Sequence[bytes]]) -> None:
-        """All that each rank's store holds, in place of what was known."""
+        """Replace the known contents by each rank's complete list."""
         self._ranks_with.clear()
         self.num_held = 0
         for rank, digests in enumerate(ranks):
@@ -118,7 +119,7 @@ class SecondTier:
             self._set_held(event.ranks)
 
     def _moved(self, event: Moved) -> None:
-        """A move is over. Raises ValueError for one that is not under way."""
+        """End a move. Raises ValueError if it is not in progress."""
         move = self.moves.pop(event.move_id, None)
         if move is None:
             raise ValueError(f"answer to move {event.move_id}, which is not under way")
@@ -145,17 +146,17 @@ class SecondTier:
             self.blocks.commit(block, digest)
 
     def _resume(self, move: PendingMove, is_whole: bool) -> None:
-        """The waiting requests are in the queue again; after a failure they are computed."""
+        """Put the waiting requests back into the queue; after a partial fetch, no second one."""
         waiting = self.requests.waiting
-        for state in reversed(move.waiting):  # each goes before its peers
+        for state in reversed(move.waiting):  # each is restored ahead of its peers
             if state.status is RequestStatus.WAITING:
                 state.tier_asked = state.tier_asked or not is_whole
                 waiting.order.restore(state, self.requests.now_s)
 
     def lost(self, ranks: Sequence[Sequence[bytes]]) -> None:
-        """The stages are new, with these blocks; no move will be answered.
+        """The stages were rebuilt and store these blocks; no pending move will be answered.
 
-        Before the device's memory is forgotten.
+        Call it before the block manager resets the device's blocks.
         """
         moves, self.moves = list(self.moves.values()), {}
         self._coming.clear()
@@ -169,13 +170,13 @@ class SecondTier:
     # ---- device to store ----------------------------------------------------------------------
 
     def take(self) -> list[Instruction]:
-        """What is to be moved, once the event's steps are planned."""
+        """Instructions for moves; call it after the event's steps are planned."""
         self._save()
         out, self._out = self._out, []
         return out
 
     def _save(self) -> None:
-        """Copy completed blocks away: some at a time, or the last when there is nothing to do."""
+        """Begin a save: in batches while steps run, of any size when the engine is idle."""
         unsaved = self._unsaved
         for digest in self.blocks.take_completed():
             if not self.holds(digest):
@@ -200,7 +201,7 @@ class SecondTier:
     # ---- store to device ----------------------------------------------------------------------
 
     def fetch_ahead(self) -> None:
-        """Set aside the head of the queue for as long as it has more in the tier than here."""
+        """Set aside requests at the head of the queue that should wait for a fetch."""
         requests, running = self.requests, self.requests.running
         while True:
             state = requests.waiting.head(requests.now_s)
@@ -210,7 +211,7 @@ class SecondTier:
                 return
             claimant = running.claimant
             if claimant is not None and claimant.status is RequestStatus.RUNNING:
-                return  # what comes free is for the running request that lacks it
+                return  # freed blocks go to the running request that lacks memory
             move = self._fetch(state)
             if move is None:
                 return
@@ -218,9 +219,9 @@ class SecondTier:
             move.waiting.append(state)
 
     def _fetch(self, state: RequestState) -> PendingMove | None:
-        """Begin or join the move that the request is to wait for.
+        """Begin or join a move for the request.
 
-        None: it starts as it is, or must wait for memory.
+        None: the request starts without a fetch, or must wait for memory.
         """
         blocks, size = self.blocks, self.requests.config.block_size
         group, groups = state.request.group, self.requests.waiting.groups
@@ -244,7 +245,7 @@ class SecondTier:
         spare = 0 if alone else int(self.requests.config.watermark * blocks.num_blocks)
         need = -(-state.num_tokens // size) - len(here) + blocks.num_unreferenced(here)
         if need + spare > blocks.num_free:
-            return None  # it could not start with it
+            return None  # too little memory to start after the fetch
         state.tier_asked = True
         compute_s = self._compute_s(len(here) * size, count * size)
         if _MOVE_S + (self._block_s or 0.0) * count >= compute_s:
@@ -265,7 +266,7 @@ class SecondTier:
         return self.num_moves
 
     def _compute_s(self, begin: int, num_tokens: int) -> float:
-        """Seconds that computing these tokens would take."""
+        """Predicted time to compute the tokens from `begin` on."""
         if self.cost_model is not None:
             return self.cost_model.step_s(StepShape(prefills=((begin, num_tokens),)))
         speed = self.requests.tokens_per_s

@@ -24,10 +24,10 @@ class _State(enum.Enum):
 
 
 class CallReader:
-    """A small JSON scanner that gives out the arguments' text while it arrives.
+    """An incremental JSON scanner that returns the arguments' text as it arrives.
 
-    in_list: list punctuation around the object is skipped.
-    name: known once read. raw: everything read so far, to be given back when it is no call.
+    in_list: skip list punctuation around the object.
+    name: set once read. raw: the text read so far, returned as text if it is not a call.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class CallReader:
         self._depth = 0
         self._in_string = False
         self._escaped = False
-        self._arguments: list[str] = []  # read, not yet given out
+        self._arguments: list[str] = []  # read, not yet taken
 
     @property
     def done(self) -> bool:
@@ -64,7 +64,7 @@ class CallReader:
         return self._state is _State.BROKEN
 
     def push(self, text: str) -> str:
-        """Read on; return what follows the object's closing brace."""
+        """Read more text; return the rest after the object's closing brace."""
         for position, char in enumerate(text):
             skipped = self._state is _State.START and (
                 char in _BLANK or (self._in_list and char in _LIST_MARKS)
@@ -78,7 +78,10 @@ class CallReader:
         return ""
 
     def take_arguments(self) -> str:
-        """The arguments' text read since the last call; only once the name is known."""
+        """The arguments' text read since the last call of this method.
+
+        Call it only once the name is known.
+        """
         taken = "".join(self._arguments)
         self._arguments.clear()
         return taken

@@ -1,4 +1,4 @@
-"""Calls that a grammar makes: the whole answer is one JSON call or a list of them."""
+"""Calls forced by a grammar: the whole answer is one JSON call or a list of calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from app.text.output.source import Reading, Source
 
 
 class Forced(ToolFormat):
-    """Every call is valid: arguments pass on as they come, character for character."""
+    """The grammar makes every call valid, so arguments are passed on unchanged as they arrive."""
 
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
         out.part = AnswerPart.ANSWER

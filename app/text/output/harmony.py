@@ -30,7 +30,7 @@ _RECIPIENT: Final = re.compile(r"\bto=functions\.([A-Za-z0-9_\-]+)")
 
 
 class HarmonyChannels(ReasoningFormat):
-    """Reads the whole answer, its calls too: reasoning may come before each of them."""
+    """Reads the whole answer including calls, because reasoning may precede each call."""
 
     recognised_by = ("<|channel|>analysis", "<|channel|>")
     special_tokens = _TOKENS
@@ -45,7 +45,7 @@ class HarmonyChannels(ReasoningFormat):
                     return
             try:
                 header, _ = yield from source.until("<|message|>")
-            except Broken:  # cut off within a header, which is no text
+            except Broken:  # cut off within a header, which is not text
                 return
             yield from _message(source, out, header)
             yield from source.accept(*_ENDS[:-1])
@@ -53,7 +53,7 @@ class HarmonyChannels(ReasoningFormat):
 
 
 class Harmony(ToolFormat):
-    """The same in the other role, where there are tools and no reasoning to be told apart."""
+    """The same reader as a tool format, for answers whose reasoning is not separated."""
 
     recognised_by = HarmonyChannels.recognised_by
     special_tokens = _TOKENS
@@ -63,7 +63,7 @@ class Harmony(ToolFormat):
 
 
 def _message(source: Source, out: AnswerPieces, header: str) -> Reading[None]:
-    """One message's body, up to what ends it."""
+    """One message's body, up to its end token."""
     recipient = _RECIPIENT.search(header)
     if recipient is not None:
         out.part = AnswerPart.ANSWER
@@ -80,7 +80,7 @@ def _message(source: Source, out: AnswerPieces, header: str) -> Reading[None]:
 
 
 def _call(source: Source, out: AnswerPieces, name: str) -> Reading[bool]:
-    """A call; False where its body is none, from whose beginning on it is text."""
+    """Read a call; False if the body is not a call: it is then read again as text."""
     start = source.at
     draft = out.draft(source)
     try:
@@ -100,4 +100,4 @@ def _call(source: Source, out: AnswerPieces, name: str) -> Reading[bool]:
 
 
 def _drop(text: str) -> None:
-    """What is left of a call that broke."""
+    """Discard the rest of a malformed call."""

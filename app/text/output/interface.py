@@ -1,4 +1,4 @@
-"""What a format of tool calls and one of reasoning are, and how an answer is read with them."""
+"""Base classes of tool-call and reasoning formats."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import ClassVar, Final
 from app.text.output.pieces import AnswerPieces
 from app.text.output.source import Broken, Reading, Source
 
-_MOST_IN_VAIN: Final = 1 << 15  # characters: openings within openings would be read for ever
+_MOST_MISREAD: Final = 1 << 15  # characters; bounds the time spent on nested openings
 
 
 class Format:
-    """How a family of models writes something other than text.
+    """How a family of models writes calls or reasoning.
 
-    recognised_by: a chat template that holds one of these texts is of this family. special_tokens:
-    must be seen, even where the tokenizer calls them special.
+    recognised_by: a chat template that contains one of these texts belongs to the family.
+    special_tokens: kept in the text even if the tokenizer marks them as special.
     """
 
     recognised_by: ClassVar[tuple[str, ...]] = ()
@@ -27,23 +27,23 @@ class Format:
 
 
 class ReasoningFormat(Format, ABC):
-    """How it writes what it thinks."""
+    """How a family writes reasoning."""
 
     @abstractmethod
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
-        """Read the reasoning, and return where the answer begins."""
+        """Read the reasoning; returns at the beginning of the answer."""
 
     @classmethod
     def begins_in(cls, prompt: str) -> bool:
-        """Whether a prompt ends within the reasoning: the template has opened it already."""
+        """Whether the template opens the reasoning in the prompt."""
         return False
 
 
 class ToolFormat(Format):
-    """How it writes tool calls.
+    """How a family writes tool calls.
 
-    openings: texts that begin calls, wherever they stand. closing: what ends them. is_bare: an
-    answer may also begin with calls that nothing announces.
+    openings: texts that begin calls, anywhere in the answer. closing: texts that end them.
+    is_bare: an answer may also begin with calls without an opening.
     """
 
     openings: ClassVar[tuple[str, ...]] = ()
@@ -51,7 +51,7 @@ class ToolFormat(Format):
     is_bare: ClassVar[bool] = False
 
     def read_calls(self, source: Source, out: AnswerPieces, opening: str) -> Reading[None]:
-        """Read the calls behind an opening ("" at a bare beginning); raises Broken."""
+        """Read the calls after an opening ("" for a bare beginning); raises Broken."""
         yield from ()
         raise Broken
 
@@ -60,21 +60,21 @@ class ToolFormat(Format):
         if self.is_bare and (yield from self._attempt(source, out, "")):
             yield from source.blanks()
         while True:
-            openings = self.openings if out.num_read_in_vain < _MOST_IN_VAIN else ()
+            openings = self.openings if out.num_misread < _MOST_MISREAD else ()
             opening = yield from source.shown_until(openings, out.text)
             if not opening:
                 return
             yield from self._attempt(source, out, opening)
 
     def _attempt(self, source: Source, out: AnswerPieces, opening: str) -> Reading[bool]:
-        """Read calls; what is none becomes text, in which further openings are looked for."""
+        """Read calls; False if there are none: the opening is then text."""
         start = source.at
         source.at += len(opening)
         out.begin_calls()
         try:
             yield from self.read_calls(source, out, opening)
         except Broken:
-            out.num_read_in_vain += source.at - start
+            out.num_misread += source.at - start
             draft = out.open
             if draft is not None and draft.abandon():
                 source.at = draft.reached
@@ -90,8 +90,9 @@ class ToolFormat(Format):
 
 
 def ending(source: Source, closing: str, *following: str) -> Reading[None]:
-    """Read the mark that ends a call. The end of the text may stand for it, and so may what begins
-    the next call; raises Broken for anything else.
+    """Read a call's closing mark; the end of the text or one of `following` may replace it.
+
+    Raises Broken for anything else.
     """
     yield from source.blanks()
     if (yield from source.accept(closing)):
@@ -104,7 +105,7 @@ def ending(source: Source, closing: str, *following: str) -> Reading[None]:
 
 
 def _drop_rest(source: Source, closing: tuple[str, ...]) -> Reading[None]:
-    """Read over what is left of a call that broke; where nothing ends it, it is text."""
+    """Discard the rest of a malformed call; without a closing mark, the rest is text."""
     if not closing:
         return
     start = source.at

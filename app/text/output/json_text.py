@@ -1,4 +1,4 @@
-"""JSON read while it arrives, and calls written in it."""
+"""Incremental reading of JSON, and of tool calls written in JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OUTSIDE: Final = re.compile(r'[^"{}\[\],]+')
 
 NAME_KEYS: Final = ("name", "function")
 ARGUMENT_KEYS: Final = ("arguments", "parameters")
-OTHER_KEYS: Final = ("id", "type")  # written by some, of no use
+OTHER_KEYS: Final = ("id", "type")  # written by some models, ignored
 
 
 def loads(text: str) -> Any:

@@ -9,7 +9,7 @@ from app.text.output.source import Broken, Reading, Source
 
 
 class Llama3Json(ToolFormat):
-    """Bare JSON objects, several divided by semicolons."""
+    """Bare JSON objects, separated by semicolons."""
 
     recognised_by = ("<|python_tag|>", '{"name": function name, "parameters":')
     special_tokens = ("<|python_tag|>",)
@@ -31,4 +31,4 @@ class Llama3Json(ToolFormat):
             if not following:
                 return
             if following != "{":
-                raise Broken  # what follows the last call is text
+                raise Broken  # text follows the last call

@@ -14,7 +14,7 @@ _WORD: Final = re.compile(r"[A-Za-z0-9_\-]+")
 
 
 class Mistral(ToolFormat):
-    """Both forms are read, whichever the tokenizer's version writes."""
+    """Reads both forms; the tokenizer's version decides which one a model writes."""
 
     recognised_by = ("[TOOL_CALLS]",)
     special_tokens = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")

@@ -1,4 +1,4 @@
-"""One answer's text to its text, reasoning and calls, however it is cut into pieces."""
+"""Splits one streamed answer into text, reasoning and calls."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from app.text.output.source import Reading, Source
 
 
 class OutputParser:
-    """num_reasoning_tokens: exact where every text pushed is one token's; what marks the reasoning
-    counts.
-    """
+    """num_reasoning_tokens: exact if each pushed text is one token; includes the markers."""
 
     def __init__(
         self,
@@ -29,7 +27,7 @@ class OutputParser:
             self._out.part = AnswerPart.REASONING
         self._has_tools = tool_format is not None
         self._reading = _read(tool_format, reasoning_format, self._source, self._out)
-        self._num_undecided = 0  # tokens that may yet prove to be reasoning
+        self._num_undecided = 0  # tokens that may turn out to be reasoning
         self.num_reasoning_tokens = 0
         next(self._reading)
 
@@ -39,11 +37,11 @@ class OutputParser:
 
     @property
     def is_transparent(self) -> bool:
-        """Whether all that comes from here on is text."""
+        """Whether the rest of the answer is plain text."""
         return not self._has_tools and self._out.part is AnswerPart.ANSWER and not self._source.text
 
     def push(self, texts: Iterable[str]) -> list[AnswerPiece]:
-        """More text, token by token where tokens are to be counted."""
+        """Read more text, one token per item if reasoning tokens are counted."""
         for text in texts:
             was = self._out.part
             if text:
@@ -53,7 +51,7 @@ class OutputParser:
         return self._out.take()
 
     def finish(self) -> list[AnswerPiece]:
-        """The text has ended; what is no call by now is text after all."""
+        """End of the text; an incomplete call becomes text."""
         self._source.ended = True
         for _ in self._reading:
             raise AssertionError("a reader waits at the end of the text")
@@ -82,5 +80,5 @@ def _read(
         yield from tool_format.read(source, out)
     else:
         yield from source.shown_until((), out.text)
-    while not source.ended:  # a reader that is done early has shown the rest
+    while not source.ended:  # a reader that ends early has consumed the rest
         yield

@@ -1,4 +1,4 @@
-"""What an answer consists of: text, reasoning and tool calls, in their order."""
+"""The pieces of an answer: text, reasoning and tool calls, in order."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """More of what the model thinks before it answers."""
+    """More of the reasoning that precedes the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """What is new of one call. name: set when the call begins; arguments: more of the JSON text."""
+    """An increment of one call. name: set in the first; arguments: more of the JSON text."""
 
     index: int
     name: str | None
@@ -40,7 +40,7 @@ AnswerPiece = Text | Reasoning | CallDelta
 
 
 class AnswerPart(enum.Enum):
-    """Which part of an answer is being read."""
+    """The part of an answer that is being read."""
 
     UNDECIDED = enum.auto()
     REASONING = enum.auto()
@@ -48,10 +48,10 @@ class AnswerPart(enum.Enum):
 
 
 class AnswerPieces:
-    """Where readers put what they find; `take` gives it on.
+    """Collects the pieces that readers find; `take` returns them.
 
-    tools: the declared ones. by_argument: a call goes out argument by argument, as each is whole;
-    otherwise once the call is. part: what the text being read belongs to.
+    tools: the declared tools. by_argument: send each argument of a call once it is complete;
+    otherwise the whole call at once. part: the part of the answer being read.
     """
 
     def __init__(self, tools: Tools, *, by_argument: bool) -> None:
@@ -59,23 +59,23 @@ class AnswerPieces:
         self.by_argument = by_argument
         self.part = AnswerPart.UNDECIDED
         self.num_calls = 0
-        self.settled_at: int | None = None  # in the source: the end of the last closed call
+        self.settled_at: int | None = None  # end of the last closed call in the source
         self.open: Draft | None = None  # the call being read
-        self.num_read_in_vain = 0  # characters of what proved to be no call
+        self.num_misread = 0  # characters read as calls that were not
         self._pieces: list[AnswerPiece] = []
         self._after_call = False
         self._has_reasoning = False
-        self._held = ""  # line ends of the reasoning, dropped where nothing follows
+        self._held = ""  # line ends of the reasoning, dropped at its end
 
     def text(self, text: str) -> None:
-        if self._after_call:  # line ends between calls are no text
+        if self._after_call:  # line ends between calls are not text
             text = text.lstrip("\n")
         if text:
             self._after_call = False
             self._add(Text, text)
 
     def reasoning(self, text: str) -> None:
-        """Line ends around it belong to its tags."""
+        """Add reasoning without the line ends next to its tags."""
         text = self._held + text
         if not self._has_reasoning:
             text = text.lstrip("\n")
@@ -90,11 +90,11 @@ class AnswerPieces:
         self.part = AnswerPart.ANSWER
 
     def begin_calls(self) -> None:
-        """None of the calls that follow is closed yet."""
+        """Start a group of calls, none of them closed yet."""
         self.settled_at = None
 
     def draft(self, source: Source) -> Draft:
-        """A call begins."""
+        """Begin a call."""
         self.open = Draft(self, source)
         return self.open
 
@@ -107,7 +107,7 @@ class AnswerPieces:
         self._pieces.append(delta)
 
     def take(self) -> list[AnswerPiece]:
-        """What was found since the last time."""
+        """The pieces found since the last call of this method."""
         taken, self._pieces = self._pieces, []
         return taken
 
@@ -120,24 +120,24 @@ class AnswerPieces:
 
 
 class Draft:
-    """One call while it is read."""
+    """A call being read."""
 
     def __init__(self, pieces: AnswerPieces, source: Source) -> None:
         self._pieces = pieces
         self._source = source
         self._name: str | None = None
-        self._members: list[str] = []  # `"key": value`, whole
+        self._members: list[str] = []  # complete `"key": value` texts
         self._keys: set[str] = set()
         self._num_sent = 0
-        self._index: int | None = None  # once it is announced
-        self.reached = source.at  # the end of its last whole argument
+        self._index: int | None = None  # set once the call is announced
+        self.reached = source.at  # the end of its last complete argument
 
     @property
     def name(self) -> str | None:
         return self._name
 
     def begin(self, name: object) -> None:
-        """The name is known; raises Broken for a tool that is not declared."""
+        """Set the name; raises Broken if the tool is not declared."""
         if self._name is not None or not isinstance(name, str) or name not in self._pieces.tools:
             raise Broken
         self._name = name
@@ -145,11 +145,11 @@ class Draft:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """Of the parameters of the tool that is called."""
+        """Schema of the called tool's parameters."""
         return self._pieces.tools.get(self._name or "", {})
 
     def argument(self, key: str, value: str) -> None:
-        """A whole argument. value: its JSON text. Raises Broken for one that is given twice."""
+        """Add a complete argument. value: its JSON text. Raises Broken for a repeated key."""
         if key in self._keys:
             raise Broken
         self._keys.add(key)
@@ -158,15 +158,16 @@ class Draft:
         self._send()
 
     def close(self) -> None:
-        """The call is whole; raises Broken if it has no name."""
+        """End the call; raises Broken if it has no name."""
         if self._name is None:
             raise Broken
         self._finish()
         self._pieces.settled_at = self._source.at
 
     def abandon(self) -> bool:
-        """What follows is no part of a call. Whether some of it has gone out already: then it ends
-        behind its last whole argument, as well-formed as any.
+        """Give up a malformed call; returns whether part of it was already sent.
+
+        A call sent in part is closed after its last complete argument, so its JSON is valid.
         """
         self._pieces.open = None
         if self._index is None:
@@ -203,7 +204,7 @@ class Draft:
 
 
 def gathered(pieces: Sequence[AnswerPiece]) -> tuple[str, str, list[tuple[str, str]]]:
-    """All text, all reasoning, and every call's name and arguments."""
+    """The joined text and reasoning, and each call's name and arguments."""
     calls: list[tuple[str, str]] = []
     for piece in pieces:
         if isinstance(piece, CallDelta):

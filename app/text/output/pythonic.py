@@ -18,7 +18,7 @@ _PAIRS: Final = {"(": ")", "[": "]", "{": "}"}
 
 
 class Pythonic(ToolFormat):
-    """Arguments are literals by keyword; anything else is text."""
+    """Arguments must be keyword literals; anything else is text."""
 
     recognised_by = ("<|python_start|>", "[func_name1(params_name1=params_value1")
     special_tokens = ("<|python_start|>", "<|python_end|>")
@@ -61,7 +61,7 @@ class Pythonic(ToolFormat):
 
 
 def _literal(source: Source) -> Reading[str]:
-    """A Python literal's text, up to the comma or bracket behind it."""
+    """A Python literal's text, up to the next comma or bracket."""
     start = source.at
     awaited: list[str] = []  # closing brackets
     while True:

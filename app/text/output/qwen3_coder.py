@@ -33,8 +33,8 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 class Qwen3Coder(ToolFormat):
-    """A value's type is the one that the tool's schema declares; the model often forgets the outer
-    tags.
+    """The tool's schema gives the type of each value. The outer tags are optional because the
+    model often omits them.
     """
 
     recognised_by = ("<function=",)
@@ -67,14 +67,14 @@ class Qwen3Coder(ToolFormat):
 
 
 def _unframed(text: str) -> str:
-    """Without the line ends that stand between a value and its tags."""
+    """The text without the line ends between a value and its tags."""
     return text.removeprefix("\n").removesuffix("\n")
 
 
 def _typed(schema: Any, text: str) -> str:
-    """A value's JSON text by the type its schema declares; raises Broken if it is not of it.
+    """A value's JSON text by the type its schema declares; raises Broken on a mismatch.
 
-    Where the schema does not say, what reads as JSON is JSON, and anything else is a string.
+    Without a declared type, valid JSON is taken as JSON and anything else as a string.
     """
     types = _types(schema) or [*_TYPES, "string"]
     for kind in types:

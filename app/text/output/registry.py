@@ -1,4 +1,4 @@
-"""The formats by name, in the order in which a chat template is asked whether it is of theirs.
+"""Formats by name, in the order in which they are matched against a chat template.
 
 A new format is one class and one row.
 """
@@ -37,7 +37,7 @@ REASONING_FORMATS: Final[Mapping[str, type[ReasoningFormat]]] = {
 AUTO, NONE = "auto", "none"
 
 _HARMONY: Final = (
-    "model.reasoning_parser: harmony's channels hold calls and reasoning: name it for both "
+    "model.reasoning_parser: harmony reads calls and reasoning together: name it for both "
     "parsers, or leave one on auto"
 )
 _Format = TypeVar("_Format", bound=Format)
@@ -45,13 +45,13 @@ _Format = TypeVar("_Format", bound=Format)
 
 @dataclass(frozen=True, slots=True)
 class OutputFormats:
-    """How a model writes tool calls and reasoning; None: it does not, or the setting says so."""
+    """How a model writes tool calls and reasoning; None: not at all, or switched off."""
 
     tools: type[ToolFormat] | None
     reasoning: type[ReasoningFormat] | None
 
     def special_tokens(self, *, with_tools: bool) -> frozenset[str]:
-        """Tokens that must be seen, even if the tokenizer calls them special."""
+        """Tokens kept in the text even if the tokenizer marks them as special."""
         formats: list[type[Format] | None] = [self.reasoning, self.tools if with_tools else None]
         return frozenset(
             token for one in formats if one is not None for token in one.special_tokens
@@ -60,10 +60,10 @@ class OutputFormats:
     def parser(
         self, tools: Tools, *, is_forced: bool, by_argument: bool, in_reasoning: bool
     ) -> OutputParser:
-        """For one answer.
+        """A parser for one answer.
 
-        is_forced: a grammar makes it JSON calls. by_argument: calls go out argument by argument,
-        not when they are whole. in_reasoning: the prompt has begun the reasoning.
+        is_forced: a grammar forces JSON calls. by_argument: send calls argument by argument, not
+        once complete. in_reasoning: the prompt has opened the reasoning.
         """
         if is_forced:
             return OutputParser(Forced(), None, tools, by_argument=by_argument)
@@ -79,10 +79,9 @@ class OutputFormats:
 def choose_formats(
     templates: Iterable[str], tool_parser: str = AUTO, reasoning_parser: str = AUTO
 ) -> OutputFormats:
-    """The formats of these names, or where they are `auto` those that the chat templates show.
+    """The named formats; `auto` picks the one that matches the chat templates.
 
-    A template that shows none of tool calls is taken for one like Hermes's. Raises ValueError for
-    an unknown name.
+    If no tool format matches, Hermes is assumed. Raises ValueError for an unknown name.
     """
     text = "\n".join(templates)
     tools = _choose("model.tool_parser", tool_parser, TOOL_FORMATS, text)
@@ -90,7 +89,7 @@ def choose_formats(
     if tools is None and tool_parser == AUTO:
         tools = Hermes
     if tools is Harmony and reasoning is not HarmonyChannels:
-        if tool_parser == AUTO:  # and no reasoning is looked for
+        if tool_parser == AUTO:  # and the reasoning format is not Harmony's
             tools = None
         elif reasoning_parser == AUTO:
             reasoning = HarmonyChannels

@@ -1,8 +1,7 @@
-"""A text that is still growing, read by generators that wait where it ends.
+"""A growing text, read by generators that wait for more.
 
-A reader is a generator that yields whenever it needs more text than there is, so a format is
-written as if its text were whole and reads it however it is cut. Between `forget`s the whole text
-is kept, so that a reader which fails can go back.
+A reader is a generator that yields when it needs more text, so a format is written as if the text
+were complete. Text is kept until `forget`, so a reader that fails can go back.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ _BLANKS: Final = re.compile(r"[ \t\r\n]+")
 
 
 class Broken(Exception):
-    """What is read is not what was expected: it is text, and no call."""
+    """The text does not match the format: it is not a call."""
 
 
 class Source:
-    """text: what is kept of it. at: the place of the reader in it. ended: no more will come."""
+    """text: the part still kept. at: the reader's position in it. ended: the text is complete."""
 
     __slots__ = ("at", "ended", "text")
 
@@ -32,21 +31,21 @@ class Source:
         self.ended = False
 
     def feed(self, text: str) -> None:
-        """More of the text."""
+        """Append text."""
         self.text += text
 
     def forget(self) -> None:
-        """Let go of what has been read; places noted before mean nothing after it."""
+        """Drop the text already read; earlier positions become invalid."""
         self.text, self.at = self.text[self.at :], 0
 
     def peek(self) -> Reading[str]:
-        """The next character, "" at the end."""
+        """The next character, or "" at the end."""
         while self.at == len(self.text) and not self.ended:
             yield
         return self.text[self.at : self.at + 1]
 
     def sees(self, *literals: str) -> Reading[str]:
-        """The first of these that stands here, "" where none does."""
+        """The first of these literals that follows here, or ""."""
         longest = max(map(len, literals))
         while True:
             rest = self.text[self.at : self.at + longest]
@@ -58,20 +57,20 @@ class Source:
             yield
 
     def accept(self, *literals: str) -> Reading[str]:
-        """The same, and reads it."""
+        """As `sees`, and reads the literal."""
         found = yield from self.sees(*literals)
         self.at += len(found)
         return found
 
     def expect(self, *literals: str) -> Reading[str]:
-        """The same; raises Broken where none stands here."""
+        """As `accept`; raises Broken if none follows."""
         found = yield from self.accept(*literals)
         if not found:
             raise Broken
         return found
 
     def run(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """As many characters as there are of the class that `pattern` repeats."""
+        """Read the longest run that `pattern`, a repeated character class, matches."""
         start = self.at
         while True:
             found = pattern.match(self.text, self.at)
@@ -82,13 +81,13 @@ class Source:
             yield
 
     def blanks(self) -> Reading[None]:
-        """Read over white space."""
+        """Skip white space."""
         yield from self.run(_BLANKS)
 
     def until(self, *marks: str) -> Reading[tuple[str, str]]:
-        """What precedes the first of these marks, and the mark; both are read.
+        """Read up to and including the first of these marks: (text before it, mark).
 
-        Raises Broken where the text ends without one.
+        Raises Broken if the text ends without one.
         """
         start = searched = self.at
         longest = max(map(len, marks))
@@ -103,9 +102,9 @@ class Source:
             yield
 
     def shown_until(self, marks: tuple[str, ...], show: Callable[[str], None]) -> Reading[str]:
-        """Show and forget what precedes the first of these marks; the mark, which is not read.
+        """Show and forget the text before the first of these marks; returns the mark, unread.
 
-        "" at the end. What may still become a mark is held back.
+        "" at the end of the text. A possible beginning of a mark is held back.
         """
         while True:
             place, mark = self._first(marks, self.at)
@@ -123,7 +122,7 @@ class Source:
         return min(found, default=(-1, ""))
 
     def _num_undecided(self, marks: tuple[str, ...]) -> int:
-        """How many characters at the end may be the beginning of a mark."""
+        """Number of characters at the end that may begin a mark."""
         num_unread = len(self.text) - self.at
         longest = min(max(map(len, marks), default=1) - 1, num_unread)
         tail = self.text[len(self.text) - longest :]

@@ -1,4 +1,4 @@
-"""Reasoning between two tags at the beginning of an answer."""
+"""Reasoning between two tags at the start of an answer."""
 
 from __future__ import annotations
 
