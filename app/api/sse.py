@@ -1,5 +1,7 @@
-"""Server-sent events, and the answers that are sent whole: a plain token of a stream is one string
-escape between two texts made once per request, written straight to the connection.
+"""Server-sent events and whole replies.
+
+A plain token is JSON-escaped, placed between two texts prepared once per request, and written
+directly to the connection.
 """
 
 from __future__ import annotations
@@ -7,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -26,11 +29,11 @@ _log = logging.getLogger("legato.api")
 HEADERS: Final = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
-    "x-accel-buffering": "no",  # proxies must not gather tokens
+    "x-accel-buffering": "no",  # proxies must not buffer tokens
 }
 DONE: Final = b"data: [DONE]\n\n"
 
-# ASCII only: some clients take U+2028 and its like for line ends.
+# ASCII only: some clients treat U+2028 and similar characters as line ends.
 json_string: Callable[[str], str] = encode_basestring_ascii
 
 
@@ -40,27 +43,15 @@ def event(content: Any) -> bytes:
 
 
 def named_event(name: str, content: Any) -> bytes:
-    """One event with a name, as /v1/responses streams them."""
+    """A named event, as /v1/responses streams them."""
     return f"event: {name}\n".encode() + event(content)
 
 
-def last_event(
-    head: dict[str, Any], options: StreamOptions | None, usage: Any, generation: Generation
-) -> bytes:
-    """What a stream reports of itself at its end, where that is asked for."""
-    fields: dict[str, Any] = {}
-    if options is not None and options.include_usage:
-        fields["usage"] = usage
-    if options is not None and options.include_timing:
-        fields["timing"] = timing_of(generation)
-    return event({**head, "choices": [], **fields}) if fields else b""
-
-
 class StreamWriter(ABC):
-    """Turns what a generation gives into one endpoint's events.
+    """Turns a generation's deltas into one endpoint's events.
 
-    templates: per continuation, what stands before and behind the JSON string in the event of mere
-    text; None (while) such an event is more than that. ending: what the last event is followed by.
+    templates: per continuation, the texts before and after the JSON string of a text-only event;
+    None while an event needs more than its text. ending: sent after the last event.
     """
 
     ending: ClassVar[bytes] = DONE
@@ -69,7 +60,7 @@ class StreamWriter(ABC):
         self.templates: list[tuple[str, str] | None] = [None] * num_continuations
 
     async def prepare(self, delta: TextDelta) -> None:
-        """Work that `write` of this delta needs and that is too long to be done in one go."""
+        """Work that `write` needs and that would block the event loop for too long."""
         return
 
     @abstractmethod
@@ -77,7 +68,7 @@ class StreamWriter(ABC):
         """The events of one delta."""
 
     def write_text(self, index: int, text: str) -> bytes:
-        """The event of mere text, by the template of its continuation."""
+        """A text-only event, from its continuation's template."""
         template = self.templates[index]
         if template is None:
             return self.write(TextDelta(index, text, 0))
@@ -88,12 +79,59 @@ class StreamWriter(ABC):
         """The last events before [DONE]."""
 
     def failing(self, error: ApiError) -> bytes:
-        """The last events of a stream that broke."""
+        """The last events of a failed stream."""
         return b"data: " + error.body() + b"\n\n"
 
 
+class ChoiceWriter(StreamWriter):
+    """OpenAI's envelope: each event repeats the answer's head and carries one choice."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        answer_id: str,
+        kind: str,
+        model: str,
+        options: StreamOptions | None,
+    ) -> None:
+        super().__init__(len(generation.streams))
+        self._generation = generation
+        self._options = options or StreamOptions()
+        self._head: dict[str, Any] = {
+            "id": answer_id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+        }
+        # With include_usage every event but the last has a usage of null.
+        self._chunk = {**self._head, "usage": None} if self._options.include_usage else self._head
+        self._opening = event(self._chunk)[:-3].decode()  # without closing brace and blank line
+
+    def template(self, index: int, before: str, after: str) -> tuple[str, str]:
+        """Of an event of mere text, whose choice has `before` and `after` around the string."""
+        return f'{self._opening},"choices":[{{"index":{index},{before}', f"{after}}}]}}\n\n"
+
+    def choice_event(self, choice: dict[str, Any]) -> bytes:
+        return event({**self._chunk, "choices": [choice]})
+
+    def closing(self) -> bytes:
+        """Usage and timing, if requested."""
+        fields: dict[str, Any] = {}
+        if self._options.include_usage:
+            fields["usage"] = self._usage()
+        if self._options.include_timing:
+            fields["timing"] = timing_of(self._generation)
+        return event({**self._head, "choices": [], **fields}) if fields else b""
+
+    @abstractmethod
+    def _usage(self) -> dict[str, object]: ...
+
+
 class EventSink:
-    """Plain tokens of one generation to its connection. Implements `engine.client.TokenSink`."""
+    """Writes one generation's plain tokens to its connection.
+
+    Implements `app.engine_client.client.TokenSink`.
+    """
 
     __slots__ = ("_body", "_clock", "_deliveries", "_is_open", "_streams", "_templates", "_writer")
 
@@ -107,7 +145,7 @@ class EventSink:
         self._clock = asyncio.get_running_loop().time
 
     def write(self, index: int, tokens: Sequence[int]) -> bool:
-        """Once per token of a stream whose client keeps up: no task wakes for it."""
+        """Write tokens without waking a task; False if the reader must process them."""
         stream, num_tokens = self._streams[index], len(tokens)
         if not (stream.is_plain and self._is_open()):
             return False
@@ -123,10 +161,10 @@ class EventSink:
 
 
 async def stream_reply(call: Call, generation: Generation, writer: StreamWriter) -> None:
-    """Send every delta as it comes.
+    """Send every delta as it arrives.
 
-    The head goes out with the first one, so what is refused before it has an HTTP status. A
-    failure after it becomes an error event: a stream never just ends.
+    The HTTP head is sent with the first delta, so an earlier refusal has an HTTP status. A later
+    failure is sent as an error event, so a stream never ends without notice.
     """
     send = call.send
     body = call.body_writer
@@ -144,7 +182,7 @@ async def stream_reply(call: Call, generation: Generation, writer: StreamWriter)
             last = writer.closing()
         except ClientGone:
             raise
-        except Exception as error:  # whatever it is, the stream must say that it ended
+        except Exception as error:  # any failure must be reported in the stream
             if not call.started:
                 raise
             failure = error if isinstance(error, ApiError) else from_engine(error)
@@ -161,7 +199,7 @@ async def whole_reply(
     writer: StreamWriter,
     content: Callable[[], dict[str, Any]],
 ) -> None:
-    """Send what the writer has gathered of all deltas, as one JSON answer."""
+    """Collect all deltas in the writer, and send `content` as one JSON reply."""
     async with call.watch_client() as watch:
         async with aclosing(generation.deltas()) as deltas:
             async for delta in deltas:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
@@ -22,12 +21,12 @@ from app.api.sampling_params import (
     sampling_params,
 )
 from app.api.schema.chat import ChatRequest
-from app.api.sse import StreamWriter, event, last_event, stream_reply
+from app.api.sse import ChoiceWriter, stream_reply
 from app.text.incremental import TextDelta
 from app.text.output.parser import OutputParser
 from app.text.output.pieces import AnswerPiece, CallDelta, Reasoning, Text, gathered
 
-_PLAIN_END = '},"logprobs":null,"finish_reason":null}]}\n\n'  # of the event of mere text
+_BEFORE, _AFTER = '"delta":{"content":', '},"logprobs":null,"finish_reason":null'  # mere text
 
 
 class Chat:
@@ -88,7 +87,7 @@ def _max_tokens(body: ChatRequest, context: Context, n: int, room: int) -> int:
     return min(given or room, room)
 
 
-class ChatWriter(StreamWriter):
+class ChatWriter(ChoiceWriter):
     """Writes the answer of one chat request, whole or as events."""
 
     def __init__(
@@ -99,27 +98,15 @@ class ChatWriter(StreamWriter):
         generation: Generation,
         output: OutputPlan,
     ) -> None:
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        name = context.engine.card.name
+        super().__init__(generation, completion_id, kind, name, body.stream_options)
         count = len(generation.streams)
-        super().__init__(count)
         self._context = context
         self._body = body
-        self._generation = generation
         self._parsers = output.parsers(count, stream=bool(body.stream))
         self._opened = [False] * count
         self._is_bare = not self._parsers and not body.logprobs
-        self._head: dict[str, Any] = {
-            "id": completion_id,
-            "object": "chat.completion.chunk" if body.stream else "chat.completion",
-            "created": int(time.time()),
-            "model": context.engine.card.name,
-        }
-        self._include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        opening = event(self._head)[:-3].decode()  # without the closing brace and blank line
-        usage = ',"usage":null' if self._include_usage else ""
-        self._prefixes = [
-            f'{opening}{usage},"choices":[{{"index":{index},"delta":{{"content":'
-            for index in range(count)
-        ]
 
     # ---- events -----------------------------------------------------------------------
 
@@ -130,7 +117,7 @@ class ChatWriter(StreamWriter):
         if not self._opened[index]:
             self._opened[index] = True
             if self._is_bare:
-                self.templates[index] = (self._prefixes[index], _PLAIN_END)
+                self.templates[index] = self.template(index, _BEFORE, _AFTER)
             content = None if self._parsers else ""
             opening = self._event(index, {"role": "assistant", "content": content}, None, None)
         if self._is_bare and delta.finish_reason is None:
@@ -161,20 +148,12 @@ class ChatWriter(StreamWriter):
         if calls:
             fields["tool_calls"] = calls
         if parser.is_transparent and not self._body.logprobs and delta.finish_reason is None:
-            self.templates[index] = (self._prefixes[index], _PLAIN_END)
+            self.templates[index] = self.template(index, _BEFORE, _AFTER)
         return self._event(index, fields, _reason(delta.finish_reason, parser), logprobs)
 
     def _event(self, index: int, delta: Any, reason: str | None, logprobs: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        content = {**self._head, "choices": [choice]}
-        if self._include_usage:
-            content["usage"] = None
-        return event(content)
-
-    def closing(self) -> bytes:
-        """Usage and timing, when asked for."""
-        generation = self._generation
-        return last_event(self._head, self._body.stream_options, self._usage(), generation)
+        return self.choice_event(choice)
 
     def _usage(self) -> dict[str, object]:
         return usage_of(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -26,12 +25,12 @@ from app.api.sampling_params import (
     stop_strings,
 )
 from app.api.schema.completions import CompletionRequest
-from app.api.sse import StreamWriter, event, last_event, stream_reply
+from app.api.sse import ChoiceWriter, stream_reply
 from app.engine_client.client import GenerationRequest
 from app.text.incremental import TextDelta, TextRules
 
 _DEFAULT_MAX_TOKENS = 16
-_PLAIN_END = ',"logprobs":null,"finish_reason":null}]}\n\n'  # of the event of mere text
+_BEFORE, _AFTER = '"text":', ',"logprobs":null,"finish_reason":null'  # of an event of mere text
 
 
 class Completions:
@@ -125,7 +124,7 @@ def _counts(body: CompletionRequest, context: Context, num_prompts: int) -> tupl
     return n, best_of
 
 
-class CompletionWriter(StreamWriter):
+class CompletionWriter(ChoiceWriter):
     """Writes the answer of one completion request, whole or as events."""
 
     def __init__(
@@ -139,33 +138,23 @@ class CompletionWriter(StreamWriter):
         prompts: Sequence[Sequence[int]],
         echoes: Sequence[str],
     ) -> None:
-        super().__init__(len(generation.streams))
+        name = context.engine.card.name
+        super().__init__(generation, completion_id, "text_completion", name, body.stream_options)
         self._context = context
         self._body = body
-        self._generation = generation
         self._n = n
         self._best_of = best_of
         self._prompts = prompts
         self._echoes = echoes
-        self._head: dict[str, Any] = {
-            "id": completion_id,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": context.engine.card.name,
-        }
         self._only_echo = body.max_tokens == 0
         self._is_bare = not echoes and not self._only_echo and body.logprobs is None
         self._opened: set[int] = set()
         self._echoed: dict[int, CompletionColumns] = {}  # of prompts, once they are written
         self._sums = [0.0] * len(generation.streams)  # of log-probabilities
         self._counts = [0] * len(generation.streams)
-        self._include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        opening = event(self._head)[:-3].decode()  # without the closing brace and blank line
-        usage = ',"usage":null' if self._include_usage else ""
         if self._is_bare:
             for index in range(len(generation.streams)):
-                prefix = f'{opening}{usage},"choices":[{{"index":{index},"text":'
-                self.templates[index] = (prefix, _PLAIN_END)
+                self.templates[index] = self.template(index, _BEFORE, _AFTER)
 
     # ---- events -----------------------------------------------------------------------
 
@@ -180,7 +169,7 @@ class CompletionWriter(StreamWriter):
             prompt = index // self._n
             columns = self._columns()
             columns.add(entries, len(self._echoes[prompt]))
-            return self._opening(
+            return self._first_event(
                 index, self._echoes[prompt] + text, delta.finish_reason, columns, prompt
             )
         return self._event(index, text, delta.finish_reason, self._logprobs(index, entries))
@@ -189,28 +178,18 @@ class CompletionWriter(StreamWriter):
         if self._echoes and delta.index not in self._opened:
             await self._read_prompt(delta.index // self._n)
 
-    def _opening(
+    def _first_event(
         self, index: int, text: str, reason: str | None, columns: CompletionColumns, prompt: int
     ) -> bytes:
         """A continuation's first event, with its prompt's log-probabilities."""
         choice = {"index": index, "text": text, "finish_reason": reason}
-        content: dict[str, Any] = {**self._head}
-        if self._include_usage:
-            content["usage"] = None
         written = whole(choice, logprobs=self._written(prompt, columns))
-        return b"".join([b"data: ", *whole(content, choices=listed_wholes([written])), b"\n\n"])
+        chunk = whole(self._chunk, choices=listed_wholes([written]))
+        return b"".join([b"data: ", *chunk, b"\n\n"])
 
     def _event(self, index: int, text: str, reason: str | None, logprobs: Any) -> bytes:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        content = {**self._head, "choices": [choice]}
-        if self._include_usage:
-            content["usage"] = None
-        return event(content)
-
-    def closing(self) -> bytes:
-        """Usage and timing, when asked for."""
-        options = self._body.stream_options
-        return last_event(self._head, options, self._usage(), self._generation)
+        return self.choice_event(choice)
 
     # ---- whole ------------------------------------------------------------------------
 
