@@ -130,7 +130,7 @@ class EngineClient(Protocol):
         Tokens already computed may still arrive. The other continuations go on. Unknown ids are
         ignored, because the request may just have ended.
         """
-        return
+        ...
 
     def is_ready(self) -> bool:
         """True once the stages are loaded and the pipeline answers."""

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 from actors.engine.peers import SAME_CLOCK_S, first_id
 from actors.fleet.snapshot import BitClass, EngineSnapshot, EngineState, PrefixUpdate
 from actors.scheduling.events import Refuse
-from actors.transport.messages import Hello, IterationRecord, Suspects, Welcome
-from actors.transport.messages import RequestsStarted as Started
+from actors.transport.messages import Hello, IterationRecord, RequestsStarted, Suspects, Welcome
 from actors.transport.wire import connect
 from app.engine_client.channel import SchedulerChannel
 from app.engine_client.streams import OpenRequest, OpenRequests
@@ -129,7 +128,7 @@ class Connection(SchedulerChannel):
         if isinstance(message, EngineSnapshot):
             self.snapshot = message
             self._owner.published(self, message)
-        elif isinstance(message, Started):
+        elif isinstance(message, RequestsStarted):
             self.open.started(message.request_ids)
         elif isinstance(message, Suspects):
             self.open.suspected(message.losses, message.on_trial)
