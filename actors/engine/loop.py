@@ -18,10 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.engine.config import EngineConfig
+from actors.engine.iteration_records import IterationRecords
 from actors.engine.kv_moves import KVMoves
-from actors.engine.peers import OWNER, Message, Peers, connection_of
+from actors.engine.peers import OWNER, Message, OnGone, OnMessage, Peers, connection_of
 from actors.engine.publication import Publication
-from actors.engine.questions import Questions
+from actors.engine.questions import ANSWERED_LATER, Questions
 from actors.engine.recovery import BackgroundTasks, Recovery, grammars_of, suspects_of
 from actors.executor.stage_set import StageSet, StagesFailed
 from actors.fleet.publish import Publisher
@@ -47,7 +48,6 @@ from actors.scheduling.state import InFlight
 from actors.transport.messages import (
     AbortRequests,
     Ask,
-    IterationRecord,
     Readiness,
     RefuseRequests,
     StepError,
@@ -60,7 +60,6 @@ logger = logging.getLogger("legato.scheduler")
 # Limits before any measurement: the first step may include compilation and page faults.
 _FIRST_STEP_S = 60.0
 _FIRST_STEP_TOKEN_S = 0.05
-_RECORDS_EVERY_S = 0.1  # records are sent this often while there are steps
 
 
 class EngineLoop:
@@ -69,6 +68,7 @@ class EngineLoop:
     handle: that of the core, or of an event recorder around it.
     publisher: makes the engine's snapshots for a fleet's fronts; None outside a fleet.
     on_owner_gone: called once the replica's socket has closed, which ends the engine.
+    make_peers: of the callbacks for a message and for a closed connection.
     """
 
     def __init__(
@@ -79,12 +79,15 @@ class EngineLoop:
         stages: StageSet,
         publisher: Publisher | None,
         on_owner_gone: Callable[[], None],
+        make_peers: Callable[[OnMessage, OnGone], Peers] = Peers,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = core
-        self._call = handle
+        self._core_handle = handle
         self._stages = stages
         self._on_owner_gone = on_owner_gone
-        self.peers = Peers(self._received, self._gone)
+        self._clock = clock
+        self.peers = make_peers(self._received, self._gone)
         self.publication = None if publisher is None else Publication(core, publisher, self.peers)
         self._records = IterationRecords(core)
         self._wake: asyncio.TimerHandle | None = None
@@ -93,9 +96,8 @@ class EngineLoop:
             stages, config.max_rebuilds, self._tasks, on_lost=self._stages_lost,
             grammars=lambda: grammars_of(core), on_rebuilt=self._stages_rebuilt,
         )  # fmt: skip
-        self._deadline = StepDeadline(
-            core, config.step_deadline_s, config.deadline_factor, self._recovery.lose
-        )
+        limits = (config.step_deadline_s, config.deadline_factor)
+        self._deadline = StepDeadline(core, *limits, self._recovery.lose, clock)
         self._moves = KVMoves(stages, self._tasks, config, self._handle, self._recovery.lose)
         self._questions = Questions(core, self._handle, stages, self._recovery, self.publication)
         self._sent_suspects = False
@@ -114,7 +116,7 @@ class EngineLoop:
         elif isinstance(message, AbortRequests):
             for request_id in message.request_ids:
                 self._handle(Abort(request_id))
-        elif message.question == "load_adapter":
+        elif message.question in ANSWERED_LATER:
             self._tasks.start(self._answer_later(number, message))
         else:
             self.peers.send(number, self._questions.answer(message))
@@ -183,9 +185,9 @@ class EngineLoop:
     # ---- the core ------------------------------------------------------------------------------
 
     def _handle(self, event: Event) -> None:
-        now_s = time.monotonic()
+        now_s = self._clock()
         rows: list[tuple[Any, ...]] = []
-        for instruction in self._call(event, now_s):
+        for instruction in self._core_handle(event, now_s):
             if isinstance(instruction, Execute):
                 self._execute(instruction)
             elif isinstance(instruction, Emit):
@@ -231,9 +233,15 @@ class StepDeadline:
     """
 
     def __init__(
-        self, core: Core, floor_s: float, factor: float, lose: Callable[[str], None]
+        self,
+        core: Core,
+        floor_s: float,
+        factor: float,
+        lose: Callable[[str], None],
+        clock: Callable[[], float],
     ) -> None:
         self._core = core
+        self._clock = clock
         self._floor_s = floor_s
         self._factor = factor
         self._lose = lose
@@ -257,7 +265,7 @@ class StepDeadline:
         limit_s = self._limit_of(oldest)
         # A step's time starts when the step before it is answered.
         since_s = max(oldest.planned_at_s, self._core.last_answer_s)
-        left_s = since_s + limit_s - time.monotonic()
+        left_s = since_s + limit_s - self._clock()
         if left_s > 0:
             wait_s = min(left_s, self._floor_s)
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._check)
@@ -270,45 +278,3 @@ class StepDeadline:
         if self._slowest_token_s == 0.0:
             limit_s = max(limit_s, _FIRST_STEP_S + _FIRST_STEP_TOKEN_S * step.num_tokens)
         return limit_s
-
-
-class IterationRecords:
-    """Collects iteration records to send several at a time.
-
-    Sending one per iteration would cost more: after each step the code for it is no longer in the
-    CPU caches.
-    """
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._gathered: list[IterationRecord] = []
-        self.due: list[IterationRecord] = []  # to be sent with the next outputs
-        self._due_s = 0.0  # time of the last move to `due`
-
-    def note(self, step: InFlight, done_s: float, answer: StepResult, recoveries: int) -> None:
-        """Add a record; all become due periodically, and when the engine becomes idle."""
-        num_decodes, core, engine = step.num_decode_tokens, self._core, self._core.view
-        self._gathered.append(
-            IterationRecord(
-                step.plan.step_id,
-                step.planned_at_s,
-                done_s,
-                step.predicted_s,
-                num_decodes,
-                step.num_tokens - num_decodes,
-                len(step.plan.slices),
-                answer.stage_times_s,
-                len(engine.decoding),
-                len(engine.prefilling),
-                engine.num_waiting,
-                engine.num_free_blocks,
-                core.num_preemptions,
-                recoveries,
-                core.token_budget,
-                core.holds_starts,
-            )
-        )
-        if not core.in_flight or done_s - self._due_s >= _RECORDS_EVERY_S:
-            self.due += self._gathered
-            self._gathered.clear()
-            self._due_s = done_s

@@ -40,6 +40,8 @@ _MOST_UNSENT_BYTES = 64 << 20  # a front with more than this unread is disconnec
 SAME_CLOCK_S = 0.5  # smaller offsets are of one node, whose processes share a clock
 
 Message = SubmitRequests | AbortRequests | Ask
+OnMessage = Callable[[int, Message], None]  # of the connection with this number
+OnGone = Callable[[int], None]
 
 
 def first_id(connection: int) -> int:
@@ -75,9 +77,7 @@ class _Peer:
 class Peers:
     """All connections of a scheduler. on_gone: called with the number of a closed connection."""
 
-    def __init__(
-        self, on_message: Callable[[int, Message], None], on_gone: Callable[[int], None]
-    ) -> None:
+    def __init__(self, on_message: OnMessage, on_gone: OnGone) -> None:
         self._on_message = on_message
         self._on_gone = on_gone
         self._owner = _Peer(OWNER)

@@ -15,10 +15,11 @@ from actors.scheduling.core import Core
 from actors.scheduling.events import Event, Reconfigure
 from actors.scheduling.interfaces import Quote
 from actors.scheduling.statistics import statistics
-from actors.transport.messages import Answer, Ask
+from actors.transport.messages import Answer, Ask, Question
 
 logger = logging.getLogger("legato.scheduler")
 
+ANSWERED_LATER: frozenset[Question] = frozenset({"load_adapter"})  # by coroutines
 _SHOWN_SETTINGS = ("policy", "token_budget", "max_step_tokens", "tbt_s", "ttft_s")
 
 
@@ -47,7 +48,7 @@ class Questions:
             return _no_answer(ask, error)
 
     async def answer_later(self, ask: Ask) -> Answer:
-        """The same for methods that are coroutines."""
+        """The same for the methods in ANSWERED_LATER, which are coroutines."""
         try:
             return Answer(ask.ticket, await getattr(self, ask.question)(*ask.arguments))
         except Exception as error:  # of any type: the caller waits for an answer

@@ -31,6 +31,7 @@ BESIDE = (
     "app/server.py",
     "app/telemetry/loop_lag.py",
     "app/telemetry/iterations.py",  # records of steps, ten times a second for all streams
+    "actors/engine/iteration_records.py",
 )
 # A token's way back ends with the write to its connection; what the next step needs, and what is
 # counted in batches afterwards, is not on it.

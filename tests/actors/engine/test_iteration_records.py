@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.engine.loop import IterationRecords
+from actors.engine.iteration_records import IterationRecords
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import Execute, StepDone, Submit

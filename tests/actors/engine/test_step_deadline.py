@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 
@@ -58,7 +57,6 @@ class _Loop:
 def loop(monkeypatch: pytest.MonkeyPatch) -> _Loop:
     loop = _Loop()
     monkeypatch.setattr("asyncio.get_running_loop", lambda: loop)
-    monkeypatch.setattr("actors.engine.loop.time", SimpleNamespace(monotonic=lambda: loop.now_s))
     return loop
 
 
@@ -91,7 +89,7 @@ class _Engine:
         self.loop = loop
         self.core = build_core(config, cost_model=_Steps(*predicted_s))
         self.lost: list[str] = []
-        self.deadline = StepDeadline(self.core, FLOOR_S, 5.0, self.lost.append)
+        self.deadline = StepDeadline(self.core, FLOOR_S, 5.0, self.lost.append, lambda: loop.now_s)
         self.deadline.observe(1, 0.001)  # measured before: the first step's grace is over
         for request_id in range(depth):
             sampling = SamplingParams(300, min_tokens=300)
