@@ -100,6 +100,7 @@ class EngineLoop:
         self._deadline = StepDeadline(core, *limits, self._recovery.lose, clock)
         self._moves = KVMoves(stages, self._tasks, config, self._handle, self._recovery.lose)
         self._questions = Questions(core, self._handle, stages, self._recovery, self.publication)
+        self._compiling: set[int] = set()  # requests that wait for their grammar
         self._sent_suspects = False
         stages.listen(self._answered, self._recovery.lose)
         self._moves.start()
@@ -112,9 +113,11 @@ class EngineLoop:
                 if request.sampling.grammar is None:
                     self._handle(Submit(request))
                 else:
+                    self._compiling.add(request.request_id)
                     self._tasks.start(self._submit_with_grammar(request, request.sampling.grammar))
         elif isinstance(message, AbortRequests):
             for request_id in message.request_ids:
+                self._compiling.discard(request_id)
                 self._handle(Abort(request_id))
         elif message.question in ANSWERED_LATER:
             self._tasks.start(self._answer_later(number, message))
@@ -130,6 +133,9 @@ class EngineLoop:
             problem = await self._stages.compile_grammar(grammar)
         except StagesFailed:
             problem = None  # the first step compiles it, or fails if the stage hangs
+        if request.request_id not in self._compiling:
+            return  # aborted meanwhile
+        self._compiling.discard(request.request_id)
         if problem is None:
             if self.peers.knows(request.request_id):
                 self._handle(Submit(request))
