@@ -1,9 +1,10 @@
-"""How much of a GPU is left for the KV cache, found by running what will run beside it.
+"""Memory of a GPU that is free for the KV cache, found by running steps.
 
-Weights are not all that stays: graphs keep memory, libraries make workspaces at their first call,
-and communicators of the ranks appear with the first collective. So the largest step is run and
-every size captured over a cache of one block; what is free then, less what such a step takes for
-itself, is the cache's. The graphs are captured again over the real cache: they hold its addresses.
+Beside weights, memory is held by CUDA graphs, by library workspaces allocated at the first call,
+and by the ranks' communicators, allocated at the first collective. The largest step is therefore
+run and all graphs captured with a cache of one block. The cache gets the memory then free, minus
+the temporary memory of the largest step. The graphs are captured again with the real cache, as
+they contain its addresses.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ _PRODUCT_SIZES = (16, 32, 64)  # tokens, see kernels.triton.linear
 
 
 class DeviceMemory(Protocol):
-    """What a device says of its memory."""
+    """A device's memory readings."""
 
     def peak_bytes(self, work: Callable[[], object]) -> int:
-        """The most that the work had allocated at once, beside what was there before it."""
+        """Peak memory allocated by `work`, beyond the memory allocated before it."""
         ...
 
     def free_bytes(self) -> int:
-        """Free now, with everything given back that is not held."""
+        """Free memory, after unused cached memory is returned to the device."""
         ...
 
 
 class GpuMemory:
-    """The current GPU's, by torch."""
+    """Memory of the current GPU, read through torch."""
 
     def peak_bytes(self, work: Callable[[], object]) -> int:
         torch.cuda.synchronize()
@@ -53,15 +54,15 @@ class GpuMemory:
 def cache_bytes(
     memory: DeviceMemory, step: Callable[[], object], capture: Callable[[], None]
 ) -> int:
-    """What a cache may take. step: the largest there is, launch by launch; capture: all graphs."""
+    """Memory for the cache. step: runs the largest step without graphs; capture: all graphs."""
     peak = memory.peak_bytes(step)
     capture()
     return max(0, memory.free_bytes() - peak)
 
 
 def plans_to_measure(spec: StageSpec, max_model_len: int) -> list[StepPlan]:
-    """The largest step, on a GPU behind one for each size that quantised products have a kernel
-    for: what they compile is compiled before the first request."""
+    """The largest step; on a GPU preceded by one step per token count for which quantised products
+    have a kernel, so that all kernels are compiled before the first request."""
     sizes = () if spec.device == "cpu" else _PRODUCT_SIZES
     tokens = [n for n in sizes if n < spec.max_step_tokens] + [spec.max_step_tokens]
     return [
@@ -71,13 +72,13 @@ def plans_to_measure(spec: StageSpec, max_model_len: int) -> list[StepPlan]:
 
 
 def ending(plan: StepPlan) -> StepPlan:
-    """The step after it, which forgets its requests."""
+    """The following step, which releases the plan's requests."""
     return StepPlan(plan.step_id + 1, (), released=tuple(s.request_id for s in plan.slices))
 
 
 def largest_plan(spec: StageSpec, max_model_len: int) -> StepPlan:
-    """A step of as many tokens and requests as there may be: decodes, and chunks that hold the
-    rest. All of it lies in block 0."""
+    """A step of the most tokens and requests allowed: decodes, and chunks with the remaining
+    tokens. All of its KV lies in block 0."""
     num_requests = min(spec.max_requests, spec.max_step_tokens)
     lengths, left = [1] * num_requests, spec.max_step_tokens - num_requests
     for i in reversed(range(num_requests)):

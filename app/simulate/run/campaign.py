@@ -1,6 +1,6 @@
-"""Many capacity searches: in parallel processes, cached by their settings.
+"""Many capacity searches in parallel processes, cached by their settings.
 
-A campaign may be cut into pieces: what is finished is not searched again.
+An interrupted campaign can be resumed: finished searches are not repeated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CapacityJob:
     seed: int = 0
     budget: str = "fixed"
     order: str = "auto"
-    lengths: str = ""  # in the place of the dataset's: a trace
+    lengths: str = ""  # a trace that replaces the dataset's lengths
 
     @property
     def cache_key(self) -> str:
@@ -52,7 +52,7 @@ class CapacityJob:
 def run_job(job: CapacityJob) -> dict[str, Any]:
     """Search one capacity (in a worker process)."""
     model = load_model(job.model)
-    # What the product does of itself with an adaptive budget over several stages.
+    # The engine's default with an adaptive budget over several stages.
     even = job.budget == "adaptive" and model.num_stages > 1
     config = scheduler_config(
         model,
@@ -84,7 +84,7 @@ def run_jobs(
     workers: int = 1,
     on_done: Callable[[CapacityJob, dict[str, Any]], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Results by key; those in `cache` (a JSON file) are reused, new ones added as they come."""
+    """Results by key; results in `cache` (a JSON file) are reused, and new ones added at once."""
     cached: dict[str, dict[str, Any]] = {}
     if cache is not None and cache.exists():
         cached = json.loads(cache.read_text("utf-8"))

@@ -2,7 +2,7 @@
 
 A load passes when P99 TBT <= objective and the median scheduling delay <= 2 s. The search brackets
 the capacity by doubling or halving from a guess and bisects until the bracket is narrower than
-`tolerance`. Every probe serves the very same requests, only faster or slower.
+`tolerance`. Every probe serves the same requests at another rate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEDIAN_DELAY_LIMIT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One load tried. given_up: the run was stopped early because it could not pass any more."""
+    """One load tried. given_up: stopped early because it could no longer pass."""
 
     qps: float
     passed: bool
@@ -40,7 +40,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class FoundCapacity:
-    """qps: the highest load that passed (0 if none did). limit: what the next higher one broke."""
+    """qps: the highest load that passed (0 if none). limit: the limit that the next load broke."""
 
     qps: float
     limit: str
@@ -85,7 +85,7 @@ def search_capacity(
         else:
             high = qps
         if high == math.inf:
-            # Far from saturation the delay is nil, so a larger stride is safe.
+            # Far from saturation there is no delay, so a larger stride is safe.
             qps *= 2.0
         elif low == 0.0:
             qps /= 2.0
@@ -101,7 +101,7 @@ def search_capacity(
 
 
 def _limit(failed: Probe | None, tbt_s: float) -> str:
-    """What stopped the load just above capacity."""
+    """The limit that the load just above capacity broke, in words."""
     if failed is None:
         return "none"
     return "P99 TBT" if failed.tbt_p99 > tbt_s else "scheduling delay"
@@ -139,7 +139,7 @@ def probe_load(
 
 
 class _CannotPass:
-    """True as soon as a probe cannot pass whatever still comes."""
+    """True once a probe can no longer pass."""
 
     def __init__(self, workload: Workload, tbt_s: float, delay_limit_s: float) -> None:
         num_gaps = int(workload.output_tokens.sum()) - len(workload)

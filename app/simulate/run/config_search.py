@@ -44,7 +44,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class CandidateResult:
-    """What a candidate can do and would cost for the wanted load; impossible says why not."""
+    """A candidate's capacity, and its cost for the load. impossible: why it cannot serve, or ""."""
 
     candidate: Candidate
     capacity_qps: float
@@ -172,5 +172,5 @@ def search_configs(
 def _judge_named(
     candidate: Candidate, lengths_name: str, tbt_s: float, load_qps: float, num_requests: int
 ) -> CandidateResult:
-    """`judge` with arguments that a process can be handed: functions of lengths are not."""
+    """`judge` with picklable arguments: lengths by name."""
     return judge(candidate, parse_lengths(lengths_name), tbt_s, load_qps, num_requests)

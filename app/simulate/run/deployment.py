@@ -1,4 +1,4 @@
-"""What is simulated: engines, how requests find them, how many there are and what befalls them."""
+"""The simulated deployment: its engines, routing, scaling and failures."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from app.simulate.hardware.step_ratios import StepRatios
 
 @dataclass(frozen=True, slots=True)
 class Autoscale:
-    """scaling, options: the policy, a row of `SCALINGS`. interval_s: how often it decides.
+    """scaling, options: the policy, a row of `SCALINGS`. interval_s: time between decisions.
 
-    start_s: from the decision until a new engine serves. drain_s: how long a leaving engine may go
-    on with its streams; what would take longer moves at once.
+    start_s: from the decision until a new engine serves. drain_s: how long a draining engine may
+    continue its streams; longer ones move at once.
     """
 
     scaling: str = "slack"
@@ -30,14 +30,14 @@ class Autoscale:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is simulated.
+    """The settings of a simulation.
 
-    model: the truth about step times. believed: what the cores are told (None: the truth).
+    model: the actual step times. believed: the cores' cost model (None: `model`).
     jitter: sigma of the log-normal noise on step times. host_s, ratios: see `Replica`.
     routing, routing_options: a row of `ROUTERS`.
-    publish_s, delay_s: engines publish a snapshot so often, and it is known so much later.
-    num_retries: how many other engines are asked for a request that one refuses.
-    failures: (time, engine): engines, numbered by start, that die with all they hold.
+    publish_s, delay_s: interval between an engine's snapshots, and their delay to the front.
+    num_retries: further engines tried after a refusal.
+    failures: (time, engine): engines, numbered by start, that die and lose all state.
     """
 
     config: SchedulerConfig
@@ -57,5 +57,5 @@ class Deployment:
 
     @property
     def is_lone(self) -> bool:
-        """One engine from beginning to end: nothing is routed."""
+        """Whether there is one engine throughout, so no routing."""
         return self.num_replicas == 1 and self.autoscale is None and not self.failures

@@ -1,4 +1,4 @@
-"""A simulated engine as a fleet sees it: its snapshots, and its streams as they would move."""
+"""A simulated engine as a fleet sees it: its snapshots and its movable streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BITS = BitClass("simulated", "", "", "")  # all engines of a run are alike
 
 
 class SimulatedEngine:
-    """A simulated engine, and what its front counts of it."""
+    """A simulated engine, and its front's counters for it."""
 
     __slots__ = ("changed", "name", "num_received", "publisher", "replica", "started_s", "state")
 
@@ -34,7 +34,7 @@ class SimulatedEngine:
         return self.publisher.snapshot(now_s, self.state, self.num_received, predict)
 
     def streams(self) -> list[tuple[OpenStream, Request]]:
-        """Its open streams, as they would arrive elsewhere now."""
+        """Its open streams, each with the request that would continue it on another engine."""
         found = []
         core = self.replica.core
         for request_id, state in core.live_requests.items():
@@ -49,7 +49,7 @@ class SimulatedEngine:
 
 
 def arrival_of(request: Request, config: SchedulerConfig) -> Arrival:
-    """A request as routing sees it; what it has delivered counts to what is known."""
+    """A request as routing sees it; delivered tokens count as known tokens."""
     prefix: tuple[bytes, ...] = ()
     tokens = (*request.prompt, *request.output) if request.output else request.prompt
     if config.prefix_cache:

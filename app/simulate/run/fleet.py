@@ -1,7 +1,7 @@
-"""The engines of one run, before them a front that knows them by their snapshots.
+"""The engines of one run and a front that knows them by their snapshots.
 
-Routing, scaling, failover and draining are those of `actors.fleet`, as the live fronts run them:
-what is decided here is only when things happen.
+Routing, scaling, failover and draining are the code of `actors.fleet` that live fronts run; this
+module decides only when things happen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from app.simulate.run.replica import INFINITY, Replica, TokenOf
 
 
 class SimulatedFleet:
-    """The engines of one run, the router before them and the scaling behind them."""
+    """The engines of one run, with their router and scaling policy."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class SimulatedFleet:
         self.engines: dict[str, SimulatedEngine] = {}  # alive, by name
         self.replica_seconds = 0.0
         self.scaling: list[tuple[float, int]] = []
-        self.loads: list[Mapping[str, EngineLoad]] = []  # as scaling was shown them
+        self.loads: list[Mapping[str, EngineLoad]] = []  # the inputs of scaling
         self.moves: list[tuple[float, int]] = []  # (time, request)
-        self.queued: deque[tuple[Request, Arrival]] = deque()  # no engine can take them now
+        self.queued: deque[tuple[Request, Arrival]] = deque()  # no engine can take these now
         self._num_starting = 0
-        self._sending = -1  # the request that is being handed to an engine
-        self._refusal: Refuse | None = None  # what came of it
+        self._sending = -1  # the request being submitted to an engine
+        self._refusal: Refuse | None = None  # its refusal, if any
         self._picture = Fleet()
         options = dict(deployment.routing_options)
         if deployment.routing == "power_of_two":
@@ -101,7 +101,7 @@ class SimulatedFleet:
         return None
 
     def touched(self, replica: Replica) -> None:
-        """A replica advanced or was given work: note its new time, retire it if only draining."""
+        """Note a replica's new time after a change; retire it if it has drained."""
         if self._alone is not None:
             return
         engine = self.engines.get(f"engine-{replica.index}")
@@ -137,7 +137,7 @@ class SimulatedFleet:
             return
         replica.on_refuse = self._refused
         self._picture.published(engine.snapshot(now_s, self._router.reads_outlook), now_s)
-        # Engines do not publish in step.
+        # Engines publish at different times.
         first_s = now_s + d.publish_s * (1.0 + (index * 0.618) % 1.0)
         self._at(first_s, partial(self._publish, engine))
 
@@ -162,7 +162,7 @@ class SimulatedFleet:
         self._send_queued(now_s)
 
     def fail(self, name: str, now_s: float) -> None:
-        """The engine dies; what it had goes on elsewhere."""
+        """The engine dies; its requests continue on other engines."""
         engine = self.engines.get(name)
         if engine is None:
             return
@@ -171,7 +171,7 @@ class SimulatedFleet:
         self._move(streams, now_s)
 
     def _drain(self, engine: SimulatedEngine, scale: Autoscale, now_s: float) -> None:
-        """Nothing new; what would take too long goes on elsewhere, the rest finishes here."""
+        """Accept nothing new; move streams that would take too long, and finish the rest."""
         engine.state = EngineState.DRAINING
         self._picture.published(engine.snapshot(now_s, self._router.reads_outlook), now_s)
         leaving = [
@@ -188,7 +188,7 @@ class SimulatedFleet:
 
     def _retire(self, engine: SimulatedEngine, now_s: float) -> None:
         del self.engines[engine.name]
-        engine.replica.next_s = INFINITY  # what it had in flight is lost
+        engine.replica.next_s = INFINITY  # steps in flight are lost
         self._picture.lost(engine.name)
         self.replica_seconds += max(0.0, now_s - engine.started_s)
 
@@ -206,7 +206,7 @@ class SimulatedFleet:
         self._route(request, arrival_of(request, self._deployment.config), now_s)
 
     def _route(self, request: Request, arrival: Arrival, now_s: float) -> bool:
-        """Send it to an engine, or to the next if one refuses; False: it waits at the front."""
+        """Send a request to an engine, or to another if it refuses; False: it must wait."""
         for _ in range(1 + self._deployment.num_retries):
             there = self._router.choose(arrival, self._picture, now_s)
             if there is None:
@@ -222,7 +222,7 @@ class SimulatedFleet:
         return False
 
     def _send(self, engine: SimulatedEngine, request: Request, now_s: float) -> bool:
-        """Whether the engine took it."""
+        """Submit a request; returns whether the engine accepted it."""
         engine.num_received += 1
         replica = engine.replica
         self._record.replica[request.request_id] = replica.index
@@ -234,7 +234,7 @@ class SimulatedFleet:
         return self._refusal is None
 
     def _refused(self, refusal: Refuse, now_s: float) -> None:
-        """What is refused on arrival may go elsewhere; what waited too long is over."""
+        """A request refused on arrival may go to another engine; one that timed out ends."""
         if refusal.request_id == self._sending:
             self._refusal = refusal
         else:
@@ -264,7 +264,7 @@ class SimulatedFleet:
     # ---- scaling ----------------------------------------------------------------------
 
     def _scale(self, now_s: float) -> None:
-        """Let the policy look; start (after the cold start) and drain engines."""
+        """Apply the policy: start engines (after the cold start) and drain others."""
         scale, scaling = self._deployment.autoscale, self._scaling
         if scale is None or scaling is None:
             return

@@ -1,9 +1,9 @@
-"""Pictures of runs: plain, readable, axes with units. Every function returns a figure.
+"""Plots of runs. Every function returns a figure.
 
 tbt_cdf, batch_composition, budget_trace, bubbles, capacity_bars
 
-Figures are made without pyplot: no window, no global state, nothing to close, and a notebook shows
-one exactly where it is returned.
+Figures are made without pyplot, so there is no window or global state; a notebook shows a returned
+figure.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def tbt_cdf(
     tbt_s: float | None = None,
     title: str = "Time between tokens",
 ) -> Figure:
-    """Share of tokens that came later than x, on log axes: the tail is the point."""
+    """Share of tokens that came later than x, on log axes to show the tail."""
     figure, axes = _axes(title, "time between tokens (s)", "share of tokens later than this")
     for colour, (name, values) in zip(_cycle(), gaps.items(), strict=False):
         ordered = np.sort(np.asarray(values, np.float64))
@@ -67,7 +67,7 @@ def tbt_cdf(
 def batch_composition(
     steps: Steps, window_s: tuple[float, float] | None = None, title: str = "What each step holds"
 ) -> Figure:
-    """Decode and prefill tokens of the steps in a window (default: the 20 s amid the run)."""
+    """Decode and prefill tokens of the steps in a window (default: the middle 20 s)."""
     start, end, low, high = _window(steps, window_s, 20.0)
     chosen = (end > low) & (start < high)
     width = (end - start)[chosen]
@@ -111,7 +111,7 @@ def budget_trace(
 
 
 def bubbles(shares: Mapping[str, float], title: str = "Pipeline time lost to bubbles") -> Figure:
-    """Share of stage time spent waiting while other stages work, one bar a system."""
+    """Share of stage time spent waiting while other stages work, one bar per system."""
     figure, axes = _axes(title, "", "share of stage time (%)")
     names = list(shares)
     bars = axes.bar(names, [100 * shares[n] for n in names], color=COLOURS[0], width=0.6)
@@ -135,7 +135,7 @@ def capacity_bars(capacities: Mapping[str, Mapping[str, float]], title: str = "C
 
 
 def save_run(result: SimulatedRun, folder: Path) -> list[Path]:
-    """The pictures of one run as SVG files."""
+    """Save the plots of one run as SVG files."""
     tbt_s = result.deployment.config.tbt_s
     gaps = np.frombuffer(result.record.gaps_s, np.float64)
     figures = {"tbt_cdf": tbt_cdf({"this run": gaps}, tbt_s)}

@@ -1,6 +1,6 @@
-"""What a simulated run remembers, and the figures computed from it.
+"""The record of a simulated run, and the figures computed from it.
 
-Recording sits in the hot loop, so it is plain lists and arrays; definitions are those of
+Recording runs in the hot loop, so it uses plain lists and arrays. Figures follow
 `app.telemetry.definitions`.
 """
 
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(slots=True)
 class Steps:
-    """One entry per step, in order of completion: when, where, how long, what was in it."""
+    """One entry per step, in order of completion: time, place, duration and composition."""
 
     replica: array[int] = field(default_factory=lambda: array("i"))
     start_s: array[float] = field(default_factory=lambda: array("d"))
@@ -54,22 +54,22 @@ class RunRecord:
         self.num_starts = [0] * num_requests
         self.num_cached_tokens = [0] * num_requests
         self.replica = [0] * num_requests
-        self.gaps_s = array("d")  # every TBT, in order of time
+        self.gaps_s = array("d")  # all TBTs, in order of time
         self.gap_owner = array("i") if keep_steps else None
         self.steps = Steps() if keep_steps else None
         self.num_steps = 0
-        self.busy_s = 0.0  # of all stages together
+        self.busy_s = 0.0  # sum over all stages
         self.bubble_s = 0.0
         self.end_s = 0.0
 
     def started(self, request_id: int, now_s: float) -> None:
-        """The request entered the stages, for the first time or again."""
+        """The request entered the stages, for the first time or after a preemption."""
         if not self.num_starts[request_id]:
             self.started_s[request_id] = now_s
         self.num_starts[request_id] += 1
 
     def emitted(self, outputs: Sequence[Output], now_s: float) -> int:
-        """One message of the core; returns how many requests it ended."""
+        """Record one message of the core; returns the number of requests that it ended."""
         last_s, max_gap_s = self.last_token_s, self.max_gap_s
         counts, gap = self.num_output_tokens, self.gaps_s.append
         num_ended = 0
@@ -148,10 +148,10 @@ def summarise(
     ttft_objective_s: float | Floats | None = None,
     skip: int = 0,
 ) -> Summary:
-    """Figures over the requests from id `skip` on (the ramp-up before them is left out).
+    """Figures over the requests from id `skip` on, which leaves out the ramp-up.
 
-    Objectives are one for all, or an array of each request's own.
-    TBT figures are over all tokens of the run: a token has no request of its own to skip by.
+    Objectives are one value, or an array with one per request.
+    TBT figures cover all tokens of the run, because gaps are recorded without their request.
     """
     arrival = np.array(record.arrival_s)[skip:]
     first = np.array(record.first_token_s)[skip:]
@@ -208,7 +208,7 @@ def summarise(
 
 
 def write_requests(record: RunRecord, path: str | Path) -> None:
-    """A Parquet file with one row per request: the columns of the record that are one."""
+    """Write a Parquet file with one row per request."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,7 +1,7 @@
-"""The traffic of a recorded event log: what came when, how it was answered, and when.
+"""The traffic of a recorded event log: requests, answers and their times.
 
-An event log (`telemetry.events`) holds every request as the core received it, so that prompts find
-in a simulated prefix cache what they found in the live one, and every token that was sampled.
+An event log (`telemetry.events`) holds every request as the core received it and every sampled
+token, so a simulated prefix cache has the same hits as the live one.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from app.simulate.run.record import Floats, RunRecord
 from app.simulate.run.simulation import Deployment
 from app.simulate.workload.requests import Workload
 
-END = -1  # what a simulated request samples where the recorded one ended: no token has this id
+END = -1  # sampled where the recorded answer ended; no token has this id
 
 
 @dataclass(slots=True)
 class Recorded:
     """A log as traffic. Ids count from 0 in order of arrival, times from the first arrival.
 
-    config: that of the log's beginning. requests: for a simulated core, which knows no more of
-    their lengths than the live one did (`max_tokens`); `token_of` ends them. outputs: the tokens
-    that each was given. record: what happened. notes: what the log does not tell, in words.
+    config: in effect when the log began. requests: for a simulated core, which knows only
+    `max_tokens` of their lengths, as the live one did; `token_of` ends them. outputs: the sampled
+    tokens of each request. record: of the live run. notes: gaps in the log, in words.
     """
 
     config: SchedulerConfig
@@ -52,7 +52,7 @@ class Recorded:
         )
 
     def token_of(self, request_id: int, position: int) -> int:
-        """What the request samples at a position: what it did then, and `END` where it ended."""
+        """The recorded token at a position, or `END` after the last."""
         request, outputs = self.requests[request_id], self.outputs[request_id]
         number = position - len(request.prompt) - len(request.output)
         if number < len(outputs) - 1:
@@ -60,7 +60,7 @@ class Recorded:
         return END if outputs else 0
 
     def objectives_s(self, config: SchedulerConfig) -> tuple[Floats, Floats]:
-        """TBT and TTFT that each request was promised: its own, or else the configuration's."""
+        """TBT and TTFT objectives of each request: its own, or else the configuration's."""
         own = [request.objective for request in self.requests]
         tbt_s = [o.tbt_s or config.tbt_s or np.inf for o in own]
         ttft_s = [o.ttft_s or config.ttft_s or np.inf for o in own]
@@ -68,7 +68,7 @@ class Recorded:
 
 
 def read_traffic(rows: Sequence[Row]) -> Recorded:
-    """Raises ValueError for rows that are no log, or one without a request."""
+    """Read a log. Raises ValueError if the rows are not a log or hold no request."""
     if not rows:
         raise ValueError("the log is empty")
     config = config_of(rows[0])
@@ -107,7 +107,7 @@ def read_traffic(rows: Sequence[Row]) -> Recorded:
     for number, (_, request) in enumerate(arrived):
         was_refused = not np.isnan(record.refused_s[number])
         if not outputs[number] and not was_refused:
-            outputs[number].append(END)  # its prompt was work, if not its answer
+            outputs[number].append(END)  # its prompt was computed without an answer
         sampling = SamplingParams(
             1 if request.pooling else request.sampling.max_tokens, stop_token_ids=(END,)
         )
@@ -147,14 +147,14 @@ def _notes(found: Recorded, reasons: dict[int, FinishReason], changes: int) -> l
 def measured_deployment(
     config: SchedulerConfig, profile: CostModel, steps: Sequence[LiveStep]
 ) -> Deployment:
-    """The machine as these steps show it, under a core that believes the profile.
+    """The machine that these steps show, under a core that believes the profile.
 
     Raises ValueError without steps.
     """
     seen = slowdown(steps, profile)
     return Deployment(
         config,
-        # The pause between two steps is time of the stage, for the step that waits behind it.
+        # The pause between two steps counts as stage time, because the next step waits for it.
         replace(profile, overhead_s=profile.overhead_s + seen.gap_s),
         believed=profile,
         host_s=seen.answer_s,

@@ -1,7 +1,7 @@
 """One replica on virtual time: the real scheduling core over a pipeline that only takes time.
 
-The core is `actors.scheduling.build_core`'s, told nothing about being simulated. Stages are
-modelled by when they become free; a plan passes them in order, paying the sends between.
+The core comes from `actors.scheduling.build_core`, as in a live engine. A stage is modelled by the
+time at which it becomes free; a plan passes the stages in order and pays the sends between them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TokenOf = Callable[[int, int], int]  # (request id, position) -> token
 
 
 class Replica:
-    """`next_s` is when it next needs attention; `advance` gives it that."""
+    """`next_s` is the time of its next event; `advance` handles it."""
 
     __slots__ = (
         "_core", "_in_flight", "_index", "_jitter", "_model", "_ratios", "_record", "_rng",
@@ -58,11 +58,11 @@ class Replica:
         token_of: TokenOf | None = None,
     ) -> None:
         """
-        model: the truth about step times (the core may believe another).
+        model: the actual step times (the core may believe another model).
         jitter: sigma of the log-normal factor on each step's time (0: none).
-        ratios: what a live machine showed, to draw a factor from for each step.
-        host_s: time from a step's end until the core hears of it.
-        token_of: what is sampled; without it every token is 0.
+        ratios: measured on a live machine; each step's factor is drawn from them.
+        host_s: time from a step's end until the core receives its result.
+        token_of: the sampled tokens; by default every token is 0.
         """
         self._core = core
         self._index = index
@@ -90,18 +90,18 @@ class Replica:
         return self._index
 
     def submit(self, event: Event, now_s: float) -> None:
-        """Hand the core an event from outside (Submit, Abort, Reconfigure)."""
+        """Pass an external event (Submit, Abort, Reconfigure) to the core."""
         self._apply(self._core.handle(event, now_s), now_s)
 
     def withdraw(self, request_ids: Sequence[int], now_s: float) -> None:
-        """These go on elsewhere: they end here without a trace in the record."""
+        """Remove requests that move to another engine; the record does not count them as ended."""
         for request_id in request_ids:
             instructions = self._core.handle(Abort(request_id), now_s)
             self.num_live -= 1
             self._apply([i for i in instructions if type(i) is not Emit], now_s)
 
     def advance(self) -> float:
-        """Deliver what is due at `next_s`, a finished step or a tick; returns that time."""
+        """Deliver the finished step or the tick due at `next_s`; returns that time."""
         now_s = self.next_s
         if self._in_flight and self._in_flight[0][0] <= now_s:
             _, result = self._in_flight.popleft()
@@ -124,7 +124,7 @@ class Replica:
                 self.on_refuse(instruction, now_s)  # type: ignore[arg-type]
                 self.num_live -= 1
             elif kind is WakeAt:
-                # The core names the next time it wants; an earlier wish is still a wish.
+                # An earlier wake-up requested by the core stays valid.
                 self.wake_s = min(self.wake_s, instruction.time_s)  # type: ignore[union-attr]
         in_flight = self._in_flight
         done_s = in_flight[0][0] if in_flight else INFINITY
@@ -174,7 +174,7 @@ class Replica:
     def _pass_stages(
         self, mix: Mix, stage_s: float, now_s: float
     ) -> tuple[float, float, float, tuple[tuple[float, float], ...]]:
-        """Walk the pipeline; a stage that waits while work is in flight has a bubble."""
+        """Pass the pipeline; a stage that waits while work is in flight has a bubble."""
         model, stages = self._model, self._stages
         send_s = model.send_s(mix.num_tokens)
         # Earlier stages lack the output projection.

@@ -29,13 +29,13 @@ __all__ = [
     "simulate",
 ]
 
-# Sessions draw their tokens from disjoint ranges, so that prefix caching finds true repeats only.
+# Sessions use disjoint token ranges, so the prefix cache hits only on real repeats.
 SESSION_TOKENS = 1 << 20
 
 
 @dataclass(slots=True)
 class SimulatedRun:
-    """A finished run: what was simulated, its record, and what the replicas cost."""
+    """A finished run: the deployment, its record and its replica time."""
 
     deployment: Deployment
     workload: Workload
@@ -44,9 +44,7 @@ class SimulatedRun:
     replica_seconds: float  # sum of the time replicas were up
     scaling: list[tuple[float, int]] = field(default_factory=list)  # (time, replicas wanted)
     moves: list[tuple[float, int]] = field(default_factory=list)  # (time, request that moved)
-    loads: list[Mapping[str, EngineLoad]] = field(
-        default_factory=list
-    )  # at each look of the scaling
+    loads: list[Mapping[str, EngineLoad]] = field(default_factory=list)  # at each scaling decision
 
     def summary(self, *, skip: int = 0, ttft_objective_s: float | None = None) -> Summary:
         """Figures against the deployment's own TBT objective."""
@@ -73,7 +71,7 @@ def scheduler_config(
     """The core's settings for a modelled deployment: memory, stages and cost model from `model`.
 
     Plans are made when a step ends (no lookahead), and a prompt is in one step at a time, as in the
-    systems the paper compares.
+    systems that the paper compares.
     """
     if model.kv_tokens < block_size:
         raise ValueError(f"{model.name}: kv_tokens is {model.kv_tokens}, nothing could run")
@@ -103,7 +101,7 @@ def _blank_prompt(num_tokens: int) -> tuple[int, ...]:
 
 
 def requests_of(workload: Workload, objective: Objective | None = None) -> Callable[[int], Request]:
-    """Builds request `i` on demand: a day of traffic need not exist all at once."""
+    """Builds request `i` on demand, so a long workload need not be in memory."""
     arrivals = workload.arrival_s.tolist()
     prompts, outputs = workload.prompt_tokens.tolist(), workload.output_tokens.tolist()
     sessions = workload.sessions.tolist()
@@ -136,11 +134,11 @@ def simulate(
     requests: Sequence[Request] | None = None,
     token_of: TokenOf | None = None,
 ) -> SimulatedRun:
-    """Run to the last token, to `until_s`, or until `should_stop(record, arrived)` says so.
+    """Run to the last token, to `until_s`, or until `should_stop(record, arrived)` is true.
 
-    should_stop is asked once per 64 arrivals: a capacity probe that is lost need not be finished.
-    requests, token_of: recorded ones, and what is sampled for them, instead of blank ones of the
-        workload's lengths; ids count from 0.
+    should_stop: called once per 64 arrivals, to end a capacity probe that cannot pass.
+    requests, token_of: recorded requests and their sampled tokens, in place of blank requests of
+        the workload's lengths; ids count from 0.
     """
     record = RunRecord(len(workload), keep_steps)
     record.arrival_s = workload.arrival_s.tolist()
@@ -187,12 +185,12 @@ def simulate(
 
 
 def _own_tokens(request_id: int) -> int:
-    """Where the range of tokens begins that no session and no other request has."""
+    """Start of a token range that no session or other request uses."""
     return (1 << 60) + request_id * SESSION_TOKENS
 
 
 def _session_tokens(workload: Workload) -> Callable[[int, int], int]:
-    """What a conversation samples is what its next turn repeats."""
+    """Sampled tokens by (request, position): the next turn of the session repeats them."""
     sessions, branching = workload.sessions.tolist(), workload.branching
 
     def token_of(request_id: int, position: int) -> int:
