@@ -1,1 +1,1 @@
-"""The decoder family Legato runs: one description and one forward pass for all of them."""
+"""The decoder models that Legato runs: one description and one forward pass for all."""

@@ -1,8 +1,8 @@
-"""What a decoder is, read from a Hugging Face `config.json`.
+"""The description of a decoder, read from a Hugging Face `config.json`.
 
-One frozen description covers every family: they differ in a few orthogonal choices (norms, biases,
-rotation, activation, windows, scalings), which `families_*.py` read from the file. It is read as
-plain JSON, so nothing in a model folder is ever executed.
+One frozen description covers every family: families differ in a few orthogonal choices (norms,
+biases, rotation, activation, windows, scalings), which `families_*.py` read from the file. The file
+is read as plain JSON, so no code in a model folder is executed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class DecoderConfig:
     """Sizes and choices of one decoder; lengths in tokens, windows as in `AttentionShape`. The
     choices default to Llama's.
 
-    ropes, sliding_windows: one entry per layer, None where a token sees all those before it.
-    norm: "rms" or "layer" (mean removed; with a bias where norm_bias). norm_offset is added to
-    every norm's weight.
-    parallel: attention and MLP read the same hidden state and are added together.
+    ropes, sliding_windows: one entry per layer; window None: a token attends to all before it.
+    norm: "rms" or "layer" (mean removed; with a bias if norm_bias). norm_offset: added to every
+    norm's weight.
+    parallel: attention and MLP read the same hidden state, and their results are added.
     qk_norm: "none", "head" (each head by itself) or "whole" (all heads as one vector).
-    learned_positions: added to the embedding; the table begins `position_offset` rows late.
-    embedding_scale, logit_scale: factors of the embedding (rounded to the model's type where
-    rounds_embedding_scale) and of the logits, which softcap c then turns into c * tanh(logits / c).
-    expert_layers: whether a layer's MLP is a mixture, of num_experts of inner size expert_size.
-    normalizes_expert_weights: those of a token's experts sum to 1. expert_bias: of the router too.
-    quantization_config: as found in config.json, else None.
+    learned_positions: added to the embedding; position 0 is row `position_offset` of the table.
+    embedding_scale, logit_scale: factors of the embedding (rounded to the model's type if
+    rounds_embedding_scale) and of the logits, then capped by softcap c: c * tanh(logits / c).
+    expert_layers: whether a layer's MLP is a mixture of num_experts of inner size expert_size.
+    normalizes_expert_weights: a token's expert weights sum to 1. expert_bias: of the router too.
+    quantization_config: as in config.json, or None.
     """
 
     architecture: str
@@ -83,12 +83,12 @@ class DecoderConfig:
 
     @property
     def max_model_len(self) -> int:
-        """The longest sequence that the model's positions cover, in tokens."""
+        """Longest sequence that the model's positions cover, in tokens."""
         return min((rope.reach for rope in self.ropes if rope.dim), default=self.max_positions)
 
 
 def read_json(path: Path) -> JsonObject:
-    """The object in a file. Raises ModelError naming the file where there is none."""
+    """The object in a file. Raises ModelError naming the file if there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

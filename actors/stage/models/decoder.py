@@ -1,7 +1,7 @@
 """The forward pass of one stage over one hybrid batch.
 
-Linear layers see all tokens of all requests as one matrix; attention alone tells the requests
-apart. Shape suffixes as in `kernels.interface`.
+Linear layers see all tokens of all requests as one matrix; only attention distinguishes requests.
+Shape suffixes as in `kernels.interface`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from kernels.layer_weights import LayerWeights, Linear
 
 
 class NotFinite(RuntimeError):
-    """The step computed no numbers. It fails, so that the request that overflows is found and
-    ended by itself, and none gets tokens drawn from nothing."""
+    """The step's output is not finite. The step fails, so that the overflowing request is isolated
+    and ended, and no tokens are drawn from invalid logits."""
 
     def __init__(self) -> None:
         super().__init__("the model's output is not finite: weights or activations overflow")
@@ -33,8 +33,8 @@ class NotFinite(RuntimeError):
 class StageWeights:
     """Weights of one rank of one stage. First stage: embeddings; last stage: norm and head.
 
-    embedding_VH and head cover rows [vocab_start, vocab_start + V) of the vocabulary;
-    positions_PH is there where positions are learned. cos_sin_PD: of layers without their own.
+    embedding_VH and head cover rows [vocab_start, vocab_start + V) of the vocabulary.
+    positions_PH: None unless positions are learned. cos_sin_PD: for layers without their own.
     """
 
     layers: list[LayerWeights]
@@ -86,11 +86,11 @@ class Decoder:
         self.vocab_size = config.vocab_size
 
     def attach(self, kv: Sequence[KVLayer]) -> None:
-        """Use this cache, one entry per layer; fuses the layers where the backend can."""
+        """Use this cache, one entry per layer; fuses the layers if the backend can."""
         self._kv = kv
         w = self._weights
         sums = self._group.sums
-        # Parts of a q/k norm over all heads are summed too, which the fused layers do not.
+        # A q/k norm over all heads needs another sum over ranks, which fused layers lack.
         fuses = self._group.size == 1 or (sums is not None and not self._form.whole_qk_norm)
         if w.layers and fuses:
             self._stack = self._backend.decoder_stack(
@@ -98,12 +98,12 @@ class Decoder:
             )
 
     def empty_hidden(self, num_tokens: int = 0) -> torch.Tensor:
-        """Hidden states to be filled; of no tokens, what a step without slices hands on."""
+        """Uninitialised hidden states; with no tokens, the output of a step without slices."""
         w = self._weights
         return torch.empty((num_tokens, w.hidden_size), dtype=w.dtype, device=self.device)
 
     def embed(self, tokens_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
-        """Token ids -> (T, H). Each rank looks up its part of the vocabulary; ranks are summed."""
+        """Token ids -> (T, H): the sum over ranks, each looking up its part of the vocabulary."""
         w = self._weights
         if w.embedding_VH is None:
             raise RuntimeError("only the first stage embeds tokens")
@@ -179,8 +179,8 @@ class Decoder:
         return self._linear(w.down, w.adapters.down, inner_TX, batch)
 
     def _whole_norm(self, x_TX: torch.Tensor, weight_X: torch.Tensor) -> torch.Tensor:
-        """RMS norm of a vector of which each rank has a part. Heads that several ranks hold count
-        as often in the sum as in the width."""
+        """RMS norm of a vector split over ranks. Heads held by several ranks count as often in the
+        sum as in the width."""
         if self._group.size == 1:
             return self._backend.rms_norm(x_TX.contiguous(), weight_X, self._form.eps)
         wide_TX = x_TX.float()
@@ -213,7 +213,7 @@ class Decoder:
         return x_TH if weight_H is None else self._normed(x_TH, weight_H, None)
 
     def final_norm(self, x_RH: torch.Tensor, residual_RH: torch.Tensor) -> torch.Tensor:
-        """Norm of the hidden state of the rows asked for; overwrites residual_RH."""
+        """Norm of these rows' hidden state; overwrites residual_RH."""
         norm_H = self._weights.final_norm_H
         if norm_H is None:
             raise RuntimeError("only the last stage has the final norm")
@@ -222,7 +222,7 @@ class Decoder:
     def final_norm_of(
         self, x_TH: torch.Tensor, residual_TH: torch.Tensor, rows: Iterable[int]
     ) -> torch.Tensor:
-        """The same of copies of some rows: the rows themselves may be needed again."""
+        """As `final_norm`, for copies of some rows, which may be needed again."""
         index = torch.from_numpy(np.fromiter(rows, np.int64)).to(x_TH.device)
         return self.final_norm(x_TH[index], residual_TH[index])
 
@@ -233,8 +233,8 @@ class Decoder:
         return self.gather_logits(self.sharded_logits(normed_RH), place_RV)
 
     def sharded_logits(self, normed_RH: torch.Tensor) -> torch.Tensor:
-        """This rank's vocabulary shard, unscaled: equally wide on every rank, columns behind the
-        vocabulary's end without meaning."""
+        """This rank's vocabulary shard, unscaled. It is equally wide on every rank; columns past
+        the end of the vocabulary are meaningless."""
         if self._weights.head is None:
             raise RuntimeError("only the last stage has the language-model head")
         return self._weights.head.unrounded(normed_RH)
@@ -242,7 +242,7 @@ class Decoder:
     def gather_logits(
         self, sharded_RV: torch.Tensor, place_RV: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """The shards of all ranks as one, as `logits` gives them."""
+        """The shards of all ranks joined, as `logits` returns them."""
         if self._group.size == 1:
             return self._scaled(sharded_RV[:, : self.vocab_size], place_RV)
         gathered_RV = self._group.gather_columns(sharded_RV)
@@ -251,7 +251,7 @@ class Decoder:
         return self._scaled(gathered_RV[:, : self.vocab_size], place_RV)
 
     def local_logits(self, sharded_RV: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """The logits of this rank's shard, and the token of the first."""
+        """The logits of this rank's shard, and the token id of its first column."""
         first_id = self._weights.vocab_start
         return self._scaled(sharded_RV[:, : max(0, self.vocab_size - first_id)], None), first_id
 

@@ -13,8 +13,8 @@ from actors.stage.models.rope import Rope
 
 
 def gemma(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """Llama with norms of weight 1 + w, a scaled embedding and GELU, by its approximation with tanh
-    also where old configs say "gelu"."""
+    """Llama with norms of weight 1 + w, a scaled embedding and tanh-approximated GELU, also if an
+    old config says "gelu"."""
     keys.ignore("hidden_activation")
     keys.only("use_bidirectional_attention", False)
     bias = keys.flag("attention_bias")
@@ -30,8 +30,8 @@ def gemma(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 
 def gemma2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """Gemma with norms of results, soft caps of scores and logits, and a window in every other
-    layer."""
+    """Gemma with norms after attention and MLP too, soft caps of scores and logits, and a window in
+    every other layer."""
     keys.ignore("hidden_act")
     pattern = keys.size("sliding_window_pattern")
     kinds = [SLIDING if (i + 1) % pattern else FULL for i in range(base.num_layers)]
@@ -45,8 +45,8 @@ def gemma2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 
 def gemma3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """Gemma 2 with norms of each query and key head instead of soft caps; the layers that see a
-    window, five of six, rotate by a base of their own and without scaling."""
+    """Gemma 2 with norms of each query and key head instead of soft caps. Window layers, five of
+    six, have their own rotation base and no scaling."""
     config = gemma2(base, keys)
     given = (keys.get("rope_parameters") or {}).get(SLIDING) or {}
     theta = float(given.get("rope_theta", keys.number("rope_local_base_freq")))

@@ -1,4 +1,4 @@
-"""Families in the line of GPT-2: layer norms, and an MLP without a gate or beside attention."""
+"""Families derived from GPT-2: layer norms, and an MLP without a gate or parallel to attention."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from actors.stage.models.rope import no_rope
 
 
 def falcon(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """Layer norms, GELU, no gate, q, k and v in one tensor. In 7B attention and MLP read the same
-    norm and heads share one key and value; in 40B and 180B (new_decoder_architecture) each has a
-    norm of its own and key/value heads are shared by groups. ALiBi (falcon-rw) is refused."""
+    """Layer norms, GELU, no gate, q, k and v in one tensor. In 7B, attention and MLP read the same
+    norm and heads share one key and value. In 40B and 180B (new_decoder_architecture), each has its
+    own norm and key/value heads are shared by groups. ALiBi (falcon-rw) is refused."""
     keys.only("alibi", False)
     new = keys.flag("new_decoder_architecture")
     one = keys.flag("multi_query", True) and not new
@@ -66,7 +66,7 @@ def gpt2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 
 def opt(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """GPT-2 with ReLU; its table of positions begins two rows late."""
+    """GPT-2 with ReLU; position 0 is row 2 of its table."""
     keys.only("do_layer_norm_before", True)
     keys.only("_remove_final_layer_norm", False)
     keys.only("word_embed_proj_dim", base.hidden_size)
@@ -85,8 +85,8 @@ def opt(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 
 def cohere(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """Command R: attention and MLP read the same layer norm, which has no bias; pairs of neighbours
-    are rotated; logits are scaled."""
+    """Command R: attention and MLP read the same layer norm, without a bias; rotation pairs
+    neighbours; logits are scaled."""
     keys.only("use_qk_norm", False)
     bias = keys.flag("attention_bias")
     return replace(
@@ -101,7 +101,7 @@ def cohere(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 
 def cohere2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """Command R7B and A: three of four layers see a window, the fourth all, without positions."""
+    """Command R7B and A: three of four layers have a window, the fourth none and no positions."""
     keys.only("rotary_pct", 1.0)
     pattern = keys.size("sliding_window_pattern", 4)
     kinds = [SLIDING if (i + 1) % pattern else FULL for i in range(base.num_layers)]

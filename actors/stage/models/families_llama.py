@@ -1,4 +1,4 @@
-"""Llama and what differs from it in a few places: biases, windows, multipliers, fused tensors."""
+"""Llama and families close to it: other biases, windows, multipliers, fused tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def llama(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 
 def mistral(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """Llama without biases; every layer sees a sliding window, where there is one."""
+    """Llama without biases; the sliding window, if any, is in every layer."""
     return replace(base, sliding_windows=(keys.get("sliding_window"),) * base.num_layers)
 
 
@@ -28,7 +28,7 @@ def ministral(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 
 def qwen2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """Llama with biases of q, k and v; upper layers may see a sliding window."""
+    """Llama with biases of q, k and v; upper layers may have a sliding window."""
     keys.ignore("attention_bias")
     return replace(_qwen_windows(base, keys), qkv_bias=True)
 
@@ -53,8 +53,8 @@ def olmo2(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 def granite(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Llama with four multipliers.
 
-    A residual multiplier r, x + r f(norm(x)), is the same as a residual kept in units of r:
-    x / r + f(norm(x / r)), for a norm sees no scale but that of its epsilon.
+    A residual multiplier r, x + r f(norm(x)), equals a residual kept in units of r,
+    x / r + f(norm(x / r)), because a norm is invariant to scale except for its epsilon.
     """
     unit = keys.number("residual_multiplier", 1.0)
     return replace(
@@ -67,7 +67,7 @@ def granite(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 
 def smollm3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """Llama whose every fourth layer has no positions (NoPE)."""
+    """Llama without positions in every fourth layer (NoPE)."""
     every = keys.size("no_rope_layer_interval", 4)
     rotates = keys.get("no_rope_layers") or [(i + 1) % every for i in range(base.num_layers)]
     use = keys.flag("use_sliding_window") and keys.get("sliding_window") is not None
@@ -78,8 +78,8 @@ def smollm3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 
 def glm(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """GLM-4: half of each head is rotated, in pairs of neighbours. The models of 0414 (Glm4) have
-    norms after attention and MLP as well as before."""
+    """GLM-4: half of each head is rotated, in pairs of neighbours. The 0414 models (Glm4) have
+    norms before and after attention and MLP."""
     ropes = tuple(replace(rope, interleaved=True) for rope in base.ropes)
     return replace(base, qkv_bias=keys.flag("attention_bias"), ropes=ropes)
 

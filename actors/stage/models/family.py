@@ -1,4 +1,4 @@
-"""What a family is: how it differs from Llama, as it would stand on its model card."""
+"""A model family: its differences from Llama."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 class Family:
     """One architecture.
 
-    describe: from what all decoders share, already read, and the keys of config.json to the whole
-        description.
-    defaults: keys that config.json may leave out.
-    renamed: what config.json calls keys that Llama has too.
-    ropes_by_layer_type: its `rope_parameters` stand under "full_attention" and so on.
+    describe: completes the description from the shared part, already read, and the keys of
+        config.json.
+    defaults: values of keys that config.json may omit.
+    renamed: the family's names of keys that Llama has too.
+    ropes_by_layer_type: `rope_parameters` are grouped by layer type ("full_attention", ...).
     """
 
     describe: Callable[[DecoderConfig, Keys], DecoderConfig]
@@ -31,7 +31,7 @@ class Family:
 
 
 def windows(base: DecoderConfig, keys: Keys, kinds: Sequence[str]) -> DecoderConfig:
-    """`sliding_window` in the layers that `layer_types`, or else `kinds`, names so."""
+    """`sliding_window` in the layers that `layer_types`, or else `kinds`, marks as sliding."""
     kinds = keys.get("layer_types", kinds)
     if len(kinds) != base.num_layers or set(kinds) - {SLIDING, FULL}:
         raise ValueError(f"layer_types must name {SLIDING} or {FULL} {base.num_layers}x")

@@ -1,4 +1,4 @@
-"""A config.json that remembers which of its keys were read."""
+"""A config.json that tracks which of its keys were read."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 JsonObject = dict[str, Any]
 
-# Keys that change what some decoder computes. A family that does not read one of them refuses it,
-# unless its value says that nothing changes.
+# Keys that affect the results of some decoder. A family refuses such a key if it does not read it,
+# unless its value has no effect.
 MEANINGFUL = frozenset(
     """
     activation activation_function alibi attention_bias attention_chunk_size
@@ -34,20 +34,20 @@ class Keys:
     def __init__(
         self, raw: JsonObject, defaults: JsonObject, renamed: Mapping[str, str] | None = None
     ) -> None:
-        """renamed: the family's name of a key that this package calls as Llama does."""
+        """renamed: Llama's name of a key, used here -> the family's name."""
         self.values = {**defaults, **raw}
         self._renamed = renamed or {}
         self._read: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Its value. Without a default None stands for an absent key."""
+        """The key's value, or the default if it is absent."""
         key = self._renamed.get(key, key)
         self._read.add(key)
         value = self.values.get(key)
         return default if value is None else value
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A number of something, at least 1. KeyError where it is absent and has no default."""
+        """A number of at least 1. Raises KeyError if it is absent and has no default."""
         value = self.get(key, default)
         if value is None:
             raise KeyError(self._renamed.get(key, key))
@@ -65,17 +65,17 @@ class Keys:
         return bool(self.get(key, default))
 
     def ignore(self, *keys: str) -> None:
-        """The family's own implementation does not read these either."""
+        """Mark keys as read that the family's reference implementation does not read either."""
         self._read.update(keys)
 
     def only(self, key: str, value: Any) -> None:
-        """Raises ValueError where a key has any other value than the one supported."""
+        """Raises ValueError if a key has another value than the supported one."""
         found = self.get(key, value)
         if found != value:
             raise ValueError(f"{key} {found!r} is not supported; supported: {value!r}")
 
     def unread(self) -> str | None:
-        """A key that would change results and has not been read, if there is one."""
+        """An unread key that would change results, or None."""
         for key in sorted(MEANINGFUL - self._read):
             value = self.values.get(key)
             if not any(value == neutral for neutral in _NEUTRAL):

@@ -1,4 +1,4 @@
-"""What a family's checkpoints call their tensors, without the `.weight` or `.bias` at the end."""
+"""Tensor names in a family's checkpoints, without the ending `.weight` or `.bias`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Llama's names unless said otherwise; names of a layer stand behind `layer`.
+    """Tensor names; the defaults are Llama's. Names of a layer follow the prefix `layer`.
 
-    Which names exist says what a layer is made of: a norm without a name is not there, an MLP
-    without `gate` (nor `gate_up`) has no gate.
+    The names determine a layer's parts: a norm without a name does not exist, and an MLP without
+    `gate` and `gate_up` has no gate.
 
     input_norm, mlp_norm: before attention and before the MLP. attention_out_norm, mlp_out_norm:
-    of their results, before these join the residual.
+    of their results, before the addition to the residual.
     qkv: all three in one tensor, `grouped` by key/value head (its query heads, its key, its value)
     or all queries, all keys, all values. gate_up: gate above up.
-    sinks: of each head one more score of attention.
-    expert: in front of the three names of each expert of a mixture. stacks_experts: all of a layer
-    are one tensor, as `weights/stacked.py` reads them.
+    sinks: an additional attention score of each head.
+    expert: prefix of the three names of each expert of a mixture. stacks_experts: all experts of a
+    layer are in one tensor, read by `weights/stacked.py`.
     transposed: linear layers are stored as (in, out) features.
-    optional_prefix: what old checkpoints leave out at the front.
+    optional_prefix: prefix that old checkpoints omit.
     """
 
     embedding: str = "model.embed_tokens"

@@ -1,4 +1,4 @@
-"""From a model folder's config.json to its `DecoderConfig`."""
+"""Reads the `DecoderConfig` from a model folder's config.json."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FAMILIES: dict[str, Family] = {  # by the architecture's name
 }
 
 QUANT_METHODS = ("awq", "compressed-tensors", "fp8", "gguf", "gptq")
-# Of families whose experts are stacked.
+# Quantisation methods of families with stacked experts.
 STACKED_METHODS = ("mxfp4",)
 
-# What config.json calls an activation -> what `Backend.activate` does.
+# Activations by their name in config.json -> their name in `Backend.activate`.
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -38,8 +38,8 @@ def load_config(folder: Path) -> DecoderConfig:
     """Read `config.json` (and `generation_config.json`'s end tokens) of a model folder.
 
     Raises ModelError for a missing or broken file, an unknown architecture, or a key that would
-    change results and has no meaning for the family. Code in the folder is never run: where
-    `auto_map` points to some, the architecture's implementation here takes its place.
+    change results and is unknown to the family. Code in the folder (`auto_map`) is never run; the
+    implementation here replaces it.
     """
     if not folder.is_dir():
         raise ModelError(f"model folder {folder} does not exist")
@@ -66,7 +66,7 @@ def load_config(folder: Path) -> DecoderConfig:
 
 
 def _shared(name: str, family: Family, keys: Keys, eos_token_ids: tuple[int, ...]) -> DecoderConfig:
-    """What all families read alike."""
+    """The part of the description that all families read alike."""
     num_heads, hidden_size = keys.size("num_attention_heads"), keys.size("hidden_size")
     num_layers = keys.size("num_hidden_layers")
     head_dim = keys.size("head_dim", hidden_size // num_heads)
@@ -75,7 +75,7 @@ def _shared(name: str, family: Family, keys: Keys, eos_token_ids: tuple[int, ...
     if activation not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise ValueError(f"hidden_act {activation!r} is not supported; supported: {known}")
-    keys.ignore("partial_rotary_factor")  # read_rope looks at it
+    keys.ignore("partial_rotary_factor")  # read by read_rope
     layer_type = FULL if family.ropes_by_layer_type else None
     rope = read_rope(keys.values, head_dim, max_positions, layer_type)
     return DecoderConfig(
@@ -103,7 +103,7 @@ def _shared(name: str, family: Family, keys: Keys, eos_token_ids: tuple[int, ...
 
 def _check(config: DecoderConfig, keys: Keys) -> None:
     if config.inner_size <= 0:
-        keys.size("intermediate_size")  # raises for it
+        keys.size("intermediate_size")  # raises if it is absent
     if config.num_heads % config.num_kv_heads:
         raise ValueError(
             f"{config.num_heads} heads cannot share {config.num_kv_heads} key/value heads"
@@ -120,7 +120,7 @@ def _check(config: DecoderConfig, keys: Keys) -> None:
 
 
 def _eos_token_ids(folder: Path, config: JsonObject) -> tuple[int, ...]:
-    """End tokens, generation_config.json first: chat models list their turn end only there."""
+    """End tokens, generation_config.json first, because chat models list turn ends only there."""
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
     ids = generation.get("eos_token_id", config.get("eos_token_id"))

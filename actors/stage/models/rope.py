@@ -1,4 +1,4 @@
-"""Rotary position embedding and the ways in which models extend it.
+"""Rotary position embedding and its extensions.
 
 Each kind turns the head dimension into inverse frequencies and an attention factor:
 default (Su et al., RoFormer, 2021), linear (position interpolation, Chen et al. 2023), dynamic
@@ -10,10 +10,10 @@ sequence of p + 1 tokens, so a token's rotation depends on its position alone: w
 sizes, a replay gives the same keys. transformers computes the same when it generates token by token
 from a prompt within the trained length to beyond it.
 
-Kernels know one rotation: feature i with i + D/2, by a table as wide as the head. Models that pair
-neighbours, rotate a part of each head or nothing at all come to the same by a table with angles of
-zero and by the order in which the features of q and k are computed (`feature_order`): attention
-sees their products alone.
+Kernels implement one rotation: feature i with i + D/2, by a table as wide as the head. Models that
+pair neighbours, or rotate only a part of each head or nothing, are reduced to it by angles of zero
+in the table and by reordering the features of q and k (`feature_order`), which does not change
+their products.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 class Rope:
     """One layer's rotation; lengths in tokens. Fields a kind does not use keep their default.
 
-    dim: features of a head that are rotated, the first ones; 0 for kind "none".
-    interleaved: pairs are neighbours, not halves of those features.
+    dim: number of rotated features, the first of each head; 0 for kind "none".
+    interleaved: pairs are neighbours, not one feature of each half.
     """
 
     kind: str
@@ -54,8 +54,8 @@ class Rope:
 
     @property
     def reach(self) -> int:
-        """Positions the rotation covers. Configs of linear and dynamic scaling state the length
-        before scaling, those of yarn either one, the others the length after."""
+        """Number of positions covered. Configs of linear and dynamic scaling state the length
+        before scaling, those of yarn either one, the others the length after scaling."""
         if self.kind in ("linear", "dynamic"):
             return int(self.max_positions * self.factor)
         if self.kind == "yarn":
@@ -64,7 +64,7 @@ class Rope:
 
 
 def no_rope(max_positions: int) -> Rope:
-    """Of a layer without rotation."""
+    """The rotation of a layer without positions."""
     return Rope("none", 0, 1.0, max_positions)
 
 
@@ -72,8 +72,8 @@ def read_rope(
     config: Mapping[str, Any], head_dim: int, max_positions: int, layer_type: str | None = None
 ) -> Rope:
     """The rotation of a config.json: `rope_parameters`, or the older `rope_scaling` with
-    `rope_theta` beside it. layer_type: whose parameters to take, in families where these differ
-    between layers. Raises ValueError for an unknown kind or a missing parameter."""
+    `rope_theta`. layer_type: selects the parameters in families in which they differ between
+    layers. Raises ValueError for an unknown kind or a missing parameter."""
     given = config.get("rope_parameters") or {}
     if layer_type is not None:
         given = given.get(layer_type) or {}
@@ -126,8 +126,8 @@ def read_rope(
 
 
 def cos_sin_table(rope: Rope, num_positions: int, head_dim: int) -> torch.Tensor:
-    """(num_positions, head_dim) float32: cos in the first half of a row, sin in the second;
-    features behind the rotated ones have an angle of zero."""
+    """(num_positions, head_dim) float32: cos in the first half of a row, sin in the second.
+    Features that are not rotated have an angle of zero."""
     cos_PF = torch.ones(num_positions, head_dim // 2)
     sin_PF = torch.zeros(num_positions, head_dim // 2)
     if rope.dim:
@@ -139,8 +139,8 @@ def cos_sin_table(rope: Rope, num_positions: int, head_dim: int) -> torch.Tensor
 
 
 def feature_order(ropes: Iterable[Rope], head_dim: int) -> torch.Tensor | None:
-    """(D,) where in a head of the model each feature of ours stands, so that pairs are i and
-    i + D/2; None where they already are. Layers that rotate nothing follow the others."""
+    """(D,) index in the model's head of each feature here, so that i pairs with i + D/2; None if
+    the model's order is the same. Layers without rotation use the order of the others."""
     rotated = {(rope.dim, rope.interleaved) for rope in ropes if rope.dim}
     if len(rotated) > 1:
         raise ValueError("layers that rotate different features are not supported")
@@ -153,7 +153,7 @@ def feature_order(ropes: Iterable[Rope], head_dim: int) -> torch.Tensor | None:
 
 
 def _inverse_frequencies(rope: Rope, num_positions: int) -> torch.Tensor:
-    """(dim / 2) frequencies, or (num_positions, dim / 2) where they depend on the length."""
+    """(dim / 2) frequencies, or (num_positions, dim / 2) if they depend on the length."""
     exponents_F = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
     plain_F = 1.0 / (rope.theta**exponents_F)
     match rope.kind:
@@ -185,7 +185,7 @@ def _dynamic(rope: Rope, exponents_F: torch.Tensor, num_positions: int) -> torch
 
 
 def _llama3(rope: Rope, plain_F: torch.Tensor) -> torch.Tensor:
-    """Long wavelengths are divided by the factor, short ones kept, those between blended."""
+    """Low frequencies are divided by the factor, high ones kept, those between blended."""
     wavelengths_F = 2 * math.pi / plain_F
     cycles_F = rope.original_positions / wavelengths_F
     span = rope.high_frequency_factor - rope.low_frequency_factor
@@ -194,7 +194,7 @@ def _llama3(rope: Rope, plain_F: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: Rope, exponents_F: torch.Tensor) -> torch.Tensor:
-    """Features turning often over the trained length are kept, slow ones interpolated."""
+    """Frequencies with many turns over the trained length are kept, low ones interpolated."""
 
     def feature_of(num_turns: float) -> float:
         turns = rope.original_positions / (num_turns * 2 * math.pi)

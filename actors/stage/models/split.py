@@ -1,4 +1,4 @@
-"""Which part of the model a rank holds: layers by stage, heads and columns by rank."""
+"""A rank's part of the model: layers by stage, heads and columns by rank."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Range = tuple[int, int]
 class Split:
     """Half-open ranges of the whole model that belong to one rank of one stage.
 
-    q and kv are feature rows (heads times head_dim). kv heads are replicated where there are
-    fewer of them than ranks. Every rank's `vocab` range has the same length; the last one may
-    reach behind the vocabulary, where rows are zero.
+    q and kv are feature rows (heads times head_dim). kv heads are replicated if there are fewer of
+    them than ranks. Every rank's `vocab` range has the same length; the last one may extend past
+    the vocabulary, where rows are zero.
     """
 
     layers: Range
@@ -30,10 +30,10 @@ class Split:
 
 
 def split_layers(num_layers: int, num_stages: int) -> tuple[Range, ...]:
-    """Layers of each stage, as even as can be.
+    """Layers of each stage, as even as possible.
 
-    The remainder goes to the middle stages first, then to the first stage: the last one computes
-    the language-model head as well, and a pipeline is as slow as its slowest stage.
+    The remainder goes to the middle stages first, then to the first stage, because the last one
+    also computes the language-model head, and a pipeline is as slow as its slowest stage.
 
     >>> split_layers(7, 3)
     ((0, 2), (2, 5), (5, 7))
@@ -52,7 +52,7 @@ def split_layers(num_layers: int, num_stages: int) -> tuple[Range, ...]:
 
 
 def split(config: DecoderConfig, spec: StageSpec) -> Split:
-    """The part of `spec`'s rank. Raises ModelError where heads or inner size do not divide."""
+    """The part of `spec`'s rank. Raises ModelError if heads or inner size do not divide."""
     rank, ranks = spec.rank, spec.tensor_ranks
     heads, kv_heads, inner = config.num_heads, config.num_kv_heads, config.inner_size
     if heads % ranks:

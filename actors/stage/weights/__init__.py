@@ -1,1 +1,1 @@
-"""Where a stage's weights come from: a folder, a GGUF file, or a seed (`load_format: dummy`)."""
+"""Sources of a stage's weights: a folder, a GGUF file, or a seed (`load_format: dummy`)."""

@@ -1,7 +1,7 @@
 """Reading a LoRA adapter as peft saves it: adapter_config.json and adapter_model.safetensors.
 
-A key of the config that would change results and is not computed here is refused by name, and so
-is one that is not known, unless it is empty.
+A config key that would change results and is not supported is refused by name, and so is an
+unknown key, unless it is empty.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _WEIGHTS = "adapter_model.safetensors"
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_[AB]\.weight")
 
 _READ = {"peft_type", "task_type", "r", "lora_alpha", "use_rslora", "bias", "init_lora_weights"}
-# Of training, of the base model, or said by the tensors themselves.
+# Keys of training, of the base model, or implied by the tensors.
 _WITHOUT_EFFECT = {
     "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out",
     "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core",
     "peft_version", "qalora_group_size", "revision", "target_modules",
 }  # fmt: skip
-# Ways to draw the first weights that leave the base model's as they are.
+# Initialisations that leave the base model's weights unchanged.
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """rank: rows of A. scaling: factor of what the adapter adds."""
+    """rank: rows of A. scaling: factor of the adapter's output."""
 
     rank: int
     scaling: float
@@ -81,13 +81,13 @@ def _number(path: Path, keys: Mapping[str, Any], key: str, default: float) -> fl
 
 
 class AdapterFolder:
-    """One adapter, checked against the whole model; `modules` names what it changes. Close it."""
+    """One adapter, checked against the whole model; `modules`: layers that it changes. Close it."""
 
     def __init__(self, folder: Path, config: DecoderConfig, max_rank: int, dtype: torch.dtype):
         self.config = read_adapter_config(folder, max_rank)
         self._dtype = dtype
         self._shapes = _module_shapes(config)
-        # Scaled before it is rounded to the model's type.
+        # float32, because weights are scaled before they are rounded to the model's type.
         self._checkpoint = Checkpoint(folder, torch.float32, single=_WEIGHTS)
         try:
             self.modules = frozenset(map(self._module_of, self._checkpoint.names))

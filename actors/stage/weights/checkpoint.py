@@ -1,8 +1,8 @@
-"""Reading a Hugging Face folder of safetensors: only the slices asked for, and no code.
+"""Reading slices of tensors from a Hugging Face folder of safetensors.
 
-Opening a folder checks every shard's header against its file before a single weight is read, so
-a missing, truncated or foreign shard is named at once. Pickled weights are refused: unpickling
-runs code.
+Opening a folder checks every shard's header against its file before any weight is read, so a
+missing, truncated or foreign shard is named at once. Pickled weights are refused, because
+unpickling runs code.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 class Checkpoint:
     """The tensors of one folder by name. Close it to unmap the shards.
 
-    optional_prefix: at the front of every name but the head's; some checkpoints leave it out.
-    single: what the one file is called where there is one.
+    optional_prefix: precedes every name but the head's; some checkpoints omit it.
+    single: file name of an unsharded checkpoint.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Checkpoint:
         return self._shard_of.keys()
 
     def file_of(self, name: str) -> Path:
-        """The shard that holds a tensor. Raises ModelError where none does."""
+        """The shard that holds a tensor. Raises ModelError if none does."""
         shard = self._shard_of.get(name)
         if shard is None:
             files = ", ".join(path.name for path in self._handles)
@@ -74,7 +74,7 @@ class Checkpoint:
         return shard
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """Of a tensor as stored. Raises ModelError where there is none."""
+        """Shape of a tensor as stored. Raises ModelError if it is missing."""
         shard = self.file_of(name)
         return tuple(self._handles[shard].get_slice(name.removeprefix(self._left_out)).get_shape())
 
@@ -86,10 +86,10 @@ class Checkpoint:
             raise ModelError(f"{shard}: tensor {name} cannot be read: {bad}") from bad
         if not tensor.is_floating_point():
             raise ModelError(f"{shard}: tensor {name} holds {tensor.dtype}, not a float type")
-        # A sum is finite only where every term is: one pass, no second tensor.
+        # A sum is finite only if every term is: one pass, no second tensor.
         if not torch.isfinite(tensor.sum(dtype=torch.float32)):
             raise ModelError(f"{shard}: tensor {name} holds values that are not finite")
-        # A copy: the mapped file may change while the weight is in use.
+        # Copied, because the mapped file may change while the weight is in use.
         return tensor.to(self._dtype, copy=True).contiguous()
 
     def read_raw(self, name: str, row: int | None = None) -> torch.Tensor:
@@ -110,8 +110,8 @@ class Checkpoint:
     ) -> None:
         """Check the whole folder against the whole model, before any weight is read.
 
-        shapes: every tensor the model has, by name. optional: those that may be absent.
-        ignored_endings: names in old checkpoints that are not read. Raises ModelError for the
+        shapes: of all tensors of the model, by name. optional: tensors that may be absent.
+        ignored_endings: of names in old checkpoints that are not read. Raises ModelError for the
         first tensor that is missing, unexpected or of another shape.
         """
         for name, shape in shapes.items():
@@ -151,7 +151,7 @@ def _open(shard: Path) -> Any:
 
 
 def _read_index(folder: Path) -> dict[str, Path]:
-    """Tensor name -> shard, or empty where the folder has no index."""
+    """Tensor name -> shard; empty if the folder has no index."""
     path = folder / _INDEX
     if not path.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""Opening a model folder: which source its weights come from, checked before one is read."""
+"""Opening a model folder: chooses the source of its weights and checks it before reading."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from actors.stage.weights.stacked import StackedExperts
 _log = logging.getLogger(__name__)
 
 LOAD_FORMATS = ("auto", "dummy")
-# In a folder made from a GGUF file, what leads to it.
+# Link to the GGUF file in a folder made from one.
 GGUF_LINK = "model.gguf"
 
 
@@ -31,7 +31,7 @@ GGUF_LINK = "model.gguf"
 def open_folder(
     folder: Path, config: DecoderConfig, spec: StageSpec, dtype: torch.dtype
 ) -> Iterator[tuple[WeightSource, PackedSource | None]]:
-    """The folder's tensors, and its quantised layers where it has some; closed on leaving.
+    """The folder's tensors, and its quantised layers if it has any; closed on exit.
 
     Raises ModelError naming the file for weights that are missing, broken or of another model.
     """
@@ -91,7 +91,7 @@ def _open_scaled(
     file = checkpoint.folder / "config.json"
     if not weights.layers:
         raise ModelError(f"{file} says {stored['quant_method']}, but no layer is quantised")
-    if weights.scheme.kind == "packed":  # of the others the weight keeps its name
+    if weights.scheme.kind == "packed":  # the other kinds keep the weight's name
         layers = weights.layers
         shapes = {n: s for n, s in shapes.items() if n.removesuffix(".weight") not in layers}
     checkpoint.check(shapes, optional, (*IGNORED_ENDINGS, *SCALED_ENDINGS))

@@ -1,6 +1,6 @@
-"""From a GGUF file's metadata to the config.json that the same model has as a folder.
+"""Converts a GGUF file's metadata to the config.json of the same model as a folder.
 
-A key of the model's own namespace that is not known is refused: it may change results.
+An unknown key of the model's own namespace is refused, because it may change results.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from actors.stage.models.config import ModelError
 from actors.stage.models.keys import JsonObject
 from actors.stage.weights.gguf_file import GgufFile
 
-# Ends of turns, where a chat model's file names only the end of text.
+# Turn ends, for files of chat models that name only the end of text.
 _TURN_ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>", "<|endoftext|>",
 )  # fmt: skip
-_CONTROL = 3  # a token's type
+_CONTROL = 3  # token type
 
 
 class GgufMetadata:
-    """The keys of a file's architecture, which remember whether they were read."""
+    """The keys of a file's architecture; tracks which were read."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
@@ -34,7 +34,7 @@ class GgufMetadata:
         return self.file.metadata.get(self._prefix + key, default)
 
     def number(self, key: str) -> Any:
-        """Raises ModelError where it is missing, or differs between layers."""
+        """A number. Raises ModelError if it is missing or differs between layers."""
         value = self.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ModelError(f"{self.file.path}: {self._prefix}{key} is {value!r}, not a number")
@@ -44,7 +44,7 @@ class GgufMetadata:
         return tensor in self.file.tensors
 
     def factors(self, tensor: str) -> list[float]:
-        """A small tensor of float32, by value."""
+        """The values of a small float32 tensor."""
         found = self.file.tensors[tensor]
         if len(found.shape) != 1:
             raise ModelError(f"{self.file.path}: tensor {tensor} has shape {found.shape}")
@@ -59,10 +59,10 @@ class GgufMetadata:
 
 @dataclass(frozen=True, slots=True)
 class GgufFamily:
-    """How an architecture of GGUF files is called in a folder.
+    """How a GGUF architecture maps to one of folders.
 
-    extra: keys beyond those that all share. permuted: rows of q and k stand in pairs of
-    neighbours, where the folder has them in halves. norms_plus_one: norms are stored as 1 + w.
+    extra: keys beyond the shared ones. permuted: rows of q and k are stored in pairs of
+    neighbours, not in halves as in a folder. norms_plus_one: norms are stored as 1 + w.
     """
 
     architecture: str
@@ -176,7 +176,7 @@ GGUF_FAMILIES: dict[str, GgufFamily] = {
 
 
 def family_of(file: GgufFile) -> GgufFamily:
-    """Raises ModelError for an architecture that is not supported in this format."""
+    """The file's family. Raises ModelError if the format does not support its architecture."""
     name = file.metadata.get("general.architecture")
     family = GGUF_FAMILIES.get(str(name))
     if family is None:
@@ -188,8 +188,7 @@ def family_of(file: GgufFile) -> GgufFamily:
 
 
 def config_of(file: GgufFile) -> JsonObject:
-    """The whole config.json. Raises ModelError naming the file and the key for one that is
-    missing or not known."""
+    """The whole config.json. Raises ModelError naming the file and a missing or unknown key."""
     family, metadata = family_of(file), GgufMetadata(file)
     if "token_embd.weight" not in file.tensors:
         raise ModelError(f"{file.path} holds no tensor token_embd.weight")
@@ -214,8 +213,8 @@ def config_of(file: GgufFile) -> JsonObject:
     }
     if metadata.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
         raise ModelError(f"{file.path}: values of another length than keys are not supported")
-    metadata.get("vocab_size")  # the embedding says it
-    metadata.get("tensor_data_layout")  # of old files: how the converter read its own input
+    metadata.get("vocab_size")  # taken from the embedding instead
+    metadata.get("tensor_data_layout")  # in old files: how the converter read its input
     config["rope_parameters"] = _rope(metadata, config)
     config |= family.extra(metadata, config)
     if (key := metadata.unread()) is not None:
@@ -231,7 +230,7 @@ def _rope(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
     rope: JsonObject = {"rope_type": "default", "rope_theta": theta, **_partial(metadata, config)}
     metadata.get("rope.scaling.finetuned")
     kind = metadata.get("rope.scaling.type", "none")
-    if metadata.has("rope_freqs.weight"):  # Llama 3's scaling, worked out
+    if metadata.has("rope_freqs.weight"):  # Llama 3's scaling, precomputed
         factors = metadata.factors("rope_freqs.weight")
         return rope | {
             "rope_type": "longrope",
@@ -261,7 +260,7 @@ def _partial(metadata: GgufMetadata, config: JsonObject) -> JsonObject:
 
 
 def _types(file: GgufFile) -> str:
-    """What matrices are stored as, most often first."""
+    """Storage types of the matrices, most frequent first."""
     counts: dict[str, int] = {}
     for tensor in file.tensors.values():
         if len(tensor.shape) > 1:
@@ -270,13 +269,13 @@ def _types(file: GgufFile) -> str:
 
 
 def _dtype(file: GgufFile) -> str:
-    """That of most matrices; bfloat16 where these are quantised."""
+    """The dtype of most matrices; bfloat16 if they are quantised."""
     first = _types(file).split()[0]
     return {"F32": "float32", "F16": "float16"}.get(first, "bfloat16")
 
 
 def _end_tokens(file: GgufFile) -> list[int]:
-    """The file's own end tokens, and ends of turns that stand in the vocabulary as such."""
+    """The file's end tokens, and known turn ends that the vocabulary has as control tokens."""
     named = (file.metadata.get(f"tokenizer.ggml.{k}_token_id") for k in ("eos", "eot", "eom"))
     ends = [int(token) for token in named if token is not None]
     tokens, kinds = (file.metadata.get(f"tokenizer.ggml.{k}", []) for k in ("tokens", "token_type"))

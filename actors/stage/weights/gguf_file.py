@@ -1,4 +1,4 @@
-"""The head of a GGUF file: its metadata, and where each tensor stands. Nothing of it is trusted.
+"""The head of a GGUF file: metadata and tensor positions, all of it validated.
 
 Layout (versions 2 and 3, little endian): "GGUF", version, number of tensors, number of keys; the
 keys with typed values; per tensor its name, dimensions (innermost first), type and offset; then,
@@ -31,7 +31,7 @@ _MAX_DIMENSIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """shape: outermost dimension first, as torch has it. offset: in the file, in bytes."""
+    """shape: outermost dimension first, as in torch. offset: in bytes, from the file's start."""
 
     shape: tuple[int, ...]
     kind: BlockType
@@ -45,8 +45,8 @@ class StoredTensor:
 class GgufFile:
     """metadata by key, tensors by name; close it to unmap the file.
 
-    Raises ModelError naming the file for one that is broken, truncated or holds tensors of a type
-    that cannot be read.
+    Raises ModelError naming the file if it is broken, truncated or has tensors of an unsupported
+    type.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,15 +69,15 @@ class GgufFile:
             raise ModelError(f"{path} is not a GGUF file or is truncated: {bad}") from bad
 
     def rows(self, name: str, begin: int, end: int) -> NDArray[np.uint8]:
-        """(rows, bytes of a row) of a tensor as stored, all but its innermost dimension counted
-        as rows; a view of the file."""
+        """(rows, bytes of a row) of a tensor as stored: a view of the file. All dimensions but the
+        innermost count as rows."""
         tensor = self.tensors[name]
         start, size = tensor.offset + begin * tensor.row_bytes, (end - begin) * tensor.row_bytes
         flat = np.frombuffer(self._map, np.uint8, size, start)
         return flat.reshape(end - begin, tensor.row_bytes)
 
     def close(self) -> None:
-        with contextlib.suppress(BufferError):  # a view still stands; the map goes with it
+        with contextlib.suppress(BufferError):  # a view is in use; the map closes with it
             self._map.close()
 
     def _read_head(self) -> None:

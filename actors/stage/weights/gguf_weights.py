@@ -1,7 +1,7 @@
-"""The tensors of a GGUF file under the names that the same model has as a folder.
+"""The tensors of a GGUF file under the names of the same model as a folder.
 
-Q8_0 and Q4_0 linear layers stay packed: their blocks are groups of 32 with float16 scales, which
-the kernels have. All other formats are turned into the serving type as they are read.
+Q8_0 and Q4_0 linear layers stay packed, because the kernels support their blocks: groups of 32
+with float16 scales. All other formats are converted to the serving type as they are read.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from kernels.quantized import QuantizedWeight
 
 # Read with the config, not as weights.
 _OF_THE_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_CHUNK_FEATURES = 1 << 22  # turned into floating point at a time
-_Place = tuple[str, int | None]  # the file's name of a tensor, and which expert of it
+_CHUNK_FEATURES = 1 << 22  # converted to floating point at a time
+_Place = tuple[str, int | None]  # the tensor's name in the file, and the expert in it
 
 
 class GgufWeights:
     """A `WeightSource` and, where layers are Q8_0 or Q4_0, a `PackedSource`. Close it.
 
-    ranks: over how many input features are split; a layer whose blocks that would cut is not
-    packed. Raises ModelError naming the file where tensors are missing, unexpected or of another
-    shape than the config says.
+    ranks: number of ranks that split input features; a layer whose blocks the split would cut is
+    not packed. Raises ModelError naming the file if tensors are missing, unexpected or of another
+    shape than in the config.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class GgufWeights:
     def is_packed(self, layer: str) -> bool:
         place = self._places.get(f"{layer}.weight")
         if place is None or place[0] in ("token_embd.weight", "output.weight"):
-            return False  # the embedding is looked up, the head rounds by rules of its own
+            return False  # the embedding is looked up; the head is quantised by its own rules
         stored = self._file.tensors[place[0]]
         return stored.kind.name in PACKED and not stored.shape[-1] % (
             stored.kind.features * self._ranks
@@ -127,7 +127,7 @@ class GgufWeights:
         rows: tuple[int, int] | None,
         columns: tuple[int, int] | None,
     ) -> Iterator[torch.Tensor]:
-        """Rows in the serving type, some at a time: the steps between take several times more."""
+        """Rows in the serving type, in chunks, because intermediate values take more memory."""
         raw = self._raw(name, rows) if len(stored.shape) > 1 else self._vector(name)
         step = max(1, _CHUNK_FEATURES // stored.shape[-1])
         for begin in range(0, len(raw), step):
@@ -140,7 +140,7 @@ class GgufWeights:
         return self._file.rows(self._places[name][0], 0, 1)
 
     def _raw(self, name: str, rows: tuple[int, int] | None) -> Bytes:
-        """Rows of a matrix as stored, in the order that the folder has them in."""
+        """Rows of a matrix as stored, in the order of a folder."""
         place, expert = self._places[name]
         height = self._file.tensors[place].shape[-2]
         first = 0 if expert is None else expert * height
@@ -151,7 +151,7 @@ class GgufWeights:
         return self._file.rows(place, first, first + height)[order[begin:end].numpy()]
 
     def _order(self, name: str) -> torch.Tensor | None:
-        """Where in the file each row of q or k stands, if not where the folder has it."""
+        """The file's position of each row of q or k; None if the order is a folder's."""
         if not self._family.permuted:
             return None
         config, layer = self._config, name.rpartition(".")[0]
@@ -187,7 +187,7 @@ def _places_in_a_layer(names: Names) -> dict[str, str]:
 
 
 def _place(name: str, config: DecoderConfig) -> _Place:
-    """Where the file has a tensor of the folder's name."""
+    """The place in the file of a tensor with this name in a folder."""
     names = config.names
     layer_name, _, ending = name.rpartition(".")
     ends = {names.embedding: "token_embd", names.final_norm: "output_norm", names.head: "output"}

@@ -1,4 +1,4 @@
-"""From a weight source to the packed weights of one rank of one stage."""
+"""Loads the packed weights of one rank of one stage from a weight source."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Loader:
         self._shapes = linear_shapes(self.config, False) | linear_shapes(self.config, True)
 
     def stage(self, max_model_len: int, progress: Progress) -> StageWeights:
-        """Everything the stage holds. progress is told the fraction done, 0 to 1."""
+        """All weights of the stage. progress: called with the fraction done, 0 to 1."""
         spec, config = self.spec, self.config
         first, end = self.split.layers
         parts_done, parts_all = 0, end - first + spec.is_first + spec.is_last
@@ -79,7 +79,7 @@ class Loader:
             head_VH = vocabulary_VH if tied else self._vocabulary(names.head)
             if head_VH is None:
                 raise RuntimeError("a tied head needs the embedding")
-            # int4 is too coarse for the layer that names the token; it streams as int8.
+            # int4 is too coarse for the language-model head, which is stored as int8.
             quantization = "none" if spec.quantization == "none" else "int8"
             head = self.backend.pack_linear(head_VH, None, quantization)
             step()
@@ -129,7 +129,7 @@ class Loader:
         )
 
     def _experts(self, prefix: str) -> Experts:
-        """Of every expert this rank holds its part; the router whole, and never rounded."""
+        """This rank's part of every expert; the router is whole and never quantised."""
         config, names, inner = self.config, self.config.names, self.split.expert_inner
         router_EH = self._dense(prefix + names.router, self._shapes[names.router][0], WHOLE)
         router_bias_E = self._bias(prefix, names.router, None)
@@ -170,7 +170,7 @@ class Loader:
         parts: list[tuple[str, Shard, torch.Tensor | None]],
         bias_O: torch.Tensor | None,
     ) -> Linear:
-        """Parts of layers, one above the other. Layers stored quantised stay as they are."""
+        """Parts of layers, stacked by rows. Layers stored quantised stay so."""
         shapes = self._shapes
         if self.packed is not None and all(prefix + name in self.packed for name, _, _ in parts):
             whole = [
@@ -194,7 +194,7 @@ class Loader:
         order: torch.Tensor | None = None,
         transposed: bool = False,
     ) -> torch.Tensor:
-        """(out, in) features; transposed: as stored."""
+        """(out, in) features. transposed: the tensor is stored as (in, out)."""
         if self.packed is not None and name in self.packed:
             weight_OK = self.packed.read(name, shape, part).dequantize(self.dtype)
         elif transposed:
@@ -226,7 +226,7 @@ class Loader:
         return self._fetch(f"{name}.bias", (self.config.hidden_size,))
 
     def _head_norm(self, name: str, num_heads: int, part: Range) -> torch.Tensor | None:
-        """Of each head, its features in our order; or of this rank's part of all of them."""
+        """A norm of each head, in our feature order; or this rank's part of a norm of all heads."""
         config = self.config
         if config.qk_norm == "none":
             return None
@@ -237,7 +237,7 @@ class Loader:
         return self._offset(self._fetch(f"{name}.weight", (config.head_dim,), WHOLE, order))
 
     def _sinks(self, prefix: str) -> torch.Tensor | None:
-        """Of this rank's heads."""
+        """The attention sinks of this rank's heads."""
         config, (begin, end) = self.config, self.split.q
         if config.names.sinks is None:
             return None

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint: names, shapes, and which rows of which tensor make a projection."""
+"""The tensors of a checkpoint: names, shapes, and the rows that make up each projection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from actors.stage.models.rope import feature_order
 from actors.stage.models.split import Range, Split
 from actors.stage.weights.stacked import stacked_shapes
 
-# Buffers of old checkpoints, computed here from the config instead.
+# Buffers in old checkpoints; computed from the config instead.
 IGNORED_ENDINGS: tuple[str, ...] = (
     "rotary_emb.inv_freq",
     "rotary_emb.cos_cached",
@@ -27,8 +27,8 @@ LinearShapes = dict[str, tuple[tuple[int, int], bool]]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows [begin, end) of a linear layer, by its name in the checkpoint; then taken in `order`,
-    which may leave some out."""
+    """Rows [begin, end) of a linear layer, by its name in the checkpoint, taken in `order`, which
+    may omit some."""
 
     name: str
     rows: Range
@@ -44,7 +44,7 @@ def layer_prefix(config: DecoderConfig, layer: int) -> str:
 
 
 def linear_shapes(config: DecoderConfig, experts: bool) -> LinearShapes:
-    """Linear layers of one layer, whose MLP is a mixture of experts or not."""
+    """Linear layers of one layer. experts: its MLP is a mixture of experts."""
     names, hidden, inner = config.names, config.hidden_size, config.inner_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     if names.qkv is not None:
@@ -76,7 +76,7 @@ def linear_shapes(config: DecoderConfig, experts: bool) -> LinearShapes:
 
 
 def layer_shapes(config: DecoderConfig, experts: bool) -> Shapes:
-    """Tensors of one layer, named behind `layer_prefix`, as stored."""
+    """Tensors of one layer as stored, named without `layer_prefix`."""
     names, hidden = config.names, config.hidden_size
     shapes: Shapes = {}
     stacked = names.expert.partition("{}")[0] if experts and names.stacks_experts else None
@@ -107,7 +107,7 @@ def norm_shapes(config: DecoderConfig, name: str, size: int) -> Shapes:
 
 
 def all_shapes(config: DecoderConfig) -> Shapes:
-    """Every tensor of the model. A tied head may also be stored; it is then not read."""
+    """Every tensor of the model. A tied head may be stored too, but is not read."""
     names = config.names
     shapes: Shapes = {
         f"{names.embedding}.weight": (config.vocab_size, config.hidden_size),
@@ -125,7 +125,7 @@ def all_shapes(config: DecoderConfig) -> Shapes:
 
 
 def qkv_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
-    """A rank's q, k and v, from wherever they stand, features in the order of our rotation."""
+    """A rank's q, k and v from one or several tensors, features in the order of our rotation."""
     names, dim = config.names, config.head_dim
     features = feature_order(config.ropes, dim)
     if names.qkv is not None and names.grouped:
@@ -145,7 +145,7 @@ def qkv_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
 
 
 def gate_up_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
-    """A rank's gate, where there is one, and up."""
+    """A rank's gate, if there is one, and up."""
     names, (begin, end) = config.names, part.inner
     if names.gate_up is not None:
         inner = config.inner_size
@@ -155,8 +155,8 @@ def gate_up_pieces(config: DecoderConfig, part: Split) -> list[Piece]:
 
 
 def _grouped(config: DecoderConfig, part: Split, features: torch.Tensor | None) -> Piece:
-    """Each key/value head stands behind the query heads that share it, each value behind its key.
-    A rank with fewer query heads than a group has reads the whole group and leaves some out."""
+    """Each group is its query heads, then its key head, then its value head.
+    A rank with fewer query heads than a group reads the whole group and drops the others."""
     dim = config.head_dim
     group = config.num_heads // config.num_kv_heads
     first, last = part.kv[0] // dim, part.kv[1] // dim

@@ -1,7 +1,7 @@
-"""GPTQ and AWQ folders: whole-number weights read as stored and cut for a rank.
+"""GPTQ and AWQ folders: integer weights read as stored and cut for a rank.
 
-Each rank reads a layer's integers whole and keeps its part: groups and input order make slices of
-the file awkward, and at four bits a weight the whole is small.
+Each rank reads whole layers and keeps its part, because groups and input order complicate slicing
+the file, and at four bits per weight a layer is small.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class PackedLayers:
     """The quantised linear layers of a folder, by name (without the ending)."""
 
     def __init__(self, checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-        """config: `quantization_config` of config.json. Raises ModelError for a format that
-        is not supported, naming what is."""
+        """config: `quantization_config` of config.json. Raises ModelError for an unsupported
+        format, naming the supported ones."""
         self._checkpoint = checkpoint
         self._method = config["quant_method"]
         self._bits = int(config.get("bits", 4))
@@ -44,13 +44,13 @@ class PackedLayers:
         return f"{name}.bias" in self._checkpoint.names
 
     def among(self, names: Iterable[str]) -> set[str]:
-        """Those of the named layers that are stored quantised."""
+        """The named layers that are stored quantised."""
         return {name for name in names if name in self}
 
     def read(self, name: str, shape: tuple[int, ...], part: Shard) -> QuantizedWeight:
         """The part of layer `name`, whose whole weight must be `shape` (out, in features).
 
-        Raises ModelError where its tensors do not fit, or a rank's part would cut a group.
+        Raises ModelError if its tensors do not fit, or a rank's part would cut a group.
         """
         shard = self._checkpoint.file_of(f"{name}.qweight")
         try:

@@ -1,7 +1,8 @@
 """Folders of compressed-tensors and float8: weights with scales, read as stored and cut for a rank.
 
-Whole numbers stay packed where the kernels hold them exactly, which asks for scales that float16
-holds; the rest is turned into the serving type. Each rank reads a layer whole and keeps its part.
+Integers stay packed if the kernels represent them exactly, which requires scales that float16
+represents; all others are converted to the serving type. Each rank reads whole layers and keeps
+its part.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from actors.stage.weights.source import WHOLE, PackedView, Shard, cut
 from kernels.gptq_awq import unpack_compressed, unpack_int8
 from kernels.quantized import QuantizedWeight
 
-# Beside a layer's weight. What activations were scaled by is not used.
+# Tensors beside a layer's weight. Scales of activations are not used.
 SCALED_ENDINGS = (
     ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_zero_point", ".weight_g_idx",
     ".weight_shape", ".input_scale", ".output_scale",
@@ -29,9 +30,9 @@ SCALED_ENDINGS = (
 class ScaledWeights:
     """A `WeightSource` of all tensors, and a `PackedSource` of those that stay packed.
 
-    shapes: of the whole model's tensors, by name. ranks: over how many input features are split; a
-    layer whose groups that would cut is not packed. Raises ModelError naming the file for a scheme
-    that is not supported or tensors that do not fit.
+    shapes: of the whole model's tensors, by name. ranks: number of ranks that split input
+    features; a layer whose groups the split would cut is not packed. Raises ModelError naming the
+    file for an unsupported scheme or tensors that do not fit.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class ScaledWeights:
             raise ModelError(f"{shard}: layer {layer} holds values that are not finite")
         return cut(dense.to(self._dtype), part).contiguous()
 
-    @functools.cache  # noqa: B019 - lives as long as the loading, and holds an answer a layer
+    @functools.cache  # noqa: B019 - lives only while loading, one entry per layer
     def is_packed(self, layer: str) -> bool:
         if layer not in self.layers or self.scheme.kind == "float8":
             return False
@@ -92,7 +93,7 @@ class ScaledWeights:
         return weight
 
     def _check(self, layer: str) -> None:
-        """Of its tensors' names and shapes; what they hold is seen when they are read."""
+        """Check the names and shapes of a layer's tensors; values are checked when read."""
         rows, columns = self.layers[layer]
         scheme = self.scheme
         groups = -(-columns // scheme.group) if scheme.group else 1
@@ -125,7 +126,7 @@ class ScaledWeights:
         return self._checkpoint.read_raw(f"{layer}.{ending}")
 
     def _scales(self, layer: str) -> torch.Tensor:
-        """(rows, groups) of a layer of whole numbers."""
+        """(rows, groups) scales of a layer of integers."""
         scales = self._raw(layer, self.scheme.scale).float()
         rows = self.layers[layer][0]
         return (scales.reshape(1).expand(rows) if scales.numel() == 1 else scales).reshape(rows, -1)

@@ -1,6 +1,6 @@
-"""What `quantization_config` says of weights stored with scales: compressed-tensors and float8.
+"""Reads `quantization_config` of weights stored with scales: compressed-tensors and float8.
 
-A key that would change what the weights mean and is not known is refused by name.
+An unknown key that could change the meaning of the weights is refused by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORMATS = {
     "int-quantized": ("int", (8,)),
     "float-quantized": ("float", (8,)),
 }
-# Without effect on what is stored: of the tool that wrote it, or of the layers that tensors name.
+# Keys without effect on the stored weights: of the tool, or of layers that the tensors imply.
 _TOP = {
     "quant_method", "format", "config_groups", "ignore", "quantization_status", "version",
     "global_compression_ratio",
@@ -40,10 +40,10 @@ _FLOAT8 = {
 class Scheme:
     """How the weights of a folder are stored.
 
-    kind: "packed" (words of several numbers), "int8" or "float8". scale: the ending of its tensor.
-    group: inputs that share a scale, 0: all of a row. block: (rows, columns) that share one, where
-    that is the rule. one_scale: for the whole tensor. rounds_activations: what is computed here is
-    not what the folder's makers computed, for activations keep their type.
+    kind: "packed" (words of several numbers), "int8" or "float8". scale: ending of its tensor.
+    group: inputs that share a scale, 0: a whole row. block: (rows, columns) that share a scale, if
+    scales are per block. one_scale: one for the whole tensor. rounds_activations: the scheme
+    quantises activations; here they keep their type, so results differ slightly.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Where tensors come from, one small interface: a slice of a named tensor, in the stage's dtype."""
+"""The interface of weight sources: a slice of a named tensor in the stage's dtype."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ class WeightSource(Protocol):
     def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
         """The part of tensor `name`, whose full shape must be `shape`; contiguous.
 
-        Raises ModelError naming the file where the tensor is missing or of another shape.
+        Raises ModelError naming the file if the tensor is missing or of another shape.
         """
         ...
 
 
 class PackedSource(Protocol):
-    """Linear layers that are stored as whole numbers, by name without an ending."""
+    """Linear layers stored as integers, by name without an ending."""
 
     def __contains__(self, name: str) -> bool: ...
 
     def has_bias(self, name: str) -> bool:
-        """Whether a bias is stored that the architecture need not have."""
+        """Whether a bias is stored, even if the architecture has none."""
         ...
 
     def read(self, name: str, shape: tuple[int, ...], part: Shard) -> QuantizedWeight:
         """The part of a layer whose whole weight must be `shape` (out, in features).
 
-        Raises ModelError naming the file where it does not fit, or the part would cut a group.
+        Raises ModelError naming the file if it does not fit, or the part would cut a group.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PackedView:
-    """The packed layers of a source that holds others too; implements `PackedSource`."""
+    """The packed layers of a source with other layers too; implements `PackedSource`."""
 
     is_packed: Callable[[str], bool]
     read_packed: Callable[[str, Shard], QuantizedWeight]
@@ -73,13 +73,13 @@ class PackedView:
 class DummySource:
     """Random weights drawn from a seed and the tensor's name alone.
 
-    Every stage and rank draws the whole tensor and keeps its part, so the model is the same
-    however it is split. Norm weights are ones; the rest is uniform with deviation 0.02, of one
-    random byte each: large shapes are made to be measured, and must not take minutes to draw.
+    Every stage and rank draws the whole tensor and keeps its part, so the model does not depend on
+    the split. Norm weights are ones; others are uniform with standard deviation 0.02, one random
+    byte each, so that large models for measurements are drawn quickly.
     """
 
-    # Bytes -128 .. 127, moved by a half to be symmetric; a uniform distribution's deviation is
-    # its half width / sqrt(3).
+    # Bytes -128 .. 127, shifted by a half to be symmetric; the standard deviation of a uniform
+    # distribution is its half width / sqrt(3).
     _STEP = 0.02 * 3**0.5 / 128
 
     def __init__(self, seed: int, dtype: torch.dtype) -> None:

@@ -1,7 +1,7 @@
 """Folders of gpt-oss: all experts of a layer in one tensor, read expert by expert.
 
-Rows of gate and up stand by turns. Floats are stored as (expert, in, out) features; mxfp4 as
-(expert, out, in), in blocks with scales, and is turned into the serving type.
+Rows of gate and up alternate. Floats are stored as (expert, in, out) features; mxfp4 as
+(expert, out, in), in blocks with scales, and is converted to the serving type.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KNOWN = {"quant_method", "modules_to_not_convert", "dequantize"}
 
 
 def stacked_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Tensors of one layer's experts, named behind their common prefix, as stored as floats."""
+    """Tensors of one layer's experts as stored in float folders, named without their prefix."""
     number, hidden, inner = config.num_experts, config.hidden_size, config.expert_size
     return {
         "gate_up_proj": (number, hidden, 2 * inner),
@@ -34,10 +34,10 @@ def stacked_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 class StackedExperts:
-    """A `WeightSource` in which every expert has a gate, an up and a down projection of its own.
+    """A `WeightSource` that presents each expert's gate, up and down projection separately.
 
-    config: `quantization_config` of config.json, empty where there is none. Raises ModelError for a
-    key that is not known.
+    config: `quantization_config` of config.json, empty if there is none. Raises ModelError for an
+    unknown key.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any], dtype: torch.dtype):
@@ -49,8 +49,8 @@ class StackedExperts:
         self._dtype = dtype
 
     def stored(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """The same tensors' shapes as they stand in this folder: blocks and scales in place of what
-        is stored so. Raises ModelError where blocks would not be whole."""
+        """The shapes as stored in this folder: blocks and scales in place of tensors in mxfp4.
+        Raises ModelError if an input width is no multiple of a block."""
         found: dict[str, tuple[int, ...]] = {}
         for name, shape in shapes.items():
             if f"{name}_blocks" not in self._checkpoint.names:
@@ -79,7 +79,7 @@ class StackedExperts:
             raise ModelError(f"{shard}: {name} is {tuple(whole.shape)}, the config says {shape}")
         return cut(whole, part).to(self._dtype).contiguous()
 
-    @functools.lru_cache(maxsize=1)  # noqa: B019 - lives as long as the loading; gate, then up
+    @functools.lru_cache(maxsize=1)  # noqa: B019 - lives only while loading; gate, then up
     def _expert(self, name: str, number: int) -> torch.Tensor:
         """(out, in) features of one expert, or its bias."""
         checkpoint, blocks = self._checkpoint, f"{name}_blocks"
