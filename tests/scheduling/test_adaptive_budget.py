@@ -182,7 +182,7 @@ def test_steps_end_at_tile_edges_while_work_waits() -> None:
     )
     budget = core.builder.budget
     assert isinstance(budget, AdaptiveBudget)
-    cheapest = budget._sizes.at_most(200)
+    cheapest = budget._sizes.usual.at_most(200)
     rates = [n / (TILED.overhead_s + TILED.linear_s(n)) for n in range(1, 201)]
     assert cheapest == 192 == 1 + max(range(200), key=lambda i: (rates[i], i))
 

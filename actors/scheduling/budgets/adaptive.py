@@ -10,9 +10,7 @@ Three bounds are computed anew for each step:
    and is not extended where longer steps gain little (`StepSizes`). With a queue and one stage the
    time of the decodes counts too, because longer steps share it.
 3. *Pace.* While sequence slots or KV blocks are nearly used up, prefill is spread evenly over the
-   steps, because prompts computed earlier would only wait for a place: a step prefills as much as
-   its decodes will free (prompt tokens per output token, learned), plus some advance while places
-   are left. Evenly filled steps cost least and cause no pipeline bubbles.
+   steps (`Pace`). Evenly filled steps cost least and cause no pipeline bubbles.
 """
 
 from __future__ import annotations
@@ -20,16 +18,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from actors.scheduling.budgets.slack import KeptShare, Slack, StepSizes
+from actors.scheduling.budgets.slack import KeptShare, Slack, StepSizes, TimeOutside
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
-from actors.scheduling.cost.online import OnlineCostModel, RecentQuantile, cost_model_for
+from actors.scheduling.cost.online import OnlineCostModel, cost_model_for
 from actors.scheduling.interfaces import EngineView
 from actors.scheduling.plan import StepShape
 
 INFINITY = float("inf")
 LEAST_PACED_TOKENS = 256.0  # smaller prefills waste more than uneven steps do
-OUTSIDE_SHARE = 0.1  # of the objective: more time outside the stages than this is not planned for
 PATIENCE = 20  # longest pause of all prefill, in TBT objectives
 LEAST_RELIEF = 16  # tokens
 DENIALS = 20  # steps without prefill after which the bound is learned anew
@@ -37,6 +34,78 @@ DENIALS = 20  # steps without prefill after which the bound is learned anew
 TRY_EVERY, LONGER = 16, 4
 LOOK_EVERY, OUTDATED = 256, 1.1  # steps; change of a ratio from which sizes are chosen anew
 FULL = 0.98  # share of the places (slots or KV blocks) in use from which no request can start
+
+
+@dataclass(slots=True)
+class Pace:
+    """Prefill as fast as decodes free places: prompts computed earlier would only wait for one.
+
+    Searches the balance (prompt tokens per output token, and some advance while places are left):
+    a step without prefill, because waiting prompts find no free place, shows that prefill was too
+    fast and lowers the pace; every other step raises it a little. In equilibrium about one step in
+    ten is without prefill.
+    """
+
+    change: float  # as a share, per step; 0: no pacing
+    max_step_tokens: int
+    max_requests: int
+    tokens: float = INFINITY  # from the first step on between the least worth it and the most
+
+    def next_tokens(self, engine: EngineView) -> int:
+        """Call once per planning: most prefill tokens of the step."""
+        if not self.change:
+            return self.max_step_tokens
+        running = len(engine.decoding) + len(engine.prefilling)
+        used_blocks = engine.num_blocks - engine.num_free_blocks
+        used = max(running / self.max_requests, used_blocks / engine.num_blocks)
+        if engine.num_waiting and used >= FULL and not engine.prefilling:
+            self.tokens *= 1.0 - 9.0 * self.change
+        elif engine.num_waiting:
+            self.tokens *= 1.0 + self.change
+        self.tokens = min(float(self.max_step_tokens), max(self.tokens, LEAST_PACED_TOKENS))
+        return int(self.tokens)
+
+
+@dataclass(slots=True)
+class SizeChoice:
+    """The sizes at which steps end (bound 2), by the profile or by what is learnt of each size."""
+
+    cost: OnlineCostModel
+    max_step_tokens: int
+    efficiency: float
+    ease: float
+    follow_learnt: bool
+    usual: StepSizes = field(init=False)  # up to where longer steps gain little
+    fastest: StepSizes = field(init=False)  # while requests wait
+    efficient_tokens: int = field(init=False)  # the longest usual step
+    _ratios: list[float] = field(init=False, default_factory=list)  # that both sizes are for
+    _num_answered: int = field(init=False, default=0)  # steps; says which of them try and look
+
+    def __post_init__(self) -> None:
+        self._choose()
+
+    def _choose(self) -> None:
+        profile, most = self.cost.profile, self.max_step_tokens
+        if self.follow_learnt:
+            self._ratios = self.cost.size_ratios(most)
+        self.usual = StepSizes(profile, most, self.efficiency, ratios=self._ratios)
+        self.fastest = StepSizes(profile, most, 1.0, 0.0, self._ratios)
+        self.efficient_tokens = self.usual.at_most(most)
+
+    def answered(self) -> None:
+        """Call once per answered step."""
+        self._num_answered += 1
+        if self.follow_learnt and self._num_answered % LOOK_EVERY == 0:
+            now = zip(self.cost.size_ratios(self.max_step_tokens), self._ratios, strict=True)
+            if any(not 1 / OUTDATED < ratio / used < OUTDATED for ratio, used in now):
+                self._choose()
+
+    def in_queue(self, mix: Mix) -> tuple[StepSizes | None, int]:
+        """The sizes (None: any) and the most tokens of a step of `mix` while requests wait."""
+        most = max(self.efficient_tokens, self.fastest.beside(mix, self.ease))
+        if self.follow_learnt and self._num_answered % TRY_EVERY == 0:
+            return None, min(LONGER * most, self.max_step_tokens)
+        return self.fastest, most
 
 
 @dataclass(slots=True)
@@ -74,82 +143,53 @@ class AdaptiveBudget:
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
     holds_starts: bool = field(init=False, default=False)
     _slack: Slack = field(init=False)
-    _sizes: StepSizes = field(init=False)
-    _fastest: StepSizes = field(init=False)  # while requests wait
-    _efficient_tokens: int = field(init=False)  # beyond it longer steps hardly gain
-    _size_ratios: list[float] = field(default_factory=list)  # that `_sizes` are for
-    _num_observed: int = 0
-    _relieves: bool = False  # this step gets prefill because all of it has paused for too long
-    _pace_tokens: float = INFINITY  # see `_paced`
-    _outside: RecentQuantile = field(init=False)  # seconds, see `_watch`
-    _answered: list[tuple[StepShape, float]] = field(default_factory=list)  # for `_watch`
+    _sizes: SizeChoice = field(init=False)
+    _pace: Pace = field(init=False)
+    _outside: TimeOutside = field(init=False)
     _kept: KeptShare = field(init=False)
-    _asked_at_s: float = 0.0
-    _prefilled_at_s: float = 0.0  # when prompts last progressed, or none was held back
-    _bounded: Mix | None = None  # kind of step whose error bound limited the last step
-    _limit_s: float = INFINITY  # limit of the last planned step by slack
-    _num_denied: int = 0  # steps in a row that took no prefill though prompts waited
+    _prefilled_at_s: float = field(init=False, default=0.0)  # or when none was held back
+    _num_denied: int = field(init=False, default=0)  # steps in a row that denied prompts prefill
+    # Of the planning under way, set at the end of `num_tokens`, as is `holds_starts`:
+    _limit_s: float = field(init=False, default=INFINITY)  # by slack
+    _relieves: bool = field(init=False, default=False)  # prefill after too long a pause of it all
 
     @classmethod
     def build(
         cls, config: SchedulerConfig, cost: OnlineCostModel | None, **options: Any
     ) -> AdaptiveBudget:
-        return cls(
-            cost_model_for("budget", "adaptive", cost),
-            config.tbt_s,
-            config.max_step_tokens,
-            config.max_requests,
-            overlap_chunks=config.overlap_chunks,
-            **options,
-        )
+        limits = (config.tbt_s, config.max_step_tokens, config.max_requests)
+        cost = cost_model_for("budget", "adaptive", cost)
+        return cls(cost, *limits, overlap_chunks=config.overlap_chunks, **options)
 
     def __post_init__(self) -> None:
-        self._slack = Slack(self.cost, self.tbt_s, self.max_step_tokens, self.smoothness)
+        most = self.max_step_tokens
+        self._slack = Slack(self.cost, self.tbt_s, most, self.smoothness)
+        self._sizes = SizeChoice(self.cost, most, self.efficiency, self.ease, self.follow_learnt)
+        self._pace = Pace(self.pace, most, self.max_requests)
+        self._outside = TimeOutside(self.cost)
         self._kept = KeptShare(self.allowed_misses)
-        self._choose_sizes()
-        self._outside = RecentQuantile(self.cost.quantile, max(self.cost.memory, 1), (0.0,))
-
-    def _choose_sizes(self) -> None:
-        profile, most = self.cost.profile, self.max_step_tokens
-        if self.follow_learnt:
-            self._size_ratios = self.cost.size_ratios(most)
-        self._sizes = StepSizes(profile, most, self.efficiency, ratios=self._size_ratios)
-        self._fastest = StepSizes(profile, most, 1.0, 0.0, self._size_ratios)
-        self._efficient_tokens = self._sizes.at_most(most)
 
     # ---- interfaces.TokenBudget -------------------------------------------------------
 
     def num_tokens(self, shape: StepShape, engine: EngineView) -> int:
         self._watch(engine)
-        limit_s = self._slack.limit_s(shape, engine) * self._kept.value - self._outside.value
-        self._limit_s = limit_s
-        self.holds_starts = self._relieves = False
-        if limit_s == INFINITY:
+        limit_s = self._slack.limit_s(shape, engine) * self._kept.value - self._outside.seconds
+        holds_starts = relieves = False
+        if limit_s < INFINITY:
+            tokens, holds_starts, relieves = self._fit(limit_s, shape, engine)
+        else:
+            tokens = self.max_step_tokens
             self._prefilled_at_s = engine.now_s  # no prefill is held back
-            if self.tbt_s is not None or not shape.num_decodes:
-                return self.max_step_tokens
-            return max(self._efficient_tokens, shape.num_decodes + LEAST_RELIEF)
-        mix = Mix.of_shape(shape, self.cost.profile.attention_window)
-        num_planned = mix.num_tokens
-        tokens = self._fill(mix, limit_s * (1.0 - self.headroom), engine)
-        tokens = min(tokens, num_planned + self._paced(engine))
-        if tokens > num_planned or not self._holds_back(engine):
-            self._prefilled_at_s = engine.now_s
-        if tokens > num_planned:
-            self._num_denied = 0
-        elif engine.now_s - self._prefilled_at_s > PATIENCE * self._slack.tightest_s:
-            self._prefilled_at_s = engine.now_s  # prefill has paused for many objectives
-            self._relieves = True
-            tokens += self._relief(shape)
-        elif engine.prefilling or (engine.num_waiting and not self.holds_starts):
-            self._doubt()
+            if self.tbt_s is None and shape.num_decodes:
+                tokens = max(self._sizes.efficient_tokens, shape.num_decodes + LEAST_RELIEF)
+        self._limit_s, self._relieves, self.holds_starts = limit_s, relieves, holds_starts
         return tokens
 
     def may_start(self, engine: EngineView) -> bool:
         """Whether decodes with one more request keep the tightest objective after growing."""
         if self._relieves or self._may_grow(engine):
             return True
-        self.holds_starts = True
+        self.holds_starts = True  # known only when the core asks
         return False
 
     def room_for_drafts(self, shape: StepShape) -> int:
@@ -158,143 +198,105 @@ class AdaptiveBudget:
             return max(0, most)
         mix = Mix.of_shape(shape, self.cost.profile.attention_window)
         context = shape.decode_context_tokens // max(1, shape.num_decodes)
-        limit_s = self._limit_s * (1.0 - self.headroom) / self._bound_factor(mix, self._limit_s)
+        limit_s = self._limit_s * (1.0 - self.headroom) / self._bound_factor(mix, self._limit_s)[0]
         return self.cost.profile.largest_chunk(mix, context, most, limit_s)
 
-    def _doubt(self) -> None:
-        """Forget an error bound that has prevented prefill for a while: steps that are never run
-        are not measured, so a bound from one bad moment would stay for ever."""
-        self._num_denied += 1
-        if self._bounded and self._num_denied >= DENIALS:
-            self._num_denied = 0
-            self.cost.forget(self._bounded)
-
-    def _holds_back(self, engine: EngineView) -> bool:
-        """Whether a step without prefill denies a prompt progress that it should make.
-
-        A started prompt always should. A waiting one should if only an objective tighter than the
-        deployment's prevents it.
-        """
-        if engine.prefilling:
-            return True
-        return engine.num_waiting > 0 and self._slack.tightest_s < (self.tbt_s or INFINITY)
-
-    def _relief(self, shape: StepShape) -> int:
-        """Prefill tokens that take about one objective longer than the decodes alone."""
-        mix = Mix.of_shape(shape, self.cost.profile.attention_window)
-        limit_s = self.cost.profile.stage_s(mix) + self._slack.tightest_s
-        most = self.max_step_tokens - shape.num_tokens
-        return max(self.cost.profile.largest_chunk(mix, 0, most, limit_s), min(LEAST_RELIEF, most))
-
     def observe(self, shape: StepShape, duration_s: float) -> None:
-        """Record the step for `_watch`; the core itself updates the shared cost model."""
-        del self._answered[:-1]  # not every policy asks for a budget
-        self._answered.append((shape, duration_s))
-        self._num_observed += 1
-        if self.follow_learnt and self._num_observed % LOOK_EVERY == 0:
-            now = zip(self.cost.size_ratios(self.max_step_tokens), self._size_ratios, strict=True)
-            if any(not 1 / OUTDATED < ratio / used < OUTDATED for ratio, used in now):
-                self._choose_sizes()
+        """The core itself updates the shared cost model."""
+        self._outside.answered(shape, duration_s)
+        self._sizes.answered()
 
     def _watch(self, engine: EngineView) -> None:
-        """Learn the time of an answer beyond its step (scheduling, transport, wake-up), and whether
-        streams kept their objectives. Learns nothing with several stages, whose overlap hides it.
-        """
-        answered, begin_s = self._answered, self._asked_at_s
-        self._asked_at_s = now_s = engine.now_s
-        if not answered:
-            return
-        # The step began at the last call, when the one before was answered or the engine was
-        # idle. If several have been answered since then, none is timed.
-        running = engine.decoding or engine.prefilling
-        if len(answered) == 1 and running and self.cost.profile.num_stages == 1:
-            ((shape, duration_s),) = answered
-            gap_s, tbt_s = now_s - begin_s, self._slack.tightest_s
-            self._outside.add(min(max(0.0, gap_s - duration_s), OUTSIDE_SHARE * tbt_s))
-            kept = gap_s <= tbt_s * (1.0 - self.headroom)
+        """Learn from the last step whether streams keep their objectives."""
+        tbt_s = self._slack.tightest_s
+        if timed := self._outside.planning(engine, tbt_s):
+            shape, kept = timed[0], timed[1] <= tbt_s * (1.0 - self.headroom)
             # A step without prefill could not have been shorter.
             if shape.num_decodes and (kept or shape.prefills):
                 self._kept.note(kept)
-        answered.clear()
 
-    @property
-    def _one_at_a_time(self) -> bool:
-        return self.cost.profile.num_stages > 1 and not self.overlap_chunks
+    def _doubt(self, bounded: Mix | None) -> None:
+        """Forget an error bound that has prevented prefill for a while: steps that are never run
+        are not measured, so a bound from one bad moment would stay for ever."""
+        self._num_denied += 1
+        if bounded and self._num_denied >= DENIALS:
+            self._num_denied = 0
+            self.cost.forget(bounded)
+
+    def _relief(self, mix: Mix) -> int:
+        """Prefill tokens that take about one objective longer than the decodes alone."""
+        limit_s = self.cost.profile.stage_s(mix) + self._slack.tightest_s
+        most = self.max_step_tokens - mix.num_tokens
+        return max(self.cost.profile.largest_chunk(mix, 0, most, limit_s), min(LEAST_RELIEF, most))
 
     # ---- how much prefill fits --------------------------------------------------------
 
-    def _fill(self, mix: Mix, limit_s: float, engine: EngineView) -> int:
-        """Add chunks to `mix` in the order the policy will take them; returns its tokens."""
+    def _fit(self, limit_s: float, shape: StepShape, engine: EngineView) -> tuple[int, bool, bool]:
+        """The tokens of a step of this length, whether starts are held, and whether it relieves."""
+        mix = Mix.of_shape(shape, self.cost.profile.attention_window)
+        num_planned, now_s = mix.num_tokens, engine.now_s
+        limit_s *= 1.0 - self.headroom
+        factor, bounded = self._bound_factor(mix, limit_s)
+        tokens, holds_starts = self._fill(mix, limit_s / factor, engine)
+        tokens = min(tokens, num_planned + self._pace.next_tokens(engine))
+        if tokens > num_planned:
+            self._prefilled_at_s, self._num_denied = now_s, 0
+            return tokens, holds_starts, False
+        # A waiting prompt is denied only by an objective stricter than the deployment's.
+        stricter = self._slack.tightest_s < (self.tbt_s or INFINITY)
+        if not (engine.prefilling or (engine.num_waiting and stricter)):
+            self._prefilled_at_s = now_s
+        if now_s - self._prefilled_at_s > PATIENCE * self._slack.tightest_s:
+            self._prefilled_at_s = now_s
+            return tokens + self._relief(mix), holds_starts, True
+        if engine.prefilling or (engine.num_waiting and not holds_starts):
+            self._doubt(bounded)
+        return tokens, holds_starts, False
+
+    def _fill(self, mix: Mix, limit_s: float, engine: EngineView) -> tuple[int, bool]:
+        """Add chunks to `mix` as the policy will; returns its tokens and if starts are held."""
         profile = self.cost.profile
-        sizes: StepSizes | None = self._sizes
-        most = self._efficient_tokens
+        sizes: StepSizes | None = self._sizes.usual
+        most = self._sizes.efficient_tokens
         if profile.num_stages == 1 and engine.num_waiting > 1:
-            sizes, most = self._fastest, max(most, self._fastest.beside(mix, self.ease))
-            if self.follow_learnt and self._num_observed % TRY_EVERY == 0:
-                sizes, most = None, min(LONGER * most, self.max_step_tokens)
+            sizes, most = self._sizes.in_queue(mix)
         most = max(most, mix.num_tokens)
-        limit_s /= self._bound_factor(mix, limit_s)
         # A prompt with a chunk in flight cannot join this step in a pipeline.
-        steps = {step.plan.step_id for step in engine.in_flight} if self._one_at_a_time else ()
+        one_at_a_time = profile.num_stages > 1 and not self.overlap_chunks
+        steps = {step.plan.step_id for step in engine.in_flight} if one_at_a_time else ()
         for view in engine.prefilling:
-            if view.step_id in steps:
-                continue
             remaining = min(view.num_tokens - view.num_computed_tokens, most - mix.num_tokens)
-            if remaining < 1:
+            if remaining < 1 or view.step_id in steps:
                 continue
-            chunk = profile.largest_chunk(mix, view.num_computed_tokens, remaining, limit_s)
-            if chunk < remaining:
-                return self._snap(mix, view.num_computed_tokens, chunk, sizes)
-            mix.add(view.num_computed_tokens, chunk, profile.attention_window)
+            if not self._add(mix, view.num_computed_tokens, remaining, limit_s, sizes):
+                return mix.num_tokens, False
         waiting = min(engine.num_waiting_tokens, most - mix.num_tokens)
-        if waiting > 0 and self.may_start(engine):
-            chunk = profile.largest_chunk(mix, 0, waiting, limit_s)
-            if chunk < waiting:
-                return self._snap(mix, 0, chunk, sizes)
-            mix.add(0, chunk, profile.attention_window)
-        return mix.num_tokens
+        holds_starts = waiting > 0 and not self._may_grow(engine)
+        if waiting > 0 and not holds_starts:
+            self._add(mix, 0, waiting, limit_s, sizes)
+        return mix.num_tokens, holds_starts
 
-    def _snap(self, mix: Mix, start: int, chunk: int, sizes: StepSizes | None) -> int:
-        """Cut the last chunk back to where tokens are cheapest, and add it; returns the tokens.
+    def _add(
+        self, mix: Mix, start: int, wanted: int, limit_s: float, sizes: StepSizes | None
+    ) -> bool:
+        """Add as much of a chunk as fits; returns whether all of it did.
 
-        Step time jumps at a tile edge: a step just past one costs more per token than a step that
-        ends at it.
-        """
-        tokens = mix.num_tokens
-        if chunk:
-            best = tokens if sizes is None else sizes.at_most(tokens + chunk)
+        One that is cut ends where tokens are cheapest: step time jumps just past a tile edge."""
+        profile, tokens = self.cost.profile, mix.num_tokens
+        chunk = profile.largest_chunk(mix, start, wanted, limit_s)
+        if sizes and 0 < chunk < wanted:
+            best = sizes.at_most(tokens + chunk)
             chunk = best - tokens if best > tokens else chunk
-            mix.add(start, chunk, self.cost.profile.attention_window)
-        return tokens + chunk
+        if chunk:
+            mix.add(start, chunk, profile.attention_window)
+        return chunk == wanted
 
-    def _paced(self, engine: EngineView) -> int:
-        """Most prefill tokens of the step (bound 3 above).
-
-        Searches the balance: a step without prefill, because waiting prompts find no free place,
-        shows that prefill was too fast and lowers the pace; every other step raises it a little.
-        In equilibrium about one step in ten is without prefill.
-        """
-        if not self.pace:
-            return self.max_step_tokens
-        running = len(engine.decoding) + len(engine.prefilling)
-        used_blocks = engine.num_blocks - engine.num_free_blocks
-        used = max(running / self.max_requests, used_blocks / engine.num_blocks)
-        if engine.num_waiting and used >= FULL and not engine.prefilling:
-            self._pace_tokens *= 1.0 - 9.0 * self.pace
-        elif engine.num_waiting:
-            self._pace_tokens *= 1.0 + self.pace
-        most = float(self.max_step_tokens)
-        self._pace_tokens = min(most, max(self._pace_tokens, LEAST_PACED_TOKENS))
-        return int(self._pace_tokens)
-
-    def _bound_factor(self, mix: Mix, limit_s: float) -> float:
-        """The learned error quantile of steps about the size of this one."""
+    def _bound_factor(self, mix: Mix, limit_s: float) -> tuple[float, Mix | None]:
+        """The learned error quantile of steps about this long; their mix, if they hold prefill."""
         guess = self.cost.profile.largest_chunk(mix, 0, self.max_step_tokens, limit_s)
-        self._bounded = None
-        if guess:
-            decodes = (mix.num_decodes, mix.decode_kv_tokens)
-            self._bounded = Mix(*decodes, 1, guess, beside_move=mix.beside_move)
-        return self.cost.bound_factor(self._bounded or mix)
+        decodes = (mix.num_decodes, mix.decode_kv_tokens)
+        bounded = Mix(*decodes, 1, guess, beside_move=mix.beside_move) if guess else None
+        return self.cost.bound_factor(bounded or mix), bounded
 
     def _may_grow(self, engine: EngineView) -> bool:
         """Counts prompts, which decode soon, but not waiting requests: a strict one at the head of
@@ -304,10 +306,8 @@ class AdaptiveBudget:
         if tightest_s == INFINITY:
             return True
         profile = self.cost.profile
-        running = len(engine.decoding) + len(engine.prefilling) + 1
-        context = sum(v.num_tokens for v in engine.decoding) + sum(
-            v.num_tokens for v in engine.prefilling
-        )
+        views = [*engine.decoding, *engine.prefilling]
+        running, context = len(views) + 1, sum([view.num_tokens for view in views])
         stages = profile.num_stages
         share = -(-running // stages)
         mix = Mix(share, (context + running * self.growth) // stages)

@@ -1,4 +1,4 @@
-"""The time that the next step may take, from due tokens and steps in flight; efficient step sizes.
+"""The time that the next step may take, by due tokens and what is in flight; efficient step sizes.
 
 A deadline schedule (token k of a stream is due k objectives after the first) lets early tokens pay
 for later ones. Without a limit a stream far ahead could be stalled for seconds, which the objective
@@ -9,15 +9,18 @@ objective.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
-from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.cost.online import OnlineCostModel, RecentQuantile
 from actors.scheduling.interfaces import EngineView, RequestView, StepView
 from actors.scheduling.plan import StepShape
 
+NO_STEP = -2  # the `step_id` of no request, not even of one that has had no step
+SENT = 16  # stages usually send each other one part in so many of the longest step
+OUTSIDE_SHARE = 0.1  # of the objective: more time outside the stages than this is not planned for
 DENT = 0.05  # token rates this close are equal within a profile's noise: prefer the longer step
 
 
@@ -36,24 +39,40 @@ class Slack:
     smoothness: float = 1.0
     tightest_s: float = math.inf
     clock: PipelineClock = field(init=False)
+    _send_s: float = field(init=False)  # to the next stage, of a step of usual size
     _due: dict[int, tuple[float, float]] = field(default_factory=dict)  # id: (last token, due)
 
     def __post_init__(self) -> None:
         self.clock = PipelineClock(self.cost)
+        self._send_s = self.cost.profile.send_s(self.max_step_tokens // SENT)
 
     def limit_s(self, shape: StepShape, engine: EngineView) -> float:
         """Seconds each stage may spend on this step; infinite if no decode has an objective.
 
         Call once per planning."""
-        self.clock.sync(engine)
-        decoding, clock, smooth = engine.decoding, self.clock, self.smoothness
-        ours = max((v.step_id for v in decoding), default=-1) if shape.num_decodes else -2
+        clock, default_s, send_s = self.clock, self.tbt_s, self._send_s
+        clock.sync(engine)
+        # The decodes already in this step have the newest step of all.
+        steps = [view.step_id for view in engine.decoding] if shape.num_decodes else ()
+        due_s, ours_tbt_s, others_tbt_s = self._due_s(engine, max(steps, default=NO_STEP))
+        self.tightest_s = min(ours_tbt_s, others_tbt_s)
+        if self.tightest_s == math.inf and default_s is not None:
+            self.tightest_s = default_s
+        limit_s = clock.room_s(due_s, send_s) if due_s < math.inf else math.inf
+        if others_tbt_s < math.inf and clock.ends:
+            room_s = clock.room_before_others_s(others_tbt_s * self.smoothness, send_s)
+            limit_s = min(limit_s, room_s)
+        return limit_s
+
+    def _due_s(self, engine: EngineView, ours: int) -> tuple[float, float, float]:
+        """When the first token of step `ours` is due; the tightest objectives in and beside it."""
+        # Passes all decodes once per iteration: no calls for the usual one.
+        clock, smooth, default_s = self.clock, self.smoothness, self.tbt_s
         busy_s = max(clock.ends[-1][0] if clock.ends else 0.0, engine.now_s)
-        default_tbt_s = self.tbt_s
         seen: dict[int, tuple[float, float]] = {}
         due_s = ours_tbt_s = others_tbt_s = math.inf
-        for view in decoding:
-            tbt_s = view.request.objective.tbt_s or default_tbt_s
+        for view in engine.decoding:
+            tbt_s = view.request.objective.tbt_s or default_s
             if tbt_s is None:
                 continue
             if view.step_id != ours:
@@ -66,8 +85,7 @@ class Slack:
             # With lookahead a token of it may still be in flight; this one follows it.
             pending = view.num_computed_tokens > view.num_tokens or last_s is None
             if smooth == 1.0 or last_s is None:
-                base_s = busy_s if pending or last_s is None else last_s
-                next_s = base_s + tbt_s
+                next_s = (busy_s if pending or last_s is None else last_s) + tbt_s
             else:
                 next_s = self._banked_s(view, last_s, tbt_s, seen)
                 if pending:
@@ -75,27 +93,13 @@ class Slack:
             if next_s < due_s:
                 due_s = next_s
         self._due = seen
-        self.tightest_s = min(ours_tbt_s, others_tbt_s)
-        if self.tightest_s == math.inf and default_tbt_s is not None:
-            self.tightest_s = default_tbt_s
-        send_s = self.cost.profile.send_s(self.max_step_tokens // 16)
-        limit_s = math.inf
-        if due_s < math.inf:
-            limit_s = clock.room_s(due_s, send_s)
-        if others_tbt_s < math.inf and clock.ends:
-            limit_s = min(limit_s, clock.room_before_others_s(others_tbt_s * smooth, send_s))
-        return limit_s
+        return due_s, ours_tbt_s, others_tbt_s
 
     def _banked_s(
-        self,
-        view: RequestView,
-        last_s: float,
-        tbt_s: float,
-        seen: dict[int, tuple[float, float]],
+        self, view: RequestView, last_s: float, tbt_s: float, seen: dict[int, tuple[float, float]]
     ) -> float:
         """Due time of a stream's next token, given how early its tokens have been."""
-        known: Mapping[int, tuple[float, float]] = self._due
-        entry = known.get(view.request_id)
+        entry = self._due.get(view.request_id)
         if entry is None:
             entry = (last_s, last_s + tbt_s)
         elif entry[0] != last_s:
@@ -135,6 +139,37 @@ class KeptShare:
             self.value = min(1.0, self.value * (1.0 + self.rate * self.allowed))
         else:
             self.value = max(self.least, self.value * (1.0 - self.rate))
+
+
+class TimeOutside:
+    """The time of an answer beyond its step (scheduling, transport, wake-up), `seconds` at most.
+
+    It stays zero with several stages, whose overlap hides it.
+    """
+
+    def __init__(self, cost: OnlineCostModel) -> None:
+        self.seconds = 0.0  # the learned quantile of what was measured
+        self._recent = RecentQuantile(cost.quantile, max(cost.memory, 1), (0.0,))
+        self._is_hidden = cost.profile.num_stages > 1
+        self._answered: list[tuple[StepShape, float]] = []  # since the last planning: two at most
+        self._planned_at_s = 0.0  # when that was
+
+    def answered(self, shape: StepShape, duration_s: float) -> None:
+        del self._answered[:-1]  # not every policy asks for a budget
+        self._answered.append((shape, duration_s))
+
+    def planning(self, engine: EngineView, tbt_s: float) -> tuple[StepShape, float] | None:
+        """Call once per planning. Returns the step that alone was answered since the last call, and
+        the seconds since then; None: it is unknown when that step began."""
+        answered, gap_s = self._answered, engine.now_s - self._planned_at_s
+        self._answered, self._planned_at_s = [], engine.now_s
+        # A single one began at the last call, when that before it was answered or nothing ran.
+        if len(answered) != 1 or self._is_hidden or not (engine.decoding or engine.prefilling):
+            return None
+        ((shape, duration_s),) = answered
+        self._recent.add(min(max(0.0, gap_s - duration_s), OUTSIDE_SHARE * tbt_s))
+        self.seconds = self._recent.value
+        return shape, gap_s
 
 
 class PipelineClock:
