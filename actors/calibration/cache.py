@@ -1,4 +1,4 @@
-"""Cost models that engines have measured, kept in the user's cache folder for the next start."""
+"""Measured cost models, stored in the user's cache folder for later starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cache_folder() -> Path:
 
 
 def key_of(spec: StageSpec, info: StageInfo, gpu: str = "") -> dict[str, Any]:
-    """Everything that decides how long a step takes."""
+    """Everything that affects step times."""
     config = (Path(spec.model_path) / "config.json").read_bytes()
     return {
         "model": hashlib.sha256(config).hexdigest()[:16],
@@ -47,7 +47,7 @@ def key_of(spec: StageSpec, info: StageInfo, gpu: str = "") -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Name, family and model: virtual machines give processors of several generations one name."""
+    """Name, family and model, because virtual machines name several generations alike."""
     try:
         first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
     except OSError:
@@ -66,7 +66,7 @@ def _version(package: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CostModelFile:
-    """One engine's cost model. A file that cannot be read or written costs a calibration."""
+    """One engine's cost model. If the file cannot be read or written, the next start calibrates."""
 
     path: Path
     key: dict[str, Any]
@@ -79,7 +79,7 @@ class CostModelFile:
         return cls(cache_folder() / "cost_models" / name, key)
 
     def load(self) -> CostModel | None:
-        """What was saved under the same key, if anything."""
+        """The model saved under the same key, or None."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             if content["key"] != self.key:
@@ -97,6 +97,6 @@ class CostModelFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            part.replace(self.path)  # readers see the old file or the new one, whole
+            part.replace(self.path)  # atomic: readers see the old or the new file
         except OSError as error:
             logger.warning("the cost model is not kept: %s", error)

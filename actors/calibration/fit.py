@@ -1,10 +1,9 @@
 """Fit a cost model to measured steps by non-negative least squares.
 
-Every coefficient is a time, so none may be negative; that alone keeps a fit on a few hundred
-noisy steps from inventing physics. Rows are weighted by 1 / time: a 5 ms decode step matters as
-much as a 500 ms prefill. On a busy machine some steps take up to twice as long as the others;
-such rows are weighted down, then left out (`_robust`). A share of the measurements is held out,
-never seen by the fit and judged in full.
+Every coefficient is a time, so none may be negative; this constraint keeps a fit on noisy steps
+plausible. Rows are weighted by 1 / time, so a 5 ms decode step counts as much as a 500 ms prefill.
+On a busy machine some steps take up to twice as long as others; such rows are weighted down, then
+left out (`_robust`). A share of the measurements is held out from the fit, to report its error.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class FitReport:
-    """How far predictions are from measurements that the fit never saw."""
+    """Prediction errors on held-out measurements."""
 
     num_fitted: int
     num_held_out: int
@@ -60,8 +59,8 @@ class FitReport:
 def nnls(matrix: Floats, target: Floats, tolerance: float = 1e-10) -> Floats:
     """min ||matrix x - target|| with x >= 0, by the active-set method of Lawson and Hanson.
 
-    matrix: (rows, columns); target: (rows,). Columns are scaled to unit length inside, so terms
-    of very different size (a second, a nanosecond per pair) do not disturb each other.
+    matrix: (rows, columns); target: (rows,). Columns are scaled to unit length internally, because
+    terms differ widely in size (a second, a nanosecond per pair).
     """
     rows, columns = matrix.shape
     if target.shape != (rows,):
@@ -100,7 +99,7 @@ def nnls(matrix: Floats, target: Floats, tolerance: float = 1e-10) -> Floats:
 def token_knots(max_tokens: int, tile: int = 1) -> list[int]:
     """Token counts between which step time is taken as linear: powers of two and tile edges.
 
-    More knots would follow the noise, and budgets would stop at dents that are none.
+    More knots would fit noise, and budgets would stop at spurious jumps.
     """
     knots = {1, max_tokens}
     n = 8
@@ -114,7 +113,7 @@ def token_knots(max_tokens: int, tile: int = 1) -> list[int]:
 
 
 def _met(knots: Sequence[int], mixes: Sequence[Mix]) -> list[int]:
-    """The knots behind intervals that steps were measured in: a rise elsewhere would be made up."""
+    """The upper knots of intervals with measured steps; the others have no data to fit."""
     met = [knots[0]]
     for knot in knots[1:]:
         if any(met[-1] < mix.num_tokens <= knot for mix in mixes):
@@ -144,10 +143,10 @@ def _design(mixes: Sequence[Mix], knots: Sequence[int], squares: bool) -> Floats
 
 
 def _robust(matrix: Floats) -> Floats:
-    """nnls of `matrix` x = 1 that a minority of disturbed rows does not move.
+    """nnls of `matrix` x = 1 that is robust against a minority of disturbed rows.
 
-    Huber's loss first: errors beyond `HUBER` count by their size only. Then rows that took more
-    than `DISTURBED` times what the rest says are left out: other programs only ever add time.
+    Huber's loss first: errors beyond `HUBER` count linearly. Then rows that took more than
+    `DISTURBED` times their prediction are left out, because other programs only add time.
     """
     weights = np.ones(len(matrix))
     for number in range(ROUNDS):
@@ -171,11 +170,11 @@ def fit(
     squares: bool = True,
     least: int = 20,
 ) -> tuple[CostModel, FitReport]:
-    """Fit every coefficient of `base` (whose name, stages, window and so on are kept).
+    """Fit every coefficient of `base`; its name, stages, window and so on are kept.
 
-    squares: fit a time per chunk squared too. Few steps cannot tell it from a time per token.
+    squares: also fit a time per squared chunk, which few steps cannot tell from a time per token.
 
-    Raises ValueError with fewer than `least` measurements: a fit on less says nothing.
+    Raises ValueError with fewer than `least` measurements, too few to fit.
     """
     if len(measurements) < least:
         raise ValueError(f"need at least {least} measured steps, got {len(measurements)}")
@@ -219,12 +218,12 @@ def error_quantiles(
 
 
 def predict(model: CostModel, shape: StepShape) -> float:
-    """Seconds of the slowest stage, by the profile alone."""
+    """Seconds of the slowest stage, by the cost model alone."""
     return model.stage_s(Mix.of_shape(shape, model.attention_window))
 
 
 def report(model: CostModel, held: Sequence[Measurement], num_fitted: int) -> FitReport:
-    """Errors of `model` on measurements it has not seen."""
+    """Errors of `model` on held-out measurements."""
     rows = [(m, predict(model, m.shape)) for m in held]
     errors = np.array([abs(p / m.seconds - 1.0) for m, p in rows])
     worst = sorted(zip(errors.tolist(), rows, strict=True), key=lambda r: -r[0])[:5]

@@ -1,11 +1,11 @@
-"""Measure the steps of a pipeline that serves no request yet, and fit its cost model.
+"""Measure steps on a pipeline without requests, and fit its cost model.
 
-A few dozen kinds of steps, each run three times at the same positions: the first run touches the
-memory, the faster of the others counts, as other programs only ever add time (a long step is run
-twice: its noise is a small part of it). A first pass spans the sizes up to steps far longer than
-any objective could allow, the next fill in between until time is up; the model extends the last
-slope. Steps that took longer than the rest explains are run again: while an engine starts, its
-neighbours start too.
+A few dozen kinds of steps are each run three times at the same positions: the first run warms the
+memory, and the faster of the others counts, because other programs only add time. A long step is
+run twice, because noise is a small part of it. A first pass covers sizes up to steps longer than
+any objective; a second fills in between until time is up. Beyond, the model extends the last slope.
+Steps that took longer than the fit predicts are run again, because other processes may have
+disturbed them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from actors.scheduling.request import SamplingParams
 
 Execute = Callable[[StepPlan], Awaitable[StepResult]]
 
-LEAST_S, MOST_S = 3.0, 16.0  # bounds of the time that measuring may take
-STEPS_OF_TIME = 400  # between them: so many decodes of one request
-LONGEST_STEP_S, LONGEST_IN_DECODES = 0.25, 8.0  # the larger: a slow engine's objective is longer
+LEAST_S, MOST_S = 3.0, 16.0  # bounds of the time for measuring
+STEPS_OF_TIME = 400  # within the bounds: the time of this many single decodes
+LONGEST_STEP_S, LONGEST_IN_DECODES = 0.25, 8.0  # longest step: the larger of time and decodes
 LONG_STEP_S = 0.04
-ENOUGH = 24  # kinds of steps, where there is time
-LEAST = 12  # fewer fix no coefficients
-CHECKED = 5  # of a known cost model, one kind of step in so many is run again
-FIRST_ID = 1 << 48  # request ids that no engine reaches
-SLOW = 1.08  # times what the fit says: such a kind of step is run again
-ROUNDS, LONGER = 3, 1.5  # of running them again, and the time until then over the time before
-TRUSTED = 1.6  # a known cost model whose steps take more, or less by as much, is of another machine
+ENOUGH = 24  # kinds of steps, if time allows
+LEAST = 12  # fewer do not determine the coefficients
+CHECKED = 5  # to check a known model, one kind of step in this many is run
+FIRST_ID = 1 << 48  # above all request ids of engines
+SLOW = 1.08  # times the fit's prediction: such a kind of step is run again
+ROUNDS, LONGER = 3, 1.5  # rounds of repeats, and the total time limit over that of the first pass
+TRUSTED = 1.6  # a known model off by this factor, either way, is rejected
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What the engine can hold. max_step_tokens bounds a step; kv_tokens everything cached."""
+    """Capacity of the engine. max_step_tokens: of one step; kv_tokens: of the KV cache."""
 
     max_step_tokens: int
     max_requests: int
@@ -56,7 +56,7 @@ class Calibration:
 
 
 def shapes(limits: EngineLimits) -> Iterator[StepShape]:
-    """Kinds of steps, ever larger: decodes, a chunk, both; early and deep in a context.
+    """Kinds of steps by increasing size: decodes, a chunk, both; early and deep in a context.
 
     Sizes are powers of four, then the powers of two between them.
     """
@@ -97,10 +97,10 @@ async def calibrate(
     base: CostModel,
     clock: Callable[[], float],
 ) -> Calibration:
-    """Measure and fit; `base` carries what is not measured (name, stages, window, KV capacity).
+    """Measure and fit. base: the parts not measured (name, stages, window, KV capacity).
 
-    execute: runs a plan and returns its answer, whose stage times tell how long it took.
-    Raises ValueError where too few steps could be measured.
+    execute: runs a plan and returns its answer with stage times.
+    Raises ValueError if too few steps could be measured.
     """
     begin_s = clock()
     runner = _Runner(execute, limits)
@@ -124,7 +124,7 @@ async def calibrate(
     model, _ = _fit(measured, base)
     until_s = begin_s + min(MOST_S, LONGER * (limit_s or LEAST_S))
     for number in range(ROUNDS):
-        # A start that disturbs most of them leaves none that stands out: short ones cost little.
+        # If most steps were disturbed, none stands out; so the first round repeats all short ones.
         short_s = LONG_STEP_S if number == 0 else 0.0
         if not await _run_slow_again(runner, measured, model, short_s, lambda: until_s - clock()):
             break
@@ -144,8 +144,8 @@ async def _run_slow_again(
     short_s: float,
     left_s: Callable[[], float],
 ) -> bool:
-    """Measure again what took longer than `model` says, or less than short_s, while time is left;
-    whether any of it was faster now."""
+    """Repeat steps slower than `model` predicts or shorter than short_s, while time is left;
+    returns whether any was faster."""
     was_faster = False
     for i, (shape, seconds) in enumerate([(m.shape, m.seconds) for m in measured]):
         is_slow = seconds > SLOW * predict(model, shape)
@@ -159,7 +159,7 @@ async def _run_slow_again(
 
 
 def _expected_s(shape: StepShape, measured: list[Measurement]) -> float:
-    """At most what a step takes, as time grows no faster than tokens (0.0 before any was run)."""
+    """Upper bound of a step's time: time grows no faster than tokens. 0.0 before the first step."""
     sizes = [(m.seconds, max(1.0, shape.num_tokens / m.shape.num_tokens)) for m in measured]
     return min((seconds * growth for seconds, growth in sizes if seconds), default=0.0)
 
@@ -167,7 +167,7 @@ def _expected_s(shape: StepShape, measured: list[Measurement]) -> float:
 async def check(
     execute: Execute, limits: EngineLimits, known: CostModel, clock: Callable[[], float]
 ) -> Calibration | None:
-    """Hold a known cost model against a few steps; None where it does not fit this machine."""
+    """Check a known cost model with a few steps; None if it does not fit this machine."""
     begin_s, runner = clock(), _Runner(execute, limits)
     few = [shape for shape in shapes(limits) if fits(shape, limits)]
     ratios: list[float] = []
@@ -182,7 +182,7 @@ async def check(
 
 
 class _Runner:
-    """Runs steps of any shape on empty stages. Their KV is what memory holds: it costs the same."""
+    """Runs steps of any shape on empty stages. Uninitialised KV costs the same as real KV."""
 
     def __init__(self, execute: Execute, limits: EngineLimits) -> None:
         self._execute = execute
@@ -192,7 +192,7 @@ class _Runner:
         self._known: tuple[int, ...] = ()  # requests that the stages know
 
     async def time(self, shape: StepShape) -> float:
-        """Seconds of the slowest stage, behind a first run; of a short step the faster of two."""
+        """Seconds of the slowest stage after a warm-up run; the faster of two for a short step."""
         context = shape.decode_context_tokens // max(1, shape.num_decodes)
         parts = [(context - 1, 1)] * shape.num_decodes + list(shape.prefills)
         started = tuple(self._enter(parts))
@@ -206,7 +206,7 @@ class _Runner:
         return seconds if seconds > LONG_STEP_S else min(seconds, await self._run(slices))
 
     async def leave(self) -> None:
-        """The stages forget the last requests."""
+        """Release the last requests on the stages."""
         await self._run((), self._known)
 
     def _enter(self, parts: list[tuple[int, int]]) -> Iterator[RequestStart]:

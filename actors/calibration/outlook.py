@@ -1,4 +1,4 @@
-"""What a cost model promises, in figures for the log of an engine's start."""
+"""Capacity that a cost model predicts, for the log of an engine's start."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.interfaces import StepTimePredictor
 
-CHAT_PROMPT, CHAT_OUTPUT = 512, 128  # tokens of a request of chat
+CHAT_PROMPT, CHAT_OUTPUT = 512, 128  # tokens of a chat request
 STREAMS = 16
 ROOM, STRICT = 1.25, 5.0  # see `within_reach`
 
 
 def within_reach(model: CostModel, config: SchedulerConfig) -> SchedulerConfig:
-    """`config`, its objective replaced where not even a lone decode would keep it.
+    """`config`, its objective replaced if a single decode could not keep it with room to spare.
 
-    With less than a quarter of a decode to spare no prompt could ever be read beside a stream. What
-    is aimed at then is the strict objective of the paper: five decodes.
+    With less than a quarter of a decode to spare, no prompt could be prefilled beside a stream. The
+    replacement is the paper's strict objective: five decodes.
     """
     least_s = model.latency_s(Mix(1, CHAT_PROMPT))
     if config.tbt_s is None or config.tbt_s >= ROOM * least_s:
@@ -28,9 +28,9 @@ def within_reach(model: CostModel, config: SchedulerConfig) -> SchedulerConfig:
 
 
 def outlook(cost: StepTimePredictor | None, config: SchedulerConfig) -> dict[str, float] | None:
-    """What the objective of `config` allows; None without one, or without a cost model.
+    """Capacity under the objective of `config`; None without an objective or a cost model.
 
-    num_tokens: of an iteration beside `STREAMS` decodes. chat_qps: requests per second that leave
+    num_tokens: of an iteration beside `STREAMS` decodes. chat_qps: requests per second that keep
     every iteration within the objective, all stages busy.
     """
     if config.tbt_s is None or not isinstance(cost, OnlineCostModel):
@@ -46,7 +46,8 @@ def outlook(cost: StepTimePredictor | None, config: SchedulerConfig) -> dict[str
 
 
 def _chat_qps(model: CostModel, config: SchedulerConfig, limit_s: float) -> float:
-    """Where as many requests start as end: a step of d decodes prefills d prompts / outputs."""
+    """In the steady state requests start as fast as they end: a step of d decodes prefills
+    d * prompt / output tokens."""
     best = 0.0
     for num_decodes in range(1, config.max_requests + 1):
         mix = Mix(num_decodes, num_decodes * (CHAT_PROMPT + CHAT_OUTPUT // 2))

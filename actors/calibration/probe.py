@@ -1,4 +1,4 @@
-"""Single steps on a pipeline that serves nothing yet."""
+"""Single steps on a pipeline without requests."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ ANSWER_WITHIN_S = 120.0
 
 
 class ProbeFailed(Exception):
-    """A stage raised, died or does not answer; the message says which."""
+    """A stage raised, died or did not answer; the message says which."""
 
 
 class StepNotFinite(ProbeFailed):
-    """The tokens that steps are measured with overflow this model: others may not."""
+    """The measuring tokens overflow this model; those of requests may not."""
 
 
 class PipelineProbe:
-    """`run` waits for the answer that the pipeline's owner passes to `answered`."""
+    """Runs one step at a time; the pipeline's owner passes the answer to `answered`."""
 
     def __init__(self, submit: Callable[[StepPlan], None]) -> None:
         self._submit = submit

@@ -1,4 +1,4 @@
-"""The cost model of an engine that starts: kept from an earlier start and checked, or measured."""
+"""The cost model of a starting engine: loaded from the cache and checked, or measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("legato.calibration")
 async def calibrate_at_start(
     config: EngineConfig, scheduler: SchedulerConfig, info: StageInfo, execute: Execute
 ) -> Calibration | None:
-    """None where too little could be measured: the engine then goes without a cost model."""
+    """None if too little could be measured: the engine then runs without a cost model."""
     limits = EngineLimits(
         max_step_tokens=scheduler.max_step_tokens,
         max_requests=scheduler.max_requests,
@@ -59,6 +59,6 @@ async def calibrate_at_start(
 
 
 def keep_learnt(config: EngineConfig, info: StageInfo, cost: StepTimePredictor | None) -> None:
-    """What an engine has learnt of its steps, for its next start."""
+    """Save the corrections learnt while serving, for the next start."""
     if isinstance(cost, OnlineCostModel):
         CostModelFile.of(config.stage, info).save(cost.learnt())

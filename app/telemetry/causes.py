@@ -1,10 +1,9 @@
-"""Why a gap between two tokens was longer than promised, from the iteration records around it.
+"""Why a gap between two tokens missed its objective, from the iteration records around it.
 
-The gap is cut into parts that add up to it: the time between steps, what a slow stage took too
-long, decodes, prefill, and the wait of a finished token for its delivery. Its cause is the largest
-part; the decodes' counts only where it alone would have missed. A rebuild of the engine in between,
-a preemption while the stream sat out, or its move to another engine, which whoever asks has to
-know, is the cause whatever the parts.
+The gap is divided into parts that add up to it: the time between steps, the excess of a slow stage,
+decodes, prefill, and the wait of a finished token for delivery. The largest part is the cause;
+decodes count only if they alone would have missed. A rebuild of the engine, a preemption of the
+request, or a move to another engine, which the caller must report, takes precedence over the parts.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ class Cause(enum.StrEnum):
 
 MEANINGS: Final = {
     Cause.PREFILL: "too much prefill in its steps",
-    Cause.DECODES: "so many decodes that they alone would have missed",
-    Cause.PREEMPTION: "KV blocks were taken, and the stream sat out",
+    Cause.DECODES: "its decodes alone would have missed the objective",
+    Cause.PREEMPTION: "the request lost its KV blocks and had to wait",
     Cause.SLOW_STAGE: "a step took far longer than expected",
     Cause.SCHEDULING: "time between steps",
     Cause.RECOVERY: "the engine was rebuilt in between",
-    Cause.MOVE: "the stream went on at another engine",
+    Cause.MOVE: "the stream moved to another engine",
     Cause.DELIVERY: "the token was ready: a slow client, or a busy replica",
 }
 
@@ -47,7 +46,7 @@ MEANINGS: Final = {
 class Gap(NamedTuple):
     """A time between tokens above its objective. num_tokens: delivered together at its end.
 
-    Times are on the replica's clock, which is that of `submitted_s` and `done_s`.
+    Times are on the replica's clock, as `submitted_s` and `done_s` are.
     """
 
     from_s: float
@@ -57,7 +56,7 @@ class Gap(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """step: the one that has the most of the cause; None where no step has."""
+    """step: the step with the largest share of the cause; None if no step has any."""
 
     cause: Cause
     step: int | None
@@ -68,10 +67,10 @@ def explain(
 ) -> Explanation:
     """The cause of one missed gap.
 
-    steps: the records that ended within the gap; earlier: some before it, which tell what decodes
-    take without prefill. Both oldest first.
+    steps: the records that ended within the gap; earlier: some before it, to estimate the time of
+    decodes without prefill. Both oldest first.
     """
-    # Of several tokens delivered at once the first was ready by then: each took a step of its own.
+    # Tokens delivered together come from separate steps; the gap ended with the first of them.
     steps = steps[: max(0, len(steps) - gap.num_tokens + 1)]
     rebuilt = _first_after_rebuild((*earlier[-1:], *steps))
     if rebuilt is not None:
@@ -95,12 +94,12 @@ def explain(
 
 
 def why_late(ttft_s: float, queued_s: float) -> str:
-    """What most of a time to first token went to: "queue" (before its first step) or "prefill"."""
+    """The larger part of a time to first token: "queue" (before its first step) or "prefill"."""
     return "queue" if queued_s > ttft_s / 2 else "prefill"
 
 
 def _first_after_rebuild(records: Iterable[IterationRecord]) -> IterationRecord | None:
-    """A rebuilt scheduler numbers its steps from 0 again; one with new stages counts a recovery."""
+    """The first record after a rebuild: step numbers restart, or the recovery count grows."""
     before: IterationRecord | None = None
     for record in records:
         if before is not None and (
@@ -123,7 +122,7 @@ def _first_after_preemption(records: Iterable[IterationRecord]) -> IterationReco
 def _parts_of(
     step: IterationRecord, period_s: float, earlier: Sequence[IterationRecord]
 ) -> dict[Cause, float]:
-    """The time from the step before to the end of this one, by what it went to."""
+    """The time from the end of the previous step to the end of this one, by cause."""
     busy_s = min(period_s, _stages_s(step) or period_s)
     alone_s = _similar_s(step.num_decode_tokens, earlier)
     slow_s = 0.0
@@ -149,12 +148,12 @@ def _parts_of(
 
 
 def _stages_s(record: IterationRecord) -> float:
-    """Busy time of all stages; durations alone, as the stages' clocks may be other nodes'."""
+    """Busy time of all stages, by durations, because stages may be on nodes with other clocks."""
     return sum(end_s - begin_s for begin_s, end_s in record.stages_s)
 
 
 def _similar_s(num_decodes: int, records: Sequence[IterationRecord]) -> float | None:
-    """What that many decodes take without prefill: the median of the steps that come nearest."""
+    """Time of a similar step without prefill: the median of those nearest in decodes."""
     alone = [r for r in records if r.stages_s and r.num_decode_tokens and not r.num_prefill_tokens]
     if not alone or not num_decodes:
         return None

@@ -1,7 +1,7 @@
 """Every metric of Legato, defined once: name, unit, formula.
 
-The live engine, the benchmarks and the simulator all compute these, by the code below where a
-formula is code, so a number means the same wherever it is printed.
+The live engine, the benchmarks and the simulator share these definitions, so a figure has the same
+meaning wherever it is printed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One definition. scope: what it is recorded for ("request", "token", "step", "engine")."""
+    """One definition. scope: "request", "token", "step" or "engine"."""
 
     name: str
     unit: str
@@ -75,7 +75,7 @@ def kept_objectives(
     ttft_objective_s: float | None,
     tbt_objective_s: float | None,
 ) -> bool:
-    """Whether a finished request counts towards goodput: no promise of its own was broken."""
+    """Whether a finished request kept its objectives and counts towards goodput."""
     if ttft_objective_s is not None and not ttft_s <= ttft_objective_s:
         return False
     return tbt_objective_s is None or not max_tbt_s > tbt_objective_s

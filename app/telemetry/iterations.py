@@ -1,7 +1,7 @@
-"""The iteration records of one engine: what gaps are explained by, and what changed since the last.
+"""The iteration records of one engine: they explain gaps and give the growth of its counters.
 
-A replica sees those of one engine, a front those of many: steps of another engine say nothing of a
-stream, and counts that each engine makes for itself must not be compared with another's.
+A replica has the records of one engine, a front those of many. They are kept apart, because steps
+of another engine do not explain a stream's gap, and every engine has its own counters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from actors.transport.messages import IterationRecord
 from app.telemetry.causes import Explanation, Gap, explain
 
-_NUM_RECORDS = 4096  # most that are remembered: a gap of seconds is found whole
+_NUM_RECORDS = 4096  # records kept, enough to cover a gap of seconds
 _NUM_EARLIER = 64  # before a gap, for comparison
 _COUNTED = ("num_preemptions", "num_recoveries")
 
@@ -29,11 +29,11 @@ class EngineIterations:
 
     @property
     def last_s(self) -> float:
-        """When the newest step ended."""
+        """End of the newest step."""
         return self._ends_s[-1] if self._ends_s else 0.0
 
     def add(self, records: Sequence[IterationRecord]) -> None:
-        """Records as they come, oldest first."""
+        """Add new records, oldest first."""
         self._records += records
         self._ends_s += [record.done_s for record in records]
         if len(self._records) > _NUM_RECORDS:
@@ -41,13 +41,13 @@ class EngineIterations:
         self._known.clear()
 
     def forget_before(self, time_s: float) -> None:
-        """Keep no records of an engine whose last step ended before."""
+        """Drop all records if the last step ended before `time_s`."""
         if self.last_s < time_s:
             self._records, self._ends_s, self._known = [], [], {}
 
     def covers(self, gap: Gap, start_s: float) -> bool:
-        """Whether every step that ended within it is here: a later one is, or the engine has come
-        to rest since the gap's request began, and so has the request."""
+        """Whether all steps that ended within the gap are here: a later step is, or the engine has
+        become idle since the request began at start_s."""
         if not self._records:
             return False
         last = self._records[-1]
@@ -55,10 +55,10 @@ class EngineIterations:
         return last.done_s >= (start_s if is_idle else gap.to_s)
 
     def explain(self, gap: Gap) -> Explanation:
-        """The cause of a gap. Streams that stood still together have one: it is looked up."""
+        """The cause of a gap; cached, because streams that stall together share it."""
         first = bisect_right(self._ends_s, gap.from_s)
         last = bisect_right(self._ends_s, gap.to_s)
-        # Streams of one step get their tokens within a millisecond or so of each other.
+        # Streams of one step get their tokens within about a millisecond.
         outside_s = gap.to_s - (self._ends_s[last - 1] if last > first else gap.from_s)
         key = (first, last, gap.num_tokens, gap.objective_s, round(outside_s, 2))
         found = self._known.get(key)
@@ -68,9 +68,9 @@ class EngineIterations:
         return found
 
     def new_counts(self, record: IterationRecord) -> Mapping[str, int]:
-        """What the engine's own counts have grown by since the record before, by field.
+        """Growth of the engine's counters since the previous record, by field.
 
-        They start at 0 again with a rebuilt scheduler."""
+        A rebuilt scheduler starts them at 0 again."""
         grown = {}
         for name in _COUNTED:
             count = getattr(record, name)
@@ -80,8 +80,8 @@ class EngineIterations:
         return grown
 
     def bubbles(self, record: IterationRecord) -> Iterator[tuple[int, float]]:
-        """(stage, its bubble in seconds): it ended its last step before this one had been submitted
-        no later than that, and waited for another stage until this one began."""
+        """(stage, seconds) of bubbles: the time from when the stage was free and the step submitted
+        until the stage began the step, spent waiting for another stage."""
         stages = record.stages_s
         if len(stages) > 1 and len(self._stage_end_s) == len(stages):
             for number, (begin_s, _) in enumerate(stages):

@@ -1,4 +1,4 @@
-"""What a replica observes of itself: API events and iteration records in, metrics and logs out."""
+"""A replica's telemetry: API events and iteration records in, metrics and logs out."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from app.telemetry.prometheus import Metrics
 from app.telemetry.records import RecordLog
 from app.telemetry.spans import Spans
 
-_FORGOTTEN_AFTER_S = 600.0  # an engine that has been silent beside others: it has ended
-_GIVEN_UP_AFTER_S = 10.0  # records that would tell more of a gap: their engine has died
-_WATCHED_GAPS = 4096  # that a console which reads slowly finds
+_FORGOTTEN_AFTER_S = 600.0  # silence after which an engine is taken to have ended
+_GIVEN_UP_AFTER_S = 10.0  # longest wait for the records that explain a gap
+_WATCHED_GAPS = 4096  # gaps buffered for a slow console
 
 
 class Observed(Protocol):
-    """What telemetry asks of an engine. objective: the deployment's, as it is now."""
+    """An engine, as telemetry sees it. objective: the deployment's current one."""
 
     @property
     def objective(self) -> Objective: ...
@@ -35,7 +35,7 @@ class Observed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KnownEngine:
-    """An engine of which that much is known."""
+    """A fixed objective and number of blocks in place of an engine's."""
 
     objective: Objective = field(default_factory=Objective)
     num_blocks: int = 0
@@ -53,8 +53,8 @@ class _OpenRequest:
     max_tbt_s: float = 0.0
 
     def engine_during(self, gap: Gap, index: int) -> tuple[str, bool]:
-        """Where a continuation was at the end of a gap ("": the only engine), and whether it had
-        come there within it."""
+        """The engine of a continuation at the end of a gap ("": the only engine), and whether the
+        continuation moved there within the gap."""
         engine_id, since_s, is_first = "", 0.0, True
         for at_s, which, there in self.deliveries.places:
             if which == index and at_s <= gap.to_s:
@@ -63,16 +63,15 @@ class _OpenRequest:
         return engine_id, not is_first and since_s > gap.from_s
 
 
-_NONE = EngineIterations()  # of an engine that has not said anything
+_NONE = EngineIterations()  # for an engine without records
 
 
 class Telemetry(ApiEvents):
-    """engine: what is observed; None: nothing is known of it. log: Parquet, or None.
-    spans: OpenTelemetry, or None.
+    """engine: the observed engine; None: unknown. log: Parquet, or None. spans: OpenTelemetry, or
+    None.
 
-    Tokens are counted when the scheduler sends records of some iterations: code that runs once in
-    a while finds cold caches, and doing so for each token was the dearest part of its way here.
-    A missed gap is explained once the records of its steps are here.
+    Tokens are counted in batches, when the scheduler sends iteration records, because counting each
+    token on cold caches is expensive. A missed gap is explained once its steps' records are here.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Telemetry(ApiEvents):
             "num_recoveries": self.metrics.recoveries,
         }
         self._iterations: dict[str, EngineIterations] = {}  # by engine
-        self._last_s = 0.0  # when the newest step of all ended
+        self._last_s = 0.0  # end of the newest step of any engine
         self._unexplained: list[tuple[_OpenRequest, int, Gap]] = []  # with their continuation
         self._num_kept = 0
         self._missed: Counter[Cause] = Counter()
@@ -147,7 +146,7 @@ class Telemetry(ApiEvents):
     # ---- the engine ------------------------------------------------------------------------------
 
     def on_iterations(self, records: Sequence[IterationRecord], engine_id: str = "") -> None:
-        """engine_id: whose they are, where there are several."""
+        """Add records. engine_id: their engine, if there are several."""
         iterations = self._iterations.get(engine_id)
         if iterations is None:
             iterations = self._iterations[engine_id] = EngineIterations()
@@ -161,7 +160,7 @@ class Telemetry(ApiEvents):
             self._count_iteration(record, iterations, engine_id)
 
     def catch_up(self) -> None:
-        """Count the tokens delivered since the last time, and explain what can be explained."""
+        """Count tokens delivered since the last call, and explain gaps whose records are here."""
         self._count(self._open.values())
         self._explain_missed()
 
@@ -227,14 +226,14 @@ class Telemetry(ApiEvents):
     # ---- the console -----------------------------------------------------------------------------
 
     def objectives(self) -> Mapping[str, Any]:
-        """Gaps since the start whose request had a TBT objective: kept, and missed by cause."""
+        """Gaps of requests with a TBT objective since the start: kept, and missed by cause."""
         self.catch_up()
         missed = {cause.value: self._missed[cause] for cause in Cause if self._missed[cause]}
         return {"gaps_kept": self._num_kept, "gaps_missed": missed}
 
     @contextmanager
     def watch_gaps(self) -> Iterator[deque[float]]:
-        """Every gap in seconds, as it is counted; the reader takes them out."""
+        """A queue of all gaps in seconds as they are counted; the reader removes them."""
         watcher: deque[float] = deque(maxlen=_WATCHED_GAPS)
         self._watchers.append(watcher)
         try:
@@ -242,10 +241,10 @@ class Telemetry(ApiEvents):
         finally:
             self._watchers = [other for other in self._watchers if other is not watcher]
 
-    # ---- what is written -------------------------------------------------------------------------
+    # ---- output ----------------------------------------------------------------------------------
 
     def metrics_now(self) -> Metrics:
-        """The metrics, with all that has happened until now."""
+        """The metrics, up to date."""
         self.catch_up()
         self.metrics.tbt_objective.set(self._engine.objective.tbt_s or 0.0)
         return self.metrics
@@ -261,7 +260,7 @@ class Telemetry(ApiEvents):
             self._log.iteration({"engine": engine_id, **record._asdict()})
 
     def close(self) -> None:
-        """Write what is buffered."""
+        """Write buffered records."""
         self.catch_up()
         self._explain_missed(even_uncovered=True)
         if self._log is not None:

@@ -1,8 +1,7 @@
-"""How late the event loop of this process gets to what is due.
+"""Delay of this process's event loop.
 
-Everything that a replica does between two messages holds all of its streams up. A tick that comes
-late shows how long; waits of the loop's thread for a core, which other processes cause, are told
-apart by the kernel's own count of them.
+Work in the loop delays all of a replica's streams. A periodic tick measures the delay. Waits of the
+loop's thread for a core, caused by other processes, are subtracted by the kernel's own count.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from prometheus_client import CollectorRegistry, Counter
 
 from app.telemetry.prometheus import QuickHistogram
 
-TICK_S: Final = 0.02  # so much of a pause may stay unseen
+TICK_S: Final = 0.02  # shorter pauses may be missed
 _BOUNDS_S: Final = (0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5)
 _SCHEDULED: Final = "/proc/thread-self/schedstat"
 
 
 class LoopLag:
-    """`start` on the loop that is watched; what was seen is in `registry`."""
+    """Call `start` on the watched loop; `registry` holds the metrics."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._lag = QuickHistogram(
             "legato_event_loop_lag_seconds",
-            "How late the replica's event loop gets to what is due, its waits for a core left out",
+            "Delay of the replica's event loop, without its waits for a core",
             {},
             _BOUNDS_S,
             self.registry,
@@ -45,14 +44,14 @@ class LoopLag:
         self._delayed_s = 0.0
 
     def start(self) -> None:
-        """Tick from now on, on the running loop."""
-        with suppress(OSError):  # another system: all lag counts as the loop's
+        """Start ticking on the running loop."""
+        with suppress(OSError):  # not Linux: all lag counts as the loop's
             self._file = os.open(_SCHEDULED, os.O_RDONLY | os.O_CLOEXEC)
         self._delayed_s = self._waited_for_core_s()
         self._wait(asyncio.get_running_loop())
 
     def close(self) -> None:
-        """Tick no more."""
+        """Stop ticking."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -71,12 +70,12 @@ class LoopLag:
         self._wait(loop)
 
     def note(self, late_s: float, delay_s: float) -> None:
-        """One tick that came so late, and what its thread waited for a core since the last."""
+        """Record a tick. delay_s: the thread's wait for a core since the last tick."""
         self._lag.observe_all((max(0.0, late_s - delay_s),))
         self._run_delay.inc(delay_s)
 
     def _waited_for_core_s(self) -> float:
-        """Of this thread, since it began."""
+        """Total time that this thread has waited for a core."""
         if self._file is None:
             return 0.0
         return int(os.pread(self._file, 100, 0).split()[1]) / 1e9

@@ -1,7 +1,7 @@
-"""Prometheus metrics of one replica, under the names people know, at `/metrics`.
+"""Prometheus metrics of one replica, under common names, at `/metrics`.
 
-Each is one of `definitions.METRICS` or a plain count. `reference` prints the table in this room's
-README from the objects below, so what is documented is what is exported.
+Each is one of `definitions.METRICS` or a plain count. `reference` prints the table in this folder's
+README from the objects below, so the table matches the exported metrics.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _TOKENS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768
 
 
 class QuickHistogram(Collector):
-    """A histogram for what comes with every token or iteration. For one thread.
+    """A fast histogram for values of every token or iteration, for one thread.
 
     prometheus_client's own takes a lock and walks its buckets in Python at each observation, which
-    at some thousand tokens a second is a good part of what a token costs outside the model.
+    is too slow at thousands of tokens per second.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class QuickHistogram(Collector):
         registry.register(self)
 
     def observe_all(self, values: Sequence[float]) -> None:
-        """Count these."""
+        """Add these observations."""
         counts, bounds = self._counts, self._bounds
         for value in values:
             counts[bisect_left(bounds, value)] += 1
         self._sum += sum(values)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """The family as Prometheus wants it: each bucket with all below it."""
+        """The metric family, with cumulative buckets."""
         family = HistogramMetricFamily(self._name, self._text, labels=list(self._labels))
         total = 0
         buckets: list[tuple[str, float]] = []
@@ -181,7 +181,7 @@ class Metrics:
             self._state(records[-1], num_blocks)
 
     def occupied(self, num_running: int, num_waiting: int, kv_share: float) -> None:
-        """Of several engines, whose records come one by one."""
+        """Set the gauges of several engines, whose records arrive separately."""
         self.running.set(num_running)
         self.waiting.set(num_waiting)
         self.kv_usage.set(kv_share)
@@ -205,7 +205,7 @@ def reference(registry: CollectorRegistry) -> str:
 
 
 class _Together(Collector):
-    """Several registries as one: each family once, with the samples of all."""
+    """Several registries as one: each family once, with all samples."""
 
     def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
         self._registries = registries
@@ -221,7 +221,7 @@ class _Together(Collector):
 
 
 def render(metrics: Sequence[Metrics], *others: CollectorRegistry) -> bytes:
-    """The exposition text of a replica with these models. others: what belongs to none of them."""
+    """The exposition text of a replica with these models. others: registries of no model."""
     registry = CollectorRegistry()
     registry.register(_Together([*(each.registry for each in metrics), *others]))
     return generate_latest(registry)

@@ -83,8 +83,8 @@ _SCHEMAS = {"requests": REQUESTS, "iterations": ITERATIONS, "gaps": MISSED_GAPS}
 
 
 def read_records(file: Path, kind: str) -> list[dict[str, Any]]:
-    """Rows of a file of a log. kind: "requests", "iterations" or "gaps". A column that the file's
-    version did not write is None, its engine ""."""
+    """Rows of one log file. kind: "requests", "iterations" or "gaps". A column that the file lacks
+    is None, a missing engine ""."""
     rows: list[dict[str, Any]] = pq.read_table(file, schema=_SCHEMAS[kind]).to_pylist()
     for row in rows:
         if row.get("engine", "") is None:
@@ -93,7 +93,7 @@ def read_records(file: Path, kind: str) -> list[dict[str, Any]]:
 
 
 class RecordLog:
-    """settings (resolved, JSON-able) are written beside the data: a log explains itself."""
+    """settings: resolved and JSON-able; written beside the data, to make a log self-contained."""
 
     def __init__(
         self, directory: Path, settings: Mapping[str, Any], *, rows_per_file: int = 20_000
@@ -103,7 +103,7 @@ class RecordLog:
         self._rows_per_file = rows_per_file
         self._started = time.strftime("%Y%m%d-%H%M%S")
         self._rows: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in _SCHEMAS}
-        # The writer's: packed rows take a tenth of the memory that they take as objects.
+        # Used by the writer only; packed rows take a tenth of the memory of objects.
         self._batches: dict[str, list[pa.RecordBatch]] = {kind: [] for kind in _SCHEMAS}
         self._num_files = 0
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="records")
@@ -119,7 +119,7 @@ class RecordLog:
         start_s: float,
         end_s: float,
     ) -> None:
-        """A request that is over, and the objective that held for it."""
+        """Log a finished request and its objective."""
         row = {
             "request_id": request.request_id,
             "endpoint": request.endpoint,
@@ -151,7 +151,7 @@ class RecordLog:
         explanation: Explanation,
         engine_id: str = "",
     ) -> None:
-        """A time between tokens that missed its objective."""
+        """Log a gap between tokens that missed its objective."""
         row = {"request_id": request_id, "continuation": continuation, "engine": engine_id}
         self._add("gaps", {**row, **gap._asdict(), **explanation._asdict()})
 
@@ -166,7 +166,7 @@ class RecordLog:
         self._writer.submit(self._take, kind, rows, ends_file).add_done_callback(_complain)
 
     def _take(self, kind: str, rows: list[Mapping[str, Any]], ends_file: bool) -> None:
-        """In the writer's thread: pack them, and write a file that is full."""
+        """In the writer's thread: pack the rows, and write the file once it is full."""
         batches = self._batches[kind]
         if rows:
             packed = pa.RecordBatch.from_pylist([dict(r) for r in rows], schema=_SCHEMAS[kind])
@@ -180,7 +180,7 @@ class RecordLog:
         _write(path, pa.Table.from_batches(batches))
 
     def flush(self) -> None:
-        """Write what is buffered, in the writer's thread."""
+        """Write buffered rows, in the writer's thread."""
         for kind in self._rows:
             self._hand_on(kind, ends_file=True)
 

@@ -1,8 +1,7 @@
-"""OpenTelemetry: a span per request, a child of the caller's where it sent a `traceparent`.
+"""OpenTelemetry: a span per request, a child of the caller's span if it sent a `traceparent`.
 
-It has three children, one after another: queue, prefill, decode. Spans are made when their
-request is over, from times already noted: a running request costs nothing more for being traced,
-and the exporter works in a thread of its own.
+It has three consecutive children: queue, prefill, decode. Spans are made after the request ends,
+from recorded times, so tracing adds no work to a running request. The exporter has its own thread.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _OPERATIONS: Final = {
 
 
 class Spans:
-    """Makes spans and hands them to an exporter. model: the served model's name."""
+    """Makes spans and passes them to an exporter. model: the served model's name."""
 
     def __init__(self, model: str, exporter: SpanExporter) -> None:
         self._model = model
@@ -98,12 +97,12 @@ class Spans:
         span.end(wall_ns(end_s))
 
     def close(self) -> None:
-        """Export what is waiting, and end the exporter's thread."""
+        """Export pending spans, and end the exporter's thread."""
         self._provider.shutdown()
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
-    """To a collector, OTLP over HTTP. Raises ImportError naming the package that is missing."""
+    """An exporter to a collector by OTLP over HTTP. Raises ImportError naming a missing package."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:

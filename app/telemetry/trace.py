@@ -1,6 +1,6 @@
 """Iteration records as a Chrome/Perfetto trace: one track per stage, one slice per micro-batch.
 
-Open the file at ui.perfetto.dev or chrome://tracing; bubbles are the gaps one sees.
+Open the file at ui.perfetto.dev or chrome://tracing; bubbles appear as gaps.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _COUNTERS = ("num_waiting", "num_decoding", "num_prefilling", "num_free_blocks")
 
 
 def perfetto(iterations: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """A trace in the JSON object format; each engine is a process of its own in it.
+    """A trace in the JSON object format, with one process per engine.
 
-    iterations: rows of `records.ITERATIONS`. Times are microseconds from the first of them all.
+    iterations: rows of `records.ITERATIONS`. Times are microseconds since the earliest row.
     """
     by_engine: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for record in iterations:
