@@ -1,4 +1,4 @@
-"""`legato batch`: a file of requests answered in the slack that live streams leave."""
+"""`legato batch`: answers a file of requests in the slack of live streams."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def batch(
     """Answer a file of requests while live streams keep their objectives.
 
     Every line of IN is one request, {"custom_id", "method": "POST", "url", "body"}. Each is sent
-    behind all others and only while the server's quote says that there is room for one more.
-    Interrupted, the same command goes on where it was.
+    with the lowest priority and only while the server's quote says that there is room for it.
+    After an interruption, the same command continues where it stopped.
     """
     lines = read_lines(source)
     answered = keep_answers(target)
@@ -94,7 +94,7 @@ async def _run(
 
 
 def read_lines(source: Path) -> list[Line]:
-    """The requests; ends the command naming the line that is wrong, before any is sent."""
+    """Read the requests; before any is sent, ends the command if a line is wrong, naming it."""
     try:
         texts = source.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -132,7 +132,7 @@ def _line(where: str, text: str) -> Line:
 
 
 def keep_answers(target: Path) -> set[str]:
-    """The requests that are answered there already; everything else is taken out of the file."""
+    """The requests already answered in the file; all other lines are removed from it."""
     if not target.exists():
         return set()
     kept: dict[str, str] = {}
@@ -141,7 +141,7 @@ def keep_answers(target: Path) -> set[str]:
             found = json.loads(text)
             if found["response"]["status_code"] == 200:
                 kept[found["custom_id"]] = text
-        except (ValueError, LookupError, TypeError):  # cut off, or no answer
+        except (ValueError, LookupError, TypeError):  # truncated, or not an answer
             continue
     scratch = target.with_name(f".{target.name}.part")
     scratch.write_text("".join(f"{text}\n" for text in kept.values()))

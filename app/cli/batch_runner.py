@@ -1,7 +1,7 @@
-"""Requests of a file sent into the slack that live streams leave.
+"""Sends the requests of a file in the slack of live streams.
 
-Each is sent without an objective of its own and behind all others, and only while the server says
-that one more request could be served under the deployment's objectives (`/v1/slo/quote`).
+Each is sent without an objective and with the lowest priority, and only while the server's quote
+(`/v1/slo/quote`) says that one more request fits the deployment's objectives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_OBJECTIVE: Final = {"tbt_ms": 3_600_000.0, "ttft_ms": 3_600_000.0}
 LAST: Final = -1000
 _BUSY: Final = (429, 503)
 _LONGEST_PAUSE_S: Final = 5.0
-_MAX_BREAKS: Final = 5  # connections that break off, per request
+_MAX_BREAKS: Final = 5  # broken connections per request
 _QUOTED: Final = ("prompt", "messages", "tools", "max_tokens")
 _DEFAULT_QUOTED_TOKENS: Final = 256
 
@@ -36,7 +36,7 @@ class Line:
 
 @dataclass(slots=True)
 class Totals:
-    """What became of them."""
+    """Counts of the results."""
 
     num_done: int = 0
     num_failed: int = 0
@@ -46,9 +46,9 @@ class Totals:
 
 @dataclass(slots=True)
 class BatchRunner:
-    """concurrency: most requests at a time. give_up_s: after this time what is left fails.
+    """concurrency: most requests at a time. give_up_s: after this time remaining requests fail.
 
-    write: takes each answer's object as it comes.
+    write: called with each answer's object.
     """
 
     client: httpx.AsyncClient
@@ -61,7 +61,7 @@ class BatchRunner:
     _gate: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def run(self, lines: Sequence[Line]) -> Totals:
-        """Answer every line, in whatever order they finish."""
+        """Answer every line; answers are written in order of completion."""
         self._begin_s = time.monotonic()
         self._is_legato = await self._has_quotes()
         left = iter(lines)
@@ -112,9 +112,9 @@ class BatchRunner:
             await asyncio.sleep(_pause_s(answer.headers.get("retry-after")))
 
     async def _wait_for_slack(self, line: Line) -> bool:
-        """Until one more can be served; False when the time is over.
+        """Wait until one more request can be served; False when the time is over.
 
-        One asks at a time: two that were told yes at once would be one too many.
+        One worker asks at a time, because two answers of yes could count the same room twice.
         """
         while time.monotonic() - self._begin_s < self.give_up_s:
             async with self._gate:
@@ -125,7 +125,7 @@ class BatchRunner:
         return False
 
     async def _pause_before(self, line: Line) -> float:
-        """0 if it may be sent now."""
+        """Time to wait before sending; 0 if the line may be sent now."""
         quoted = {key: line.body[key] for key in _QUOTED if line.body.get(key) is not None}
         if not {"prompt", "messages"} & quoted.keys() or not isinstance(
             quoted.get("prompt", ""), str
@@ -133,17 +133,17 @@ class BatchRunner:
             quoted = {"prompt_tokens": 1}
         quoted.setdefault("max_tokens", _DEFAULT_QUOTED_TOKENS)
         pause_s = await self._quoted_pause(quoted)
-        if pause_s is None:  # too large for the objectives whenever it comes: is there room at all?
+        if pause_s is None:  # never fits the objectives: wait until any request does
             pause_s = await self._quoted_pause({"prompt_tokens": 1, "max_tokens": 1})
         return pause_s or 0.0
 
     async def _quoted_pause(self, quoted: Mapping[str, Any]) -> float | None:
-        """Until there is room; None where waiting does not help."""
+        """Quoted time until there is room; None if waiting does not help."""
         try:
             answer = await self.client.post(QUOTE, json=quoted)
             quote = answer.json()
         except (httpx.HTTPError, ValueError):
-            return 0.0  # the request itself will meet what is wrong
+            return 0.0  # the request itself will report the error
         if answer.status_code in _BUSY:
             return _pause_s(answer.headers.get("retry-after"))
         if answer.status_code != 200 or quote["can_serve_now"] is not False:
@@ -153,7 +153,7 @@ class BatchRunner:
         return _pause_s(quote["retry_after_s"])
 
     async def _has_quotes(self) -> bool:
-        """Whether this server knows of objectives; another is simply sent the requests."""
+        """Whether the server gives quotes; otherwise requests are sent without them."""
         try:
             answer = await self.client.post(QUOTE, json={"prompt_tokens": 1, "max_tokens": 1})
         except httpx.HTTPError:

@@ -1,4 +1,4 @@
-"""`legato config check|show|reference`: what a YAML means, before anything is started."""
+"""`legato config check|show|reference`: checks and explains a config without starting anything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Target = Annotated[
 
 
 def _resolved(target: Path) -> list[EngineConfig]:
-    """The settings of every model of every application; ends the command where one is wrong."""
+    """The settings of every model of every application; ends the command if one is wrong."""
     try:
         config = load_config(target)
     except SettingsError as error:
@@ -81,7 +81,7 @@ _HEAD = ("| key | type | default | meaning |", "|---|---|---|---|")
 
 
 def _lines(section: Any, prefix: str) -> Iterator[str]:
-    """The rows of a section's own keys, then its sections, each under a heading."""
+    """The rows of a section's own keys, then its subsections, each under a heading."""
     fields: dict[str, FieldInfo] = section.model_fields
     sections = {n: s for n, f in fields.items() if (s := _section(f)) is not None}
     yield from _HEAD
@@ -102,13 +102,13 @@ def _lines(section: Any, prefix: str) -> Iterator[str]:
 
 
 def _section(field: FieldInfo) -> Any:
-    """The nested section that a field holds, always or where it is given."""
+    """The nested section of a field, which may be optional."""
     kinds = (field.annotation, *get_args(field.annotation))
     return next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
 
 
 def _default(field: FieldInfo) -> str:
-    """The default as YAML has it."""
+    """The default in YAML notation."""
     if field.is_required():
         return "required"
     default = field.get_default(call_default_factory=True)
@@ -118,7 +118,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _type(field: FieldInfo) -> str:
-    """The type as a person says it, with its bounds."""
+    """The type in words, with its bounds."""
     words = {"ge": "at least", "gt": "above", "lt": "below", "le": "at most"}
     bounds = [
         f", {word} {getattr(bound, name):g}"

@@ -1,4 +1,4 @@
-"""`legato`: the command line. The logic of each command is in the package it belongs to."""
+"""`legato`: the command line. Each command's logic is in its own package."""
 
 from __future__ import annotations
 

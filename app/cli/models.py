@@ -1,4 +1,4 @@
-"""`legato models` and `legato check`: which models are served, and whether one would load."""
+"""`legato models` and `legato check`: lists supported models, and checks whether one would load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.terminal import WRONG_USAGE, fail
 
 
 def models() -> None:
-    """List the architectures that are served, and the formats that weights may have."""
+    """List the supported architectures and weight formats."""
     from actors.stage.folder_check import families, formats
 
     for name, description in families().items():
@@ -27,8 +27,8 @@ def check(
     tensor_ranks: Annotated[int, typer.Option(min=1, help="Ranks to split it over.")] = 1,
     stages: Annotated[int, typer.Option(min=1, help="Pipeline stages to split it into.")] = 1,
 ) -> None:
-    """Say whether a model would load, and what is in it, without loading it; exit 2 with
-    the reason where it would not."""
+    """Say whether a model would load, and describe it, without loading it; exit 2 with the
+    reason if it would not."""
     from actors.stage.folder_check import check_folder
 
     try:

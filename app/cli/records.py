@@ -1,4 +1,4 @@
-"""`legato trace`, `plot`, `replay`, `explain`: what the logs of a run have to say."""
+"""`legato trace`, `plot`, `replay`, `explain`: evaluation of a run's logs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _rows(folder: Path, kind: str) -> list[Row]:
 
 
 def _iterations(folder: Path) -> list[Row]:
-    """All below a folder; each row's engine is named with the part of the log it is in."""
+    """All iteration rows below a folder; each row's engine is named with its part of the log."""
     rows = []
     for file in _files(folder, "iterations"):
         part = file.parent.relative_to(folder).as_posix().removeprefix(".")
@@ -85,7 +85,7 @@ def replay(
 ) -> None:
     """Run a recorded event log through a fresh core; exit 1 unless every plan is the same.
 
-    With other settings: what would have become of the same arrivals, simulated, beside what did.
+    With other settings: simulate the same arrivals, and compare the result with the recorded run.
     """
     given = {
         "policy": policy,
@@ -143,7 +143,7 @@ def plot(
 
 
 def _steps(rows: list[Row]) -> dict[str, Steps]:
-    """What each engine's stages did; times from the first of all."""
+    """Each engine's steps; times since the earliest of all."""
     from app.simulate.run.record import Steps
 
     origin_s = min(row["submitted_s"] for row in rows)
@@ -165,7 +165,7 @@ def _steps(rows: list[Row]) -> dict[str, Steps]:
 def explain(folder: Folder) -> None:
     """Print why objectives were missed: how often, by cause, and the worst ten gaps of each."""
     requests = _rows(folder, "requests")
-    gaps: list[tuple[Row, Row | None]] = []  # each with the step that its cause names
+    gaps: list[tuple[Row, Row | None]] = []  # each with the step of its cause
     for replica in {file.parent for file in _files(folder, "iterations")}:
         if list(replica.glob("gaps-*.parquet")):
             by_number: dict[tuple[str, int], list[Row]] = {}
@@ -184,7 +184,7 @@ def explain(folder: Folder) -> None:
 
 
 def _step_of(gap: Row, by_number: dict[tuple[str, int], list[Row]]) -> Row | None:
-    """Numbers begin anew with a rebuilt scheduler; only one of a number ended within the gap."""
+    """The gap's step. Numbers restart with a rebuilt scheduler, so the step must end in the gap."""
     found = (
         row
         for row in by_number.get((gap["engine"], gap["step"]), ())
@@ -204,7 +204,7 @@ def _print_gaps(objective_s: float, gaps: list[tuple[Row, Row | None]]) -> None:
         gap_ms = f"{1e3 * (gap['to_s'] - gap['from_s']):.0f}"
         cells.append((gap["request_id"], gap["cause"], gap_ms, *_contents(step)))
     columns = ("request", "cause", "gap ms", "step", "decode", "prefill", "ms", "predicted")
-    output.print(f"The worst {len(worst)}, each with the step that has most of its cause:")
+    output.print(f"The worst {len(worst)}, each with the step that contributed most to its cause:")
     output.print(table("", columns, cells, num_words=2))
 
 

@@ -31,7 +31,7 @@ from app.settings_models import parse_each, resolve_each, served_name
 from app.terminal import WRONG_USAGE, console, fail, print_error
 
 _STATUS_PERIOD_S = 1.0
-_AFTER_DRAIN_S = 30.0  # for processes to end once their streams have
+_AFTER_DRAIN_S = 30.0  # for processes to end after their streams
 
 
 def register(app: typer.Typer) -> None:
@@ -53,9 +53,9 @@ def serve(
 ) -> None:
     """Serve a model until Ctrl-C: the demo model, any config, or any model folder.
 
-    A model folder gets the demo's address and TBT objective, and defaults. A path that begins
-    with configs/ and does not exist here is the one that came with Legato. SIGUSR1 has the config
-    read again and deployed beside what runs.
+    A model folder gets the demo's address and TBT objective, and defaults otherwise. A path that
+    begins with configs/ and does not exist here is taken from Legato's own. On SIGUSR1 the config
+    is read again and deployed beside the running one.
     """
 
     def read() -> dict[str, Any]:
@@ -86,14 +86,14 @@ def _check_free(host: str, port: int) -> None:
 
 
 def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
-    # Imported here: Ray takes seconds, and reads its environment at import.
+    # Imported here, because Ray's import takes seconds and reads the environment.
     import ray
     from ray import serve as ray_serve
     from ray.serve._private.api import serve_start
     from ray.serve.schema import ServeDeploySchema
 
     done = threading.Event()
-    asked: SimpleQueue[bool] = SimpleQueue()  # one entry a signal: whether to go on
+    asked: SimpleQueue[bool] = SimpleQueue()  # one entry per signal: whether to continue
 
     def stop(*_: object) -> None:
         done.set()
@@ -110,16 +110,16 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
     begin_s = time.monotonic()
     client = None
     with console.status("starting Ray") as status:
-        # Ray's CPUs are bookkeeping: enough for the replicas asked for, whatever the machine has.
+        # Ray's CPUs are bookkeeping: enough for the requested replicas on any machine.
         num_cpus = max(os.cpu_count() or 1, 4, num_cpus_of(config))
         ray.init(
-            address="local",  # never a cluster that happens to run here
+            address="local",  # never join a cluster that already runs here
             num_cpus=num_cpus,
             include_dashboard=False,
             log_to_driver=False,
             logging_level="ERROR",
         )
-        signal.signal(signal.SIGTERM, stop)  # Ray has put one of its own there, which ends at once
+        signal.signal(signal.SIGTERM, stop)  # replaces Ray's handler, which exits at once
         _stop_unread_daemons()
         try:
             client = serve_start(
@@ -139,9 +139,9 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
         print_error(problem)
     with console.status("draining and stopping (Ctrl-C again to stop at once)"):
         signal.signal(signal.SIGINT, lambda *_: _stop_at_once())
-        # Serve kills its controller in the middle of a call, and Ray tells the user so.
+        # Serve kills its controller during a call; this hides Ray's log of it.
         ray._private.worker._worker_logs_enabled = False
-        if client is not None:  # `serve.shutdown` would wait 30 s, whatever was promised
+        if client is not None:  # `serve.shutdown` would always wait 30 s
             promised_s = _drain_s(config) if problem is None else 0.0
             client.shutdown(timeout_s=promised_s + _AFTER_DRAIN_S)
         ray.shutdown()
@@ -154,7 +154,7 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
 def _deploy_again(
     client: Any, config: dict[str, Any], read: Callable[[], dict[str, Any]], num_cpus: int
 ) -> dict[str, Any]:
-    """Deploy what the config's file says by this time; returns the config that is deployed then."""
+    """Deploy the current content of the config's file; returns the config then deployed."""
     from ray.serve.schema import ServeDeploySchema
 
     try:
@@ -164,7 +164,7 @@ def _deploy_again(
         if (wanted := num_cpus_of(changed)) > num_cpus:
             raise SettingsError(
                 f"its replicas, old beside new, reserve {wanted} CPUs, and this server began with "
-                f"{num_cpus}: start it anew"
+                f"{num_cpus}: restart it"
             )
         client.deploy_apps(ServeDeploySchema.model_validate(changed), _blocking=False)
     except ValueError as error:  # SettingsError is one
@@ -175,18 +175,18 @@ def _deploy_again(
 
 
 def _guard() -> subprocess.Popen[bytes]:
-    """A shell that ends this server's processes should the command be killed: most of Ray's notice
-    that by themselves, its agents do not. It waits in a read that ends with the command."""
+    """A shell that ends this server's processes if the command is killed, because Ray's agents do
+    not notice it. It waits in a read that returns when the command ends."""
     pids = [str(process.pid) for process in psutil.Process().children(recursive=True)]
     return subprocess.Popen(
         ["/bin/sh", "-c", 'read none; sleep 5; kill -9 "$@" 2>/dev/null', "guard", *pids],
         stdin=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C in a terminal is the command's alone
+        start_new_session=True,  # Ctrl-C in a terminal must reach only the command
     )
 
 
 def _stop_at_once() -> NoReturn:
-    """End every process of this server, whatever it is doing."""
+    """End every process of this server at once."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             process.kill()
@@ -194,7 +194,7 @@ def _stop_at_once() -> NoReturn:
 
 
 def _drain_s(config: dict[str, Any]) -> float:
-    """The longest that a replica of this config may take to finish its streams."""
+    """Longest time that a replica of this config may take to finish its streams."""
     deployments = [d for a in config["applications"] for d in a.get("deployments") or []]
     return max([DRAIN_S, *(d.get("graceful_shutdown_timeout_s") or 0.0 for d in deployments)])
 
@@ -205,8 +205,8 @@ def _url(http: dict[str, Any]) -> str:
 
 
 def _stop_unread_daemons() -> None:
-    """End what Ray starts beside a cluster of one, and what has no reader there: the copier of
-    workers' logs to a driver that asked for none, the autoscaler's monitor, the usage reporter."""
+    """End Ray's processes that are of no use here: the log copier for a driver that wants no logs,
+    the autoscaler's monitor and the usage reporter."""
     from ray._private.worker import global_worker
 
     node = global_worker.node
@@ -216,8 +216,8 @@ def _stop_unread_daemons() -> None:
 
 
 def _wait(ray_serve: Any, address: str, status: Status, done: threading.Event) -> str | None:
-    """Until every application runs and answers on the public address; else what went wrong."""
-    # One client: each reads the system's certificates when it is made, 30 ms of a core.
+    """Wait until every application runs and answers on the public address; else the problem."""
+    # One client, because each reads the system's certificates when made, 30 ms of a core.
     with httpx.Client(base_url=address, timeout=2.0) as client:
         next_s = 0.0
         while not done.is_set():
@@ -246,17 +246,17 @@ def _answers(client: httpx.Client) -> bool:
         response = client.get("/health")
     except httpx.HTTPError:
         return False
-    # Until HAProxy knows the replicas, a slower Python proxy answers on its behalf.
+    # Until HAProxy knows the replicas, a slower Python proxy answers in its place.
     return response.status_code == 200
 
 
 def _promise(address: str, wanted_ms: float | None) -> str | None:
-    """What the engine's cost model says of its objective, where there are both."""
+    """The cost model's prediction for the objective, if there are both."""
     try:
         found = httpx.get(f"{address}/console/status", timeout=2.0).json().get("outlook")
     except (httpx.HTTPError, ValueError):
         return None
-    if not found:  # or the console wants a key
+    if not found:  # or the console requires a key
         return None
     tbt_ms = 1000 * found["tbt_s"]
     short = wanted_ms is not None and tbt_ms > wanted_ms
@@ -269,7 +269,7 @@ def _promise(address: str, wanted_ms: float | None) -> str | None:
 
 
 def _cause(trouble: str) -> str:
-    """The last line of a remote traceback is what the user needs to read."""
+    """The last line of a remote traceback, which names the cause."""
     lines = [line.strip() for line in trouble.splitlines() if line.strip()]
     telling = [line for line in lines if "Error:" in line or "Failed:" in line]
     return (telling or lines or ["the application failed to start"])[-1]

@@ -1,4 +1,4 @@
-"""A Serve config as `legato serve` and `legato config` read it, and the address it answers at."""
+"""Reads a Serve config for `legato serve` and `legato config`, and sets its HTTP address."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DEFAULT_CONFIG = Path("configs/serve/demo.yaml")
 
 
 def load_config(target: Path) -> dict[str, Any]:
-    """A Serve config from a YAML file; for a model folder or a GGUF file the demo's, its sizes left
-    to defaults.
+    """A Serve config from a YAML file; for a model folder or a GGUF file the demo's, with default
+    sizes.
 
     Raises SettingsError naming the file and what is wrong with it.
     """
@@ -60,9 +60,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def place(config: dict[str, Any], host: str | None, port: int | None) -> tuple[str, int]:
-    """Set where the config's HTTP answers and return it: the proxies', or a lone replica's own.
+    """Set and return the config's HTTP address: the proxies', or a lone replica's own.
 
-    Raises SettingsError where nothing would answer, or `listen` contradicts the rest.
+    Raises SettingsError if nothing would answer, or `listen` contradicts the rest.
     """
     http = config["http_options"] = dict(config.get("http_options") or {})
     listening = [a["args"] for a in config["applications"] if (a.get("args") or {}).get("listen")]
@@ -88,7 +88,7 @@ def place(config: dict[str, Any], host: str | None, port: int | None) -> tuple[s
 
 
 def num_cpus_of(config: dict[str, Any]) -> int:
-    """What all replicas of this config reserve, while those of an update stand beside the old."""
+    """CPUs that all replicas of this config reserve, during an update beside the old ones."""
     from actors.executor.placement import REPLICA_CPUS, bundles  # here: it imports Ray
 
     total = 0.0
@@ -109,8 +109,8 @@ def num_cpus_of(config: dict[str, Any]) -> int:
 
 
 def _check_sleep(config: dict[str, Any]) -> None:
-    """`fleet.sleeps` and `min_replicas: 0` are two sides of one thing: fronts that wake engines,
-    and engines that may end."""
+    """`fleet.sleeps` and `min_replicas: 0` require each other: fronts wake engines that have
+    ended."""
     for application in config["applications"]:
         args = application.get("args") or {}
         if not is_fleet(args):
@@ -133,7 +133,7 @@ def _check_sleep(config: dict[str, Any]) -> None:
 
 
 def _check_alone(config: dict[str, Any]) -> None:
-    """`listen` is for one application: one replica of it, or the fronts of a fleet."""
+    """`listen` requires one application, with one replica or the fronts of a fleet."""
     deployments = [d for a in config["applications"] for d in a.get("deployments") or []]
     several = any(
         d.get("num_replicas") not in (None, 1) or d.get("autoscaling_config") for d in deployments

@@ -1,4 +1,4 @@
-"""`legato status`: what a running server is doing, its engines one by one."""
+"""`legato status`: the state of a running server and of each engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def status(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """Show what a running server is doing: requests, memory, and the engines of a fleet."""
+    """Show the state of a running server: requests, memory, and the engines of a fleet."""
     found = _ask(server_root(url), key, model)
     if as_json:
         typer.echo(json.dumps(found))
@@ -79,7 +79,7 @@ def _engines(found: dict[str, Any]) -> Table:
 
 
 def _alone(found: dict[str, Any]) -> dict[str, Any]:
-    """A lone engine as one of a fleet."""
+    """A lone engine in the form of a fleet's."""
     return {
         **found,
         "id": found["model"],

@@ -68,7 +68,7 @@ class ChatClient:
 
 
 def _message(answer: httpx.Response) -> str:
-    """What a server says that refuses."""
+    """The message of a refusal."""
     try:
         return str(answer.json()["error"]["message"])
     except (ValueError, LookupError, TypeError):
@@ -112,7 +112,7 @@ def generate(
 def chat(
     url: Url = DEFAULT_URL,
     api_key: Key = None,
-    system: Annotated[str | None, typer.Option(help="What the model is told beforehand.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: MaxTokens = 512,
     temperature: Temperature = 0.7,
 ) -> None:

@@ -17,12 +17,12 @@ from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, console, duration, output, say_duration
 
 MEDIAN_TTFT_MS = 2000.0
-TYPICAL_PROBES = (6, 12)  # of a search whose guess is within a few times of the capacity
+TYPICAL_PROBES = (6, 12)  # of a search whose guess is within a small factor of the capacity
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityObjective:
-    """A load passes when P99 TBT and the median TTFT stay within these and nothing fails."""
+    """A load passes if P99 TBT and median TTFT are within these and no request fails."""
 
     tbt_ms: float
     ttft_p50_ms: float = MEDIAN_TTFT_MS
@@ -36,10 +36,10 @@ class CapacityObjective:
 
 @dataclass(slots=True)
 class CapacitySearch:
-    """Brackets a capacity in strides, then bisects; the loads it asks for are judged outside.
+    """Brackets a capacity in strides, then bisects; the caller judges each load.
 
-    qps: the load to try next, the guess at first. low_qps: the highest that passed (the capacity,
-    once `done`). high_qps: the lowest that did not.
+    qps: the load to try next, at first the guess. low_qps: the highest that passed (the capacity
+    once `done`). high_qps: the lowest that failed.
     """
 
     qps: float
@@ -56,7 +56,7 @@ class CapacitySearch:
 
     @property
     def num_left(self) -> int | None:
-        """Probes to come; None while no load has failed, or none has passed."""
+        """Remaining probes; None until one load has passed and one failed."""
         if self.done:
             return 0
         if self.low_qps == 0.0 or self.high_qps == math.inf:
@@ -65,13 +65,13 @@ class CapacitySearch:
         return max(1, math.ceil(math.log2(width)))
 
     def judge(self, passed: bool) -> None:
-        """Say whether the load `qps` passed; sets the next."""
+        """Record whether the load `qps` passed, and choose the next."""
         if passed:
             self.low_qps = self.qps
         else:
             self.high_qps = self.qps
         if self.high_qps == math.inf:
-            self.qps *= 1.5  # an overloaded probe takes long to drain: small strides on the way up
+            self.qps *= 1.5  # small strides, because an overloaded probe drains slowly
         elif self.low_qps:
             self.qps = (self.low_qps + self.high_qps) / 2
         else:
@@ -79,7 +79,7 @@ class CapacitySearch:
 
 
 def search_capacity(search: CapacitySearch, passes: Callable[[float], bool]) -> float:
-    """The capacity where a load can be judged without awaiting anything."""
+    """The capacity, with a synchronous judgement of each load."""
     while not search.done:
         search.judge(passes(search.qps))
     return search.low_qps
@@ -91,9 +91,9 @@ def measure_capacity(
     search: CapacitySearch,
     probe_s: float,
 ) -> tuple[float, list[LoadFigures]]:
-    """The highest load that passes, and what was seen on the way.
+    """The highest load that passes, and the figures of all probes.
 
-    probe: serves a load of so many requests per second. probe_s: about how long that takes.
+    probe: serves a load of the given requests per second. probe_s: its approximate duration.
     Raises MeasurementError if a probe got no answer at all.
     """
     probes: list[LoadFigures] = []
@@ -118,7 +118,7 @@ def say_probe(
     search: CapacitySearch,
     probe_s: float,
 ) -> None:
-    """One line: what the probe saw, and how far the search is."""
+    """Print one line: the probe's figures and the progress of the search."""
     left = search.num_left
     if left is None:
         rest = "no load has failed yet" if search.low_qps else "no load has passed yet"
@@ -152,7 +152,7 @@ def command(
 ) -> None:
     """The highest Poisson load a running server sustains under a P99 TBT objective."""
     load = Load(lengths, guess_qps, seconds, seed=seed)
-    load.jobs()  # refuses a name of lengths before anything is sent
+    load.jobs()  # rejects unknown lengths before anything is sent
     model = model or first_model(url)
     client, objective = LoadClient(url, model), CapacityObjective(tbt_ms, ttft_ms)
     few, many = TYPICAL_PROBES

@@ -1,6 +1,6 @@
 """`legato bench classes`: streams with a tight objective and requests with none, on one server.
 
-In both orders: the strict streams run and the others' load arrives, then the other way round.
+Both orders are run: strict streams first and the other class's load later, then the reverse.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import make_report, publish
 from app.bench.terminal import Json, Out, console, output, say_duration, table
 
-ARRIVES_S = 2.0  # when the second class begins
-TOKENS_PER_S = 50  # of a stream: more than it gets, so that it outlasts the load beside it
+ARRIVES_S = 2.0  # start of the second class
+TOKENS_PER_S = 50  # of a stream; more than it gets, so that it outlasts the other load
 
 
 def stream_jobs(streams: int, seconds: float) -> list[Job]:
-    """The first class: short prompts, answers that last."""
+    """The first class: short prompts, long answers."""
     num_tokens = int(TOKENS_PER_S * (ARRIVES_S + seconds))
     return [Job(0.05 * number, 64, num_tokens) for number in range(streams)]
 
@@ -38,7 +38,7 @@ async def run_together(
 
 
 def class_figures(traces: Sequence[Trace], tbt_ms: float | None) -> LoadFigures:
-    """Raises MeasurementError if none was answered."""
+    """Figures of one class. Raises MeasurementError if no request was answered."""
     figures = load_figures(traces, tbt_ms=tbt_ms)
     figures.check_measured()
     return figures
@@ -59,7 +59,7 @@ def command(
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """Strict and other requests beside each other, in both orders of arrival."""
+    """Strict and other requests together, in both orders of arrival."""
     model = model or first_model(url)
     strict = LoadClient(url, model, extra={"slo": {"tbt_ms": strict_ms}})
     usual = LoadClient(url, model)

@@ -1,7 +1,7 @@
 """An open-loop load client for any OpenAI-compatible server: arrivals never wait for answers.
 
-It records when each streamed event of each request arrived, so that time to first token, time
-between tokens and stalls are those a caller sees. Requests use token-id prompts of exact lengths.
+It records the arrival of every streamed event, so time to first token, time between tokens and
+stalls are measured as a caller sees them. Prompts are token ids of exact lengths.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Job:
 
 @dataclass(slots=True)
 class Trace:
-    """What a caller saw of one request; times in seconds since the start of the run."""
+    """One request as its caller saw it; times in seconds since the start of the run."""
 
     job: Job
     sent_s: float = 0.0
@@ -48,7 +48,7 @@ class Trace:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Time between consecutive events: TBT, as the first token has none."""
+        """Times between consecutive events (TBT); the first token has none."""
         times = self.event_times_s
         return [b - a for a, b in itertools.pairwise(times)]
 
@@ -60,7 +60,7 @@ class Trace:
 async def open_loop(
     jobs: Sequence[Job], send: Callable[[int, float], Coroutine[Any, Any, Trace]]
 ) -> list[Trace]:
-    """Send every job at its time, whatever the earlier ones do; wait for all answers.
+    """Send every job at its time, independent of earlier ones; wait for all answers.
 
     send: takes a job's number and the start of the run on `time.perf_counter`.
     """
@@ -75,7 +75,7 @@ async def open_loop(
 
 
 def server_root(url: str) -> str:
-    """The server's root, also of the base URL that OpenAI's clients are given.
+    """The server's root, also from a base URL for OpenAI's clients.
 
     >>> server_root("http://127.0.0.1:8000/v1/")
     'http://127.0.0.1:8000'
@@ -97,7 +97,7 @@ class LoadClient:
 
     vocab: prompts draw their ids from [first_token, vocab).
     extra: further fields of every request's body.
-    seed None: other prompts in every process, so that no server has seen them.
+    seed None: new prompts in every process, which no server has cached.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class LoadClient:
         self._chance = random.Random(seed)
 
     def _body(self, job: Job) -> bytes:
-        # Every prompt is new, or a second run would be served from the prefix cache.
+        # Every prompt is new, so that a second run is not served from the prefix cache.
         chance = self._chance
         return json.dumps(
             {
@@ -141,8 +141,8 @@ class LoadClient:
         on_done: Callable[[Trace], None] | None = None,
         on_start: Callable[[Trace], None] | None = None,
     ) -> list[Trace]:
-        """The jobs in open loop. on_start, on_done: called with every trace as its request goes
-        out, and as its answer ends."""
+        """Run the jobs in open loop. on_start, on_done: called with each trace when its request is
+        sent and when its answer ends."""
         bodies = [self._body(job) for job in jobs]
         async with self.session() as session:
             return await open_loop(
@@ -153,7 +153,7 @@ class LoadClient:
             )
 
     def session(self) -> aiohttp.ClientSession:
-        """Connections without limit, to be closed by the caller."""
+        """A session without connection limit; the caller closes it."""
         import aiohttp  # here, because `legato --help` imports this module
 
         connector = aiohttp.TCPConnector(limit=0)
@@ -167,7 +167,7 @@ class LoadClient:
         begin_s: float,
         on_start: Callable[[Trace], None] | None = None,
     ) -> Trace:
-        """One request now; begin_s: the start of the run on `time.perf_counter`."""
+        """Send one request now. begin_s: the start of the run on `time.perf_counter`."""
         return await self._one(session, job, self._body(job), begin_s, None, on_start)
 
     async def _one(
@@ -199,7 +199,7 @@ class LoadClient:
 
 
 def error_message(body: str) -> str:
-    """What a refusal says, without its JSON around it where that is OpenAI's.
+    """The message of an error body, taken out of OpenAI's JSON if it has that form.
 
     >>> error_message('{"error": {"message": "No such model."}}')
     'No such model.'
@@ -213,7 +213,7 @@ def error_message(body: str) -> str:
 async def sse_events(
     response: aiohttp.ClientResponse,
 ) -> AsyncGenerator[tuple[float, list[bytes]], None]:
-    """What came at once, and when on `time.perf_counter`; events without their blank lines."""
+    """Events that arrived together, and their time on `time.perf_counter`, without blank lines."""
     rest = b""
     async for data in response.content.iter_any():
         now_s = time.perf_counter()
@@ -232,5 +232,5 @@ async def _read_events(response: aiohttp.ClientResponse, trace: Trace, begin_s: 
             if event.startswith(b"data: {"):
                 if b'"error"' in event[:20]:
                     trace.error = event.decode(errors="replace")[:300]
-                else:  # an event without text counts: its token may be half a character
+                else:  # an event without text counts, as its token may be part of a character
                     trace.event_times_s.append(at_s - begin_s)

@@ -1,4 +1,4 @@
-"""From the traces of a run to its figures, by the definitions that the simulator uses."""
+"""Figures from the traces of a run, by the same definitions as in the simulator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from app.telemetry.definitions import kept_objectives, quantile
 class LoadFigures:
     """One run at one load. Times in milliseconds, TBT as the gaps between streamed events.
 
-    A figure of which nothing was seen is nan: TBT where every answer is one event.
+    A figure without samples is nan, such as TBT if every answer is one event.
     """
 
     qps_offered: float
@@ -88,9 +88,9 @@ def load_figures(
 
 
 def rate_together(traces: Sequence[Trace]) -> float | None:
-    """Tokens per second while all streams decode: from the last first token to the first last one.
+    """Tokens per second while all streams decode: from the latest first token to the earliest last.
 
-    None when they never did: one had ended before another began, or streamed nothing.
+    None if they never all decoded: one ended before another began, or streamed nothing.
     """
     if not all(t.event_times_s for t in traces):
         return None

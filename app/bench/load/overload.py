@@ -1,7 +1,7 @@
-"""`legato bench overload`: what a server keeps of its promises when more comes than it can serve.
+"""`legato bench overload`: objectives that a server keeps under more load than it can serve.
 
-One load after another, at multiples of one rate; every request states its objectives. A server may
-refuse: what it takes, it promises.
+Loads run in turn, at multiples of one rate; every request states its objectives. A server may
+refuse a request, but accepting one is a promise to keep them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ REFUSED = "429"
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """One load. Shares: refused of all requests; kept of the accepted: those whose first token and
-    whose every gap came in time; gaps_kept of all gaps of the accepted."""
+    """One load. Shares: refused, of all requests; kept, of the accepted requests: first token and
+    all gaps were in time; gaps_kept, of all gaps of the accepted requests."""
 
     times: float
     num_requests: int
@@ -46,7 +46,7 @@ class Overload:
 def overload_figures(
     traces: Sequence[Trace], times: float, tbt_ms: float, ttft_ms: float
 ) -> Overload:
-    """Raises MeasurementError if nothing was answered."""
+    """Figures of one load. Raises MeasurementError if no request was answered."""
     accepted = [t for t in traces if not (t.error or "").startswith(REFUSED)]
     figures = load_figures(accepted, tbt_ms=tbt_ms, ttft_ms=ttft_ms)
     figures.check_measured()
@@ -76,7 +76,7 @@ def command(
     context: typer.Context,
     url: Url = DEFAULT_URL,
     model: Model = None,
-    qps: Annotated[float, typer.Option(min=0.01, help="What the server can serve.")] = 4.0,
+    qps: Annotated[float, typer.Option(min=0.01, help="Load that the server can serve.")] = 4.0,
     times: Annotated[str, typer.Option(help="Multiples of it, comma separated.")] = "1,3,10",
     seconds: Seconds = 20.0,
     lengths: LengthsOption = "sharegpt/8",
@@ -88,7 +88,7 @@ def command(
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """Goodput and promises kept at multiples of a load that the server can serve."""
+    """Goodput and kept objectives at multiples of a load that the server can serve."""
     try:
         factors = [float(factor) for factor in times.split(",")]
     except ValueError:

@@ -1,7 +1,8 @@
-"""`legato bench quote`: what a server says it would do (`/v1/slo/quote`), held against what it did.
+"""`legato bench quote`: a server's quotes (`/v1/slo/quote`) compared with its behaviour.
 
-Before each request of an open-loop load the server is asked for a quote, then the request is sent,
-whatever the answer. A refused one comes again when it was told to, and once more a quarter later.
+Before each request of an open-loop load the client asks for a quote, then sends the request
+regardless of the answer. A refused request is sent again after the quoted retry_after_s, and if
+refused again, once more after a further quarter of that time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ REFUSED = "429"
 
 @dataclass(slots=True)
 class Attempt:
-    """One quote and the request behind it. ask_s: how long the answer took."""
+    """One quote and its request. ask_s: time until the quote arrived."""
 
     said: dict[str, Any]
     ask_s: float
@@ -42,20 +43,20 @@ class Attempt:
 
     @property
     def ttft_s(self) -> float | None:
-        """From sending, not from the job's arrival: the quote stood between."""
+        """From sending, not from the job's arrival, which precedes the quote."""
         times = self.trace.event_times_s
         return times[0] - self.trace.sent_s if times else None
 
 
 @dataclass(slots=True)
 class Asked:
-    """A job and its attempts: the first, and after refusals one at the time told and one later."""
+    """A job and its attempts: the first, one after Retry-After and one later."""
 
     attempts: list[Attempt] = field(default_factory=list)
 
 
 class QuotedLoad:
-    """slo: the objective that quotes ask about and requests carry, as in their bodies."""
+    """slo: the objective of quotes and requests, as in their bodies."""
 
     def __init__(self, client: LoadClient, slo: dict[str, float]) -> None:
         self._client = client
@@ -113,12 +114,12 @@ class QuotedLoad:
 
 
 def quote_figures(found: Sequence[Asked], ttft_ms: float | None) -> dict[str, Any]:
-    """Ratios are said / happened. Raises MeasurementError if no quote met its first token.
+    """Ratios are quoted / measured. Raises MeasurementError if no quoted request had a first token.
 
     kept_bound_share: first tokens no later than the quote's bound. yes_kept_share: of quotes that
-    said "now", requests taken whose first token kept the objective (without one: the bound).
+    said "now", requests accepted whose first token kept the objective (without one: the bound).
     no_true_share: of the others, requests refused or late. retry_true_share: of refused requests,
-    those taken when they came as told; retry_near_share: or a quarter later.
+    those accepted after Retry-After; retry_near_share: then, or a quarter later.
     """
     attempts = [attempt for asked in found for attempt in asked.attempts]
     ratios, kept, verdicts = [], [], list[tuple[bool, bool]]()
@@ -177,7 +178,7 @@ def command(
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """What the server's quotes said against what happened: TTFT, refusals, Retry-After."""
+    """The server's quotes compared with measurements: TTFT, refusals, Retry-After."""
     model = model or first_model(url)
     given = {"tbt_ms": tbt_ms, "ttft_ms": ttft_ms}
     slo = {name: value for name, value in given.items() if value is not None}

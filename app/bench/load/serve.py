@@ -22,9 +22,9 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def run_load(client: LoadClient, load: Load, *, tbt_ms: float | None = None) -> LoadFigures:
-    """One load from its first arrival to its last answer.
+    """Run one load from its first arrival to its last answer.
 
-    tbt_ms: the objective that goodput and stalls are counted by.
+    tbt_ms: the objective of goodput and stalls.
     """
     jobs = load.jobs()
     quiet = not console.is_terminal

@@ -1,7 +1,7 @@
-"""`legato bench shift`: one load whose requests change in kind while it runs.
+"""`legato bench shift`: one load whose kind of requests changes while it runs.
 
-No fixed budget is right for all of its phases. Figures are of the requests that arrive in a phase;
-no pause lies between two phases, so each begins with what the one before has left running.
+No fixed budget suits all phases. Figures cover the requests that arrive in a phase. There is no
+pause between phases, so each begins with the requests that the previous one left running.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def parse_phases(text: str, seconds: float, seed: int = 0) -> list[Phase]:
 def phase_figures(
     traces: Sequence[Trace], phases: Sequence[Phase], tbt_ms: float
 ) -> list[tuple[LoadFigures, float]]:
-    """Of each phase, and the share of its gaps within the objective.
+    """Figures of each phase, and the share of its gaps within the objective.
 
-    Raises MeasurementError if one was not answered at all."""
+    Raises MeasurementError if a phase had no answer."""
     found = []
     for phase in phases:
         end_s = phase.begin_s + phase.load.seconds
@@ -90,7 +90,7 @@ def command(
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """A load that turns from chat to documents and back: what each phase keeps."""
+    """A load that changes from chat to documents and back: objectives kept in each phase."""
     plan = parse_phases(phases, seconds, seed)
     model = model or first_model(url)
     say_duration(len(plan) * seconds, 2 * len(plan) * seconds, f"{len(plan)} phases")

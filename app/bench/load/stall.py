@@ -16,7 +16,7 @@ from app.bench.terminal import Json, Out, console, output
 STREAM_TOKENS = 400
 STREAM_PROMPT_TOKENS, LONG_OUTPUT_TOKENS = 64, 4
 STAGGER_S = 0.02  # between the streams' arrivals
-PATIENCE_S = 10.0  # for streams that have not started: a server may limit how many run
+PATIENCE_S = 10.0  # wait for streams to start; a server may limit their number
 POLL_S = 0.02
 
 
@@ -35,7 +35,7 @@ def measure_stall(
 async def _streams_and_prompt(
     client: LoadClient, streams: int, prompt_tokens: int, stream_tokens: int
 ) -> list[Trace]:
-    """The streams' traces, with the long prompt's behind them."""
+    """The streams' traces, followed by the long prompt's."""
     begin_s = time.perf_counter()
     tasks: list[asyncio.Task[Trace]] = []
     sent: list[Trace] = []
@@ -58,7 +58,7 @@ async def _streams_and_prompt(
 
 
 def stall_figures(traces: list[Trace]) -> dict[str, Any]:
-    """Of the streams' traces, with the long prompt's behind them. Raises as `measure_stall`."""
+    """Figures of the streams' traces, followed by the long prompt's. Raises as `measure_stall`."""
     *streams, long = traces
     if error := next((t.error for t in traces if t.error), None):
         raise MeasurementError(f"nothing was measured: a request failed ({error})")

@@ -29,7 +29,7 @@ LengthsOption = Annotated[
 
 
 def lengths_of(name: str) -> Lengths:
-    """Raises typer.BadParameter for an unknown name, or a trace that cannot be read."""
+    """Lengths by name. Raises typer.BadParameter for an unknown name or an unreadable trace."""
     if names_trace(name):
         try:
             return parse_lengths(name)
