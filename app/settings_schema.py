@@ -111,7 +111,7 @@ class SchedulingSettings(_Section):
 
 @_declared("slo")
 class SloSettings(_Section):
-    """What a request may expect that says nothing of its own."""
+    """Objectives of requests that state none."""
 
 
 @_declared("speculation")

@@ -1,4 +1,4 @@
-"""What CUDA graphs of a stage take from a backend; shape suffixes as in `kernels.interface`."""
+"""A backend's support for a stage's CUDA graphs; shape suffixes as in `kernels.interface`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.torch_sampling import SamplingRows
 
 @dataclass(frozen=True, slots=True)
 class GraphSupport:
-    """What CUDA graphs of a stage's steps take from a backend.
+    """A backend's functions that CUDA graphs of a stage's steps need.
 
     hybrid: batches with prefill chunks can be captured as well as decodes (see Batch.captured).
     pack_draws: how rows draw -> (S, 3) float64 on the host, for one transfer.

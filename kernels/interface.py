@@ -97,7 +97,7 @@ class Backend(Protocol):
         ...
 
     def instruction_set(self, device: torch.device) -> str:
-        """What it computes with there: another one may round otherwise."""
+        """The instruction set used on the device; another one may round differently."""
         ...
 
     def set_num_threads(self, num_threads: int) -> None:
@@ -157,7 +157,7 @@ class Backend(Protocol):
         ...
 
     def mixture(self, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
-        """What each token's experts make of it, added by its shares -> (T, H). A token's sum has
+        """The sum of each token's expert outputs, weighted by shares -> (T, H). A token's sum has
         the same bits in any batch."""
         ...
 

@@ -1,4 +1,4 @@
-"""What a model's layers compute between their linear layers: a few orthogonal choices."""
+"""The operations between a model's linear layers: a few orthogonal choices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LayerForm:
-    """What the layers of a model compute between their linear layers; defaults are Llama's.
+    """The operations between the linear layers of a model; defaults are Llama's.
 
     norm: "rms" or "layer" (the mean removed first).
     activation: one of `ACTIVATIONS`; of the gate, which then multiplies up, or without one of up.

@@ -54,7 +54,7 @@ class SamplingRows:
 
 @dataclass(slots=True)
 class Adjustment:
-    """What changes one row's logits before the draw. Ids are within the vocabulary.
+    """Changes to one row's logits before the draw. Ids are within the vocabulary.
 
     allowed_W: int32 bit mask of the grammar, lowest bit the lowest id; None allows everything.
     forbidden: ids that may not be drawn (stop tokens before min_tokens).
@@ -155,7 +155,7 @@ def race(
 
 
 def inverse_temperatures(temperature_S: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What logits are multiplied by; 0 where the temperature is."""
+    """Factors of the logits; 0 where the temperature is 0."""
     with np.errstate(divide="ignore", over="ignore"):
         inverse_S = np.minimum(np.float32(1) / temperature_S, np.float32(3e38))
     return np.where(temperature_S > 0, inverse_S, np.float32(0))

@@ -1,4 +1,4 @@
-"""What an engine publishes: snapshots, and updates of its prefix cache, made from its core."""
+"""An engine's publications: snapshots, and updates of its prefix cache, made from its core."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Publisher:
         )
 
     def prefix_update(self) -> PrefixUpdate | None:
-        """What changed in the prefix cache since the last call, for all fronts; None: nothing."""
+        """Changes of the prefix cache since the last call, for all fronts; None: no change."""
         whole, added, removed = self._core.prefix_cache.take_changes()
         if not (whole or added or removed):
             return None

@@ -119,7 +119,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """What one engine publishes, several times a second and whenever `state` changes.
+    """An engine's published state, several times a second and whenever `state` changes.
     `Publisher.snapshot` makes it from a core.
 
     engine_id: never used again for another engine.

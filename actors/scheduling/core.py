@@ -117,7 +117,7 @@ class Core:
         return out
 
     def quote(self, now_s: float, *asked: Any) -> Quote:
-        """What would become of a request now (`admission.quote`); nothing changes."""
+        """Forecast for a request that arrived now (`admission.quote`); changes no state."""
         return quote(self.requests, self.limits, now_s, *asked)
 
     # ---- readings: see also `statistics` -------------------------------------------------

@@ -35,7 +35,7 @@ class RequestStatus(enum.Enum):
 
 
 class Fate(enum.Enum):
-    """What happens to a FINISHING request once no step in flight uses it."""
+    """Next state of a FINISHING request once no step in flight uses it."""
 
     QUEUE = "queue"
     END = "end"

@@ -1,4 +1,4 @@
-"""What a model folder holds and whether it would load, from its config and its files' headers."""
+"""Describes a model folder and checks that it would load, from its config and file headers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def families() -> dict[str, str]:
 
 
 def formats() -> dict[str, str]:
-    """What weights may be stored as -> of it what is read."""
+    """Weight formats -> the supported variants."""
     blocks = ", ".join(kind.name for kind in BLOCK_TYPES.values())
     return {
         "safetensors": "float32, float16, bfloat16, single or sharded",

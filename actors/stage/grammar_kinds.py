@@ -1,4 +1,4 @@
-"""What each kind of `Grammar` means to xgrammar, for the stages and for the check at the API."""
+"""Translates each kind of `Grammar` for xgrammar, for the stages and for the API's check."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def cgroup_headroom_bytes(root: Path) -> int | None:
-    """What the container may still take, None without a limit; for cgroup v2 and v1.
+    """Memory that the container may still allocate, None without a limit; for cgroup v2 and v1.
 
     The kernel counts page cache as used but reclaims it under pressure, so inactive file pages are
     headroom.

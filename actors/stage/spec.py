@@ -1,4 +1,4 @@
-"""What a stage rank is made from, and what it reports once loaded: data without tensors."""
+"""The specification of a stage rank, and its report once loaded: data without tensors."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TierSpec:
 
 @dataclass(frozen=True, slots=True)
 class StageInfo:
-    """What a loaded rank reports, before the KV cache is allocated.
+    """Report of a loaded rank, before the KV cache is allocated.
 
     kv_block_bytes: memory of one block over this rank's layers.
     available_bytes: memory that is free for KV now.

@@ -259,9 +259,9 @@ def _fields_of(message: Any) -> tuple[Any, ...]:
 
 @cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    """What makes a value of declared type `kind` of what msgpack read.
+    """A function that converts a value read by msgpack to the declared type `kind`.
 
-    `_as_read` where that is the value already.
+    `_as_read` if no conversion is needed.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (types.UnionType, Union):

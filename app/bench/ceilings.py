@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What memory and multiply-adds reach on this machine, measured in the same run.
+    """Peak rates of memory and multiply-adds on this machine, measured in the same run.
 
     >>> Ceilings(50.0, 100.0).limit_s(num_bytes=1e9, flops=1e9)
     0.02

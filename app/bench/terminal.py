@@ -1,4 +1,4 @@
-"""What the benchmarks' commands share on the terminal: options, tables, how long it takes."""
+"""Shared by the benchmarks' commands: options, tables, expected durations."""
 
 from __future__ import annotations
 

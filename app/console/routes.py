@@ -47,7 +47,7 @@ _FEED_PERIOD_S = 0.1  # iterations come every few milliseconds; eyes need ten fr
 
 
 class Observer(Protocol):
-    """What the replica knows of its objectives; telemetry implements it."""
+    """The replica's record of its objectives; telemetry implements it."""
 
     def objectives(self) -> Mapping[str, Any]:
         """`gaps_kept`, and `gaps_missed` by cause."""

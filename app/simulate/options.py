@@ -1,4 +1,4 @@
-"""What `legato simulate` can be told: a field of a group is an option of the command."""
+"""Options of `legato simulate`: each field of a group is an option of the command."""
 
 from __future__ import annotations
 

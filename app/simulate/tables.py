@@ -1,4 +1,4 @@
-"""What `legato simulate` found, as tables for the terminal and as Markdown for documents."""
+"""Results of `legato simulate` as tables, for the terminal and as Markdown for documents."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """What was held back; bytes that never became a character come as U+FFFD."""
+        """The text held back; bytes that form no character become U+FFFD."""
         ...
 
 
@@ -113,7 +113,7 @@ class TextRules:
 
 @dataclass(slots=True)
 class TextDelta:
-    """What is new of one continuation.
+    """New text and tokens of one continuation.
 
     index: among all continuations of the HTTP request. entries: (log-probabilities, offset of the
     token's text in the continuation) of tokens whose text is now certain. pieces: of each token,

@@ -1,4 +1,4 @@
-"""What bytes each token stands for, read from the tokenizer's own description.
+"""The bytes of each token, read from the tokenizer's own description.
 
 Byte-level BPE (GPT-2, Llama 3, Qwen) and byte-fallback SentencePiece (Llama 2, Mistral, Yi) both
 let a token be turned into bytes without looking at its neighbours; then detokenising is a table

@@ -131,7 +131,7 @@ class KillableWorker:
 
 
 def _cpu_s(pid: int) -> float:
-    """What the process has computed so far."""
+    """CPU time of the process so far."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:  # it has ended

@@ -1,4 +1,4 @@
-"""What the attention kernels share: reading K and V tiles through a block table, and scores."""
+"""Shared by the attention kernels: reading K and V tiles through a block table, and scores."""
 
 import triton
 import triton.language as tl

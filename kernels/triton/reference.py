@@ -1,4 +1,4 @@
-"""What every GPU kernel must compute, in float64 and in the simplest possible torch.
+"""Reference results of every GPU kernel, in float64 and in the simplest possible torch.
 
 Slow on purpose: one request, one loop, no shortcut. Tests and the GPU bench compare against it.
 """

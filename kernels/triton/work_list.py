@@ -1,4 +1,4 @@
-"""What decode attention has to do, cut into equal shares: the device makes the list itself.
+"""The work of decode attention in equal shares; the device makes the list itself.
 
 The unit is one tile of kv positions of one kv head. Units lie in a row, by slice, then head, then
 tile, and each program takes an equal run of them. So a launch has as many programs as fill the GPU,

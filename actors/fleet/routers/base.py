@@ -1,4 +1,4 @@
-"""What a router is: which engine takes an arrival."""
+"""The interface of routers, which choose the engine of an arrival."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scaling is: how many engines there should be."""
+"""The interface of scaling policies, which choose the number of engines."""
 
 from __future__ import annotations
 

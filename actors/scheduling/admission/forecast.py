@@ -21,7 +21,7 @@ LEAST_SHARE = 0.5  # of the full rate; a single short step must not lower it fur
 
 
 class Bottleneck(IntEnum):
-    """What a queued prompt waits for; the errors of each kind are corrected separately."""
+    """Resource that a queued prompt waits for; forecast errors are corrected per kind."""
 
     COMPUTE = 0
     PLACES = 1  # sequence slots or KV memory, freed when running requests end

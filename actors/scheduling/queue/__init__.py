@@ -1,4 +1,4 @@
-"""What waits, and in which order.
+"""The waiting requests and their order.
 
 An order is a class that takes `(config, **options)`, and one row of `ORDERS`.
 """

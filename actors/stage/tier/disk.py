@@ -65,7 +65,7 @@ class DiskTier:
         raise OSError(f"{folder}: all {_MOST_SLOTS} folders are in use")
 
     def _scan(self) -> None:
-        """What an earlier engine has left, oldest first; contents are checked as they are read."""
+        """Find blocks left by an earlier engine, oldest first; contents are checked when read."""
         found: list[tuple[int, bytes]] = []
         with os.scandir(self.folder) as entries:
             for entry in entries:

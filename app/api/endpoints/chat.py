@@ -77,7 +77,7 @@ class Chat:
 
 
 def _max_tokens(body: ChatRequest, context: Context, n: int, room: int) -> int:
-    """What may be generated: as asked for, else all that context and answer have room for."""
+    """Most tokens to generate: the requested number, else all that context and answer allow."""
     given = body.max_completion_tokens or body.max_tokens
     if body.logprobs and not body.stream:
         per_position = n * (1 + (body.top_logprobs or 0))

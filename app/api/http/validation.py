@@ -1,4 +1,4 @@
-"""What is wrong with a body: one clear complaint that names the parameter."""
+"""Errors of request bodies: one clear message that names the parameter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_size(body: bytes, max_nodes: int) -> None:
 
 
 def unreadable(body: bytes, reason: str) -> ApiError:
-    """What is no JSON; reason: the parser's."""
+    """The error for a body that is not JSON. reason: the parser's message."""
     param = _parameter_at(body, max_depth=_MAX_DEPTH) if "recursion" in reason else None
     where = f" in '{param}'" if param else ""
     return invalid(f"The body is not readable JSON{where}: {reason}.", param, "invalid_json")
@@ -58,7 +58,7 @@ def _parameter_at(
 
 
 def complaint(error: ValidationError, content: Any) -> ApiError:
-    """What the schema object does not take of this content."""
+    """The error for content that the schema rejects."""
     found = error.errors(include_url=False, include_context=True, include_input=False)
     first = max(found, key=lambda one: _progress(one["loc"], found[0]["loc"], content))
     kind, message = str(first["type"]), str(first["msg"])

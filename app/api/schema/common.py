@@ -17,7 +17,7 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    """What a stream reports beside its tokens."""
+    """Reports that a stream sends besides its tokens."""
 
     include_usage: bool = False
     include_timing: bool = Field(

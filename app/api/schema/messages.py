@@ -87,7 +87,7 @@ class Metadata(Strict):
 
 
 class Conversation(ScheduleFields):
-    """What there is to answer."""
+    """The conversation to answer."""
 
     model: str
     messages: Annotated[list[GivenMessage], Field(fail_fast=True, min_length=1)]

@@ -47,7 +47,7 @@ class ReasoningText(Strict):
 
 
 class InputReasoning(Strict):
-    """What an earlier answer was reasoned by; given to the chat template."""
+    """Reasoning of an earlier answer, passed to the chat template."""
 
     type: Literal["reasoning"]
     content: Annotated[list[ReasoningText], Field(fail_fast=True)] | None = None

@@ -1,4 +1,4 @@
-"""What a socket may be sent that is no HTTP, or hardly: heads, lengths and chunks gone wrong."""
+"""Malformed HTTP to send to a socket: broken heads, lengths and chunks."""
 
 from __future__ import annotations
 

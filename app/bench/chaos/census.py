@@ -1,4 +1,4 @@
-"""What a server at rest holds: blocks, processes, files, memory. Two of them tell a leak."""
+"""Resources of an idle server: blocks, processes, files, memory. Comparing two shows leaks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def settle(server: OwnServer, within_s: float = 60.0) -> None:
 
 
 def leaks(before: Census, after: Census) -> list[str]:
-    """What is there after and was not before, in words."""
+    """Resources held after but not before, in words."""
     found = []
     if after.num_free_blocks != after.num_blocks or after.num_blocks != before.num_blocks:
         found.append(f"{after.num_blocks - after.num_free_blocks} KV blocks are not free")
@@ -99,7 +99,7 @@ def leaks(before: Census, after: Census) -> list[str]:
 def settled_leaks(
     server: OwnServer, before: Census, within_s: float = 30.0
 ) -> tuple[list[str], Census]:
-    """What leaks after a rest: processes that are being ended get the time for it."""
+    """Leaks after a pause, in which ending processes may finish."""
     deadline_s = time.monotonic() + within_s
     while True:
         after = take(server)

@@ -85,7 +85,7 @@ def kinds_of(names: str, known: Collection[str] = FAULTS) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ChaosLoad:
-    """What a server is put to. num_faults: at most."""
+    """The load on a server. num_faults: the most faults."""
 
     seconds: float
     seed: int

@@ -194,10 +194,10 @@ async def _phase(
     idle: _Idle | None = None,
     streams: _Streams | None = None,
 ) -> dict[str, Any]:
-    """What a few other streams see for a while, and the loop's lag meanwhile.
+    """Figures of a few other streams for a while, and the event loop's lag meanwhile.
 
     open_streams: by state of the request, the least and most seen; the others are among them.
-    Raises MeasurementError where the others got nothing."""
+    Raises MeasurementError if the others got no answer."""
     states: list[dict[str, int]] = []
     async with probing(server.url) as live:
         begin_s = time.monotonic()

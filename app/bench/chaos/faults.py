@@ -1,4 +1,4 @@
-"""What can be done to a server's processes, files and memory, each as one row of `FAULTS`.
+"""Faults of a server's processes, files and memory, each one row of `FAULTS`.
 
 A fault strikes, holds for a while, and is lifted; what it killed stays dead. Nothing here is told
 to the server: the faults are those of an operating system under duress.

@@ -1,4 +1,4 @@
-"""What can be done to a fleet: its engines die, are replaced by others, leave and come."""
+"""Faults of a fleet: engines die, are replaced, leave and join."""
 
 from __future__ import annotations
 

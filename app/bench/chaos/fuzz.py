@@ -146,7 +146,7 @@ class Fuzzer:
 
 
 def answers_within_s(bad: BadRequest, context: int) -> float:
-    """What takes longer hangs: a request that is served after all may have to fill the context."""
+    """Time limit of an answer: a request that is served after all may fill the context."""
     return ANSWERS_WITHIN_S + TOKEN_WITHIN_S * tokens_asked(bad, context)
 
 

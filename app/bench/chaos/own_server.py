@@ -79,7 +79,7 @@ class OwnServer:
         return Path(f"/proc/{self.process.pid}/root")
 
     def processes(self) -> dict[str, list[psutil.Process]]:
-        """What runs now, by kind; "ray" for the rest."""
+        """The running processes by kind; "ray" for the rest."""
         found: dict[str, list[psutil.Process]] = {}
         with suppress(psutil.Error):
             own = psutil.Process(self.process.pid)

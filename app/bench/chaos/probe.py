@@ -45,7 +45,7 @@ def spread_ms(values_s: list[float]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class LagReading:
-    """What a replica has seen of its event loop since its start. num_by_bound_s: late ticks by the
+    """A replica's event-loop lag since its start. num_by_bound_s: late ticks by the
     upper bound of their bucket. run_delay_s: waits of the loop's thread for a core."""
 
     num_by_bound_s: Mapping[float, int]

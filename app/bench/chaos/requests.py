@@ -64,7 +64,7 @@ class ChaosRequest:
 
 @dataclass(slots=True)
 class ChaosAnswer:
-    """What came of one request; times on `time.perf_counter`."""
+    """The result of one request; times on `time.perf_counter`."""
 
     request: ChaosRequest
     sent_s: float

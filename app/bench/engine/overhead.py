@@ -67,7 +67,7 @@ def command(
 def overhead_figures(
     idle: CpuUsage, load: CpuUsage, num_tokens: int, gaps_s: Sequence[float]
 ) -> dict[str, Any]:
-    """What a token costs is what its process used beyond the idle engine's share of the span."""
+    """CPU per token: the processes' use beyond the idle engine's share of the span."""
     extra_s = {
         kind: load.cpu_s[kind] - idle.percent(kind) / 100 * load.span_s for kind in load.cpu_s
     }

@@ -77,7 +77,7 @@ class KnownAnswer:
 
 @dataclass(slots=True)
 class Served:
-    """What one run gave."""
+    """The result of one run."""
 
     seconds: float
     answers: list[list[int]]

@@ -1,4 +1,4 @@
-"""What a step costs the host: Python's time from packed plan to packed answer, without a device.
+"""Host time of a step: Python's time from packed plan to packed answer, without a device.
 
 The stage is the real one but for what it calls: graphs replay nothing, and every token drawn is 1.
 What is left is the host's own work, which bounds how short a step can be. Needs no GPU.

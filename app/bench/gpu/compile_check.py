@@ -25,7 +25,7 @@ _VOCABULARY = 128_256
 
 
 def attention_cases() -> list[AttentionCase]:
-    """What distinguishes variants of the attention kernels beside the model's shape."""
+    """Cases for the variants of the attention kernels, beside the model's shape."""
     from app.bench.gpu.checks import SMALL_CASES, AttentionCase
 
     hybrid = ((1023, 1), (700, 1), (0, 33))

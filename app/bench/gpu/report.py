@@ -1,4 +1,4 @@
-"""What a GPU bench found, in sections of rows; as Parquet too, for comparing many reports."""
+"""Results of a GPU bench in sections of rows, also as Parquet to compare many reports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class GpuSections:
 
 
 class GpuReport:
-    """What has been found so far, and its files, which are whole at any moment.
+    """The results so far, and their files, which are complete at any moment.
 
     found: results that are not rows. errors, seconds: by the title of what was done; left_out: what
     there was no time for.

@@ -46,7 +46,7 @@ class KernelCase:
 
 @dataclass(frozen=True, slots=True)
 class KernelFigures:
-    """What a case took and what it reached; `ratio` is time over limit."""
+    """Time and rates of a case; `ratio` is time over limit."""
 
     labels: Mapping[str, Any]
     time_us: float

@@ -102,7 +102,7 @@ def command(
 
 
 def policy_results(load: Load, figures: Mapping[str, LoadFigures]) -> dict[str, Any]:
-    """What the load amounted to, and one entry per policy."""
+    """Totals of the load, and one entry per policy."""
     jobs = load.jobs()
     return {
         "load": {

@@ -46,7 +46,7 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was seen of one turn. ttft_s: None where it failed."""
+    """Measurements of one turn. ttft_s: None if it failed."""
 
     num_prompt_tokens: int
     num_cached_tokens: int

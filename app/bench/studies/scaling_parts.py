@@ -29,7 +29,7 @@ class Phases:
 
 @dataclass(frozen=True, slots=True)
 class PhaseFigures:
-    """What clients saw of a part of the run. kept: share of requests within both objectives."""
+    """Client-side figures of a part of the run. kept: share of requests within both objectives."""
 
     name: str
     from_s: float
@@ -83,7 +83,7 @@ def cold_starts(looks: Looks, phases: Phases) -> list[float]:
 def parts_of(
     traces: Sequence[Trace], looks: Looks, phases: Phases, objectives: Mapping[str, float | None]
 ) -> list[PhaseFigures]:
-    """What clients saw, by arrival: before, until the engines have come, with them, after."""
+    """Client-side figures by arrival: before the rise, until engines joined, with them, after."""
     rise_s, fall_s = phases.before_s, phases.before_s + phases.during_s
     starts_s = [rise_s + s for s in cold_starts(looks, phases) if s < phases.during_s]
     whole_s = min(fall_s, max(starts_s, default=rise_s))

@@ -1,4 +1,4 @@
-"""What a live engine's event log says about its steps: make-up, time, and what passes between.
+"""Steps in a live engine's event log: composition, time, and the gaps between them.
 
 A log holds every plan and every answer (`telemetry.events`), so the steps of real traffic can be
 held against a cost model that never saw them, and a machine's slowdown of the day be measured.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What decides a transformer's cost.
+    """The dimensions that determine a transformer's cost.
 
     profiled: the layer shape whose published timings are scaled to this one. gated: the MLP has a
     gate beside its up projection. window: attention window in tokens, 0 for none.
