@@ -18,7 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from actors.scheduling.budgets.slack import KeptShare, Slack, StepSizes, TimeOutside
+from actors.scheduling.budgets.slack import KeptShare, Pace, Slack, TimeOutside
+from actors.scheduling.budgets.step_sizes import StepSizes
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.online import OnlineCostModel, cost_model_for
@@ -26,44 +27,12 @@ from actors.scheduling.interfaces import EngineView
 from actors.scheduling.plan import StepShape
 
 INFINITY = float("inf")
-LEAST_PACED_TOKENS = 256.0  # smaller prefills waste more than uneven steps do
 PATIENCE = 20  # longest pause of all prefill, in TBT objectives
 LEAST_RELIEF = 16  # tokens
 DENIALS = 20  # steps without prefill after which the bound is learned anew
 # In a queue one step in so many is so many times as long: steps not taken teach nothing.
 TRY_EVERY, LONGER = 16, 4
 LOOK_EVERY, OUTDATED = 256, 1.1  # steps; change of a ratio from which sizes are chosen anew
-FULL = 0.98  # share of the places (slots or KV blocks) in use from which no request can start
-
-
-@dataclass(slots=True)
-class Pace:
-    """Prefill as fast as decodes free places: prompts computed earlier would only wait for one.
-
-    Searches the balance (prompt tokens per output token, and some advance while places are left):
-    a step without prefill, because waiting prompts find no free place, shows that prefill was too
-    fast and lowers the pace; every other step raises it a little. In equilibrium about one step in
-    ten is without prefill.
-    """
-
-    change: float  # as a share, per step; 0: no pacing
-    max_step_tokens: int
-    max_requests: int
-    tokens: float = INFINITY  # from the first step on between the least worth it and the most
-
-    def next_tokens(self, engine: EngineView) -> int:
-        """Call once per planning: most prefill tokens of the step."""
-        if not self.change:
-            return self.max_step_tokens
-        running = len(engine.decoding) + len(engine.prefilling)
-        used_blocks = engine.num_blocks - engine.num_free_blocks
-        used = max(running / self.max_requests, used_blocks / engine.num_blocks)
-        if engine.num_waiting and used >= FULL and not engine.prefilling:
-            self.tokens *= 1.0 - 9.0 * self.change
-        elif engine.num_waiting:
-            self.tokens *= 1.0 + self.change
-        self.tokens = min(float(self.max_step_tokens), max(self.tokens, LEAST_PACED_TOKENS))
-        return int(self.tokens)
 
 
 @dataclass(slots=True)
@@ -89,7 +58,7 @@ class SizeChoice:
         if self.follow_learnt:
             self._ratios = self.cost.size_ratios(most)
         self.usual = StepSizes(profile, most, self.efficiency, ratios=self._ratios)
-        self.fastest = StepSizes(profile, most, 1.0, 0.0, self._ratios)
+        self.fastest = StepSizes(profile, most, 1.0, 0.0, self._ratios, beyond=self.follow_learnt)
         self.efficient_tokens = self.usual.at_most(most)
 
     def answered(self) -> None:
@@ -100,9 +69,12 @@ class SizeChoice:
             if any(not 1 / OUTDATED < ratio / used < OUTDATED for ratio, used in now):
                 self._choose()
 
-    def in_queue(self, mix: Mix) -> tuple[StepSizes | None, int]:
-        """The sizes (None: any) and the most tokens of a step of `mix` while requests wait."""
-        most = max(self.efficient_tokens, self.fastest.beside(mix, self.ease))
+    def in_queue(self, mix: Mix, outside_s: float) -> tuple[StepSizes | None, int]:
+        """The sizes (None: any) and the most tokens of a step of `mix` while requests wait.
+
+        outside_s: between two steps. With a fixed profile it is not counted."""
+        outside_s *= self.follow_learnt
+        most = max(self.efficient_tokens, self.fastest.beside(mix, self.ease, outside_s))
         if self.follow_learnt and self._num_answered % TRY_EVERY == 0:
             return None, min(LONGER * most, self.max_step_tokens)
         return self.fastest, most
@@ -259,7 +231,7 @@ class AdaptiveBudget:
         sizes: StepSizes | None = self._sizes.usual
         most = self._sizes.efficient_tokens
         if profile.num_stages == 1 and engine.num_waiting > 1:
-            sizes, most = self._sizes.in_queue(mix)
+            sizes, most = self._sizes.in_queue(mix, self._outside.median_s)
         most = max(most, mix.num_tokens)
         # A prompt with a chunk in flight cannot join this step in a pipeline.
         one_at_a_time = profile.num_stages > 1 and not self.overlap_chunks

@@ -1,4 +1,4 @@
-"""The time that the next step may take, by due tokens and what is in flight; efficient step sizes.
+"""The time that the next step may take, by due tokens and what is in flight; the pace of prefill.
 
 A deadline schedule (token k of a stream is due k objectives after the first) lets early tokens pay
 for later ones. Without a limit a stream far ahead could be stalled for seconds, which the objective
@@ -9,11 +9,9 @@ objective.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from actors.scheduling.cost.mix import Mix
-from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel, RecentQuantile
 from actors.scheduling.interfaces import EngineView, RequestView, StepView
 from actors.scheduling.plan import StepShape
@@ -21,7 +19,8 @@ from actors.scheduling.plan import StepShape
 NO_STEP = -2  # the `step_id` of no request, not even of one that has had no step
 SENT = 16  # stages usually send each other one part in so many of the longest step
 OUTSIDE_SHARE = 0.1  # of the objective: more time outside the stages than this is not planned for
-DENT = 0.05  # token rates this close are equal within a profile's noise: prefer the longer step
+LEAST_PACED_TOKENS = 256.0  # smaller prefills waste more than uneven steps do
+FULL = 0.98  # share of the places (slots or KV blocks) in use from which no request can start
 
 
 @dataclass(slots=True)
@@ -171,6 +170,40 @@ class TimeOutside:
         self.seconds = self._recent.value
         return shape, gap_s
 
+    @property
+    def median_s(self) -> float:
+        return self._recent.at(0.5)
+
+
+@dataclass(slots=True)
+class Pace:
+    """Prefill as fast as decodes free places: prompts computed earlier would only wait for one.
+
+    Searches the balance (prompt tokens per output token, and some advance while places are left):
+    a step without prefill, because waiting prompts find no free place, shows that prefill was too
+    fast and lowers the pace; every other step raises it a little. In equilibrium about one step in
+    ten is without prefill.
+    """
+
+    change: float  # as a share, per step; 0: no pacing
+    max_step_tokens: int
+    max_requests: int
+    tokens: float = math.inf  # from the first step on between the least worth it and the most
+
+    def next_tokens(self, engine: EngineView) -> int:
+        """Call once per planning: most prefill tokens of the step."""
+        if not self.change:
+            return self.max_step_tokens
+        running = len(engine.decoding) + len(engine.prefilling)
+        used_blocks = engine.num_blocks - engine.num_free_blocks
+        used = max(running / self.max_requests, used_blocks / engine.num_blocks)
+        if engine.num_waiting and used >= FULL and not engine.prefilling:
+            self.tokens *= 1.0 - 9.0 * self.change
+        elif engine.num_waiting:
+            self.tokens *= 1.0 + self.change
+        self.tokens = min(float(self.max_step_tokens), max(self.tokens, LEAST_PACED_TOKENS))
+        return int(self.tokens)
+
 
 class PipelineClock:
     """When each stage will be free, by the predicted times of the steps in flight.
@@ -240,76 +273,3 @@ class PipelineClock:
             first_s = due_s - alone_sum_s - (n - 1) * (alone_s + send_s) - self.free_s[0]
             room_s = min(room_s, first_s)
         return room_s
-
-
-class StepSizes:
-    """Efficient step sizes: tile edges, up to where longer steps gain little.
-
-    efficiency: share of the best token rate from which steps are not made longer.
-    dent: a longer step is preferred if its rate is lower by at most this share.
-    ratios: measured / profile by the bit length of the token count (`OnlineCostModel.size_ratios`).
-    """
-
-    def __init__(
-        self,
-        profile: CostModel,
-        max_step_tokens: int,
-        efficiency: float,
-        dent: float = DENT,
-        ratios: Sequence[float] = (),
-    ) -> None:
-        self._profile = profile
-        self._ratios = ratios or (1.0,) * (max_step_tokens.bit_length() + 1)
-        self._most = max_step_tokens
-        self._efficiency = efficiency
-        self._dent = dent
-        self._candidates: list[int] = []
-        self._cheapest: list[int] = []  # by tokens; computed on first use
-
-    def at_most(self, num_tokens: int) -> int:
-        """The longest step up to num_tokens with (nearly) the least time per token.
-
-        At most the size that reaches `efficiency` of the best rate of all, because longer steps
-        would only make decodes slower and micro-batches uneven.
-        """
-        if not self._cheapest:
-            self._cheapest = self._compute()
-        return self._cheapest[min(num_tokens, self._most)]
-
-    def beside(self, mix: Mix, share: float) -> int:
-        """The shortest step with this share of the best prefill rate beside these decodes.
-
-        In longer steps more prefill tokens share the time of the decodes."""
-        profile, num_decodes = self._profile, mix.num_decodes
-        fixed_s = profile.stage_s(mix) - profile.linear_s(mix.num_tokens)
-        if not self._candidates:
-            found, n = [], 16.0
-            while n < self._most:
-                found.append(self.at_most(int(n)))
-                n *= 1.12
-            self._candidates = sorted({*found, self.at_most(self._most)})
-        rates = [_rate(n - num_decodes, fixed_s + self._linear_s(n)) for n in self._candidates]
-        enough = share * max(rates)
-        return next(n for n, rate in zip(self._candidates, rates, strict=True) if rate >= enough)
-
-    def _linear_s(self, num_tokens: int) -> float:
-        return self._profile.linear_s(num_tokens) * self._ratios[num_tokens.bit_length()]
-
-    def _compute(self) -> list[int]:
-        profile, most = self._profile, self._most
-        rates = [_rate(n, profile.overhead_s + self._linear_s(n)) for n in range(most + 1)]
-        enough = self._efficiency * max(rates)
-        if not enough:  # a fit with almost no time per token
-            return list(range(most + 1))
-        sizes, chosen, best = [0], 0, 0.0
-        for n in range(1, most + 1):
-            best = max(best, rates[n])
-            if rates[chosen] < enough and rates[n] >= (1.0 - self._dent) * best:
-                chosen = n
-            sizes.append(chosen)
-        return sizes
-
-
-def _rate(num_tokens: int, seconds: float) -> float:
-    """Tokens per second; 0.0 (unknown) if a fit to noise predicts no time."""
-    return num_tokens / seconds if seconds > 0.0 else 0.0

@@ -1,0 +1,106 @@
+"""At which numbers of tokens steps best end."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.model import CostModel
+
+APART = 1.12  # sizes to choose from
+DENT = 0.05  # token rates this close are equal within a profile's noise: prefer the longer step
+
+
+class StepSizes:
+    """Efficient step sizes: tile edges, up to where longer steps gain little.
+
+    efficiency: share of the best token rate from which steps are not made longer.
+    dent: a longer step is preferred if its rate is lower by at most this share.
+    beyond: offer longer ones too: time that every step takes may make them worth it (`beside`).
+    ratios: measured / profile by the bit length of the token count (`OnlineCostModel.size_ratios`).
+    """
+
+    def __init__(
+        self,
+        profile: CostModel,
+        max_step_tokens: int,
+        efficiency: float,
+        dent: float = DENT,
+        ratios: Sequence[float] = (),
+        beyond: bool = False,
+    ) -> None:
+        self._profile = profile
+        self._ratios = ratios or (1.0,) * (max_step_tokens.bit_length() + 1)
+        self._most = max_step_tokens
+        self._efficiency = efficiency
+        self._dent = dent
+        self._beyond = beyond
+        self._candidates: list[int] = []
+        self._cheapest: list[int] = []  # by tokens; computed on first use
+
+    def at_most(self, num_tokens: int) -> int:
+        """The longest step up to num_tokens with (nearly) the least time per token.
+
+        At most the size that reaches `efficiency` of the best rate of all, because longer steps
+        would only make decodes slower and micro-batches uneven.
+        """
+        if not self._cheapest:
+            self._cheapest = self._compute()
+        size = self._cheapest[min(num_tokens, self._most)]
+        if self._beyond and size < num_tokens:
+            at = bisect_right(self._all_candidates, num_tokens)
+            size = max([size, *self._all_candidates[at - 1 : at]])
+        return size
+
+    def beside(self, mix: Mix, share: float, outside_s: float = 0.0) -> int:
+        """The shortest step with this share of the best prefill rate beside these decodes.
+
+        In longer steps more prefill tokens share the time of the decodes."""
+        profile, num_decodes = self._profile, mix.num_decodes
+        self.at_most(0)  # which computes the sizes
+        sizes = self._all_candidates
+        fixed_s = profile.stage_s(mix) - profile.linear_s(mix.num_tokens) + outside_s
+        rates = [_rate(n - num_decodes, fixed_s + self._linear_s(n)) for n in sizes]
+        enough = share * max(rates)
+        return next(n for n, rate in zip(sizes, rates, strict=True) if rate >= enough)
+
+    @property
+    def _all_candidates(self) -> list[int]:
+        """Efficient sizes, a tenth apart."""
+        if not self._candidates:
+            found, n = [], 16.0
+            while n < self._most:
+                found.append(self._local_best(int(n)))
+                n *= APART
+            self._candidates = sorted({*found, self._local_best(self._most)})
+        return self._candidates
+
+    def _local_best(self, num_tokens: int) -> int:
+        size = self._cheapest[num_tokens]
+        if not self._beyond or size * APART > num_tokens:
+            return size
+        near = range(int(num_tokens / APART) + 1, num_tokens + 1)
+        return max(near, key=lambda n: _rate(n, self._profile.overhead_s + self._linear_s(n)))
+
+    def _linear_s(self, num_tokens: int) -> float:
+        return self._profile.linear_s(num_tokens) * self._ratios[num_tokens.bit_length()]
+
+    def _compute(self) -> list[int]:
+        profile, most = self._profile, self._most
+        rates = [_rate(n, profile.overhead_s + self._linear_s(n)) for n in range(most + 1)]
+        enough = self._efficiency * max(rates)
+        if not enough:  # a fit with almost no time per token
+            return list(range(most + 1))
+        sizes, chosen, best = [0], 0, 0.0
+        for n in range(1, most + 1):
+            best = max(best, rates[n])
+            if rates[chosen] < enough and rates[n] >= (1.0 - self._dent) * best:
+                chosen = n
+            sizes.append(chosen)
+        return sizes
+
+
+def _rate(num_tokens: int, seconds: float) -> float:
+    """Tokens per second; 0.0 (unknown) if a fit to noise predicts no time."""
+    return num_tokens / seconds if seconds > 0.0 else 0.0
