@@ -62,7 +62,7 @@ def unpack_gptq(
 def unpack_awq(
     qweight: torch.Tensor, qzeros: torch.Tensor, scales_GO: torch.Tensor
 ) -> QuantizedWeight:
-    """One AWQ layer (4 bits). ValueError where the tensors do not fit together."""
+    """One AWQ layer (4 bits). Raises ValueError if the tensors do not fit together."""
     order = torch.tensor(_AWQ_ORDER)
     values_KO, zeros_GO = (
         torch.empty_like(packed).index_copy_(1, _places(packed.shape[1], order), packed)

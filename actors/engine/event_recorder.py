@@ -127,7 +127,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def continued(path: Path) -> list[Path]:
-    """The file, and behind it those of the same log that follow it."""
+    """The file, followed by the later files of the same log."""
     found, (name, _, number) = [path], path.stem.rpartition("-")
     if number.isdigit() and len(number) == _DIGITS:
         for following in itertools.count(int(number) + 1):

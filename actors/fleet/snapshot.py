@@ -92,7 +92,7 @@ class Outlook:
     decode_share: float = 0.0
 
     def at(self, num_tokens: int) -> tuple[float, float]:
-        """(ttft_s, promised_s) of a prompt of so many tokens to compute, work ahead included.
+        """(ttft_s, promised_s) of a prompt with `num_tokens` to compute, including work ahead.
 
         >>> outlook = Outlook((OutlookPoint(0, 1.0, 2.0), OutlookPoint(100, 2.0, 4.0)))
         >>> outlook.at(50), outlook.at(200)

@@ -217,7 +217,7 @@ class SchedulerConfig:
 
     @property
     def most_drafts(self) -> int:
-        """Of one request in a step."""
+        """Most draft tokens of one request in a step."""
         return self.max_drafts or DEFAULT_MAX_DRAFTS
 
     @cached_property

@@ -157,7 +157,7 @@ class Core:
 
     @property
     def token_budget(self) -> int:
-        """Of the last step that had room for prefill."""
+        """Budget of the last step that had room for prefill."""
         return self.builder.token_budget
 
     @property
@@ -214,7 +214,7 @@ class Core:
             out.append(Emit(tuple(outputs)))
 
     def _learn(self, step: InFlight, duration_s: float) -> None:
-        """How long steps take, for those to come."""
+        """Learn step times from a finished step, for the plans of later steps."""
         shape = step.shape if self.tier is None else self.tier.shape_of(step)
         if self.builder.budget.learns:
             self.builder.budget.observe(shape, duration_s)

@@ -43,7 +43,7 @@ class Fate(enum.Enum):
 
 @dataclass(slots=True)
 class Suspicion:
-    """Of a request that was in a failed or lost step: it runs only beside other suspects.
+    """State of a request that was in a failed or lost step: it runs only beside other suspects.
 
     A successful slice clears it if it begins and ends at or after the last suspect slice.
     """

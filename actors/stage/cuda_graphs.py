@@ -112,8 +112,8 @@ class StepGraphs:
         self._graphs: dict[GraphSize, tuple[Callable[[], None], StepOutput]] = {}
 
     def _make_results(self, max_tokens: int) -> StepOutput:
-        """Where every graph leaves its result. Results of their own would keep the memory of each
-        size for good, and only the latest step's is ever read."""
+        """The result buffers that all graphs share. Separate buffers would hold memory for each
+        size permanently, although only the latest step's result is read."""
         results = StepOutput(
             self._decoder.empty_hidden(max_tokens), self._decoder.empty_hidden(max_tokens)
         )

@@ -15,16 +15,16 @@ from kernels.upload import upload
 
 
 class DeviceTables:
-    """A copy of `InputBatch.block_tables_RB`, brought level by `take` or `leveled`.
+    """A copy of `InputBatch.block_tables_RB`, updated by `take` or `leveled`.
 
-    Entries behind those in use keep what stood there: a block that exists, and is not read.
+    Entries after those in use keep their old value: an existing block, which is not read.
     """
 
     def __init__(self, host_RB: NDArray[np.int32], device: torch.device) -> None:
-        """host_RB: as it stands; later changes are told by `note`."""
+        """host_RB: the current tables; later changes are reported by `note`."""
         self.num_rows, self._width = host_RB.shape
         self._device = device
-        # One row more: where padding writes and reads.
+        # One more row, which padding reads and writes.
         self.tables_RB = torch.zeros((self.num_rows + 1, self._width), dtype=torch.int32)
         self.tables_RB[: self.num_rows] = torch.from_numpy(host_RB)
         self.tables_RB = self.tables_RB.to(device)
@@ -32,7 +32,7 @@ class DeviceTables:
 
     @property
     def nowhere(self) -> int:
-        """Where an edit that is none goes, in entries from the first."""
+        """Index of the entry that unused edits write to."""
         return self.num_rows * self._width
 
     def note(self, row: int, first: int, end: int) -> None:

@@ -18,7 +18,7 @@ from actors.stage.host_batch import HostBatch
 def drawing_rows(
     plan: StepPlan, host: HostBatch, sampling: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64]]:
-    """Where tokens are drawn: (slice, row along T, position of the token) of each draw.
+    """The draws of a step: (slice, row along T, position of the token) of each.
 
     sampling: the slices that sample: each in its last row, and before each of its drafts.
     """

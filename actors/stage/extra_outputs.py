@@ -35,7 +35,7 @@ class _Partial:
 
 
 class PromptOutputs:
-    """Of prompts, on the last stage. Every rank calls the same methods; rank 0 alone has results of
+    """Outputs of prompts, on the last stage. Every rank calls the same methods; only rank 0 returns
     `prompt_logprobs`."""
 
     def __init__(self, decoder: Decoder, input_batch: InputBatch, backend: Backend) -> None:
@@ -47,7 +47,7 @@ class PromptOutputs:
     def prompt_logprobs(
         self, asking: Sequence[int], slices: Sequence[Slice], host: HostBatch, output: StepOutput
     ) -> tuple[PromptLogprobs, ...]:
-        """Of the slices numbered in `asking`. The row of position p judges the token at p + 1."""
+        """For the slices numbered in `asking`. The row of position p judges the token at p + 1."""
         found: list[PromptLogprobs] = []
         for i in asking:
             part, row, offset = slices[i], int(host.rows_S[i]), int(host.query_starts_S1[i])

@@ -27,7 +27,7 @@ from actors.transport.group import RankGroup
 from kernels.interface import Backend
 from kernels.torch_sampling import Adjustment
 
-# Of each draw (request id, token), and of those that want it (request id, log-probabilities).
+# (request id, token) of each draw, and (request id, log-probabilities) of those that request them.
 _Sampled = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, TokenLogprobs], ...]]
 
 

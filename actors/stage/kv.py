@@ -44,7 +44,7 @@ class KVCache:
 
     @property
     def block_bytes(self) -> int:
-        """Of what `read` returns."""
+        """Size of a block as `read` returns it."""
         return len(self.layers) * self._sample.nbytes
 
     def read(self, block: int) -> bytearray:

@@ -22,7 +22,7 @@ from actors.stage.cuda_graphs import StepGraphs, StepOutput
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 
-# How long one look for the next plan may sleep before it is seen whether the tokens have come.
+# Longest sleep of one wait for the next plan between two checks for the tokens.
 _LOOK_S = 0.0002
 
 # The plan to be executed next, waited for up to so many seconds; None if it is not here by then.

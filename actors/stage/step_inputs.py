@@ -47,8 +47,8 @@ class StepInputs:
         self._on_gpu = device.type == "cuda"
         self._host = torch.zeros(offsets[-1], dtype=torch.int32, pin_memory=self._on_gpu)
         self._device = torch.zeros(offsets[-1], dtype=torch.int32, device=device)
-        # Recorded behind each transfer: when it is done, the host memory may be written.
-        # Whoever waits sleeps.
+        # Recorded after each transfer: once it is done, the host memory may be written.
+        # A waiting thread sleeps.
         self._copied = torch.cuda.Event(blocking=True) if self._on_gpu else None  # type: ignore[no-untyped-call]
         flat = self._host.numpy()
         self._arrays: dict[str, NDArray[np.int32]] = {}

@@ -108,7 +108,7 @@ class ChoiceWriter(StreamWriter):
         self._opening = event(self._chunk)[:-3].decode()  # without closing brace and blank line
 
     def template(self, index: int, before: str, after: str) -> tuple[str, str]:
-        """Of an event of mere text, whose choice has `before` and `after` around the string."""
+        """Template of a text-only event, with `before` and `after` around the choice's string."""
         return f'{self._opening},"choices":[{{"index":{index},{before}', f"{after}}}]}}\n\n"
 
     def choice_event(self, choice: dict[str, Any]) -> bytes:

@@ -158,7 +158,7 @@ class FleetClient:
 
     @property
     def snapshots(self) -> list[EngineSnapshot]:
-        """Of the engines that have published a snapshot."""
+        """Snapshots of the engines that have published one."""
         return [engine.snapshot for engine in self._fleet.engines.values()]
 
     @property

@@ -127,9 +127,9 @@ class SlackScaling(Scaling):
         return max(0.0, self._level) + ahead + backlog_s / max(self._ahead_s, self._smoothing_s)
 
     def _filled(self, is_broken: bool, num_engines: int, passed_s: float) -> float:
-        """How far engines may be filled: `target`, or less where promises have broken at less.
+        """Share to which engines may be filled: `target`, or less if promises broke at less.
 
-        Learnt in the moment they break: later a backlog breaks them whatever comes in.
+        Learnt when they first break: later a backlog breaks them at any load.
         """
         most = self._most_filled * math.exp(passed_s / MEMORY_S)
         if is_broken and not self._was_broken and num_engines and self._level is not None:
@@ -141,7 +141,7 @@ class SlackScaling(Scaling):
     def _unless_idle(
         self, needed: int, loads: Mapping[str, EngineLoad], num_queued: int, now_s: float
     ) -> int:
-        """Nothing to do for long enough: none is needed; else at least one that is there stays."""
+        """0 after a long enough idle time; otherwise at least one engine stays."""
         if num_queued or any(load.num_running or load.num_waiting for load in loads.values()):
             self._idle_since_s = None
             return max(needed, 1)
@@ -152,9 +152,9 @@ class SlackScaling(Scaling):
         return max(needed, 1)
 
     def _calm(self, needed: int, have: int, now_s: float, bounds: Bounds) -> int:
-        """How many of those there are stay: the most needed at any time while it was calm.
+        """Number of engines that stay: the most needed during the calm time.
 
-        It is repeated until they have ended: whoever asks may restart between this and acting.
+        Repeated until the others have ended, because the caller may restart before it acts.
         """
         most = max(needed, self._calm_most)
         if self._calm_since_s is None or most >= have:  # not calm: from here on it may be

@@ -213,7 +213,7 @@ class Predictor:
         return max(slots / len(decoding), tokens / held)
 
     def ended_s(self, engine: EngineView, count: float) -> float:
-        """Seconds until so many running requests have ended; `count` is positive."""
+        """Seconds until `count` (positive) running requests have ended."""
         left = sorted([view.max_length - view.num_tokens for view in engine.decoding])
         if count > len(left):
             return count / self.finish_rate(engine)

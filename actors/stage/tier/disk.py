@@ -119,7 +119,7 @@ class DiskTier:
         return True
 
     def get(self, digest: bytes) -> bytearray | None:
-        """One block, or None where it is absent or not what was written."""
+        """One block, or None if it is absent or corrupt."""
         if digest not in self:
             return None
         path = self._path(digest)

@@ -273,7 +273,7 @@ class CompletionWriter(ChoiceWriter):
         return len(self._echoes[prompt]) if self._echoes else 0
 
     def _logprobs(self, index: int, entries: Entries) -> dict[str, Any] | None:
-        """Of an event behind the first."""
+        """Log-probabilities of an event after the first."""
         num_top = self._body.logprobs
         if num_top is None:
             return None

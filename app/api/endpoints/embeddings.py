@@ -90,7 +90,7 @@ async def _vector(request: GenerationRequest, context: Context) -> tuple[float, 
 
 
 def normalized(vector: Sequence[float]) -> tuple[float, ...]:
-    """Of length 1."""
+    """The vector scaled to length 1."""
     length = math.sqrt(math.fsum(value * value for value in vector))
     return tuple(value / length for value in vector) if length else tuple(vector)
 

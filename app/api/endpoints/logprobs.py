@@ -127,7 +127,7 @@ def _top(text: TextProcessor, found: TokenLogprobs, num_top: int) -> dict[str, f
 
 
 class TokenTexts(dict[int, tuple[str, str]]):
-    """JSON of an entry, before and behind its log-probability, of every token met so far: most of
+    """JSON of an entry, before and after its log-probability, of every token met so far: most of
     an answer's entries are of few tokens, and writing one anew takes ten times as long."""
 
     def __init__(self, text: TextProcessor) -> None:

@@ -48,7 +48,7 @@ class OutputPlan:
     def rules(
         self, stops: tuple[str, ...], stop_token_ids: frozenset[int], skip_special_tokens: bool
     ) -> TextRules:
-        """How tokens become the text that is parsed."""
+        """Rules by which tokens become the text that is parsed."""
         shown: frozenset[str] = frozenset()
         if self.formats is not None and not self.is_forced:
             shown = self.formats.special_tokens(with_tools=bool(self.tools))

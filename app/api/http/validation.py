@@ -18,7 +18,7 @@ _TOKEN: Final = re.compile(_STRING.pattern + rb"|[\[\]{}:]", re.DOTALL)
 
 
 def check_size(body: bytes, max_nodes: int) -> None:
-    """Raises ApiError 400 where a body holds more than so many objects, lists and members."""
+    """Raises ApiError 400 if a body holds more than `max_nodes` objects, lists and members."""
     bare = _STRING.sub(b"", body)
     if bare.count(b"{") + bare.count(b"[") + bare.count(b":") > max_nodes:
         param = _parameter_at(body, max_nodes=max_nodes)

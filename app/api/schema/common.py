@@ -55,7 +55,7 @@ class ResponseFormat(Strict):
 
 
 class ScheduleFields(Strict):
-    """How a request stands among others (extensions, but for `user`)."""
+    """A request's priority and objectives (extensions, except `user`)."""
 
     user: str | None = Field(default=None, max_length=256, description="Tenant, for fair sharing.")
     priority: Annotated[int, Field(ge=-1000, le=1000)] | None = Field(

@@ -77,7 +77,7 @@ class DetokenizeResponse(BaseModel):
 
 
 class QuoteRequest(Strict):
-    """How many tokens, given as a number or as what would be sent."""
+    """A quote's request: its size as a number of tokens or as the content to send."""
 
     model: str | None = None
     prompt_tokens: Annotated[int, Field(ge=1, description="Their number.")] | None = None
@@ -100,7 +100,7 @@ class Prediction(BaseModel):
 
 
 class Attainable(BaseModel):
-    """Of the engine with nothing else to do, the prompt not cached."""
+    """Times on an otherwise idle engine, without a cached prompt."""
 
     ttft_ms: float
     tbt_ms: float

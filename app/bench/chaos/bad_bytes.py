@@ -136,7 +136,7 @@ def _unfinished(chance: random.Random) -> BadBytes:
 
 
 def _pipelined(chance: random.Random) -> BadBytes:
-    """Good ones behind each other: every one is answered."""
+    """Valid requests in sequence: every one is answered."""
     count = chance.randint(2, 30)
     return BadBytes("pipelined", (_GET + b"\r\n") * count + _GET + b"Connection: close\r\n\r\n")
 

@@ -70,7 +70,7 @@ def _explains(text: bytes, bad: BadRequest) -> bool:
 
 
 class Fuzzer:
-    """Sends what it is given at so many places at a time."""
+    """Sends bad requests and bytes, `places` at a time."""
 
     def __init__(self, url: str, num_requests: int, seed: int, places: int) -> None:
         self._url = url

@@ -75,7 +75,7 @@ class ChaosRun:
         self.seen = ChaosRecord()
 
     async def run(self, seconds: float, most_faults: int | None = None) -> ChaosRecord:
-        """Faults for so long, or so many; then every open stream to its end."""
+        """Inject faults for `seconds`, at most `most_faults`; then wait for open streams to end."""
         workers = [asyncio.create_task(self._stream()) for _ in range(self._num_streams)]
         if self._qps:
             workers.append(asyncio.create_task(self._arrivals()))

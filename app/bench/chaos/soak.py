@@ -62,7 +62,7 @@ def command(
 
 
 def measure(server: OwnServer, minutes: float, lengths: str, qps: float | None) -> dict[str, Any]:
-    """Segment after segment, a sample of memory behind each."""
+    """Run the segments in turn, with a sample of memory after each."""
     qps = qps or _promised_qps(server)
     client = LoadClient(server.url, server.model)
     samples: list[dict[str, int]] = []

@@ -30,7 +30,7 @@ _WEIGHT_BYTES = {"none": 2.0, "int8": 1.0, "int4": 0.5}
 
 @dataclass(frozen=True, slots=True)
 class StepCase:
-    """A hybrid step: `num_decodes` at `context` tokens beside one prefill chunk behind `prefix`."""
+    """A hybrid step: `num_decodes` at `context` tokens and one prefill chunk after `prefix`."""
 
     name: str
     num_decodes: int = 0

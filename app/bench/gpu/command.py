@@ -93,7 +93,7 @@ def command(
 
 
 def run_jobs(report: GpuReport, jobs: Iterator[Job], minutes: float) -> None:
-    """One after another; what one raises is written down and costs the others nothing."""
+    """Run one after another; an error is recorded and does not stop the others."""
     begin_s = time.monotonic()
     for title, work in jobs:
         if minutes and time.monotonic() - begin_s > 60 * minutes:

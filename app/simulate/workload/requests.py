@@ -133,7 +133,7 @@ def about_documents(
     theta: float = 0.8,
     seed: int = 0,
 ) -> Workload:
-    """Questions about documents: a prompt is a document and a question of its own behind it.
+    """Questions about documents: a prompt is a document followed by its own question.
 
     lengths: of the documents and of the answers. theta: how uneven the documents' popularity is
     (the n-th is asked for in proportion to n ** -theta).

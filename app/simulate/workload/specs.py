@@ -45,7 +45,7 @@ _ARRIVALS: dict[str, Callable[..., Arrivals]] = {
 
 
 def parse_lengths(text: str) -> Lengths:
-    """`name`, `name:a,b,c` or a CSV or Parquet trace; behind it `/8` divides lengths by eight.
+    """`name`, `name:a,b,c` or a CSV or Parquet trace; a final `/8` divides lengths by eight.
 
     Raises ValueError naming the distributions there are, or the arguments one takes; OSError for
     a trace that is not there.
@@ -74,7 +74,7 @@ def names_trace(text: str) -> bool:
 
 
 def parse_arrivals(text: str, qps: float) -> Arrivals:
-    """`name` or `name:a,b`; the arguments behind the rate. Raises ValueError as above."""
+    """`name` or `name:a,b`; the arguments after the rate. Raises ValueError as above."""
     name, arguments = _split(text)
     return _call(_ARRIVALS, "arrival process", name, [qps, *arguments])
 
