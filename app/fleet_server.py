@@ -159,5 +159,5 @@ def _client(settings: Settings, config: EngineConfig, engine: str) -> FleetClien
 
 
 def _registry(deployment: str) -> Registry:
-    """Of the engines of one model."""
+    """The registry of one model's engines."""
     return registry_of(serve.get_replica_context().app_name, deployment)

@@ -66,7 +66,7 @@ def adapter_module(
 
 @dataclass(frozen=True, slots=True)
 class LayerAdapters:
-    """Of one decoder layer; None where an adapter changes nothing."""
+    """Adapters of one decoder layer; None where no adapter changes it."""
 
     qkv: AdapterModule | None = None
     out: AdapterModule | None = None

@@ -75,7 +75,7 @@ def _half(blocks: Bytes, at: int) -> Floats:
 
 
 def _nibbles(pairs: Bytes, run: int = 16) -> Bytes:
-    """Of each run of bytes first all low halves, then all high ones."""
+    """The halves of each run of bytes: first all low ones, then all high ones."""
     runs = pairs.reshape(len(pairs), -1, 1, run)
     shifts = np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)
     return ((runs >> shifts) & np.uint8(15)).reshape(len(pairs), -1)

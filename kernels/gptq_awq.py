@@ -105,7 +105,7 @@ def unpack_int8(
 
 
 def _places(width: int, order: torch.Tensor) -> torch.Tensor:
-    """Where each packed value belongs, the order repeating every eight."""
+    """The position of each packed value; the order repeats every eight."""
     words = torch.arange(0, width, 8)
     return (words[:, None] + order).flatten()
 

@@ -10,7 +10,7 @@ from kernels.layer_weights import Experts
 
 
 def route(x_TH: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each token's K experts: shares_TK, float32, and which they are, chosen_TK."""
+    """Choose each token's K experts: shares_TK, float32, and their numbers, chosen_TK."""
     shares_TE = experts.router.unrounded(x_TH).float().softmax(-1)
     shares_TK, chosen_TK = shares_TE.topk(experts.per_token, dim=-1)
     if experts.normalized:

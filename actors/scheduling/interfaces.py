@@ -113,7 +113,7 @@ class EngineView(Protocol):
 
     @property
     def in_flight(self) -> Sequence[StepView]:
-        """Those steps, oldest first."""
+        """Steps in flight, oldest first."""
         ...
 
 

@@ -12,7 +12,7 @@ SOURCES = Path(__file__).with_name("src")
 
 
 def source_hash(folder: Path = SOURCES) -> str | None:
-    """Of names and contents of sources and headers; None where there are none, as in a wheel."""
+    """Hash of names and contents of sources and headers; None if there are none, as in a wheel."""
     files = sorted(path for path in folder.glob("*") if path.suffix in (".cpp", ".h"))
     if not files:
         return None

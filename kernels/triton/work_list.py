@@ -119,7 +119,7 @@ def plan_work(batch: Batch, num_slices: int, shape: AttentionShape, dtype: torch
 
 
 class WorkLists:
-    """Of the latest batch: made once for all layers with the same window.
+    """Work lists of the latest batch, made once for all layers with the same window.
 
     A batch to be captured must be an object of its own, so that its list is made inside the graph.
     """

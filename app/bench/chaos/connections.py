@@ -109,7 +109,7 @@ class _Idle:
         self._connections: list[_Exchange | None] = [None] * count
 
     async def open(self) -> None:
-        """Those that are not open yet, or not any more; every one of them asks."""
+        """Open the connections that are not open; each sends a request."""
         gate = asyncio.Semaphore(_AT_A_TIME)
 
         async def ask(old: _Exchange | None) -> _Exchange:
@@ -182,7 +182,7 @@ class _Streams:
 
 
 def _each(phases: dict[str, Any]) -> float:
-    """Of the replica, which holds them."""
+    """Replica memory per idle connection, in bytes."""
     before, after = phases["alone"], phases["idle connections"]
     grown = after["memory_mib"]["replica"] - before["memory_mib"]["replica"]
     return float(grown) * 2**20 / max(1, after["num_idle"])
@@ -221,7 +221,7 @@ async def _phase(
 
 
 def _extremes(states: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
-    """Of each state and of all together, the least and the most.
+    """The least and the most of each state, and of all together.
 
     >>> _extremes([{"num_waiting": 3, "num_decoding": 1}, {"num_waiting": 0, "num_decoding": 5}])
     {'num_waiting': [0, 3], 'num_decoding': [1, 5], 'all': [4, 5]}

@@ -104,7 +104,7 @@ class OwnServer:
         return found
 
     def engines(self) -> list[dict[str, Any]]:
-        """Of a fleet, as its front shows them; none while it does not answer."""
+        """A fleet's engines, as its front shows them; none while it does not answer."""
         try:
             found: list[dict[str, Any]] = self.status().get("engines", [])
         except (httpx.HTTPError, ValueError):
@@ -129,7 +129,7 @@ class OwnServer:
         os.kill(self.process.pid, signal.SIGUSR1)
 
     def alive(self) -> list[psutil.Process]:
-        """Of the processes ever seen."""
+        """The processes ever seen that are still alive."""
         found = []
         for process in self.known.values():
             with suppress(psutil.Error):

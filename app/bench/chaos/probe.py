@@ -64,7 +64,7 @@ def read_lag(url: str) -> LagReading | None:
 
 
 def read_samples(text: str) -> LagReading:
-    """Of an exposition in Prometheus's format."""
+    """The reading in an exposition in Prometheus's format."""
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     name, counts, below = "legato_event_loop", dict[float, int](), 0
     for sample in samples:

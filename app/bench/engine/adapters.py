@@ -148,7 +148,7 @@ async def load_gap(model: Path, scratch: Path, streams: int, rank: int, tbt_ms: 
 
 
 def _longest(times: list[list[float]], begin_s: float, end_s: float) -> float:
-    """Of the gaps that touch these seconds."""
+    """The longest gap that overlaps these seconds."""
     gaps = [
         after - before
         for one in times

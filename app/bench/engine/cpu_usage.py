@@ -30,7 +30,7 @@ class CpuUsage:
     span_s: float
 
     def percent(self, kind: str) -> float:
-        """Of one core.
+        """CPU use in percent of one core.
 
         >>> CpuUsage({"stage": 0.5}, span_s=2.0).percent("stage")
         25.0

@@ -108,7 +108,7 @@ def measure_cases(cases: Sequence[KernelCase], rounds: int) -> Ceilings:
 
 
 def figures_of(case: KernelCase, ceilings: Ceilings) -> KernelFigures:
-    """Of one call."""
+    """Figures of one call."""
     time_s = low_quantile(case.samples_s)
     return _figures(case.labels, time_s, case.num_bytes, case.flops, ceilings)
 
@@ -116,7 +116,7 @@ def figures_of(case: KernelCase, ceilings: Ceilings) -> KernelFigures:
 def step_figures(
     labels: Mapping[str, Any], cases: Sequence[KernelCase], ceilings: Ceilings
 ) -> KernelFigures:
-    """Of all calls of a decode step together, each case as often as a step makes it."""
+    """Figures of all calls of a decode step together, each case as often as in a step."""
     time_s = sum(low_quantile(case.samples_s) * case.per_model for case in cases)
     num_bytes = sum(case.num_bytes * case.per_model for case in cases)
     flops = sum(case.flops * case.per_model for case in cases)

@@ -58,7 +58,7 @@ async def times_s(engine: EngineClient, prompt: Prompt, num_tokens: int) -> list
 
 
 async def ttfts_ms(engine: EngineClient, prompts: Sequence[Prompt]) -> list[float]:
-    """Of one prompt after another."""
+    """TTFT of each prompt, sent one after another."""
     found = []
     for prompt in prompts:
         begin_s, first_s, *_ = await times_s(engine, prompt, 4)

@@ -1,4 +1,4 @@
-"""Of `legato bench scaling`: its arrivals, and what was seen, part by part."""
+"""Parts of `legato bench scaling`: its arrivals, and the figures of each phase."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Looks = Sequence[tuple[float, int]]  # (seconds since the start, engines that se
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Of the load, in seconds: at the base rate, at three times that, at the base rate again."""
+    """Durations of the load's phases: at the base rate, at three times that, at the base rate."""
 
     before_s: float
     during_s: float
