@@ -235,7 +235,6 @@ class Core:
         if step_id != oldest:
             raise ValueError(f"answer to step {step_id}, but the oldest outstanding is {oldest}")
         step = self.in_flight.popleft()
-        self.requests.num_in_flight -= 1
         if step.pinned:
             self.requests.running.block_manager.free(step.pinned)
         if step.host_blocks:
@@ -245,7 +244,6 @@ class Core:
     def _pipeline_lost(self, event: PipelineLost, out: list[Instruction]) -> None:
         steps = list(self.in_flight)
         self.in_flight.clear()
-        self.requests.num_in_flight = 0
         if self.tier is not None:
             self.tier.lost(event.tier)
         self._emit(self.faults.pipeline_lost(steps), out)
@@ -296,7 +294,6 @@ class Core:
                 return
             self.num_steps += 1
             in_flight.append(step)
-            requests.num_in_flight += 1
             if self.cost_model is not None:
                 step.predicted_s = self.cost_model.step_s(step.shape)
             out.append(Execute(step.plan, step.predicted_s))

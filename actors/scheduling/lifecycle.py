@@ -26,7 +26,6 @@ class LiveRequests:
         self.running = RunningRequests(config, cost_model)
         self.by_id: dict[int, RequestState] = {}  # every request not ENDED
         self.now_s = 0.0
-        self.num_in_flight = 0
         self.trials: deque[list[RequestState]] = deque()  # suspects; the first group is being tried
         self.in_flight: Sequence[StepView] = ()  # the core's own queue of steps, for reading
         self.num_preemptions = 0
@@ -46,6 +45,10 @@ class LiveRequests:
     @property
     def num_waiting(self) -> int:
         return self.waiting.num_requests
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self.in_flight)
 
     @property
     def num_waiting_tokens(self) -> int:

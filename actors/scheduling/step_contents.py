@@ -206,17 +206,17 @@ class StepContents:
             drafts=tuple(self._drafts),
         )
         step = InFlight(
-            plan,
-            sampled,
-            partial,
-            shape,
-            self.num_tokens,
-            num_decode_tokens,
-            [source for source, _ in running.copies],
-            swap.returned if swap.is_pending else (),
-            swap.swapped_out if swap.is_pending else (),
-            self._requests.now_s,
-            tuple(self._drafted.values()),
+            plan=plan,
+            sampled=sampled,
+            partial=partial,
+            shape=shape,
+            num_tokens=self.num_tokens,
+            num_decode_tokens=num_decode_tokens,
+            pinned=[source for source, _ in running.copies],
+            host_blocks=swap.returned if swap.is_pending else (),
+            swapped_out=swap.swapped_out if swap.is_pending else (),
+            planned_at_s=self._requests.now_s,
+            drafted=tuple(self._drafted.values()),
         )
         running.released, running.copies = [], []
         if swap.is_pending:

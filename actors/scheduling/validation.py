@@ -34,7 +34,7 @@ def _validate_counts(core: Core, by_status: dict[RequestStatus, list[RequestStat
     assert queue.num_tokens == sum(s.num_tokens for s in waiting)
     assert requests.running.num_finishing == len(finishing)
     assert requests.running.num_finishing_blocks == sum(len(s.block_table) for s in finishing)
-    assert requests.num_in_flight == len(core.in_flight) <= core.config.depth
+    assert requests.num_in_flight <= core.config.depth
     assert queue.waiting_of == Counter(s.request.tenant for s in waiting)
     running = by_status[RequestStatus.RUNNING]
     assert queue.running_of == Counter(s.request.tenant for s in running)

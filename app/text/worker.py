@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any, Final
 
 import psutil
@@ -127,7 +128,8 @@ class KillableWorker:
         child.wait()
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(OSError):  # what was not written to a dead process
+                    pipe.close()
 
 
 def _cpu_s(pid: int) -> float:

@@ -8,6 +8,7 @@ import pytest
 
 from actors.calibration.fit import predict
 from actors.calibration.measure import EngineLimits, calibrate, check, shapes
+from actors.calibration.probe import StepNotFinite
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.plan import RequestStart, StepPlan, StepResult, StepShape
@@ -102,6 +103,23 @@ async def test_steps_that_a_start_disturbed_are_run_again(disturbed_until_s: flo
     for shape in (StepShape(1, 700), StepShape(8, 8 * 900), StepShape(16, 16 * 256, ((0, 64),))):
         assert predict(found.model, shape) == pytest.approx(predict(TRUTH, shape), rel=0.08)
     assert found.model.ratio_at(0.99) < 1.12
+
+
+async def test_a_repeat_that_overflows_leaves_the_first_measurement() -> None:
+    stages, met = Stages(disturbed_until_s=0.4), set()
+
+    async def execute(plan: StepPlan) -> StepResult:
+        result = await stages.execute(plan)
+        if plan.started:
+            kind = tuple((part.start, part.num_tokens) for part in plan.slices)
+            if kind in met:
+                raise StepNotFinite("NotFinite")
+            met.add(kind)
+        return result
+
+    found = await calibrate(execute, LIMITS, BASE, stages.clock)
+    assert found.num_shapes >= 20
+    assert not stages.known
 
 
 async def test_it_takes_a_bounded_time() -> None:

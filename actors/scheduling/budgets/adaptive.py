@@ -30,8 +30,8 @@ INFINITY = float("inf")
 PATIENCE = 20  # longest pause of all prefill, in TBT objectives
 LEAST_RELIEF = 16  # tokens
 DENIALS = 20  # steps without prefill after which the bound is learned anew
-# In a queue one step in so many is so many times as long: steps not taken teach nothing.
-TRY_EVERY, LONGER = 16, 4
+# While requests wait, every 16th step may be 4 times as long, so that such sizes are learned too.
+EXPLORE_EVERY, EXPLORE_FACTOR = 16, 4
 LOOK_EVERY, OUTDATED = 256, 1.1  # steps; change of a ratio from which sizes are chosen anew
 
 
@@ -75,8 +75,8 @@ class SizeChoice:
         outside_s: between two steps. With a fixed profile it is not counted."""
         outside_s *= self.follow_learnt
         most = max(self.efficient_tokens, self.fastest.beside(mix, self.ease, outside_s))
-        if self.follow_learnt and self._num_answered % TRY_EVERY == 0:
-            return None, min(LONGER * most, self.max_step_tokens)
+        if self.follow_learnt and self._num_answered % EXPLORE_EVERY == 0:
+            return None, min(EXPLORE_FACTOR * most, self.max_step_tokens)
         return self.fastest, most
 
 

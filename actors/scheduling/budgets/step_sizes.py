@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cached_property
 
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
@@ -36,8 +38,6 @@ class StepSizes:
         self._efficiency = efficiency
         self._dent = dent
         self._beyond = beyond
-        self._candidates: list[int] = []
-        self._cheapest: list[int] = []  # by tokens; computed on first use
 
     def at_most(self, num_tokens: int) -> int:
         """The longest step up to num_tokens with (nearly) the least time per token.
@@ -45,12 +45,10 @@ class StepSizes:
         At most the size that reaches `efficiency` of the best rate of all, because longer steps
         would only make decodes slower and micro-batches uneven.
         """
-        if not self._cheapest:
-            self._cheapest = self._compute()
         size = self._cheapest[min(num_tokens, self._most)]
         if self._beyond and size < num_tokens:
-            at = bisect_right(self._all_candidates, num_tokens)
-            size = max([size, *self._all_candidates[at - 1 : at]])
+            at = bisect_right(self._candidates, (num_tokens, math.inf))
+            size = max([size, *[n for n, _ in self._candidates[at - 1 : at]]])
         return size
 
     def beside(self, mix: Mix, share: float, outside_s: float = 0.0) -> int:
@@ -58,23 +56,21 @@ class StepSizes:
 
         In longer steps more prefill tokens share the time of the decodes."""
         profile, num_decodes = self._profile, mix.num_decodes
-        self.at_most(0)  # which computes the sizes
-        sizes = self._all_candidates
         fixed_s = profile.stage_s(mix) - profile.linear_s(mix.num_tokens) + outside_s
-        rates = [_rate(n - num_decodes, fixed_s + self._linear_s(n)) for n in sizes]
+        rates = [_rate(n - num_decodes, fixed_s + linear_s) for n, linear_s in self._candidates]
         enough = share * max(rates)
-        return next(n for n, rate in zip(sizes, rates, strict=True) if rate >= enough)
+        return next(
+            n for (n, _), rate in zip(self._candidates, rates, strict=True) if rate >= enough
+        )
 
-    @property
-    def _all_candidates(self) -> list[int]:
-        """Efficient sizes, a tenth apart."""
-        if not self._candidates:
-            found, n = [], 16.0
-            while n < self._most:
-                found.append(self._local_best(int(n)))
-                n *= APART
-            self._candidates = sorted({*found, self._local_best(self._most)})
-        return self._candidates
+    @cached_property
+    def _candidates(self) -> list[tuple[int, float]]:
+        """Efficient sizes, a tenth apart, and what depends on the tokens alone, in seconds."""
+        found, n = {self._local_best(self._most)}, 16.0
+        while n < self._most:
+            found.add(self._local_best(int(n)))
+            n *= APART
+        return [(n, self._linear_s(n)) for n in sorted(found)]
 
     def _local_best(self, num_tokens: int) -> int:
         size = self._cheapest[num_tokens]
@@ -86,7 +82,9 @@ class StepSizes:
     def _linear_s(self, num_tokens: int) -> float:
         return self._profile.linear_s(num_tokens) * self._ratios[num_tokens.bit_length()]
 
-    def _compute(self) -> list[int]:
+    @cached_property
+    def _cheapest(self) -> list[int]:
+        """The size for each number of tokens, without longer ones."""
         profile, most = self._profile, self._most
         rates = [_rate(n, profile.overhead_s + self._linear_s(n)) for n in range(most + 1)]
         enough = self._efficiency * max(rates)
