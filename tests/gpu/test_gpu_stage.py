@@ -23,7 +23,7 @@ from actors.stage.runner import StageRunner
 from kernels import registry
 from kernels.flash import library
 from tests.gpu.captures import EagerCapture
-from tests.kernels.fake_flash_attn import FakeFlash
+from tests.kernels.flash.fake_flash_attn import FakeFlash
 from tests.stage.greedy_reference import expected, make_prompts
 from tests.stage.mini_planner import MiniPlanner, chain, make_runner
 

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: its kernels cannot be compiled")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # The most static shared memory one program may take, per compute capability.
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 MATRIX_INSTRUCTION = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
@@ -37,7 +37,7 @@ def test_nothing_compiles_while_serving() -> None:
     """Neither sizes nor lengths of batches make another variant of a kernel: one each, of which
     those that no step runs by itself are the ones that are warmed with the cache."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.kernel_variants"]
+    command = [sys.executable, "-m", "tests.kernels.triton.kernel_variants"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     counts = json.loads(done.stdout)

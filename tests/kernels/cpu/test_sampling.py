@@ -14,7 +14,7 @@ if library.load() is None:
 
 from kernels.cpu import sampling as fast
 from kernels.random_stream import row_keys
-from tests.kernels.cpu_batches import SETS, instruction_set, threads
+from tests.kernels.cpu.batches import SETS, instruction_set, threads
 
 
 @pytest.fixture(params=SETS, ids=lambda isa: isa.name.lower(), autouse=True)

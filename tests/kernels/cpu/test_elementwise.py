@@ -15,7 +15,7 @@ from kernels.cpu.backend import CpuBackend
 from kernels.interface import AttentionShape
 from kernels.layer_form import ACTIVATIONS
 from kernels.torch_native import TorchBackend
-from tests.kernels.cpu_batches import (
+from tests.kernels.cpu.batches import (
     SETS,
     instruction_set,
     make_batch,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernels.cpu import library
-from tests.kernels.cpu_batches import threads
+from tests.kernels.cpu.batches import threads
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason="the C++ library was not built")
 

@@ -17,7 +17,7 @@ from kernels.cpu.backend import CpuBackend
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts
 from kernels.torch_native import TorchBackend
-from tests.kernels.cpu_batches import SETS, instruction_set, threads
+from tests.kernels.cpu.batches import SETS, instruction_set, threads
 
 BACKEND = CpuBackend()
 HIDDEN = 96

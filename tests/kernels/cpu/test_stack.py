@@ -16,7 +16,7 @@ from kernels.cpu.backend import CpuBackend
 from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import LayerWeights
-from tests.kernels.cpu_batches import (
+from tests.kernels.cpu.batches import (
     SETS,
     instruction_set,
     make_batch,

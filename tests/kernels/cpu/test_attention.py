@@ -15,7 +15,7 @@ if library.load() is None:
 
 from kernels.cpu.backend import CpuBackend
 from kernels.interface import AttentionShape, KVLayer
-from tests.kernels.cpu_batches import (
+from tests.kernels.cpu.batches import (
     SETS,
     identity_rotation,
     instruction_set,

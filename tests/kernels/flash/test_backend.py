@@ -19,7 +19,7 @@ from app.bench.gpu.geometry import hybrid_batch
 from kernels.flash.backend import FlashBackend
 from kernels.flash.forms import Lengths, measure_crossover
 from kernels.triton.cache import FLOAT8, allocate
-from tests.kernels.fake_flash_attn import FakeFlash
+from tests.kernels.flash.fake_flash_attn import FakeFlash
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 HEADS = (4, 2, 64)

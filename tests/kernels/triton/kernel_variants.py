@@ -1,6 +1,7 @@
-"""`python -m tests.kernels.kernel_variants`: how many variants of each kernel a server compiles.
+"""How many variants of each kernel a server compiles.
 
-Batches of many sizes through the launchers, kernels not interpreted and not run; prints JSON.
+`python -m tests.kernels.triton.kernel_variants` puts batches of many sizes through the launchers,
+kernels not interpreted and not run, and prints JSON.
 """
 
 from __future__ import annotations
