@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from tests import tiny_models
-from tests.stage.greedy_reference import MAX_TOKENS, make_prompts
+from tests.actors.stage.greedy_reference import MAX_TOKENS, make_prompts
 
 LLAMA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

@@ -11,7 +11,7 @@ from app.cli.main import app
 from app.cli.serve_config import load_config
 from app.settings import SettingsError, parse, resolve
 from app.settings_models import served_name
-from tests.stage import gguf_files
+from tests.actors.stage.weights import gguf_files
 
 
 @pytest.fixture

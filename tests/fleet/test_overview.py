@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from app.fleet.overview import occupancy
 from app.telemetry.prometheus import Metrics, render
-from tests.fleet.pictures import snapshot
+from tests.actors.fleet.pictures import snapshot
 
 
 def test_gauges_add_the_engines_up() -> None:

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed: the GPU backends need it")
 
 from actors.scheduling.request import SamplingParams
-from tests.stage.greedy_reference import expected, make_prompts
-from tests.stage.mini_planner import MiniPlanner, make_chain
-from tests.stage.rank_pool import RankPool
+from tests.actors.stage.greedy_reference import expected, make_prompts
+from tests.actors.stage.mini_planner import MiniPlanner, make_chain
+from tests.actors.stage.rank_pool import RankPool
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="interpreted kernels; see test_gpu_stage"

@@ -22,10 +22,10 @@ from actors.stage.models.config import ModelError
 from actors.stage.runner import StageRunner
 from kernels import registry
 from kernels.flash import library
+from tests.actors.stage.greedy_reference import expected, make_prompts
+from tests.actors.stage.mini_planner import MiniPlanner, chain, make_runner
 from tests.gpu.captures import EagerCapture
 from tests.kernels.flash.fake_flash_attn import FakeFlash
-from tests.stage.greedy_reference import expected, make_prompts
-from tests.stage.mini_planner import MiniPlanner, chain, make_runner
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 LENGTHS = (1, 3, 13)

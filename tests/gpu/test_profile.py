@@ -17,9 +17,9 @@ from actors.stage.models.decoder import Decoder
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
 from kernels.interface import Batch
+from tests.actors.stage.greedy_reference import expected, make_prompts
+from tests.actors.stage.mini_planner import MiniPlanner, chain
 from tests.gpu.captures import EagerCapture
-from tests.stage.greedy_reference import expected, make_prompts
-from tests.stage.mini_planner import MiniPlanner, chain
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="interpreted kernels; see test_gpu_stage"

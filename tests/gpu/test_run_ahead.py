@@ -19,9 +19,9 @@ from actors.scheduling.request import Grammar, Request, SamplingParams
 from actors.stage.cuda_graphs import StepGraphs
 from actors.stage.landing import Landing
 from actors.stage.runner import StageRunner
+from tests.actors.stage.greedy_reference import expected, make_prompts
+from tests.actors.stage.mini_planner import make_runner
 from tests.gpu.captures import EagerCapture
-from tests.stage.greedy_reference import expected, make_prompts
-from tests.stage.mini_planner import make_runner
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="interpreted kernels; see test_gpu_stage"

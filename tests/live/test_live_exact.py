@@ -53,7 +53,7 @@ async def test_forty_prompts_at_once(
         await engine.close()
 
 
-# Stages without actors go through all of them (tests/stage/test_stage_greedy.py).
+# Stages without actors go through all of them (tests/actors/stage/models/test_greedy.py).
 @pytest.mark.long
 @pytest.mark.parametrize("variant", ["qwen2-sliding", "qwen3"])
 async def test_architectures(

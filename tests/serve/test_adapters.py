@@ -21,9 +21,9 @@ from app.settings import SettingsError, parse
 from app.settings_models import resolve_each
 from app.text.processor import TextProcessor
 from tests import tiny_adapters
+from tests.actors.stage.greedy_reference import GREEDY, MAX_TOKENS, expected, make_prompts
 from tests.serve.live_server import LiveServer, live_server
 from tests.serve.test_replicas import replicas_of
-from tests.stage.greedy_reference import GREEDY, MAX_TOKENS, expected, make_prompts
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
 

@@ -27,8 +27,8 @@ from actors.transport.messages import (
     SubmitRequests,
     output_of,
 )
-from tests.scheduling.fake_stages import FakeStages, expected_output
-from tests.scheduling.short_lives import config
+from tests.actors.scheduling.fake_stages import FakeStages, expected_output
+from tests.actors.scheduling.short_lives import config
 
 
 class Stages:

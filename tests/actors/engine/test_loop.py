@@ -25,7 +25,7 @@ from actors.transport.messages import (
     Suspects,
 )
 from tests.actors.engine.paper_engine import Engine, background
-from tests.scheduling.short_lives import request
+from tests.actors.scheduling.short_lives import request
 
 FRONT, OTHER = 1, 2  # connections
 GRAMMAR = Grammar("regex", "a+")

@@ -1,0 +1,95 @@
+"""Streams of an engine that dies or leaves: each moves once, where its bytes stay its own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.fleet.fleet import Fleet
+from actors.fleet.moves import OpenStream, move_streams, stays
+from actors.fleet.routers import ROUTERS, build_router
+from actors.fleet.snapshot import Arrival, EngineState
+from actors.scheduling.request import Objective
+from tests.actors.fleet.pictures import BITS, OTHER_BITS, arrivals, fleet_of, fleets, snapshot
+
+streams = st.lists(
+    st.builds(lambda arrival, sensitive: (arrival, sensitive), arrivals, st.booleans()), max_size=8
+)
+
+
+@given(
+    fleet=fleets(),
+    drawn=streams,
+    router=st.sampled_from(list(ROUTERS)),
+    allow_inexact=st.booleans(),
+)
+def test_every_stream_moves_exactly_once(
+    fleet: Fleet,
+    drawn: list[tuple[Arrival, bool]],
+    router: str,
+    allow_inexact: bool,
+) -> None:
+    leaving = next(iter(fleet.engines), "engine-9")
+    bits = fleet.engines[leaving].snapshot.bits if leaving in fleet.engines else BITS
+    fleet.lost(leaving)
+    open_streams = [
+        OpenStream(i, leaving, arrival, bits, sensitive)
+        for i, (arrival, sensitive) in enumerate(drawn)
+    ]
+    before = {name: engine.num_sent for name, engine in fleet.engines.items()}
+    moves = move_streams(
+        open_streams, fleet, build_router(router), 0.0, allow_inexact=allow_inexact
+    )
+    assert sorted(move.stream_id for move in moves) == list(range(len(drawn)))
+    serving = {
+        name: engine.snapshot.bits
+        for name, engine in fleet.engines.items()
+        if engine.snapshot.state is EngineState.SERVING
+    }
+    for move in moves:
+        stream = open_streams[move.stream_id]
+        free = allow_inexact or not stream.sensitive
+        may = {n for n, own in serving.items() if free or own == bits} - stream.arrival.refused_by
+        assert (move.engine_id is None) == (not may)
+        if move.engine_id is not None:
+            assert move.engine_id in may
+            # Never said to be exact where it is not, nor inexact where its class was there.
+            at_home = serving[move.engine_id] == bits
+            assert move.exact == (at_home or not stream.sensitive)
+            assert at_home or not stream.sensitive or bits not in serving.values()
+    sent = {name: engine.num_sent - before[name] for name, engine in fleet.engines.items()}
+    for name, count in sent.items():
+        assert count == sum(move.engine_id == name for move in moves)
+
+
+def test_the_tightest_objectives_choose_first_and_all_share_the_room() -> None:
+    fleet = fleet_of(*[snapshot(f"{i}") for i in range(3)])
+    relaxed = [OpenStream(i, "gone", Arrival(1000, 9), BITS) for i in range(4)]
+    tight = OpenStream(9, "gone", Arrival(1000, 9, Objective(0.1)), BITS)
+    moves = move_streams([*relaxed, tight], fleet, build_router("slack"), 0.0)
+    assert moves[0].stream_id == 9
+    assert {move.engine_id for move in moves[:3]} == {"0", "1", "2"}
+    assert all(move.exact and move.pause_s > 0 for move in moves)
+
+
+def test_a_stream_of_another_class_waits_or_is_said_to_be_inexact() -> None:
+    stream = OpenStream(1, "gone", Arrival(100, 9), BITS)
+    fresh = replace(stream, stream_id=2, sensitive=False)
+    fleet = fleet_of(snapshot("b", bits=OTHER_BITS))
+    assert BITS.differs_in(OTHER_BITS) == ("instruction_set",)
+    waits, goes = move_streams([stream, fresh], fleet, build_router("slack"), 0.0)
+    assert (waits.engine_id, goes.engine_id, goes.exact) == (None, "b", True)
+    assert math.isnan(waits.pause_s)
+    (moved,) = move_streams([stream], fleet, build_router("slack"), 0.0, allow_inexact=True)
+    assert (moved.engine_id, moved.exact) == ("b", False)
+
+
+def test_streams_that_end_in_time_stay_where_they_drain() -> None:
+    fleet = fleet_of(snapshot("a", state=EngineState.DRAINING))  # 0.05 s a token
+    short = OpenStream(1, "a", Arrival(100, 100), BITS)
+    assert stays(short, fleet, left_s=5.0)
+    assert not stays(short, fleet, left_s=4.9)
+    assert not stays(replace(short, engine_id="gone"), fleet, left_s=5.0)

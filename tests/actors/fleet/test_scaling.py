@@ -1,0 +1,164 @@
+"""Scaling stays within bounds, does not flap, and is there before promises break."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.fleet.scaling import SCALINGS, Bounds, EngineLoad, build_scaling, load_of
+from actors.scheduling.config import ConfigError
+from tests.actors.fleet.pictures import load, snapshot
+
+loads_st = st.dictionaries(
+    st.sampled_from("abcdefgh"),
+    st.builds(
+        EngineLoad,
+        time_s=st.floats(0.0, 100.0),
+        num_running=st.integers(0, 200).map(float),
+        num_waiting=st.integers(0, 500).map(float),
+        prefilled_tokens=st.integers(0, 10**7).map(float),
+        prefill_tokens=st.integers(0, 10**6).map(float),
+        prefill_rate=st.just(0.0) | st.floats(10.0, 1e5),
+        decode_share=st.floats(0.0, 1.0),
+        promised_s=st.floats(0.0, 100.0),
+        slack_share=st.floats(-2.0, 1.0),
+        ttft_s=st.just(0.0) | st.floats(0.1, 10.0),
+        used_places=st.floats(0.0, 1.0),
+        accepts=st.sampled_from((0.0, 1.0)),
+    ),
+)
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+@given(
+    seen=st.lists(
+        st.tuples(loads_st, st.integers(0, 5), st.integers(0, 9), st.floats(0.0, 60.0)),
+        min_size=1, max_size=12,
+    ),
+    least=st.integers(0, 4),
+    more=st.integers(0, 8),
+)  # fmt: skip
+def test_whatever_is_seen_the_bounds_hold(
+    name: str, seen: list[tuple[dict[str, EngineLoad], int, int, float]], least: int, more: int
+) -> None:
+    scaling, bounds = build_scaling(name), Bounds(least, max(1, least + more))
+    now_s = 0.0
+    for loads, num_starting, num_queued, passed_s in seen:
+        now_s += passed_s
+        wanted = scaling.wanted(loads, num_starting, num_queued, now_s, bounds)
+        assert least <= wanted <= max(1, least + more)
+        if num_queued and not loads:
+            assert wanted >= 1
+
+
+class Traffic:
+    """Engines that share so many prompt tokens a second, each with `rate` of its own."""
+
+    def __init__(self, scaling: str, bounds: Bounds, start_s: float, **options: Any) -> None:
+        self.scaling = build_scaling(scaling, options)
+        self.bounds = bounds
+        self.start_s = start_s
+        self.have = max(bounds.least, 1)
+        self.starting: list[float] = []
+        self.done: dict[str, float] = {}
+        self.history: list[int] = []
+
+    def run(self, now_s: float, until_s: float, tokens_per_s: float, step_s: float = 5.0) -> float:
+        while now_s < until_s:
+            now_s += step_s
+            ready = [s for s in self.starting if s <= now_s]
+            self.starting = self.starting[len(ready) :]
+            self.have += len(ready)
+            for index in range(self.have):
+                name = f"{index}"
+                self.done[name] = self.done.get(name, 0.0) + tokens_per_s * step_s / self.have
+            busy = 1.0 if tokens_per_s else 0.0
+            loads = {
+                f"{i}": load(time_s=now_s, num_running=busy, prefilled_tokens=self.done[f"{i}"])
+                for i in range(self.have)
+            }
+            wanted = self.scaling.wanted(loads, len(self.starting), 0, now_s, self.bounds)
+            self.history.append(wanted)
+            self.starting += [now_s + self.start_s] * (wanted - self.have - len(self.starting))
+            if not self.starting:
+                self.have = min(self.have, wanted)
+        return now_s
+
+
+def test_steady_traffic_gets_steady_engines() -> None:
+    traffic = Traffic("slack", Bounds(1, 16), 30.0, target=0.75)
+    now_s = traffic.run(0.0, 600.0, 4000.0)  # four engines' worth
+    settled = traffic.history[-1]
+    assert settled == math.ceil(4.0 / 0.75)
+    traffic.history.clear()
+    traffic.run(now_s, now_s + 3600.0, 4000.0)
+    assert set(traffic.history) == {settled}
+
+
+def test_traffic_that_wavers_does_not_make_engines_come_and_go() -> None:
+    traffic = Traffic("slack", Bounds(1, 16), 30.0)
+    now_s = traffic.run(0.0, 600.0, 4000.0)
+    traffic.history.clear()
+    for step in range(120):  # an hour
+        now_s = traffic.run(now_s, now_s + 30.0, 4000.0 + 400.0 * (-1) ** step)
+    changes = sum(a != b for a, b in zip(traffic.history, traffic.history[1:], strict=False))
+    assert changes <= 2
+
+
+def test_growing_traffic_finds_engines_already_there() -> None:
+    traffic = Traffic("slack", Bounds(1, 32), 60.0, ahead_s=60.0)
+    now_s, rate = 0.0, 1000.0
+    now_s = traffic.run(now_s, 300.0, rate)
+    while rate < 10_000.0:
+        rate *= 1.05
+        now_s = traffic.run(now_s, now_s + 30.0, rate)
+        assert traffic.have > rate / 1000.0  # never as busy as they can be
+    for _ in range(20):
+        now_s = traffic.run(now_s, now_s + 60.0, 1000.0)
+    assert traffic.have <= 3
+
+
+def test_broken_promises_ask_for_more_than_the_mean_says() -> None:
+
+    def wanted(loads: dict[str, EngineLoad]) -> int:
+        return build_scaling("slack").wanted(loads, 0, 0, 0.0, Bounds(1, 16))
+
+    calm = {str(i): load(num_running=1) for i in range(4)}
+    assert wanted(calm) == 4  # not calm for long enough
+    late = {str(i): load(num_running=1, promised_s=3.0) for i in range(4)}
+    assert wanted(late) > 4
+    slow = {str(i): load(num_running=1, slack_share=-0.1) for i in range(4)}
+    assert wanted(slow) > 4
+
+
+def test_an_idle_fleet_ends_and_a_request_wakes_it() -> None:
+    for name, options in (
+        ("slack", {"idle_s": 50.0, "calm_s": 20.0}),
+        ("queue_length", {"downscale_delay_s": 50.0}),
+    ):
+        scaling, bounds = build_scaling(name, options), Bounds(0, 4)
+        wanted = [scaling.wanted({"a": load()}, 0, 0, 10.0 * step, bounds) for step in range(30)]
+        assert wanted[0] == 1, name
+        assert wanted[-1] == 0, name
+        assert build_scaling(name).wanted({}, 0, 1, 400.0, bounds) == 1, name
+        assert build_scaling(name).wanted({}, 0, 0, 400.0, bounds) == 0, name
+
+
+def test_loads_travel_as_plain_numbers() -> None:
+    said = load_of(snapshot("a", num_running=32, least_slack_s=0.02), 7.0)
+    assert (said.used_places, said.slack_share, said.accepts) == (0.5, pytest.approx(0.2), 1.0)
+    assert said.promised_s == pytest.approx(2 * (0.1 + 1024 / 1000.0))
+    assert EngineLoad.from_stats({**said.to_stats(), "open_requests": 3.0}) == said
+    with pytest.raises(KeyError, match="promised_s"):
+        EngineLoad.from_stats({k: v for k, v in said.to_stats().items() if k != "promised_s"})
+
+
+def test_wrong_options_are_refused() -> None:
+    with pytest.raises(ConfigError, match="scaling_options"):
+        build_scaling("slack", {"target": 7.0})
+    with pytest.raises(ConfigError, match="scaling_options"):
+        build_scaling("queue_length", {"targets": 7})

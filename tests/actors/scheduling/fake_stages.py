@@ -1,0 +1,220 @@
+"""Stages whose answers can be computed by hand.
+
+A KV slot holds the hash of all tokens up to its position, so attention over a wrong, stale,
+unshared or overwritten block is noticed at once. The next token is a function of that hash, so
+the whole output of a request is known in advance, whatever happens in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.plan import Slice, StepPlan, StepResult, TokenLogprobs
+from actors.scheduling.request import FinishReason, Request
+from tests.actors.scheduling.fake_stores import FakeStores
+
+VOCABULARY = 11
+GARBAGE = -7  # a token no request may ever receive
+ROOT = 17
+
+
+def extend(prefix: int, token: int) -> int:
+    return hash((prefix, token))
+
+
+def draw(prefix: int, seed: int) -> int:
+    return hash((prefix, seed, 23)) % VOCABULARY
+
+
+def expected_output(request: Request, limit: int) -> tuple[list[int], FinishReason]:
+    """Tokens that the request must receive in all, those in `request.output` included."""
+    prefix, sampling = ROOT, request.sampling
+    for token in request.prompt:
+        prefix = extend(prefix, token)
+    tokens: list[int] = []
+    while True:
+        token = draw(prefix, sampling.seed)
+        tokens.append(token)
+        if token in sampling.stop_token_ids and len(tokens) > sampling.min_tokens:
+            return tokens, FinishReason.STOP
+        if len(tokens) >= min(sampling.max_tokens, limit - len(request.prompt)):
+            return tokens, FinishReason.LENGTH
+        prefix = extend(prefix, token)
+
+
+@dataclass
+class Mirror:
+    """What the stages know of one request."""
+
+    tokens: list[int]
+    blocks: list[int]
+    num_prompt: int
+    seed: int
+    pooling: str | None
+    computed: int
+    corrupt: bool = False
+
+
+@dataclass
+class FakeStages:
+    """Applies plans exactly in the order of fields that StepPlan documents."""
+
+    config: SchedulerConfig
+    slots: dict[tuple[int, int], int] = field(default_factory=dict)  # (block, offset) -> hash
+    # host block -> offset -> hash; None: a copy that failed
+    host: dict[int, dict[int, int] | None] = field(default_factory=dict)
+    known: dict[int, Mirror] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stores = FakeStores(self.config.tier_ranks, self.config.block_size)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self._prepare(plan)
+        tokens: list[tuple[int, int]] = []
+        pooled: list[tuple[int, tuple[float, ...]]] = []
+        prompt_logprobs: list[tuple[int, int, tuple[TokenLogprobs, ...]]] = []
+        drafts, further = dict(plan.drafts), list[tuple[int, tuple[int, ...]]]()
+        for part in plan.slices:
+            mirror = self.known[part.request_id]
+            if part.request_id in drafts:
+                first, *more = self._verify(part, mirror, drafts[part.request_id])
+                tokens.append((part.request_id, first))
+                if more:
+                    further.append((part.request_id, tuple(more)))
+                continue
+            token = GARBAGE if mirror.corrupt else self._compute(part, mirror)
+            end = part.start + part.num_tokens
+            if part.samples:
+                tokens.append((part.request_id, token))
+                if self.config.num_stages == 1:
+                    mirror.tokens.append(token)
+            if mirror.pooling and end == mirror.num_prompt:
+                pooled.append((part.request_id, (float(token),)))
+            last = min(end + 1, mirror.num_prompt)
+            if part.start + 1 < last:
+                entries = tuple(
+                    TokenLogprobs(mirror.tokens[p], -float(p), 1, ())
+                    for p in range(part.start + 1, last)
+                )
+                prompt_logprobs.append((part.request_id, part.start + 1, entries))
+        return StepResult(
+            plan.step_id,
+            tuple(tokens),
+            pooled=tuple(pooled),
+            prompt_logprobs=tuple(prompt_logprobs),
+            further=tuple(further),
+        )
+
+    def _verify(self, part: Slice, mirror: Mirror, drafts: tuple[int, ...]) -> list[int]:
+        """Draw behind the known token and behind each draft that stands."""
+        assert part.num_tokens == 1 + len(drafts)
+        if mirror.corrupt:
+            return [GARBAGE]
+        mirror.tokens += drafts
+        self._compute(part, mirror)
+        drawn: list[int] = []
+        for draft in (*drafts, None):
+            prefix = self.slots[self._slot(mirror, part.start + len(drawn))]
+            drawn.append(draw(prefix, mirror.seed))
+            if drawn[-1] != draft:
+                break
+        mirror.computed = part.start + len(drawn)
+        del mirror.tokens[mirror.computed :]
+        if self.config.num_stages == 1:
+            mirror.tokens.append(drawn[-1])
+        return drawn
+
+    def fail(self, plan: StepPlan, applied: bool) -> None:
+        """The step raises: not applied at all, or applied with garbage in the KV it writes."""
+        touched = {part.request_id for part in plan.slices}
+        if applied:
+            self._prepare(plan)
+            for part in plan.slices:
+                mirror = self.known[part.request_id]
+                for position in range(part.start, part.start + part.num_tokens):
+                    if mirror.corrupt:
+                        break
+                    self.slots[self._slot(mirror, position)] = GARBAGE
+        else:
+            # later plans mention requests and blocks that the stages never heard of
+            for start in plan.started:
+                self.known[start.request_id] = Mirror([], [], 0, 0, None, 0, corrupt=True)
+            for _, host in plan.swap_out:
+                self.host[host] = None
+        for request_id in touched | set(plan.released):
+            if request_id in self.known:
+                self.known[request_id].corrupt = True
+
+    def lose(self) -> tuple[tuple[bytes, ...], ...]:
+        """Returns what the new ones find in their stores."""
+        self.slots.clear()
+        self.host.clear()
+        self.known.clear()
+        return self.stores.restart()
+
+    def _prepare(self, plan: StepPlan) -> None:
+        size = self.config.block_size
+        for request_id in plan.released:
+            self.known.pop(request_id, None)
+        for device, host in plan.swap_out:
+            assert 0 <= host < self.config.num_host_blocks
+            self.host[host] = {
+                o: self.slots[device, o] for o in range(size) if (device, o) in self.slots
+            }
+        failed_copies: set[int] = set()
+        for host, device in plan.swap_in:
+            copy = self.host[host]
+            if copy is None:
+                failed_copies.add(device)
+            for offset in range(size):
+                self.slots[device, offset] = (copy or {}).get(offset, GARBAGE)
+        for source, destination in plan.copies:
+            assert source != destination
+            for offset in range(size):
+                self.slots[destination, offset] = self.slots.get((source, offset), GARBAGE)
+        for start in plan.started:
+            assert start.request_id not in self.known or self.known[start.request_id].corrupt
+            begin = next(s.start for s in plan.slices if s.request_id == start.request_id)
+            self.known[start.request_id] = Mirror(
+                list(start.tokens),
+                list(start.block_ids),
+                start.num_prompt_tokens,
+                start.sampling.seed,
+                start.pooling,
+                begin,
+                corrupt=bool(failed_copies & set(start.block_ids)),
+            )
+        for request_id, num_blocks in plan.trimmed:
+            assert request_id in dict(plan.new_blocks)
+            del self.known[request_id].blocks[num_blocks:]
+        for request_id, blocks in plan.new_blocks:
+            self.known[request_id].blocks += blocks
+        for request_id, position, token in plan.fed:
+            mirror = self.known[request_id]
+            assert self.config.num_stages > 1
+            if not mirror.corrupt:
+                assert position == len(mirror.tokens), "a token is fed twice or missed"
+                mirror.tokens.append(token)
+
+    def _slot(self, mirror: Mirror, position: int) -> tuple[int, int]:
+        size = self.config.block_size
+        return mirror.blocks[position // size], position % size
+
+    def _compute(self, part: Slice, mirror: Mirror) -> int:
+        assert part.num_tokens > 0
+        assert part.start == mirror.computed, "a gap, or a token computed twice in one life"
+        end = part.start + part.num_tokens
+        assert end <= len(mirror.tokens), "a token that the stages do not know"
+        prefix = ROOT
+        for position, token in enumerate(mirror.tokens[:end]):
+            prefix = extend(prefix, token)
+            slot = self._slot(mirror, position)
+            if position < part.start:
+                assert self.slots.get(slot) == prefix, f"wrong KV at {position} of {part}"
+            else:
+                self.slots[slot] = prefix
+        mirror.computed = end
+        if part.samples:
+            assert end == len(mirror.tokens), "samples before the end of what is known"
+        return draw(prefix, mirror.seed)

@@ -1,0 +1,126 @@
+"""Starvation and fair shares, through the core."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.policies import POLICIES
+from actors.scheduling.request import Objective, Request, SamplingParams
+from tests.actors.scheduling.driver import Driver
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_none_starves_under_a_flood(policy: str) -> None:
+    """One long request among an endless stream of short, urgent ones still ends."""
+    options = {"mlfq": {"promote_s": 2.0}, "deadline": {"default_ttft_s": 10.0}}
+    config = SchedulerConfig(
+        num_blocks=16,
+        block_size=4,
+        max_requests=4,
+        max_model_len=64,
+        max_step_tokens=64,
+        token_budget=8,
+        policy=policy,
+        order_options=options.get(policy, {}),
+    )
+    driver = Driver(config)
+    driver.submit(Request(0, tuple(range(40)), SamplingParams(20), 0.0, tenant="long"))
+    for number in range(1, 1500):
+        sampling = SamplingParams(3, seed=number)
+        objective = Objective(ttft_s=5.0)
+        driver.submit(
+            Request(number, (1, 2, 3), sampling, driver.now_s, tenant="x", objective=objective)
+        )
+        while driver.core.requests.num_waiting > 3 and driver.outstanding:
+            driver.answer()
+        if driver.callers[0].finish is not None:
+            break
+    assert driver.callers[0].finish is not None, "starved"
+    driver.drain()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(1, 24), st.integers(1, 12)),
+        min_size=20,
+        max_size=60,
+    ),
+    st.sampled_from([1.0, 2.0, 5.0]),
+)
+def test_backlogged_tenants_are_served_within_the_bound(
+    load: list[tuple[str, int, int]], weight_of_b: float
+) -> None:
+    """Sheng et al., theorem 4.4, with weighted service: |W_a - W_b| <= 2 U over any interval in
+    which both wait; U = max(heaviest prompt, most output service resident at once).
+    """
+    config = SchedulerConfig(
+        num_blocks=200,
+        block_size=4,
+        max_requests=3,
+        max_model_len=64,
+        token_budget=16,
+        policy="fair",
+        order_options={"weights": {"b": weight_of_b}},
+    )
+    driver = Driver(config)
+    for number, (tenant, prompt, output) in enumerate(load):
+        request = Request(number, tuple(range(prompt)), SamplingParams(output), 0.0, tenant=tenant)
+        driver.submit(request)
+    heaviest_prompt, most_output = 24, 3 * 12 * 2.0
+    bound = 2 * max(heaviest_prompt, most_output)
+    service: dict[str, float] = defaultdict(float)
+    differences: list[float] = []  # while both wait without a break
+    while driver.outstanding:
+        service.update(driver.core.requests.waiting.order.counters)  # type: ignore[attr-defined]
+        waiting = driver.core.requests.waiting.waiting_of
+        if waiting.get("a", 0) and waiting.get("b", 0):
+            differences.append(service["a"] - service["b"])
+        else:
+            differences.clear()
+        if differences:
+            assert max(differences) - min(differences) <= bound
+        driver.answer()
+
+
+def test_counters_count_what_was_served() -> None:
+    config = SchedulerConfig(
+        num_blocks=200,
+        block_size=4,
+        max_model_len=64,
+        policy="fair",
+        order_options={"weights": {"b": 2.0}, "prompt_weight": 1.0, "output_weight": 3.0},
+    )
+    driver = Driver(config)
+    driver.submit(Request(1, (1,) * 10, SamplingParams(4), 0.0, tenant="a"))
+    driver.submit(Request(2, (1,) * 10, SamplingParams(4), 0.0, tenant="b"))
+    driver.drain()
+    # b, arriving while a is alone and served at once, owes nothing and is lifted to nothing
+    counters = driver.core.requests.waiting.order.counters  # type: ignore[attr-defined]
+    assert counters["a"] == 10 + 4 * 3
+    assert counters["b"] - 10 >= (10 + 4 * 3) / 2
+
+
+def test_a_returning_tenant_has_saved_no_credit() -> None:
+    config = SchedulerConfig(
+        num_blocks=200, block_size=4, max_requests=1, max_model_len=64, policy="fair"
+    )
+    driver = Driver(config)
+    for number in range(8):
+        driver.submit(Request(number, (1, 2), SamplingParams(5), 0.0, tenant="busy"))
+    for _ in range(20):
+        driver.answer()
+    for number in range(8, 16):
+        driver.submit(Request(number, (1, 2), SamplingParams(5), 0.0, tenant="back"))
+    counters = driver.core.requests.waiting.order.counters  # type: ignore[attr-defined]
+    assert counters["back"] >= counters["busy"] - 2 * 5 - 2  # not from zero
+    before = len(driver.plans)
+    driver.drain()
+    started = [entry.request_id for plan in driver.plans[before:] for entry in plan.started]
+    starts = ["busy" if number < 8 else "back" for number in started]
+    assert "back" in starts[:4]
+    assert "busy" in starts[:4]  # `back` does not go through alone

@@ -1,0 +1,95 @@
+"""The waiting queue: order, tenants at their cap set aside, suspects apart, counts that agree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from actors.scheduling.queue import build_order
+from actors.scheduling.queue.waiting import WaitingQueue
+from actors.scheduling.state import RequestState, RequestStatus, Suspicion
+from tests.actors.scheduling.short_lives import config, request
+
+
+def _queue(**settings: object) -> WaitingQueue:
+    settled = config(**settings)
+    return WaitingQueue(settled, build_order("fcfs", settled))
+
+
+def _state(number: int, tenant: str = "") -> RequestState:
+    made = replace(request(number, prompt=5), tenant=tenant, arrival_s=float(number))
+    return RequestState(made, number, limit=64)
+
+
+def _start(queue: WaitingQueue, state: RequestState) -> None:
+    queue.started(state)
+    queue.pop(state)
+    state.status = RequestStatus.RUNNING
+
+
+def test_first_come_first_served_and_counted() -> None:
+    queue = _queue()
+    first, second = _state(1), _state(2)
+    for state in (first, second):
+        queue.add(state, 0.0)
+    assert (queue.num_requests, queue.num_tokens) == (2, 10)
+    assert queue.head(0.0) is first
+    _start(queue, first)
+    assert (queue.num_requests, queue.num_tokens) == (1, 5)
+    assert queue.head(0.0) is second
+    assert first.admitted
+
+
+def test_a_preempted_request_comes_back_before_its_peers() -> None:
+    queue = _queue()
+    first, second = _state(1), _state(2)
+    queue.add(first, 0.0)
+    queue.head(0.0)
+    _start(queue, first)
+    queue.add(second, 0.0)
+    queue.stopped(first, 1.0)
+    first.status = RequestStatus.WAITING
+    queue.restore(first, 1.0)
+    assert queue.head(1.0) is first
+
+
+def test_a_tenant_at_its_cap_steps_aside_until_a_slot_is_free() -> None:
+    queue = _queue(max_running_per_tenant=1)
+    greedy, again, other = _state(1, "a"), _state(2, "a"), _state(3, "b")
+    for state in (greedy, again, other):
+        queue.add(state, 0.0)
+    assert queue.head(0.0) is greedy
+    _start(queue, greedy)
+    assert queue.head(0.0) is other
+    assert list(queue.parked) == ["a"]
+    _start(queue, other)
+    assert queue.head(0.0) is None
+    queue.stopped(greedy, 1.0)
+    assert queue.head(1.0) is again
+    assert not queue.parked
+
+
+def test_a_suspect_waits_apart() -> None:
+    queue = _queue()
+    suspect = _state(1)
+    suspect.suspicion = Suspicion(5, 0)
+    queue.restore(suspect, 0.0)
+    assert queue.num_requests == 1
+    assert queue.head(0.0) is None
+    _start(queue, suspect)
+    assert queue.num_requests == 0
+
+
+def test_another_order_keeps_all_that_wait() -> None:
+    queue = _queue(max_running_per_tenant=1)
+    states = [_state(number, "a") for number in (1, 2, 3)]
+    for state in states:
+        queue.add(state, 0.0)
+    queue.head(0.0)
+    _start(queue, states[0])
+    assert queue.head(0.0) is None  # two are parked
+    settings = config()
+    queue.config = settings
+    queue.switch_order(build_order("shortest", settings), states, 1.0)
+    assert not queue.parked
+    assert queue.head(1.0) in states[1:]
+    assert queue.num_requests == 2

@@ -1,0 +1,273 @@
+"""Drafts decide how many tokens a step yields, never which; what they took is given back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.scheduling.budgets.fixed import FixedBudget
+from actors.scheduling.build import build_core
+from actors.scheduling.config import ConfigError, SchedulerConfig
+from actors.scheduling.event_log import check_replay, config_row, to_row
+from actors.scheduling.events import Emit
+from actors.scheduling.plan import StepShape
+from actors.scheduling.policies import POLICIES
+from actors.scheduling.request import Grammar, Request, SamplingParams
+from actors.scheduling.speculation.lookup import PromptLookup
+from tests.actors.scheduling.driver import Driver
+from tests.actors.scheduling.fake_stages import VOCABULARY, expected_output
+
+LIMIT = 120
+
+
+def config(**changes: object) -> SchedulerConfig:
+    base = SchedulerConfig(
+        num_blocks=60, block_size=4, max_model_len=LIMIT, max_step_tokens=128, drafter="lookup",
+        prefix_cache=False,
+    )  # fmt: skip
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def copying(request_id: int, length: int = 40, seed: int = 0, **sampling: object) -> Request:
+    """A request whose prompt holds, after its first tokens, what it is going to answer."""
+    params = SamplingParams(length, seed=seed, **sampling)  # type: ignore[arg-type]
+    return Request(request_id, (1, 2, 3), params, 0.0)
+
+
+def quoting(request_id: int, seed: int) -> Request:
+    """Random answers repeat few n-grams by chance: a vocabulary of eleven makes some drafts."""
+    prompt = tuple((seed + i * i) % VOCABULARY for i in range(20))
+    return Request(request_id, prompt, SamplingParams(60, seed=seed), 0.0)
+
+
+class Oracle:
+    """A drafter that knows the answer, but for every `wrong`-th token. Of the fake stages."""
+
+    def __init__(self, request: Request, wrong: int) -> None:
+        self.chance = 0.9
+        self._answer, _ = expected_output(request, LIMIT)
+        self._wrong = wrong
+        self._known = 0
+
+    def follow(self, output: list[int]) -> bool:
+        self._known = len(output)
+        return True
+
+    def draft(self, most: int) -> tuple[int, ...]:
+        tokens = self._answer[self._known : self._known + most]
+        return tuple(
+            (t + 1) % VOCABULARY if (self._known + k) % self._wrong == self._wrong - 1 else t
+            for k, t in enumerate(tokens)
+        )
+
+
+def with_oracle(driver: Driver, request: Request, wrong: int) -> None:
+    driver.submit(request)
+    driver.core.requests.by_id[request.request_id].drafter = Oracle(request, wrong)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_right_drafts_are_delivered_together(stages: int) -> None:
+    driver = Driver(config(num_stages=stages))
+    with_oracle(driver, copying(1), wrong=10**6)
+    driver.drain()
+    driver.check_everyone_finished()
+    # The first token comes of the prompt (and with one stage the second of a step planned ahead),
+    # the others nine at a time.
+    assert len(driver.plans) == (7 if stages == 1 else 6)
+    assert driver.core.outcomes.num_accepted_drafts == driver.core.speculation.num_drafts
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("blocks", [34, 60])
+def test_tokens_are_the_same_on_every_policy(policy: str, stages: int, blocks: int) -> None:
+    """Preemption (34 blocks hold one request and a bit), swapping, wrong drafts, plain neighbours;
+    the driver compares every token with the answer known in advance, and every KV slot read."""
+    driver = Driver(
+        config(policy=policy, num_stages=stages, num_blocks=blocks, num_host_blocks=12,
+               swap="always", prefix_cache=True)
+    )  # fmt: skip
+    for number in range(5):
+        request = copying(number, length=60, seed=number)
+        if number % 2:
+            driver.submit(request)
+        else:
+            with_oracle(driver, request, wrong=3 + number)
+    driver.drain()
+    driver.check_everyone_finished()
+    assert driver.core.outcomes.num_accepted_drafts > 0
+    assert driver.core.outcomes.num_accepted_drafts < driver.core.speculation.num_drafts
+
+
+@given(
+    wrong=st.integers(1, 9), stages=st.sampled_from([1, 2]), lookahead=st.booleans(),
+    events=st.lists(st.sampled_from(["answer", "answer", "answer", "fail", "lose"]), max_size=30),
+)  # fmt: skip
+def test_drafts_survive_failures(
+    wrong: int, stages: int, lookahead: bool, events: list[str]
+) -> None:
+    driver = Driver(config(num_stages=stages, lookahead=lookahead))
+    for number in range(3):
+        with_oracle(driver, copying(number, seed=number), wrong=wrong + number)
+    for event in events:
+        if driver.outstanding and len(driver.outstanding[0].slices) > 1 and event == "fail":
+            driver.fail(applied=True)
+        elif event == "lose" and driver.failures < 2:
+            driver.lose()
+        elif driver.outstanding:
+            driver.answer()
+    driver.drain()
+    driver.check_everyone_finished()
+
+
+def test_an_end_among_drafts_ends_the_request() -> None:
+    answer, _ = expected_output(copying(1), LIMIT)
+    stop = answer[11]
+    first = answer.index(stop)
+    driver = Driver(config())
+    with_oracle(driver, copying(1, stop_token_ids=(stop,)), wrong=10**6)
+    driver.drain()
+    assert driver.callers[1].tokens == answer[: first + 1]
+    driver.check_everyone_finished()
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_blocks_of_wrong_drafts_are_taken_back_at_once(size: int) -> None:
+    driver = Driver(config(block_size=size, num_blocks=120))
+    with_oracle(driver, copying(1), wrong=2)
+    state = driver.core.requests.by_id[1]
+    while len(driver.outstanding) > 0:
+        driver.answer()
+        assert len(state.block_table) in (0, -(-state.num_computed_tokens // size))
+    assert any(plan.trimmed for plan in driver.plans)
+    driver.check_everyone_finished()
+
+
+def test_a_life_with_drafts_replays() -> None:
+    driver = Driver(config(lookahead=False))
+    for number in range(4):
+        driver.submit(quoting(number, seed=number))
+    driver.drain()
+    assert any(plan.drafts for plan in driver.plans)
+    rows = [config_row(driver.config), *(to_row(*entry) for entry in driver.log)]
+    assert check_replay(rows) == len(rows)
+
+
+def test_prompts_that_wait_leave_no_room() -> None:
+    driver = Driver(config(token_budget=8))
+    with_oracle(driver, copying(1), wrong=10**6)
+    driver.answer()
+    driver.submit(Request(2, tuple(range(80)), SamplingParams(1), 0.0))
+    while driver.core.requests.prefilling or driver.core.requests.num_waiting:
+        assert not driver.outstanding[-1].drafts or len(driver.outstanding) > 1
+        driver.answer()
+    driver.drain()
+    assert any(plan.drafts for plan in driver.plans)
+
+
+def test_drafts_count_in_the_token_budget() -> None:
+    driver = Driver(config(token_budget=5, max_requests=4))
+    for number in range(4):
+        with_oracle(driver, copying(number, seed=number), wrong=10**6)
+    driver.drain()
+    assert any(plan.drafts for plan in driver.plans)
+    assert all(plan.num_tokens <= 5 for plan in driver.plans)
+
+
+def test_a_grammar_gets_no_drafts() -> None:
+    driver = Driver(config())
+    request = copying(1, grammar=Grammar("regex", "a*"))
+    with_oracle(driver, request, wrong=10**6)
+    driver.drain()
+    assert not any(plan.drafts for plan in driver.plans)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A step takes as long as its tokens, but never less than `least` of them."""
+
+    least: int
+
+    def step_s(self, shape: StepShape) -> float:
+        return 0.001 * max(self.least, shape.num_tokens)
+
+    latency_s = step_s
+
+    def swap_s(self, num_blocks: int) -> float:
+        return 1.0
+
+    def observe(self, shape: StepShape, duration_s: float) -> None:
+        """Learns nothing."""
+
+
+@pytest.mark.parametrize(("costs", "most"), [(None, 0), (Costs(1), 0), (Costs(4), 3)])
+def test_auto_needs_a_cost_model_that_predicts_a_gain(costs: Costs | None, most: int) -> None:
+    """A draft behind the fourth token of a step would cost what it brings at best."""
+    settings = config(drafter="auto", max_drafts=3)
+    core = build_core(settings, budget=FixedBudget(512), cost_model=costs)
+    driver = Driver(settings, core)
+    with_oracle(driver, copying(1), wrong=10**6)
+    driver.drain()
+    assert max(len(d) for plan in driver.plans for _, d in (*plan.drafts, (0, ()))) == most
+
+
+def test_several_tokens_are_one_output() -> None:
+    driver = Driver(config())
+    with_oracle(driver, copying(1), wrong=10**6)
+    driver.drain()
+    outputs = [o for *_, out in driver.log for i in out if isinstance(i, Emit) for o in i.outputs]
+    assert [o.index for o in outputs] == [0, 1, 2, 11, 20, 29, 38]
+    assert sum(len(o.tokens) for o in outputs) == 40
+
+
+def test_unknown_drafters_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"drafter: unknown 'magic'; known: auto, lookup, none"):
+        config(drafter="magic").check()
+    with pytest.raises(ConfigError, match=r"max_drafts: says nothing where .* is 'none'"):
+        config(drafter="none", max_drafts=3).check()
+
+
+# ---- prompt lookup ---------------------------------------------------------------------------
+
+
+def test_lookup_continues_what_stood_there_before() -> None:
+    lookup = PromptLookup((1, 2, 3, 4, 5, 6, 7, 1, 2))
+    assert lookup.follow([3])
+    assert lookup.draft(3) == (4, 5, 6)
+    assert lookup.follow([3, 4, 9])
+    assert lookup.draft(3) == ()
+
+
+def test_lookup_goes_on_repeating() -> None:
+    lookup = PromptLookup((1, 2, 1, 2, 1))
+    assert lookup.follow([])
+    assert lookup.draft(5) == (2, 1, 2, 1, 2)
+
+
+def test_lookup_learns_how_often_it_is_right() -> None:
+    prompt = tuple(range(100))
+    right, wrong = PromptLookup((*prompt, 0, 1, 2)), PromptLookup((*prompt, 0, 1, 2))
+    right.follow(list(range(3, 30)))
+    wrong.follow([t for k in range(30) for t in (3 * k, 3 * k + 1, 3 * k + 2, 200 + k)])
+    assert right.chance > 0.9
+    assert wrong.chance < 0.5
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 60))
+def test_lookup_is_the_same_however_it_is_fed(tokens: list[int], cut: int) -> None:
+    at_once, bit_by_bit = PromptLookup(tuple(tokens[:cut])), PromptLookup(tuple(tokens[:cut]))
+    output = tokens[cut:]
+    at_once.follow(output)
+    for end in range(len(output) + 1):
+        bit_by_bit.follow(output[:end])
+    assert at_once.draft(5) == bit_by_bit.draft(5)
+    assert at_once.chance == bit_by_bit.chance
+
+
+def test_a_long_prompt_is_read_in_parts() -> None:
+    lookup = PromptLookup(tuple(range(5000)))
+    assert [lookup.follow([]) for _ in range(3)] == [False, False, True]

@@ -1,0 +1,97 @@
+"""Settings changed while requests run: no request is lost, and nonsense is refused whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors.scheduling.build import build_core
+from actors.scheduling.config import ConfigError
+from actors.scheduling.events import (
+    Reconfigure,
+)
+from actors.scheduling.policies import POLICIES
+from actors.scheduling.validation import validate
+from tests.actors.scheduling.driver import Driver
+from tests.actors.scheduling.short_lives import config, request
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_live_switch_loses_nobody(policy: str) -> None:
+    driver = Driver(config(lookahead=True, num_blocks=16))
+    for number in range(10):
+        driver.submit(request(number, prompt=5 + number, output=12, tenant="ab"[number % 2]))
+    for _ in range(5):
+        driver.answer()
+    driver.send(Reconfigure({"scheduling.policy": policy, "scheduling.token_budget": 5}))
+    for _ in range(5):
+        driver.answer()
+    driver.send(Reconfigure({"policy": "sarathi", "slo.tbt_ms": 50, "slo.ttft_ms": None}))
+    assert driver.core.config.tbt_s == 0.05
+    driver.drain()
+    driver.check_everyone_finished()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scheduling.policy": "nonsense"},
+        {"num_blocks": 1},
+        {"policy": "vllm", "policy_options": {"nonsense": 1}},
+        {"policy_options": {"chunks": "nonsense"}},
+        {"order": "nonsense"},
+        {"token_budget": "many"},
+        {"token_budget": True},
+        {"token_budget": 65},  # the stages' buffers hold 64 tokens
+        {"watermark": None},
+        {"max_chunk": "long"},
+        {"tbt_ms": "soon"},
+        {"tbt_ms": 0},
+        {"policy_options": ["chunks"]},
+        {"max_requests": 9},  # the stages were built for 8
+        {"budget": "nonsense"},
+        {"budget": "fixed", "budget_options": {"nonsense": 1}},
+        {"admission": "nonsense"},
+        {"order_options": {"nonsense": 1}},
+    ],
+)
+def test_a_bad_change_is_refused_whole(changes: dict[str, Any]) -> None:
+    core = build_core(config())
+    before = core.config, core.policy
+    with pytest.raises(ConfigError) as caught:
+        core.handle(Reconfigure(changes), 0.0)
+    assert caught.value.key in {key.removeprefix("scheduling.") for key in changes}
+    assert (core.config, core.policy) == before
+    validate(core)
+
+
+def test_places_may_be_lowered_and_raised_again_but_not_beyond_what_was_built() -> None:
+    driver = Driver(config(max_requests=4))
+    for number in range(12):
+        driver.submit(request(number, output=6))
+    driver.answer()
+    assert driver.core.requests.running.num_requests == 4
+    driver.send(Reconfigure({"scheduling.max_requests": 1}))
+    assert driver.core.requests.running.num_requests == 4  # none is thrown out
+    while driver.core.requests.running.num_requests > 1:
+        driver.answer()
+    for _ in range(3):
+        driver.answer()
+        assert driver.core.requests.running.num_requests <= 1
+    for too_many in (5, 1000):
+        with pytest.raises(ConfigError, match="max_requests: the stages were built for 4"):
+            driver.core.handle(Reconfigure({"max_requests": too_many}), driver.now_s)
+    driver.send(Reconfigure({"max_requests": 4}))
+    driver.answer()
+    assert driver.core.requests.running.num_requests == 4
+    driver.drain()
+    driver.check_everyone_finished()
+
+
+def test_options_belong_to_the_part_they_were_written_for() -> None:
+    core = build_core(config(policy="mlfq", order_options={"quantum_tokens": 4}))
+    core.handle(Reconfigure({"policy": "orca", "policy_options": {"max_batch": 2}}), 0.0)
+    assert core.config.order_options == {}
+    core.handle(Reconfigure({"policy": "fair"}), 0.1)
+    assert core.config.policy_options == {}

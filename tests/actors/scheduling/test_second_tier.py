@@ -1,0 +1,288 @@
+"""What the core saves, fetches and does without: the second tier of the prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.mix import Mix
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.event_log import check_replay, config_row, to_row
+from actors.scheduling.events import Fetch, Moved, PipelineLost, Reconfigure, Save, TierHolds
+from actors.scheduling.plan import StepShape
+from actors.scheduling.request import Request, SamplingParams
+from actors.scheduling.statistics import statistics
+from tests.actors.scheduling.driver import Driver
+
+COSTS: Mapping[str, Any] = {
+    "name": "toy", "tokens_s": [[1, 0.010], [64, 0.042]], "per_request_s": 0.0001,
+}  # fmt: skip
+
+
+def config(**changes: Any) -> SchedulerConfig:
+    base = SchedulerConfig(
+        num_blocks=40,
+        block_size=4,
+        max_requests=4,
+        max_model_len=100,
+        token_budget=16,
+        tier_ranks=2,
+        cost_model=COSTS,
+        watermark=0.0,
+    )
+    return replace(base, **changes)
+
+
+def request(number: int, kind: int = 0, length: int = 30, **changes: Any) -> Request:
+    prompt = tuple((i * 7 + kind) % 10 for i in range(length))
+    asked = Request(number, prompt, SamplingParams(max_tokens=3), arrival_s=float(number))
+    return replace(asked, **changes)
+
+
+def kept(settings: SchedulerConfig, *requests: Request) -> Driver:
+    """A new engine whose stores hold what these requests have left."""
+    before = Driver(settings)
+    for one in requests:
+        before.submit(one)
+    before.drain()
+    return restarted(before, settings)
+
+
+def restarted(before: Driver, settings: SchedulerConfig) -> Driver:
+    driver = Driver(settings)
+    driver.stages.stores = before.stages.stores
+    driver.send(TierHolds(driver.stages.stores.restart()))
+    return driver
+
+
+def fetches(driver: Driver) -> list[Fetch]:
+    return [i for _, _, out in driver.log for i in out if isinstance(i, Fetch)]
+
+
+def saves(driver: Driver) -> list[Save]:
+    return [i for _, _, out in driver.log for i in out if isinstance(i, Save)]
+
+
+def finish(driver: Driver) -> None:
+    driver.drain()
+    driver.check_everyone_finished()
+
+
+def test_every_completed_block_is_saved_once() -> None:
+    driver = Driver(config())
+    driver.submit(request(1))
+    finish(driver)
+    driver.submit(request(2))
+    finish(driver)
+    digests = [digest for save in saves(driver) for _, digest in save.blocks]
+    assert len(digests) == len(set(digests)) == 32 // 4
+    assert statistics(driver.core)["num_tier_blocks"] == 32 // 4
+    assert not fetches(driver), "what the device has is not fetched"
+
+
+def test_a_returning_prompt_is_fetched_after_a_restart() -> None:
+    driver = kept(config(), request(1))
+    driver.submit(request(2))
+    (fetch,) = fetches(driver)
+    assert len(fetch.blocks) == 7, "all full blocks but that of the last known token"
+    assert not driver.outstanding, "it waits"
+    finish(driver)
+    first = driver.callers[2].first
+    assert first is not None
+    assert first.num_cached_tokens == 28
+    assert driver.plans[0].slices[0].start == 28
+
+
+def test_only_what_the_device_lacks_is_fetched() -> None:
+    driver = kept(config(), request(1, length=50))
+    driver.submit(request(2, length=15))
+    finish(driver)
+    driver.submit(request(3, length=50))
+    assert [len(fetch.blocks) for fetch in fetches(driver)] == [3, 12 - 3]
+    finish(driver)
+
+
+def test_others_go_on_meanwhile() -> None:
+    driver = kept(config(), request(1))
+    driver.submit(request(2))
+    driver.submit(request(3, kind=3))
+    while driver.outstanding:
+        driver.answer()
+    assert driver.callers[3].finish is not None
+    assert not driver.callers[2].tokens
+    finish(driver)
+
+
+def test_two_that_begin_alike_wait_for_one_fetch() -> None:
+    driver = kept(config(), request(1, length=60))
+    driver.submit(request(2, length=40))
+    driver.submit(request(3, length=60))
+    assert [len(fetch.blocks) for fetch in fetches(driver)] == [9]
+    driver.answer_move()
+    assert [len(fetch.blocks) for fetch in fetches(driver)] == [9, 14 - 9], "and for the rest"
+    finish(driver)
+    assert [driver.callers[n].first.num_cached_tokens for n in (2, 3)] == [36, 56]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("done", [0, 3])
+def test_what_does_not_come_is_computed(done: int) -> None:
+    driver = kept(config(), request(1))
+    driver.submit(request(2))
+    driver.answer_move(most=done, after_s=2.0)
+    assert driver.plans[0].slices[0].start == 4 * done
+    assert len(fetches(driver)) == 1, "it is not asked for again"
+    finish(driver)
+
+
+def test_a_block_counts_only_where_every_rank_has_it() -> None:
+    before = Driver(config())
+    before.submit(request(1))
+    finish(before)
+    chain = [digest for save in saves(before) for _, digest in save.blocks]
+    del before.stages.stores.ranks[1][chain[2]]
+    driver = restarted(before, config())
+    driver.submit(request(2))
+    (fetch,) = fetches(driver)
+    assert [digest for _, digest in fetch.blocks] == chain[:2]
+    finish(driver)
+
+
+def test_salts_share_nothing() -> None:
+    driver = kept(config(), request(1, cache_salt="a"))
+    driver.submit(request(2, cache_salt="b"))
+    driver.submit(request(3))
+    assert not fetches(driver)
+    finish(driver)
+    driver = kept(config(), request(1, cache_salt="a"))
+    driver.submit(request(2, cache_salt="a"))
+    assert fetches(driver)
+    finish(driver)
+
+
+def test_a_fetch_dearer_than_computing_is_not_tried() -> None:
+    driver = kept(config(), request(1), request(2, kind=1))
+    driver.submit(request(3))
+    driver.answer_move(after_s=5.0)  # 0.7 s a block, where computing all takes 0.03
+    driver.submit(request(4, kind=1))
+    assert len(fetches(driver)) == 1
+    finish(driver)
+
+
+def test_a_budget_knows_what_fits_beside_a_move() -> None:
+    """Prompts give way to a stream where steps beside moves have taken twice as long."""
+    settings = config(budget="adaptive", token_budget=None, tbt_s=0.06, pipeline_depth=1)
+    most: dict[bool, int] = {}
+    for moves in (False, True):
+        driver = kept(settings, request(1))
+        model = driver.core.cost_model
+        assert isinstance(model, OnlineCostModel)
+        for size in range(2, 64):
+            shape = StepShape(1, 10, ((0, size),))
+            for _ in range(20):
+                model.observe(shape, model.profile.stage_s(Mix.of_shape(shape)))
+                slow_s = 2 * model.profile.stage_s(Mix.of_shape(shape))
+                model.observe(shape._replace(beside_move=True), slow_s)
+        driver.submit(request(2, kind=5, length=4, sampling=SamplingParams(max_tokens=90)))
+        while not driver.callers[2].tokens:
+            driver.answer()
+        if moves:
+            driver.submit(request(3))
+            assert len(driver.moves) == 1
+        driver.submit(request(4, kind=3, length=90))
+        driver.answer()
+        (step,) = driver.core.in_flight
+        assert step.shape.beside_move == moves
+        most[moves] = step.shape.num_tokens
+        finish(driver)
+    assert 1 < most[True] < 0.6 * most[False]
+
+
+def test_steps_are_learnt_from_as_they_were() -> None:
+    """A move that begins or ends while a step runs is in its time."""
+    driver = kept(config(pipeline_depth=1), request(1))
+    seen: list[bool] = []
+    observe = driver.core.cost_model.observe  # type: ignore[union-attr]
+
+    def note(shape: StepShape, duration_s: float) -> None:
+        seen.append(shape.beside_move)
+        observe(shape, duration_s)
+
+    driver.core.cost_model.observe = note  # type: ignore[method-assign, union-attr]
+    driver.submit(request(2, kind=5, length=4, sampling=SamplingParams(max_tokens=20)))
+    driver.answer()
+    driver.submit(request(3))
+    driver.answer()  # a fetch has begun beside it
+    driver.answer_move()
+    driver.answer()  # and ended
+    driver.answer()
+    assert seen == [False, True, True, False]
+    finish(driver)
+
+
+def test_aborted_while_it_waits() -> None:
+    driver = kept(config(), request(1))
+    driver.submit(request(2))
+    driver.abort(2)
+    assert not driver.core.requests.by_id
+    finish(driver)
+    driver.submit(request(3))
+    assert len(fetches(driver)) == 1, "what came is in the device's cache"
+    finish(driver)
+
+
+def test_a_pipeline_lost_meanwhile() -> None:
+    driver = kept(config(), request(1), request(2, kind=1))
+    driver.submit(request(3))
+    driver.submit(request(4, kind=1))
+    driver.lose()
+    finish(driver)
+    driver.submit(request(5, kind=1, length=20))
+    finish(driver)
+
+
+def test_memory_that_moves_hold_comes_back() -> None:
+    driver = kept(config(num_blocks=12), request(1, length=40))
+    driver.submit(request(2, length=40))
+    assert len(fetches(driver)) == 1
+    driver.submit(request(3, kind=5, length=40))
+    assert not driver.outstanding, "there is no memory for it"
+    driver.answer_move()
+    assert driver.outstanding
+    finish(driver)
+
+
+def test_the_next_order_takes_over_who_waits() -> None:
+    driver = kept(config(), request(1))
+    driver.submit(request(2))
+    driver.send(Reconfigure({"order": "shortest"}))
+    finish(driver)
+
+
+def test_a_replay_gives_the_same() -> None:
+    driver = Driver(config())
+    driver.submit(request(1))
+    finish(driver)
+    driver.lose()
+    driver.submit(request(2))
+    driver.submit(request(3, kind=2))
+    finish(driver)
+    assert fetches(driver)
+    rows = [config_row(config()), *[to_row(*call) for call in driver.log]]
+    assert check_replay(rows) == len(driver.log) + 1
+
+
+def test_events_that_cannot_be() -> None:
+    driver = Driver(config())
+    with pytest.raises(ValueError, match="move 7"):
+        driver.core.handle(Moved(7, 0), 0.0)
+    for settings in (config(tier_ranks=0), config(prefix_cache=False)):
+        core = build_core(settings)
+        with pytest.raises(ValueError, match="no second tier"):
+            core.handle(TierHolds(()), 0.0)
+        core.handle(PipelineLost(), 0.0)
+        assert "num_tier_blocks" not in statistics(core)

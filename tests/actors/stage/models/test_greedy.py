@@ -1,0 +1,88 @@
+"""Greedy tokens equal to transformers in float32: every architecture, chunk size and split."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import tiny_models
+from tests.actors.stage.greedy_reference import (
+    GREEDY,
+    expected,
+    make_prompts,
+    skip_unless_available,
+)
+from tests.actors.stage.mini_planner import MiniPlanner, chain, make_chain, make_runner
+
+
+def test_reference_varies() -> None:
+    """The tiny models do not fall into one token: equality below means something."""
+    for variant in ("llama", "mistral", "qwen2", "qwen3"):
+        assert len({token for answer in expected(variant) for token in answer}) > 40
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("variant", tiny_models.VARIANTS)
+def test_every_variant(tiny_model: Callable[..., Path], variant: str, backend: str) -> None:
+    skip_unless_available(backend)
+    planner = MiniPlanner(make_chain(tiny_model(variant), backend=backend), chunk=7)
+    assert planner.run(make_prompts(), GREEDY) == expected(variant)
+    assert planner.num_hybrid_steps > 3
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 256])
+@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen3-layer-types"])
+def test_every_chunk_size(tiny_model: Callable[..., Path], variant: str, chunk: int) -> None:
+    planner = MiniPlanner(make_chain(tiny_model(variant)), chunk=chunk, budget=max(chunk, 16))
+    assert planner.run(make_prompts(), GREEDY) == expected(variant)
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize("variant", ["llama", "llama-tied", "mistral", "qwen2", "qwen3", "gpt-oss"])
+def test_stages(tiny_model: Callable[..., Path], variant: str, num_stages: int) -> None:
+    execute = make_chain(tiny_model(variant), num_stages)
+    planner = MiniPlanner(execute, chunk=16, feeds=True)
+    assert planner.run(make_prompts(), GREEDY) == expected(variant)
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 64])
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_preemption(tiny_model: Callable[..., Path], num_stages: int, num_host_blocks: int) -> None:
+    """So few blocks that requests are put back, and come back recomputed or swapped in."""
+    runners = [
+        make_runner(
+            tiny_model("qwen2-sliding"), 26, num_host_blocks, num_stages=num_stages, stage=s
+        )
+        for s in range(num_stages)
+    ]
+    planner = MiniPlanner(
+        chain(runners), num_blocks=26, chunk=16, feeds=num_stages > 1,
+        num_host_blocks=num_host_blocks,
+    )  # fmt: skip
+    assert planner.run(make_prompts(), GREEDY) == expected("qwen2-sliding")
+    assert planner.num_preemptions > 2
+    assert len(planner.free) == 26
+
+
+def test_internlm2(tmp_path: Path) -> None:
+    folder = tiny_models.write_internlm2(tmp_path)
+    assert MiniPlanner(make_chain(folder, 2), feeds=True).run(make_prompts(), GREEDY) == expected(
+        "llama"
+    )
+
+
+def test_legacy_rope_keys(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    """`rope_theta` and `rope_scaling` beside each other, as checkpoints before 2026 have them."""
+    folder = shutil.copytree(tiny_model("llama-yarn"), tmp_path / "legacy")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = {"type": rope.pop("rope_type"), **rope}
+    config.pop("head_dim")
+    path.write_text(json.dumps(config))
+    assert MiniPlanner(make_chain(folder)).run(make_prompts(), GREEDY) == expected("llama-yarn")

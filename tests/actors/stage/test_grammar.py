@@ -1,0 +1,172 @@
+"""Constrained output: the text follows the grammar, though the model is random."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult
+from actors.scheduling.request import Grammar, SamplingParams
+from actors.stage.grammar import GrammarMasks
+from tests.actors.stage.greedy_reference import make_prompts
+from tests.actors.stage.mini_planner import MiniPlanner, make_chain, make_runner
+from tests.tiny_models import EOS_TOKEN_ID, TURN_END_TOKEN_ID, VOCAB_SIZE
+
+STOPS = (EOS_TOKEN_ID, TURN_END_TOKEN_ID)
+SCHEMA = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}, "kind": {"enum": ["a", "b"]}},
+    "required": ["on", "kind"],
+    "additionalProperties": False,
+}
+
+
+def is_schema(text: str) -> bool:
+    value = json.loads(text)
+    assert text == json.dumps(value)  # one layout, in which blanks cannot run on
+    return set(value) == {"on", "kind"} and value["kind"] in ("a", "b")
+
+
+CASES: dict[str, tuple[Grammar, Callable[[str], object]]] = {
+    "choice": (
+        Grammar("choice", json.dumps(["yes", 'no "way"', "größer\n"])),
+        lambda text: text in ("yes", 'no "way"', "größer\n"),
+    ),
+    "regex": (Grammar("regex", r"[a-c]{3}-\d{2}"), re.compile(r"[a-c]{3}-\d{2}").fullmatch),
+    "json_schema": (Grammar("json_schema", json.dumps(SCHEMA)), is_schema),
+    "ebnf": (Grammar("ebnf", 'root ::= "<" [x-z] [x-z] ">"'), re.compile("<[x-z]{2}>").fullmatch),
+}
+
+
+def sampling(grammar: Grammar, **more: object) -> SamplingParams:
+    options = {"max_tokens": 120, "stop_token_ids": STOPS, "temperature": 1.0, **more}
+    return SamplingParams(grammar=grammar, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_text_follows_the_grammar(tiny_model: Callable[..., Path], case: str) -> None:
+    grammar, follows = CASES[case]
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model("llama"))
+    params = [sampling(grammar, seed=s) for s in range(7)]
+    planner = MiniPlanner(make_chain(tiny_model("llama")))
+    outputs = planner.run(make_prompts(), params)
+    for output in outputs:
+        assert output[-1] in STOPS
+        text = tokenizer.decode(output[:-1])
+        assert follows(text), text
+    # Preempted and recomputed, the matchers are rebuilt and the tokens are the same.
+    tight = MiniPlanner(make_chain(tiny_model("llama"), 1, 50), num_blocks=50)
+    assert tight.run(make_prompts(), params) == outputs
+
+
+def test_json_object(tiny_model: Callable[..., Path]) -> None:
+    """A random model may never close its braces: what there is must be the start of an object."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model("llama"))
+    params = sampling(Grammar("json_object", ""), max_tokens=40)
+    for output in MiniPlanner(make_chain(tiny_model("llama"))).run(make_prompts(), params):
+        text = tokenizer.decode([t for t in output if t not in STOPS])
+        assert text.startswith("{")  # JSON mode is an object, with nothing before it
+
+
+def test_end_outranks_min_tokens(tiny_model: Callable[..., Path]) -> None:
+    params = sampling(Grammar("choice", '["no"]'), min_tokens=50)
+    outputs = MiniPlanner(make_chain(tiny_model("llama"))).run(make_prompts(), params)
+    assert all(len(output) == 3 and output[-1] in STOPS for output in outputs)
+
+
+def test_ignored_end_repeats_itself(tiny_model: Callable[..., Path]) -> None:
+    params = sampling(Grammar("choice", '["no"]'), stop_token_ids=(), max_tokens=9)
+    outputs = MiniPlanner(make_chain(tiny_model("llama"))).run(make_prompts(), params)
+    assert all(len(o) == 9 and set(o[2:]) <= set(STOPS) for o in outputs)
+
+
+def test_repeated_step_gives_the_same_token(tiny_model: Callable[..., Path]) -> None:
+    runner = make_runner(tiny_model("llama"))
+    params = sampling(Grammar("regex", "[a-z]{40}"), temperature=2.0, seed=5)
+    start = RequestStart(1, (5, 6, 7), 3, tuple(range(20)), params)
+    plans = [StepPlan(0, (Slice(1, 0, 3, True),), started=(start,))]
+    plans += [StepPlan(i, (Slice(1, 2 + i, 1, True),)) for i in range(1, 12)]
+    once = [tokens_of(runner.execute(plan, None)) for plan in plans]
+    runner = make_runner(tiny_model("llama"))
+    again = [[tokens_of(runner.execute(plan, None)) for _ in range(3)] for plan in plans]
+    assert again == [[tokens] * 3 for tokens in once]
+
+
+def tokens_of(result: object) -> tuple[tuple[int, int], ...]:
+    assert isinstance(result, StepResult)
+    return result.tokens
+
+
+def test_foreign_output_ends_the_request_alone(tiny_model: Callable[..., Path]) -> None:
+    """A replayed output that breaks the grammar: only end tokens follow, no error."""
+    masks = GrammarMasks(tiny_model("llama"), VOCAB_SIZE, STOPS)
+    mask = masks.mask(1, Grammar("choice", '["no"]'), np.array([3, 4], dtype=np.int32))
+    assert mask is not None
+    words = mask.numpy().view(np.uint32)
+    allowed = [i for i in range(VOCAB_SIZE) if words[i // 32] >> np.uint32(i % 32) & np.uint32(1)]
+    assert allowed == list(STOPS)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("regex", "([a-z"),
+        Grammar("json_schema", "{nonsense"),
+        Grammar("ebnf", "root ::= missing"),
+        Grammar("choice", "[]"),
+        Grammar("choice", "[1]"),
+        Grammar("telepathy", ""),
+    ],
+)
+def test_what_is_no_grammar(tiny_model: Callable[..., Path], grammar: Grammar) -> None:
+    runner = make_runner(tiny_model("llama"))
+    with pytest.raises(ValueError, match=grammar.kind):
+        runner.compile_grammar(grammar)
+    runner.compile_grammar(Grammar("regex", "[a-z]+"))
+
+
+def test_cache_is_bounded(tiny_model: Callable[..., Path]) -> None:
+    masks = GrammarMasks(tiny_model("llama"), VOCAB_SIZE, STOPS)
+    first = Grammar("choice", '["first"]')
+    kept = masks.compile(first)
+    for i in range(300):
+        masks.compile(Grammar("choice", json.dumps([f"c{i}"])))
+        assert masks.compile(first) is kept  # used all the time, so never dropped
+    assert len(masks._compiled) == 256
+
+
+def test_a_step_looks_its_grammar_up_while_another_compiles(
+    tiny_model: Callable[..., Path],
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Slow(GrammarMasks):
+        def _compile(self, grammar: Grammar) -> Any:
+            if grammar.kind == "regex":
+                begun.set()
+                assert may_end.wait(60)
+            return super()._compile(grammar)
+
+    masks, known = Slow(tiny_model("llama"), VOCAB_SIZE, STOPS), Grammar("choice", '["a"]')
+    compiled = masks.compile(known)
+    other = threading.Thread(target=masks.compile, args=(Grammar("regex", "a+"),))
+    other.start()
+    assert begun.wait(60)
+    assert masks.compile(known) is compiled
+    may_end.set()
+    other.join()
+
+
+def test_model_without_end_or_tokenizer(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no end-of-sequence token"):
+        GrammarMasks(tiny_model("llama"), VOCAB_SIZE, ()).compile(Grammar("json_object", ""))
+    with pytest.raises(ValueError, match="has no tokenizer for grammars"):
+        GrammarMasks(tmp_path, VOCAB_SIZE, STOPS).compile(Grammar("json_object", ""))

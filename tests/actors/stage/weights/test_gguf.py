@@ -1,0 +1,220 @@
+"""GGUF files give the tokens of the model that they stand for, as transformers computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from actors.scheduling.request import SamplingParams
+from actors.stage.folder_check import check_folder
+from actors.stage.gguf_folder import model_folder
+from actors.stage.models.config import ModelError
+from actors.stage.models.read import load_config
+from actors.stage.runner import StageRunner
+from actors.stage.spec import StageSpec
+from actors.stage.weights.folder import open_folder
+from kernels.ggml_blocks import BLOCK_TYPES, as_whole_numbers, dequantize
+from tests import tiny_models
+from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
+from tests.actors.stage.mini_planner import MiniPlanner, make_chain
+from tests.actors.stage.rank_pool import RankPool
+from tests.actors.stage.weights.gguf_files import Kind, write
+
+LENGTHS = (3, 17, 40)
+GREEDY = SamplingParams(max_tokens=16)
+# What the format cannot say, as llama.cpp takes it to be.
+_AS_CONVERTED: dict[str, dict[str, Any]] = {
+    "qwen3-moe": {"mlp_only_layers": []},
+    "gemma": {"tie_word_embeddings": True},
+    "gemma2": {"tie_word_embeddings": True, "query_pre_attn_scalar": 16},
+    "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
+}
+
+
+def answers(model: transformers.PreTrainedModel) -> list[list[int]]:
+    generated = []
+    for prompt in make_prompts(LENGTHS):
+        ids = model.generate(
+            torch.tensor([prompt]), max_new_tokens=16, min_new_tokens=16, do_sample=False,
+            eos_token_id=None,
+        )  # fmt: skip
+        generated.append(ids[0, len(prompt) :].tolist())
+    return generated
+
+
+@pytest.mark.parametrize("code", BLOCK_TYPES)
+def test_blocks_mean_what_ggml_says(code: int) -> None:
+    """Drawn bytes, so that every bit of a block is met; scales that are not numbers are not."""
+    kind, theirs = BLOCK_TYPES[code], Kind(code)
+    assert gguf.GGML_QUANT_SIZES[theirs] == (kind.features, kind.num_bytes)
+    raw = np.random.default_rng(code).integers(0, 256, (64, 4 * kind.num_bytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        ours, expected = dequantize(raw, kind), gguf.dequantize(raw, theirs)
+    np.testing.assert_array_equal(ours, expected)
+    packed = as_whole_numbers(raw, kind)
+    assert (packed is not None) == (kind.name in ("Q4_0", "Q8_0"))
+    if packed is not None:
+        np.testing.assert_array_equal(packed.dequantize(torch.float32).numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "llama", "llama-tied", "llama-biased", "llama-head-dim", "llama-llama3", "llama-linear",
+        "mixtral", "qwen2", "qwen3", "qwen3-moe", "gemma", "gemma2", "phi3", "phi3-longrope",
+        "olmo2", "granite", "smollm3",
+    ],
+)  # fmt: skip
+def test_families(tmp_path: Path, variant: str) -> None:
+    model = write(tmp_path / "tiny.gguf", variant, **_AS_CONVERTED.get(variant, {}))
+    folder = model_folder(tmp_path, tmp_path / "cache")
+    planner = MiniPlanner(make_chain(folder, 2), feeds=True)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+def test_gemma3_has_a_window_in_five_layers_of_six(tmp_path: Path) -> None:
+    model = write(
+        tmp_path / "tiny.gguf", "gemma3", num_hidden_layers=7, sliding_window_pattern=6,
+        query_pre_attn_scalar=16,
+    )  # fmt: skip
+    folder = model_folder(tmp_path, tmp_path / "cache")
+    assert MiniPlanner(make_chain(folder)).run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    ranks = RankPool(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize(
+    "kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_K, Kind.Q6_K, Kind.Q5_0, Kind.MXFP4]
+)
+def test_stored_kinds(tmp_path: Path, pool: RankPool, kind: Kind, backend: str) -> None:
+    """Blocks of 256 features ask for sizes to match; so do two ranks that cut no block."""
+    skip_unless_available(backend)
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    model = write(tmp_path / "tiny.gguf", "llama", kind, **sizes)
+    folder = model_folder(tmp_path / "tiny.gguf", tmp_path / "cache")
+    config, spec = load_config(folder), StageSpec(str(folder))
+    with open_folder(folder, config, spec, torch.float32) as (_, packed):
+        stays = packed is not None and "model.layers.1.mlp.down_proj" in packed
+    assert stays == (kind in (Kind.Q8_0, Kind.Q4_0))
+    expected = answers(model)
+    for num_stages in (1, 2):
+        chain = make_chain(folder, num_stages, backend=backend, dtype="float32")
+        planner = MiniPlanner(chain, feeds=num_stages > 1)
+        assert planner.run(make_prompts(LENGTHS), GREEDY) == expected
+    for num_stages in (1, 2):
+        pool.make(folder, num_stages, backend=backend, dtype="float32")
+        planner = MiniPlanner(pool.execute, feeds=num_stages > 1)
+        assert planner.run(make_prompts(LENGTHS), GREEDY) == expected
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16])
+def test_floats_of_two_bytes(tmp_path: Path, kind: Kind) -> None:
+    model = write(tmp_path / "tiny.gguf", "qwen2", kind)
+    folder = model_folder(tmp_path, tmp_path / "cache")
+    chain = make_chain(folder, dtype="float32")
+    assert MiniPlanner(chain).run(make_prompts(LENGTHS), GREEDY) == answers(model)
+    wanted = {Kind.F16: "float16", Kind.BF16: "bfloat16"}[kind]
+    assert StageRunner(StageSpec(str(folder), backend="torch")).load().dtype == wanted
+
+
+def test_ranks_may_cut_a_block(tmp_path: Path, pool: RankPool) -> None:
+    """96 inner features are three blocks, so a rank's half is not whole ones."""
+    model = write(tmp_path / "tiny.gguf", "qwen3-moe", Kind.Q8_0, mlp_only_layers=[])
+    folder = model_folder(tmp_path, tmp_path / "cache")
+    pool.make(folder, dtype="float32")
+    assert MiniPlanner(pool.execute).run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+def test_transformers_reads_the_same_from_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "tiny.gguf", "llama", Kind.Q8_0)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="tiny.gguf", dtype=torch.float32
+    )
+    folder = model_folder(tmp_path, tmp_path / "cache")
+    chain = make_chain(folder, dtype="float32")
+    assert MiniPlanner(chain).run(make_prompts(LENGTHS), GREEDY) == answers(theirs)
+
+
+def test_a_folder_of_a_file(tmp_path: Path) -> None:
+    """Its tokenizer, ends and chat template are the file's; it is made once, and anew for a file
+    that has changed."""
+    write(tmp_path / "tiny.gguf", "qwen2", Kind.Q8_0)
+    cache = tmp_path / "cache"
+    folder = model_folder(tmp_path / "tiny.gguf", cache)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer.encode("the <|im_end|>")
+    assert ids[1:] == [
+        *tokenizer.convert_tokens_to_ids(["e", "\u0120"]),
+        tiny_models.TURN_END_TOKEN_ID,
+    ]
+    assert tokenizer.convert_ids_to_tokens(ids[0]) == "th"
+    assert tokenizer.decode(ids) == "the <|im_end|>"
+    rendered = tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+    assert rendered == "<|im_start|>x<|im_end|>"
+    info = StageRunner(StageSpec(str(folder), backend="torch")).load()
+    assert info.eos_token_ids == (tiny_models.EOS_TOKEN_ID, tiny_models.TURN_END_TOKEN_ID)
+    assert "Qwen2ForCausalLM" in check_folder(folder)
+    assert "gguf (Q8_0)" in check_folder(folder)
+    assert model_folder(tmp_path / "tiny.gguf", cache) == folder == model_folder(folder, cache)
+    write(tmp_path / "tiny.gguf", "qwen2", Kind.Q4_0)
+    assert model_folder(tmp_path, cache) != folder
+    assert sorted(p.name for p in (cache / "gguf").iterdir() if p.name.startswith(".")) == []
+
+
+def refused(path: Path, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        check_folder(model_folder(path, path.parent / "cache"))
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    refused(tmp_path / "none.gguf", "none.gguf cannot be read")
+    cases: tuple[tuple[Callable[[gguf.GGUFWriter], None], str], ...] = (
+        (lambda w: w.add_uint32("llama.magic", 3), r"tiny.gguf: key llama.magic \(3\)"),
+        (lambda w: w.add_uint16("split.count", 2), "one of 2 parts"),
+        (lambda w: w.add_sliding_window(9), "sliding_window 9 changes"),
+        (
+            lambda w: w.add_tensor("blk.0.odd.weight", np.zeros((4, 32), np.float32)),
+            "unexpected tensor blk.0.odd.weight",
+        ),
+        (
+            lambda w: w.add_tensor(
+                "blk.0.odd.weight",
+                np.zeros((4, 84), np.uint8),
+                raw_dtype=Kind.Q2_K,
+            ),
+            "blk.0.odd.weight is of type Q2_K, which cannot be read; supported: F32",
+        ),
+    )  # fmt: skip
+    for tune, message in cases:
+        write(path, "llama", tune=tune)
+        refused(path, message)
+    write(path, "llama", num_key_value_heads=1)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"general.architecture", b"general.architectur_"))
+    refused(path, "architecture None is not supported in a GGUF file; supported: llama")
+    path.write_bytes(whole)
+    write(tmp_path / "other.gguf", "llama")
+    refused(tmp_path, r"several GGUF files \(other.gguf, tiny.gguf\)")
+
+
+def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write(path, "llama", num_hidden_layers=1)
+    whole = path.read_bytes()
+    for end in [*range(0, 4096, 61), *range(4096, len(whole), 9973), len(whole) - 1]:
+        path.write_bytes(whole[:end])
+        refused(path, "tiny.gguf")

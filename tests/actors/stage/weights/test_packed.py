@@ -1,0 +1,101 @@
+"""GPTQ and AWQ folders give the tokens of the dense model that they stand for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from actors.scheduling.request import SamplingParams
+from actors.stage.models.config import ModelError
+from actors.stage.runner import StageRunner
+from actors.stage.spec import StageSpec
+from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
+from tests.actors.stage.mini_planner import MiniPlanner, make_chain
+from tests.actors.stage.weights import packed_folders
+
+LENGTHS = (3, 17, 40)
+GREEDY = SamplingParams(max_tokens=16)
+
+
+def answers(model: PreTrainedModel) -> list[list[int]]:
+    generated = []
+    for prompt in make_prompts(LENGTHS):
+        ids = model.generate(
+            torch.tensor([prompt]), max_new_tokens=16, min_new_tokens=16, do_sample=False,
+            eos_token_id=None,
+        )  # fmt: skip
+        generated.append(ids[0, len(prompt) :].tolist())
+    return generated
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("method", packed_folders.METHODS)
+def test_greedy(tmp_path: Path, method: str, backend: str) -> None:
+    skip_unless_available(backend)
+    model = packed_folders.write(tmp_path, method)
+    planner = MiniPlanner(make_chain(tmp_path, backend=backend))
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+def test_biases_and_stages(tmp_path: Path) -> None:
+    """Qwen's q, k and v biases stand beside the packed weights."""
+    model = packed_folders.write(tmp_path, "awq", "qwen2")
+    planner = MiniPlanner(make_chain(tmp_path, 3), feeds=True)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+def refused(folder: Path, message: str, **spec: object) -> None:
+    with pytest.raises(ModelError, match=message):
+        StageRunner(StageSpec(str(folder), backend="torch", **spec)).load()  # type: ignore[arg-type]
+
+
+def test_foreign_formats_are_refused(tmp_path: Path) -> None:
+    packed_folders.write(tmp_path, "gptq")
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    for change, message in (
+        ({"bits": 3}, r"config\.json: quantization_config: 3-bit GPTQ; supported: 4 and 8"),
+        ({"checkpoint_format": "marlin"}, "GPTQ format 'marlin'; supported: gptq, gptq_v2"),
+        ({"quant_method": "awq", "version": "gemv"}, "AWQ other than 4 bits, version gemm"),
+    ):
+        quantization = {**config["quantization_config"], **change}
+        path.write_text(json.dumps({**config, "quantization_config": quantization}))
+        refused(tmp_path, message)
+
+
+def test_broken_layers_are_named(tmp_path: Path) -> None:
+    packed_folders.write(tmp_path, "gptq")
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.1.mlp.down_proj"
+    save_file({k: v for k, v in tensors.items() if k != f"{name}.scales"}, path)
+    refused(tmp_path, rf"tensor {name}\.scales is missing")
+    short = tensors[f"{name}.qweight"][:-4].contiguous()
+    save_file({**tensors, f"{name}.qweight": short}, path)
+    refused(tmp_path, rf"model\.safetensors: layer {name}")
+
+
+def test_a_config_that_promises_what_is_not_there(tmp_path: Path) -> None:
+    packed_folders.write(tmp_path, "gptq")
+    dense = packed_folders.tiny_models.build("llama").state_dict()
+    save_file({k: v.clone() for k, v in dense.items()}, tmp_path / "model.safetensors")
+    refused(tmp_path, r"config\.json says gptq, but no layer is quantised")
+
+
+def test_input_order_cannot_be_split_over_ranks(tmp_path: Path) -> None:
+    packed_folders.write(tmp_path, "gptq-act-order")
+    refused(tmp_path, "o_proj: inputs in act order cannot be divided", tensor_ranks=2)
+
+
+@pytest.mark.parametrize(("method", "variant"), [("awq", "phi3"), ("gptq-act-order", "glm4")])
+def test_fused_tensors_and_turned_features(tmp_path: Path, method: str, variant: str) -> None:
+    """Rows of packed tensors are cut and reordered as those of dense ones are."""
+    skip_unless_available("cpu")
+    model = packed_folders.write(tmp_path, method, variant)
+    planner = MiniPlanner(make_chain(tmp_path, backend="cpu"))
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)

@@ -1,0 +1,123 @@
+"""Folders of compressed-tensors and float8 give the tokens of the dense model they stand for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from actors.stage.folder_check import check_folder
+from actors.stage.models.config import ModelError
+from actors.stage.models.read import load_config
+from actors.stage.spec import StageSpec
+from actors.stage.weights.folder import open_folder
+from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
+from tests.actors.stage.mini_planner import MiniPlanner, make_chain
+from tests.actors.stage.rank_pool import RankPool
+from tests.actors.stage.weights import scaled_folders
+from tests.actors.stage.weights.test_packed import GREEDY, LENGTHS, answers
+
+LAYER = "model.layers.1.mlp.down_proj"
+
+
+def packed_layers(folder: Path, ranks: int = 1) -> bool:
+    config, spec = load_config(folder), StageSpec(str(folder), tensor_ranks=ranks)
+    with open_folder(folder, config, spec, torch.float32) as (_, packed):
+        return packed is not None and LAYER in packed
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("method", scaled_folders.METHODS)
+def test_greedy(tmp_path: Path, method: str, backend: str) -> None:
+    skip_unless_available(backend)
+    model = scaled_folders.write(tmp_path, method)
+    planner = MiniPlanner(make_chain(tmp_path, 2, backend=backend), feeds=True)
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+    assert packed_layers(tmp_path) == method.startswith("w")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    ranks = RankPool(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize("method", ["w4a16", "w4a16-act-order", "w8a8", "deepseek"])
+def test_two_ranks(tmp_path: Path, pool: RankPool, method: str) -> None:
+    """A rank's half of 96 inputs cuts a group of 32, and act order cannot be cut: both are then
+    turned into floating point."""
+    model = scaled_folders.write(tmp_path, method, "qwen2")
+    pool.make(tmp_path)
+    assert MiniPlanner(pool.execute).run(make_prompts(LENGTHS), GREEDY) == answers(model)
+    assert packed_layers(tmp_path, 2) == (method == "w8a8")
+
+
+def test_scales_that_float16_does_not_hold_are_not_rounded(tmp_path: Path) -> None:
+    model = scaled_folders.write(tmp_path, "w4a16")
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors[f"{LAYER}.weight_scale"] *= 1.0001
+    save_file(tensors, path)
+    weight = dict(model.named_parameters())[f"{LAYER}.weight"]
+    weight.data *= 1.0001
+    assert not packed_layers(tmp_path)
+    planner = MiniPlanner(make_chain(tmp_path))
+    assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+def rewrite(folder: Path, change: dict[str, Any], weights: dict[str, Any]) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    stored = {**scaled_folders.METHODS["w8a8"], **change}
+    group = stored["config_groups"]["group_0"]
+    group = {**group, "weights": {**group["weights"], **weights}}
+    stored["config_groups"] = {"group_0": group}
+    path.write_text(json.dumps({**config, "quantization_config": stored}))
+
+
+def test_what_is_not_known_is_refused_by_key_and_file(tmp_path: Path) -> None:
+    scaled_folders.write(tmp_path, "w8a8")
+    for change, weights, message in (
+        ({"format": "marlin-24"}, {}, "group_0: format 'marlin-24' is not supported"),
+        ({"sparsity_config": {"format": "sparse-24"}}, {}, "sparsity_config is not supported"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, {}, "kv_cache_scheme is not supported"),
+        ({"quantization_status": "frozen"}, {}, "quantization_status 'frozen'"),
+        ({}, {"num_bits": 3}, "weights: num_bits 3 is not supported; supported: 8"),
+        ({}, {"dynamic": True}, "weights: dynamic True"),
+        ({}, {"strategy": "attn_head"}, "strategy 'attn_head' is not supported"),
+        ({}, {"magic": 1}, r"weights: magic is not supported \(it is 1\)"),
+        ({}, {"strategy": "group"}, "group_size None is not a size"),
+    ):
+        rewrite(tmp_path, change, weights)
+        with pytest.raises(ModelError, match=r"config\.json: quantization_config: ?.*" + message):
+            check_folder(tmp_path)
+
+
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    scaled_folders.write(tmp_path, "w8a8")
+    assert "compressed-tensors (int-quantized)" in check_folder(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, f"{LAYER}.weight_scale": torch.ones(7, 1)}, path)
+    with pytest.raises(ModelError, match=rf"model\.safetensors: tensor {LAYER}\.weight_scale of"):
+        check_folder(tmp_path)
+    save_file({k: v for k, v in tensors.items() if "weight_scale" not in k}, path)
+    with pytest.raises(ModelError, match=r"says compressed-tensors, but no layer is quantised"):
+        check_folder(tmp_path)
+
+
+def test_rounded_activations_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scaled_folders.write(tmp_path, "w4a16")
+    check_folder(tmp_path)
+    assert "activations" not in caplog.text
+    scaled_folders.write(tmp_path, "w8a8")
+    check_folder(tmp_path)
+    assert "was made for rounded activations" in caplog.text
