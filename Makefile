@@ -46,7 +46,7 @@ format: $(VENV)/.installed-dev ## Format and fix what can be fixed
 pictures: $(VENV)/.installed-dev ## Make figure 7, the notebooks' outputs and the console's picture anew
 	$(BIN)/legato simulate --figure7 --out app/simulate/paper
 	$(BIN)/python notebooks/render.py
-	$(BIN)/python -m tests.console.take_screenshot
+	$(BIN)/python -m tests.app.console.take_screenshot
 
 build: $(VENV)/.installed ## Rebuild the CPU kernels in place
 	$(BIN)/python setup.py -q build_ext --inplace

@@ -31,7 +31,7 @@ def test_its_modules_load_without_ray() -> None:
 
 def test_rooms_that_promise_neither_are_in_it() -> None:
     """The rooms of the code that `test_layers` keeps free of Ray have their tests in it."""
-    rooms = ("actors/fleet", "actors/scheduling", "api", "telemetry", "text")
+    rooms = ("actors/fleet", "actors/scheduling", "app/api", "app/telemetry", "app/text")
     left_out = [
         p for room in rooms for p in (ROOT / "tests" / room).rglob("test_*.py") if not is_quick(p)
     ]

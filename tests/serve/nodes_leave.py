@@ -28,7 +28,7 @@ from ray.serve.schema import ServeDeploySchema  # noqa: E402
 from ray.util.state import list_actors  # noqa: E402
 
 from app.fleet.drain_node import drain  # noqa: E402
-from tests.fleet.live.waiting import until  # noqa: E402
+from tests.app.fleet.live.waiting import until  # noqa: E402
 from tests.ports import free_port  # noqa: E402
 
 MAX_TOKENS = 300

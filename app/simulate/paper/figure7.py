@@ -33,7 +33,7 @@ The budget is 8 tokens, one step runs at a time, and C and D arrive while step 2
 another tenant than the others and has a deadline: `fair` sees the one, `deadline` the other.
 
 `legato simulate --figure7` runs the example and prints it; `make pictures` writes this page, and
-`tests/simulate/test_figure7.py` holds it to what the scheduling core does.
+`tests/app/simulate/paper/test_figure7.py` holds it to what the scheduling core does.
 """
 
 _OPTIONS: dict[str, Mapping[str, Any]] = {

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from app.api.application import build_api
+from app.api.context import Context
+from app.api.events import ApiEvents
+from app.api.http.options import ApiOptions
+from app.api.http.server import RequestProtocol
+from app.engine_client.client import ModelCard
+from app.text.processor import TextProcessor
+from tests.app.api.hand_engine import HandEngine
+from tests.app.text.tiny_tokenizer import byte_level_folder
+
+MODEL = "tiny"
+
+
+@dataclass
+class Server:
+    """A running API over the hand-computable engine."""
+
+    engine: HandEngine
+    http: httpx.AsyncClient
+    url: str
+    port: int
+
+    @property
+    def openai(self) -> openai.AsyncOpenAI:
+        base_url = f"{self.url}/v1"
+        return openai.AsyncOpenAI(
+            base_url=base_url, api_key="none", max_retries=0, http_client=self.http
+        )
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextProcessor]:
+    processor = TextProcessor(byte_level_folder(Path(tmp_path_factory.mktemp("model"))))
+    yield processor
+    processor.close()
+
+
+StartServer = Callable[..., Awaitable[Server]]
+
+
+@pytest.fixture(params=["uvicorn", "own"])
+def protocol(request: pytest.FixtureRequest) -> Any:
+    """uvicorn as Serve runs it behind HAProxy, and as a lone replica runs it."""
+    return RequestProtocol if request.param == "own" else "httptools"
+
+
+@pytest.fixture
+async def start_server(text: TextProcessor, protocol: Any) -> AsyncIterator[StartServer]:
+    """Start servers on ephemeral loopback ports; they stop with the test."""
+    running: list[tuple[uvicorn.Server, httpx.AsyncClient]] = []
+
+    async def start(
+        options: ApiOptions | None = None,
+        events: ApiEvents | None = None,
+        processor: TextProcessor | None = None,
+        **card: Any,
+    ) -> Server:
+        used = processor or text
+        fields: dict[str, Any] = {
+            "name": MODEL,
+            "path": used.model_path,
+            "max_model_len": 4096,
+            "vocab_size": used.vocab_size,
+            "eos_token_ids": used.eos_token_ids,
+            "created_s": 1_700_000_000,
+        }
+        engine = HandEngine(ModelCard(**{**fields, **card}))
+        app = build_api(Context(engine, used, options or ApiOptions(), events or ApiEvents()))
+        listener = socket.create_server(("127.0.0.1", 0))
+        # Small, so that a slow reader is one after kilobytes instead of megabytes.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+        port = listener.getsockname()[1]
+        config = uvicorn.Config(app, http=protocol, ws="none", log_level="warning")
+        config.load()
+        server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        await server.startup(sockets=[listener])
+        url = f"http://127.0.0.1:{port}"
+        # Without certificates, which nothing here needs and which take 30 ms to read.
+        http = httpx.AsyncClient(base_url=url, timeout=30.0, verify=False)
+        running.append((server, http))
+        return Server(engine, http, url, port)
+
+    yield start
+    for server, http in running:
+        await http.aclose()
+        await server.shutdown()
+
+
+@pytest.fixture
+async def server(start_server: StartServer) -> Server:
+    return await start_server()

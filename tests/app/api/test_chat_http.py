@@ -1,0 +1,272 @@
+"""Chat completions through the `openai` package and over bare HTTP."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from app.api.http.options import ApiOptions
+from tests.app.api.conftest import MODEL, Server, StartServer
+
+HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
+ADD: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/number"}},
+            "$defs": {"number": {"type": "integer"}},
+        },
+    },
+}
+
+
+def write(server: Server, text: str, *, end: bool = True) -> None:
+    """Make the engine write this text, byte by byte."""
+    end_token = server.engine.card.eos_token_ids[0]
+    server.engine.script = lambda request, index: [*text.encode(), *([end_token] if end else [])]
+
+
+async def test_whole_answer(server: Server) -> None:
+    write(server, "Hellö!")
+    answer = await server.openai.chat.completions.create(model=MODEL, messages=HELLO)
+    assert answer.choices[0].message.content == "Hellö!"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len("Hellö!".encode()) + 1
+    assert answer.usage.prompt_tokens == len("Hi") + 3  # role, end and the answer's role
+
+
+async def test_stream_never_splits_a_character(server: Server) -> None:
+    text = "naïve 猫 😀 end"
+    write(server, text)
+    stream = await server.openai.chat.completions.create(
+        model=MODEL, messages=HELLO, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == len(text.encode()) + 1
+
+
+async def test_every_sampling_parameter_reaches_the_engine(server: Server) -> None:
+    await server.openai.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        max_completion_tokens=3,
+        temperature=0.5,
+        top_p=0.25,
+        presence_penalty=-1.5,
+        frequency_penalty=1.0,
+        seed=42,
+        n=2,
+        logit_bias={"97": 3, "98": -100},
+        user="alice",
+        extra_body={
+            "top_k": 5,
+            "min_p": 0.125,
+            "repetition_penalty": 1.25,
+            "min_tokens": 2,
+            "ignore_eos": True,
+            "stop_token_ids": [100],
+            "priority": 3,
+            "slo": {"tbt_ms": 100, "ttft_ms": 2500.0},
+        },
+    )
+    request = server.engine.seen[-1]
+    sampling = request.sampling
+    assert (request.n, request.tenant, request.priority) == (2, "alice", 3)
+    assert (request.objective.tbt_s, request.objective.ttft_s) == (0.1, 2.5)
+    assert (sampling.max_tokens, sampling.min_tokens, sampling.seed) == (3, 2, 42)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.25, 5)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.125, 1.25)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1.5, 1.0)
+    assert sampling.stop_token_ids == (100,)
+    assert sampling.logit_bias == ((97, 3.0), (98, -100.0))
+
+
+async def test_unseeded_requests_differ_and_temperature_is_one(server: Server) -> None:
+    for _ in range(2):
+        await server.openai.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1)
+    first, second = server.engine.seen
+    assert first.sampling.temperature == 1.0
+    assert first.sampling.seed != second.sampling.seed
+
+
+async def test_stop_string_across_tokens(server: Server) -> None:
+    write(server, "one STOP two")
+    stream = await server.openai.chat.completions.create(
+        model=MODEL, messages=HELLO, stop=["STOP"], stream=True
+    )
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "one "
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    await server.engine.all_idle.wait()
+    assert len(server.engine.closed) == 1  # the rest was never generated
+
+
+async def test_stop_string_of_one_of_two_ends_only_that_one(server: Server) -> None:
+    end = server.engine.card.eos_token_ids[0]
+    texts = ["abXcd", "abcde"]
+    server.engine.script = lambda request, index: [*texts[index].encode(), end]
+    answer = await server.openai.chat.completions.create(model=MODEL, messages=HELLO, stop="X", n=2)
+    assert [choice.message.content for choice in answer.choices] == ["ab", "abcde"]
+    assert [index for _, index in server.engine.ended_early] == [0]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 3 + 6
+
+
+async def test_without_max_tokens_an_answer_ends_where_its_logprobs_would_be_too_many(
+    start_server: StartServer,
+) -> None:
+    server = await start_server(ApiOptions(max_logprob_entries=60))
+    answer = await server.openai.chat.completions.create(
+        model=MODEL, messages=HELLO, logprobs=True, top_logprobs=2, n=2
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 2 * 10
+    for choice in answer.choices:
+        assert choice.finish_reason == "length"
+        assert choice.logprobs is not None
+        assert [len(e.top_logprobs) for e in choice.logprobs.content or []] == [2] * 10
+
+
+async def test_logprobs(server: Server) -> None:
+    write(server, "aé", end=False)
+    answer = await server.openai.chat.completions.create(
+        model=MODEL, messages=HELLO, logprobs=True, top_logprobs=2, max_tokens=3
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert [entry.token for entry in logprobs.content] == ["a", "bytes:\\xc3", "bytes:\\xa9"]
+    assert [entry.bytes for entry in logprobs.content] == [[97], [0xC3], [0xA9]]
+    assert logprobs.content[0].logprob == -(97 % 8) / 4 - 0.25
+    assert [top.token for top in logprobs.content[0].top_logprobs] == ["a", "`"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tagged_tool_call(server: Server, stream: bool) -> None:
+    call = '{"name": "add", "arguments": {"a": 1}}'
+    write(server, f"Wait.<tool_call>\n{call}\n</tool_call>")
+    request: dict[str, Any] = {"model": MODEL, "messages": HELLO, "tools": [ADD]}
+    if not stream:
+        answer = await server.openai.chat.completions.create(**request)
+        choice = answer.choices[0]
+        assert choice.message.content == "Wait."
+        assert choice.finish_reason == "tool_calls"
+        found: Any = (choice.message.tool_calls or [])[0]
+        assert (found.function.name, found.function.arguments) == ("add", '{"a": 1}')
+        return
+    async with server.openai.chat.completions.stream(**request) as events:
+        completion = await events.get_final_completion()
+    message = completion.choices[0].message
+    assert message.content == "Wait."
+    assert completion.choices[0].finish_reason == "tool_calls"
+    call_found: Any = (message.tool_calls or [])[0]
+    assert call_found.id.startswith("call")
+    assert call_found.function.arguments == '{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("choice", "written", "kind"),
+    [
+        ("required", '[{"name": "add", "arguments": {"a": 1}}]', "array"),
+        (
+            {"type": "function", "function": {"name": "add"}},
+            '{"name": "add", "arguments": {"a": 1}}',
+            "object",
+        ),
+    ],
+)
+async def test_forced_tool_call_is_constrained(
+    server: Server, choice: Any, written: str, kind: str
+) -> None:
+    write(server, written)
+    answer = await server.openai.chat.completions.create(
+        model=MODEL, messages=HELLO, tools=[ADD], tool_choice=choice
+    )
+    grammar = server.engine.seen[-1].sampling.grammar
+    assert grammar is not None
+    assert grammar.kind == "json_schema"
+    schema = json.loads(grammar.text)
+    assert schema["type"] == kind
+    call = schema["items"] if kind == "array" else schema
+    assert call["properties"]["arguments"]["properties"]["a"] == {"$ref": "#/$defs/add.number"}
+    assert schema["$defs"] == {"add.number": {"type": "integer"}}
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert answer.choices[0].message.content is None
+
+
+async def test_tool_results_go_back_through_the_template(server: Server) -> None:
+    write(server, "3")
+    await server.openai.chat.completions.create(
+        model=MODEL,
+        messages=[
+            *HELLO,
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {
+                        "id": "c1",
+                        "type": "function",
+                        "function": {"name": "add", "arguments": '{"a": 1}'},
+                    }
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "3"},
+        ],
+        tools=[ADD],
+    )
+    prompt = server.engine.seen[-1].prompt
+    shown = (await server.http.post("/detokenize", json={"tokens": list(prompt)})).json()["prompt"]
+    assert '{"name": "add", "arguments": {"a": 1}}<|end|><|tool|>3<|end|>' in shown
+
+
+@pytest.mark.parametrize(
+    ("extra", "kind", "source"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_object", ""),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": {"type": "integer"}},
+                }
+            },
+            "json_schema",
+            '{"type":"integer"}',
+        ),
+        ({"response_format": {"type": "regex", "pattern": "a+"}}, "regex", "a+"),
+        ({"guided_regex": "b+"}, "regex", "b+"),
+        ({"guided_choice": ["x", "y"]}, "choice", '["x", "y"]'),
+        ({"guided_grammar": 'root ::= "a"'}, "ebnf", 'root ::= "a"'),
+        ({"guided_json": {"type": "null"}}, "json_schema", '{"type":"null"}'),
+        ({"response_format": {"type": "choice", "choices": ["x"]}}, "choice", '["x"]'),
+    ],
+)
+async def test_response_formats(server: Server, extra: Any, kind: str, source: str) -> None:
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 1, **extra}
+    answer = await server.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    grammar = server.engine.seen[-1].sampling.grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.text) == (kind, source)
+
+
+async def test_the_template_may_refuse(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await server.openai.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "refuse me"}]
+        )
+    assert "not this" in str(caught.value)
+    assert caught.value.param == "messages"

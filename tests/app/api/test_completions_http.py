@@ -1,0 +1,187 @@
+"""`/v1/completions` over real HTTP, against tokens computed by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.app.api.conftest import MODEL, Server
+from tests.app.api.hand_engine import logprobs_of
+
+
+def letters(prompt: str, count: int, index: int = 0) -> str:
+    """What HandEngine writes after a prompt of plain ASCII without merges."""
+    base = sum(prompt.encode()) + index
+    return "".join(chr(97 + (base + i * 7) % 26) for i in range(count))
+
+
+async def complete(server: Server, **body: Any) -> Any:
+    answer = await server.http.post("/v1/completions", json={"model": MODEL, **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def events_of(server: Server, path: str = "/v1/completions", **body: Any) -> list[Any]:
+    """The data of every event; checks that [DONE] ends the stream."""
+    async with server.http.stream(
+        "POST", path, json={"model": MODEL, "stream": True, **body}
+    ) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line async for line in answer.aiter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+async def test_whole_answer(server: Server) -> None:
+    server.engine.num_cached_tokens = 2
+    body = await complete(server, model=MODEL, prompt="abc", max_tokens=5)
+    assert body["choices"] == [
+        {"index": 0, "text": letters("abc", 5), "logprobs": None, "finish_reason": "length"}
+    ]
+    assert body["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 5,
+        "total_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+
+
+async def test_stream_has_one_event_per_token(server: Server) -> None:
+    events = await events_of(server, prompt="abc", max_tokens=5)
+    assert len(events) == 5
+    assert "".join(event["choices"][0]["text"] for event in events) == letters("abc", 5)
+    assert [event["choices"][0]["finish_reason"] for event in events] == [None] * 4 + ["length"]
+
+
+async def test_queued_tokens_share_an_event(server: Server) -> None:
+    server.engine.chunk_size = 3
+    events = await events_of(server, prompt="abc", max_tokens=5)
+    assert [len(event["choices"][0]["text"]) for event in events] == [3, 2]
+
+
+async def test_usage_comes_last_when_asked_for(server: Server) -> None:
+    events = await events_of(
+        server, prompt="abc", max_tokens=2, stream_options={"include_usage": True}
+    )
+    assert [event["usage"] for event in events[:-1]] == [None, None]
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"]["total_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [["abc", "xy"], [[97, 98, 99], [120, 121]]],
+)
+async def test_batches_of_texts_and_of_token_ids(server: Server, prompt: Any) -> None:
+    body = await complete(server, prompt=prompt, max_tokens=4, n=2)
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in body["choices"]] == [
+        letters("abc", 4),
+        letters("abc", 4, 1),
+        letters("xy", 4),
+        letters("xy", 4, 1),
+    ]
+    assert body["usage"]["prompt_tokens"] == 5
+    assert body["usage"]["completion_tokens"] == 16
+
+
+async def test_streamed_batch_keeps_its_streams_apart(server: Server) -> None:
+    events = await events_of(server, prompt=["abc", "xy"], max_tokens=4, n=2)
+    texts = [""] * 4
+    for event in events:
+        texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert texts == [
+        letters("abc", 4),
+        letters("abc", 4, 1),
+        letters("xy", 4),
+        letters("xy", 4, 1),
+    ]
+
+
+async def test_token_ids_are_taken_as_they_are(server: Server) -> None:
+    await complete(server, prompt=[97, 98], max_tokens=1)
+    assert server.engine.seen[-1].prompt == (97, 98)
+
+
+async def test_echo_with_prompt_logprobs(server: Server) -> None:
+    body = await complete(server, prompt="abc", max_tokens=2, echo=True, logprobs=1)
+    choice = body["choices"][0]
+    text = "abc" + letters("abc", 2)
+    assert choice["text"] == text
+    found = choice["logprobs"]
+    assert found["tokens"] == list(text)
+    assert found["text_offset"] == [0, 1, 2, 3, 4]
+    assert found["token_logprobs"] == [
+        None,
+        *(logprobs_of(ord(char), 1).logprob for char in text[1:]),
+    ]
+    assert found["top_logprobs"][0] is None
+    assert found["top_logprobs"][1]["b"] == logprobs_of(98, 1).logprob or -0.25
+
+
+async def test_scoring_only(server: Server) -> None:
+    """max_tokens 0 with echo: how evaluation harnesses measure likelihoods."""
+    body = await complete(server, prompt="abc", max_tokens=0, echo=True, logprobs=1)
+    assert body["choices"][0]["text"] == "abc"
+    assert body["choices"][0]["logprobs"]["tokens"] == ["a", "b", "c"]
+    assert body["usage"]["completion_tokens"] == 0
+    events = await events_of(server, prompt="abc", max_tokens=0, echo=True, logprobs=1)
+    assert events[0]["choices"][0]["text"] == "abc"
+    assert events[0]["choices"][0]["logprobs"]["tokens"] == ["a", "b", "c"]
+
+
+async def test_streamed_echo_and_logprobs(server: Server) -> None:
+    events = await events_of(server, prompt="abc", max_tokens=2, echo=True, logprobs=0)
+    assert [event["choices"][0]["text"] for event in events] == [
+        "abc" + letters("abc", 2)[0],
+        letters("abc", 2)[1],
+    ]
+    assert events[1]["choices"][0]["logprobs"]["text_offset"] == [4]
+
+
+async def test_best_of_gives_the_likeliest(server: Server) -> None:
+    texts = ["ggg", "aaa", "hhh", "www"]  # -(token % 8) / 4: "h" is best, then "a"
+    server.engine.script = lambda request, index: texts[index].encode()
+    body = await complete(server, prompt="abc", max_tokens=3, n=2, best_of=4)
+    assert [choice["text"] for choice in body["choices"]] == ["hhh", "aaa"]
+    assert body["choices"][0]["logprobs"] is None
+    assert body["usage"]["completion_tokens"] == 12
+
+
+async def test_logprobs_leave_out_what_a_stop_string_cut_off(server: Server) -> None:
+    server.engine.script = lambda request, index: b"abSTOPcd"
+    body = await complete(server, prompt="x", max_tokens=8, stop="STOP", logprobs=0)
+    choice = body["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("ab", "stop")
+    assert choice["logprobs"]["tokens"] == ["a", "b"]
+    assert body["usage"]["completion_tokens"] == 6
+
+
+async def test_an_unfinished_stop_string_is_text_in_the_end(server: Server) -> None:
+    server.engine.script = lambda request, index: b"abSTO"
+    events = await events_of(server, prompt="x", max_tokens=5, stop="STOP", logprobs=0)
+    assert [event["choices"][0]["text"] for event in events] == ["a", "b", "", "", "STO"]
+    tokens = [event["choices"][0]["logprobs"]["tokens"] for event in events]
+    assert tokens == [["a"], ["b"], [], [], ["S", "T", "O"]]
+
+
+async def test_stop_token_ids_are_not_shown(server: Server) -> None:
+    server.engine.script = lambda request, index: b"abcd"
+    body = await complete(server, prompt="x", max_tokens=4, stop_token_ids=[99])
+    assert (body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == ("ab", "stop")
+    assert body["usage"]["completion_tokens"] == 3
+
+
+async def test_max_tokens_is_cut_to_the_context(server: Server) -> None:
+    await complete(server, prompt="abc", max_tokens=100_000)
+    assert server.engine.seen[-1].sampling.max_tokens == 4096 - 3
+
+
+async def test_openai_client(server: Server) -> None:
+    stream = await server.openai.completions.create(
+        model=MODEL, prompt="abc", max_tokens=3, stream=True
+    )
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == letters("abc", 3)

@@ -1,0 +1,175 @@
+"""Clients that leave or stop reading cost nothing more; every request is reported once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from app.api.events import ApiEvents, Deliveries, RequestInfo, RequestOutcome
+from app.api.http.options import ApiOptions
+from tests.app.api.conftest import MODEL, Server, StartServer
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Recorder(ApiEvents):
+    """Keeps what the API reports."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, Any]] = []
+        self.finished = asyncio.Event()
+
+    def on_request_start(self, request: RequestInfo, now_s: float, deliveries: Deliveries) -> None:
+        self.deliveries = deliveries
+        self.log.append(("start", request))
+
+    def on_finish(self, request: RequestInfo, outcome: RequestOutcome, now_s: float) -> None:
+        self.log += [("tokens", num_tokens) for _, num_tokens, _ in self.deliveries.tokens]
+        self.log.append(("finish", outcome))
+        self.finished.set()
+
+
+async def post(server: Server, body: dict[str, Any]) -> tuple[Any, asyncio.StreamWriter]:
+    """Send a completion request over a bare connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    content = json.dumps({"model": MODEL, **body}).encode()
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"x-request-disconnect-disabled: 1\r\n"
+        b"content-length: " + str(len(content)).encode() + b"\r\n\r\n" + content
+    )
+    await writer.drain()
+    return reader, writer
+
+
+async def test_events_of_a_whole_request(start_server: StartServer) -> None:
+    recorder = Recorder()
+    server = await start_server(events=recorder)
+    server.engine.chunk_size = 2
+    server.engine.num_cached_tokens = 1
+    await server.http.post(
+        "/v1/completions",
+        json={"model": MODEL, "prompt": "abc", "max_tokens": 3, "user": "ann"},
+        headers={"x-request-id": "r1", "traceparent": TRACEPARENT},
+    )
+    info = RequestInfo("r1", "/v1/completions", "ann", False, 3, 1, TRACEPARENT)
+    assert recorder.log == [
+        ("start", info),
+        ("tokens", 2),
+        ("tokens", 1),
+        ("finish", RequestOutcome(200, "length", 3, 1)),
+    ]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_frees_its_request(
+    start_server: StartServer, stream: bool
+) -> None:
+    recorder = Recorder()
+    server = await start_server(events=recorder)
+    server.engine.gate = asyncio.Event()
+    reader, writer = await post(server, {"prompt": "abc", "max_tokens": 9, "stream": stream})
+    if stream:
+        await reader.readuntil(b"\r\n\r\n")
+    else:
+        while not server.engine.num_running:  # noqa: ASYNC110 (the engine does not tell)
+            await asyncio.sleep(0.001)
+    writer.close()
+    await recorder.finished.wait()
+    await server.engine.all_idle.wait()
+    assert len(server.engine.closed) == 1
+    assert recorder.log[-1][1].reason == "disconnect"
+    after = await server.http.get("/health")
+    assert after.status_code == 200
+
+
+async def test_a_hundred_leave_at_random_tokens(start_server: StartServer) -> None:
+    server = await start_server()
+
+    async def leave(number: int) -> None:
+        reader, writer = await post(
+            server, {"prompt": "abc", "max_tokens": 2000, "stream": True, "n": 1 + number % 3}
+        )
+        for _ in range(1 + number % 17):
+            await reader.readuntil(b"\n\n")
+        writer.close()
+
+    await asyncio.gather(*(leave(number) for number in range(100)))
+    await server.engine.all_idle.wait()
+    assert server.engine.num_running == 0
+    answer = await server.http.post(
+        "/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 1}
+    )
+    assert answer.status_code == 200
+
+
+TCP_ESTABLISHED = 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_stops_reading_is_dropped(
+    start_server: StartServer, stream: bool
+) -> None:
+    """In the middle of a stream, and with a whole answer that it has not taken."""
+    recorder = Recorder()
+    server = await start_server(
+        ApiOptions(send_timeout_s=0.05), events=recorder, max_model_len=10**7
+    )
+    server.engine.chunk_size = 5000
+    stuck = socket.socket()
+    stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    stuck.connect(("127.0.0.1", server.port))
+    body = {"model": MODEL, "prompt": "abc", "max_tokens": 9_000_000, "stream": stream}
+    content = json.dumps(body).encode()
+    stuck.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: " + str(len(content)).encode() + b"\r\n\r\n" + content
+    )
+    await recorder.finished.wait()  # although the socket stays open
+    await server.engine.all_idle.wait()
+    if stream:
+        assert recorder.log[-1][1].reason == "disconnect"
+        assert recorder.log[-1][1].num_completion_tokens < 9_000_000
+    while stuck.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_ESTABLISHED:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)  # nothing tells but the state of the connection
+    stuck.close()
+
+
+async def test_a_client_that_reads_slowly_is_kept(start_server: StartServer) -> None:
+    """It takes less in the time-out than its buffers hold, but it takes something."""
+    server = await start_server(ApiOptions(send_timeout_s=2.0), max_model_len=10**7)
+    server.engine.chunk_size = 5000
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.connect(("127.0.0.1", server.port))
+    body = {"model": MODEL, "prompt": "abc", "max_tokens": 400_000, "stream": True}
+    content = json.dumps(body).encode()
+    slow.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: " + str(len(content)).encode() + b"\r\n\r\n" + content
+    )
+    last, until_s = b"", time.monotonic() + 5.0
+    while b"[DONE]" not in last:
+        part = await asyncio.to_thread(slow.recv, 2000)
+        assert part, "dropped"
+        last = last[-20:] + part
+        if time.monotonic() < until_s:
+            await asyncio.sleep(0.05)  # a slow reader, not a wait for anything
+    slow.close()
+
+
+async def test_a_batch_ends_all_its_prompts(start_server: StartServer) -> None:
+    server = await start_server()
+    server.engine.gate = asyncio.Event()
+    reader, writer = await post(
+        server, {"prompt": ["ab", "cd", "ef"], "max_tokens": 9, "stream": True}
+    )
+    await reader.readuntil(b"\n\n")
+    writer.close()
+    await server.engine.all_idle.wait()
+    assert len(server.engine.closed) == 3

@@ -1,0 +1,298 @@
+"""Whatever is wrong with a request is told with an OpenAI error object that names it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.api.http.options import ApiOptions
+from app.engine_client.client import EngineUnavailable, GenerationFailed, RequestRefused
+from tests.app.api.conftest import MODEL, Server, StartServer
+
+JSON = {"content-type": "application/json"}
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+
+
+def check(answer: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"]
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["param"] == param
+    return dict(error)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"model": None, "prompt": "a"}, "model"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": [97, -1]}, "prompt.1"),
+        ({"prompt": [97, 10**9]}, "prompt"),
+        ({"prompt": "a" * 5000}, "prompt"),
+        ({"prompt": ["a"] * 257}, "prompt"),
+        ({"prompt": 7}, "prompt"),
+        ({"prompt": "a", "n": 10**9}, "n"),
+        ({"prompt": "a", "n": 0}, "n"),
+        ({"prompt": "a", "n": -1}, "n"),
+        ({"prompt": "a", "n": 2, "best_of": 1}, "best_of"),
+        ({"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
+        ({"prompt": ["a"] * 100, "n": 3}, "n"),
+        ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": 1.5}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": True}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": "5"}, "max_tokens"),
+        ({"prompt": "a", "min_tokens": 17}, "min_tokens"),
+        ({"prompt": "a", "temperature": 2.1}, "temperature"),
+        ({"prompt": "a", "temperature": -0.1}, "temperature"),
+        ({"prompt": "a", "repetition_penalty": 5e-324}, "repetition_penalty"),
+        ({"prompt": "a", "top_p": 1.1}, "top_p"),
+        ({"prompt": "a", "top_k": -2}, "top_k"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
+        ({"prompt": "a", "n": 64, "max_tokens": 200, "logprobs": 20}, "logprobs"),
+        ({"prompt": ["a" * 1000] * 10, "echo": True, "logprobs": 20, "stream": True}, "logprobs"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"97": 101}}, "logit_bias.97"),
+        ({"prompt": "a", "stop": ""}, "stop"),
+        ({"prompt": "a", "stop": ["x"] * 17}, "stop"),
+        ({"prompt": "a", "stop": "x" * 257}, "stop"),
+        ({"prompt": "a", "stop_token_ids": [10**7]}, "stop_token_ids"),
+        ({"prompt": "a", "seed": 2**63}, "seed"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "nonsense": 1}, "nonsense"),
+        ({"prompt": "a", "stream_options": {"x": 1}}, "stream_options.x"),
+        ({"prompt": "a", "slo": {"tbt_ms": 0}}, "slo.tbt_ms"),
+        ({"prompt": "a", "guided_regex": "(["}, "guided_regex"),
+        ({"prompt": "a", "guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+        ({"prompt": "a", "guided_regex": "a" * 70_000}, "guided_regex"),
+        ({"prompt": "a", "response_format": {"type": "json_schema"}}, None),
+        ({"prompt": "a", "user": "u" * 257}, "user"),
+    ],
+)
+async def test_wrong_completions_name_the_parameter(
+    server: Server, body: Any, param: str | None
+) -> None:
+    answer = await server.http.post("/v1/completions", json={"model": MODEL, **body})
+    if param is None:
+        param = "response_format.json_schema"
+    check(answer, 400, param)
+    assert server.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": ""}]}, "messages.0.role"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages.0.content.0.type",
+        ),
+        ({"messages": [{"role": "tool", "content": ""}]}, "messages.0.tool_call_id"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 20, "n": 64, "max_tokens": 200}, "logprobs"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"functions": []}, "functions"),
+        ({"audio": {}}, "audio"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"n": 65}, "n"),
+    ],
+)
+async def test_wrong_chats_name_the_parameter(server: Server, extra: Any, param: str) -> None:
+    answer = await server.http.post("/v1/chat/completions", json={**CHAT, **extra})
+    check(answer, 400, param)
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        (b"", None),
+        (b"{", None),
+        (b"null", None),
+        (b"[]", None),
+        (b'"x"', None),
+        (b'{"model": "tiny", "prompt": "\xff"}', None),
+        (b'{"model": "tiny", "prompt": "\\ud800"}', None),
+        (b'{"model": "tiny", "prompt": "a", "temperature": NaN}', "temperature"),
+        (b'{"model": "tiny", "prompt": "a", "temperature": Infinity}', "temperature"),
+        (b'{"model": "tiny", "prompt": "a", "temperature": 1e999}', "temperature"),
+        (b'{"model": "tiny", "prompt": "a", "logit_bias": {"97": -Infinity}}', "logit_bias.97"),
+        (b'{"model": "tiny", "prompt": "a", "guided_json": {"maximum": NaN}}', "guided_json"),
+        (b'{"model": "tiny", "prompt": ' + b"[" * 100_000, "prompt"),
+        (b'{"model": "tiny", "prompt": "a", "metadata": ' + b'{"a":' * 300, "metadata"),
+        (
+            b'{"model": "tiny", "prompt": "a", "guided_json": [' + b"{}," * 30_000 + b"{}]}",
+            "guided_json",
+        ),
+        (b'{"model": "tiny", "prompt": "a", "seed": ' + b"9" * 5000 + b"}", None),
+    ],
+)
+async def test_malformed_bodies(server: Server, content: bytes, param: str | None) -> None:
+    answer = await server.http.post("/v1/completions", content=content, headers=JSON)
+    check(answer, 400, param)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("GET", "/v1/models/other", 404),
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("POST", "/health", 405),
+        ("GET", "/v1/models/", 404),
+    ],
+)
+async def test_wrong_paths_and_methods(server: Server, method: str, path: str, status: int) -> None:
+    answer = await server.http.request(method, path)
+    error = check(answer, status, "model" if path.startswith("/v1/models/") else None)
+    assert "''" not in error["message"]
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/embeddings", {"input": "Hi"}),
+    ],
+)
+async def test_a_request_names_its_model(server: Server, path: str, body: Any) -> None:
+    answer = await server.http.post(path, json=body)
+    assert check(answer, 400, "model")["code"] == "missing_parameter"
+
+
+async def test_wrong_model(server: Server) -> None:
+    answer = await server.http.post("/v1/completions", json={"model": "gpt", "prompt": "a"})
+    assert check(answer, 404, "model")["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+async def test_other_content_types(server: Server, content_type: str) -> None:
+    headers = {"content-type": content_type} if content_type else {}
+    answer = await server.http.post(
+        "/v1/completions", content=b'{"model":"tiny","prompt":"a"}', headers=headers
+    )
+    check(answer, 415)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("refusal", "status", "retry"),
+    [
+        (RequestRefused("too long", param="prompt"), 400, None),
+        (RequestRefused("overload", retry_after_s=2.5), 429, "3"),
+        (EngineUnavailable("loading", retry_after_s=5.0), 503, "5"),
+        (GenerationFailed("broken"), 500, None),
+    ],
+)
+async def test_engine_refusals_have_their_status(
+    server: Server, refusal: Exception, status: int, retry: str | None, stream: bool
+) -> None:
+    server.engine.refusal = refusal
+    answer = await server.http.post(
+        "/v1/completions", json={"model": MODEL, "prompt": "a", "stream": stream}
+    )
+    check(answer, status, "prompt" if status == 400 else None)
+    assert answer.headers.get("retry-after") == retry
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+async def test_a_failure_in_a_stream_is_an_event(server: Server, path: str) -> None:
+    server.engine.fail_at = 2
+    server.engine.failure = GenerationFailed("stage lost")
+    body: dict[str, Any] = {"model": MODEL, "stream": True, "prompt": "a"}
+    if path != "/v1/completions":
+        body = {"stream": True, **(CHAT if "chat" in path else {"model": MODEL, "input": "Hi"})}
+    answer = await server.http.post(path, json=body)
+    events = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert events[-1] == "data: [DONE]"
+    last = json.loads(events[-2].removeprefix("data: "))
+    if path == "/v1/responses":
+        assert (last["type"], last["message"]) == ("error", "stage lost")
+    else:
+        assert last["error"]["message"] == "stage lost"
+
+
+async def test_an_unforeseen_failure_tells_nothing_of_itself(server: Server) -> None:
+    server.engine.refusal = RuntimeError("secret path")
+    answer = await server.http.post("/v1/completions", json={"model": MODEL, "prompt": "a"})
+    assert "secret" not in check(answer, 500)["message"]
+    server.engine.refusal = None
+    server.engine.fail_at = 2
+    server.engine.failure = RuntimeError("secret path")
+    answer = await server.http.post(
+        "/v1/completions", json={"model": MODEL, "prompt": "a", "stream": True}
+    )
+    assert "secret" not in answer.text
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert '"server_error"' in answer.text
+
+
+async def test_health_follows_the_engine(server: Server) -> None:
+    assert (await server.http.get("/health")).json() == {"status": "ready"}
+    server.engine.ready = False
+    answer = await server.http.get("/health")
+    check(answer, 503)
+    assert answer.headers["retry-after"] == "2"
+    assert (await server.http.get("/live")).status_code == 200
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+names = st.sampled_from(
+    ["prompt", "messages", "input", "tools", "stop", "logit_bias", "response_format", "n", "slo"]
+) | st.text(max_size=6)
+
+
+async def test_no_body_breaks_the_server(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions())
+    paths = [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/tokenize",
+        "/detokenize",
+    ]
+    drawn: list[tuple[str, bytes]] = []
+
+    @settings(max_examples=200, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.sampled_from(paths), st.dictionaries(names, values, max_size=4) | values)
+    def draw(path: str, body: Any) -> None:
+        drawn.append((path, json.dumps(body).encode()))
+
+    @settings(max_examples=100, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.sampled_from(paths), st.binary(max_size=64))
+    def draw_bytes(path: str, body: bytes) -> None:
+        drawn.append((path, body))
+
+    draw()
+    draw_bytes()
+    for path, body in drawn:
+        answer = await server.http.post(path, content=body, headers=JSON)
+        assert answer.status_code in (200, 400, 404), (path, body, answer.text)
+        if answer.status_code != 200:
+            assert answer.json()["error"]["message"]

@@ -1,0 +1,282 @@
+"""Keys, origins, limits and ids: what every request meets first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.api.http.errors import ApiError
+from app.api.http.keys import KeyRing, TokenBucket
+from app.api.http.options import ApiOptions, KeyLimits, at_address
+from app.settings import SettingsError, parse
+from tests.app.api.conftest import MODEL, Server, StartServer
+
+KEY = {"authorization": "Bearer sesame"}
+BODY = {"model": MODEL, "prompt": "a", "max_tokens": 2}
+
+
+async def test_keys_guard_every_route(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits()}))
+    document = (await server.http.get("/openapi.json", headers=KEY)).json()
+    for path, operations in document["paths"].items():
+        for method in operations:
+            for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "sesame"}):
+                answer = await server.http.request(method, path, headers=headers)
+                public = path in ("/health", "/live")
+                assert answer.status_code == (200 if public else 401), path
+    assert (await server.http.get("/nowhere")).status_code == 401
+    assert (await server.http.post("/v1/completions", json=BODY, headers=KEY)).status_code == 200
+    assert server.engine.seen[-1].tenant.startswith("key-")
+    assert "sesame" not in server.engine.seen[-1].tenant
+
+
+async def test_request_limit_of_a_key(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits(requests_per_minute=2)}))
+    statuses = []
+    for _ in range(3):
+        answer = await server.http.post("/v1/completions", json=BODY, headers=KEY)
+        statuses.append(answer.status_code)
+    assert statuses == [200, 200, 429]
+    assert int(answer.headers["retry-after"]) >= 1
+    assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+
+
+async def test_token_limit_of_a_key_counts_prompt_and_answer(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits(tokens_per_minute=20)}))
+    body = {"model": MODEL, "prompt": "a" * 10, "max_tokens": 9}
+    first = await server.http.post("/v1/completions", json=body, headers=KEY)
+    second = await server.http.post("/v1/completions", json=body, headers=KEY)
+    assert (first.status_code, second.status_code) == (200, 429)
+
+
+def test_bucket_fills_with_time_and_remembers_debt() -> None:
+    now = [0.0]
+    bucket = TokenBucket(60.0, lambda: now[0])
+    bucket.charge(90.0)
+    assert bucket.wait_s(1.0) == pytest.approx(31.0)
+    now[0] = 31.0
+    assert bucket.wait_s(1.0) == 0.0
+    now[0] = 1000.0
+    assert bucket.wait_s(10_000.0) == 0.0  # more than the bucket holds: a full one will do
+
+
+def test_key_ring_compares_whole_keys() -> None:
+    ring = KeyRing({"sesame": KeyLimits(), "open": KeyLimits()})
+    first, second = ring.admit(b"Bearer sesame"), ring.admit(b"bearer open")
+    assert first is not None
+    assert second is not None
+    assert first.name != second.name
+    for wrong in (None, b"", b"Bearer", b"Bearer ses", b"Basic sesame", b"Bearer sesame2"):
+        with pytest.raises(ApiError) as caught:
+            ring.admit(wrong)
+        assert caught.value.status == 401
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://evil.example", 403),
+        ("null", 403),
+        ("http://[", 403),
+        ("http://localhost:1", 403),
+        ("OWN", 200),
+        ("http://friend.example", 200),
+    ],
+)
+async def test_foreign_origins(start_server: StartServer, origin: str, status: int) -> None:
+    server = await start_server(ApiOptions(allowed_origins=("http://friend.example",)))
+    headers = {"origin": server.url if origin == "OWN" else origin}
+    answer = await server.http.post("/v1/completions", json=BODY, headers=headers)
+    assert answer.status_code == status
+    allowed = answer.headers.get("access-control-allow-origin")
+    assert allowed == (headers["origin"] if status == 200 else None)
+    assert answer.headers["vary"] == "Origin"  # of refusals too: a cache must not mix them up
+
+
+async def preflight(server: Server, origin: str) -> httpx.Response:
+    """What a browser asks before a page of that origin may send a key and JSON."""
+    asked = "authorization,content-type,x-stainless-os"
+    headers = {"access-control-request-method": "POST", "access-control-request-headers": asked}
+    return await server.http.options("/v1/completions", headers={"origin": origin, **headers})
+
+
+@pytest.mark.parametrize("keys", [{}, {"sesame": KeyLimits()}])
+async def test_preflights_are_answered_for_allowed_origins_alone(
+    start_server: StartServer, keys: dict[str, KeyLimits]
+) -> None:
+    options = ApiOptions(allowed_origins=("http://friend.example",), api_keys=keys)
+    server = await start_server(options)
+    for origin in ("http://friend.example", server.url):
+        answer = await preflight(server, origin)
+        assert (answer.status_code, answer.content) == (204, b"")
+        assert answer.headers["access-control-allow-origin"] == origin
+        assert "POST" in answer.headers["access-control-allow-methods"]
+        allowed = answer.headers["access-control-allow-headers"].split(",")
+        assert {"authorization", "content-type", "x-stainless-os"} <= set(allowed)
+        assert answer.headers.get_list("vary", split_commas=True) == [
+            "Access-Control-Request-Headers",
+            "Origin",
+        ]
+    refused = await preflight(server, "http://evil.example")
+    assert refused.status_code == 403
+    assert "access-control-allow-origin" not in refused.headers
+    assert "allowed_origins" in refused.json()["error"]["message"]
+
+
+async def test_every_origin_may_be_allowed(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(allowed_origins=("*",)))
+    asked = await preflight(server, "http://any.example")
+    answer = await server.http.post(
+        "/v1/completions", json=BODY, headers={"origin": "http://any.example"}
+    )
+    assert (asked.status_code, answer.status_code) == (204, 200)
+    assert asked.headers["access-control-allow-origin"] == "*"
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert "vary" not in answer.headers
+
+
+async def test_cors_is_off_by_default(server: Server) -> None:
+    answer = await server.http.get("/v1/models", headers={"origin": "http://evil.example"})
+    assert "access-control-allow-origin" not in answer.headers
+    assert (await preflight(server, "http://evil.example")).status_code == 403
+
+
+@pytest.mark.parametrize("origin", ["friend.example", "http://friend.example/", "null", ""])
+def test_what_no_browser_sends_is_no_allowed_origin(origin: str) -> None:
+    with pytest.raises(SettingsError, match=r"allowed_origins: .* is no origin"):
+        parse({"model": {"path": "configs/models/demo"}, "api": {"allowed_origins": [origin]}})
+
+
+async def test_allowed_hosts(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(allowed_hosts=("127.0.0.1",)))
+    assert (await server.http.get("/live")).status_code == 200
+    for host in ("evil.example", "["):
+        rebound = await server.http.get("/live", headers={"host": host})
+        assert rebound.status_code == 403
+
+
+async def test_a_loopback_server_serves_no_foreign_name(start_server: StartServer) -> None:
+    """A page whose own name was given this machine's address is kept out; nobody else is."""
+    server = await start_server(at_address(ApiOptions(), "127.0.0.1"))
+    port = server.port
+    for host in (f"127.0.0.1:{port}", f"localhost:{port}", "LOCALHOST", f"[::1]:{port}"):
+        assert (await server.http.get("/live", headers={"host": host})).status_code == 200
+    for host in (f"evil.example:{port}", "127.0.0.1.evil.example", ""):
+        answer = await server.http.get("/live", headers={"host": host})
+        assert answer.status_code == 403
+        assert "allowed_hosts" in answer.json()["error"]["message"]
+    assert at_address(ApiOptions(), "0.0.0.0").allowed_hosts == ()
+    named = ApiOptions(allowed_hosts=("api.example",))
+    assert at_address(named, "127.0.0.1") is named
+
+
+async def test_keys_from_the_environment_and_from_files(
+    start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEGATO_TEST_KEY", "sesame")
+    (tmp_path / "key").write_text("simsim\n")
+    written = {"env:LEGATO_TEST_KEY": KeyLimits(), f"file:{tmp_path}/key": KeyLimits()}
+    server = await start_server(ApiOptions(api_keys=written))
+    for key, status in (("sesame", 200), ("simsim", 200), ("env:LEGATO_TEST_KEY", 401)):
+        headers = {"authorization": f"Bearer {key}"}
+        assert (await server.http.get("/v1/models", headers=headers)).status_code == status
+    (tmp_path / "empty").write_text("\n")
+    for missing in ("env:LEGATO_NO_SUCH_KEY", "file:/no/such/file", f"file:{tmp_path}/empty"):
+        with pytest.raises(ValueError, match=missing):
+            KeyRing({missing: KeyLimits()})
+
+
+async def test_limits_and_shares_go_by_the_key_whatever_user_is_named(
+    start_server: StartServer,
+) -> None:
+    """Cached prefixes are kept apart all the same."""
+    server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits()}))
+    for user in ("alice", "bob"):
+        body = {**BODY, "user": user}
+        assert (await server.http.post("/v1/completions", json=body, headers=KEY)).is_success
+    first, second = server.engine.seen
+    assert first.tenant == second.tenant
+    assert first.cache_salt != second.cache_salt
+
+
+async def test_a_key_asks_for_no_more_than_its_priority(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits(max_priority=0)}))
+    for priority, status in ((-5, 200), (0, 200), (1, 403)):
+        body = {**BODY, "priority": priority}
+        answer = await server.http.post("/v1/completions", json=body, headers=KEY)
+        assert answer.status_code == status
+    assert answer.json()["error"]["param"] == "priority"
+
+
+async def test_refusals_are_told_of_without_keys_and_once_a_second(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = await start_server(ApiOptions(api_keys={"sesame": KeyLimits()}))
+    for _ in range(50):
+        await server.http.get("/v1/mo%0Adels", headers={"authorization": "Bearer open"})
+    lines = [r.getMessage() for r in caplog.records if r.name == "legato.audit"]
+    assert 1 <= len(lines) < 10
+    assert lines[0].startswith("refused 401 GET /v1/mo?dels from 127.0.0.1")
+    assert not any("open" in line for line in lines)
+
+
+async def test_request_ids_come_back(server: Server) -> None:
+    given = await server.http.get("/live", headers={"x-request-id": "my-id.7"})
+    assert given.headers["x-request-id"] == "my-id.7"
+    odd = await server.http.get("/live", headers={"x-request-id": "a b"})
+    assert odd.headers["x-request-id"] != "a b"
+    assert (await server.http.get("/nowhere")).headers["x-request-id"]
+
+
+async def test_headers_are_limited(server: Server) -> None:
+    many = {f"x-{i}": "1" for i in range(120)}
+    assert (await server.http.get("/live", headers=many)).status_code == 431
+    assert (await server.http.get("/live", headers={"x": "y" * 33_000})).status_code == 431
+
+
+async def test_bodies_are_limited_with_and_without_length(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(max_body_bytes=1000))
+    body = b'{"prompt": "' + b"a" * 2000 + b'"}'
+    headers = {"content-type": "application/json"}
+    declared = await server.http.post("/v1/completions", content=body, headers=headers)
+    assert declared.status_code == 413
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 100):
+            yield body[start : start + 100]
+
+    streamed = await server.http.post("/v1/completions", content=chunks(), headers=headers)
+    assert streamed.status_code == 413
+    assert streamed.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_body_that_never_comes_is_given_up(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(body_timeout_s=0.05))
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: 100\r\n\r\n{"
+    )
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert b" 408 " in head
+    writer.close()
+
+
+async def test_too_many_at_once_are_refused(start_server: StartServer) -> None:
+    server = await start_server(ApiOptions(max_concurrent_requests=1))
+    server.engine.gate = asyncio.Event()
+    async with server.http.stream(
+        "POST", "/v1/completions", json={**BODY, "stream": True}
+    ) as first:
+        assert first.status_code == 200
+        second = await server.http.post("/v1/completions", json=BODY)
+        assert second.status_code == 429
+        assert second.headers["retry-after"]
+        server.engine.gate.set()
+        await first.aread()
+    third = await server.http.post("/v1/completions", json=BODY)
+    assert third.status_code == 200

@@ -1,0 +1,268 @@
+"""/v1/messages by Anthropic's own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+
+from app.api.http.options import ApiOptions, KeyLimits
+from app.engine_client.client import EngineUnavailable, RequestRefused
+from app.text.processor import TextProcessor
+from tests.app.api.conftest import MODEL, Server, StartServer
+from tests.app.text.families import family_folder
+
+HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
+ADD: Any = {
+    "name": "add",
+    "description": "Adds.",
+    "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
+ANSWER = (
+    '<think>\nHm.\n</think>\n\nSo:<tool_call>{"name": "add", "arguments": {"a": 1, "b": "x"}}'
+    '</tool_call>\n<tool_call>{"name": "add"}</tool_call>'
+)
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextProcessor]:
+    processor = TextProcessor(family_folder(Path(tmp_path_factory.mktemp("qwen3")), "qwen3"))
+    yield processor
+    processor.close()
+
+
+@pytest.fixture
+async def thinker(start_server: StartServer, qwen3: TextProcessor) -> Server:
+    return await start_server(processor=qwen3)
+
+
+@pytest.fixture
+async def clients() -> AsyncIterator[list[anthropic.AsyncAnthropic]]:
+    made: list[anthropic.AsyncAnthropic] = []
+    yield made
+    for client in made:
+        await client.close()
+
+
+@pytest.fixture
+def client_of(clients: list[anthropic.AsyncAnthropic]) -> Any:
+    def make(server: Server, key: str = "none") -> anthropic.AsyncAnthropic:
+        clients.append(anthropic.AsyncAnthropic(base_url=server.url, api_key=key, max_retries=0))
+        return clients[-1]
+
+    return make
+
+
+def write(server: Server, processor: TextProcessor, text: str) -> None:
+    tokens = [*processor.encode_now(text), server.engine.card.eos_token_ids[0]]
+    server.engine.script = lambda request, index: tokens
+
+
+def shown(server: Server, processor: TextProcessor) -> str:
+    """The prompt of the last request."""
+    return processor.decode(server.engine.seen[-1].prompt, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thinking_text_and_parallel_calls(
+    thinker: Server, qwen3: TextProcessor, client_of: Any, stream: bool
+) -> None:
+    write(thinker, qwen3, ANSWER)
+    thinker.engine.num_cached_tokens = 3
+    request: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 400, "tools": [ADD]}
+    if stream:
+        async with client_of(thinker).messages.stream(**request) as events:
+            kinds = [event.type async for event in events]
+            found = await events.get_final_message()
+        assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
+        assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 4
+        assert kinds.count("input_json") >= 3  # argument by argument
+    else:
+        found = await client_of(thinker).messages.create(**request)
+    thought, text, first, second = found.content
+    assert (thought.type, thought.thinking) == ("thinking", "Hm.")
+    assert (text.type, text.text) == ("text", "So:")
+    assert (first.type, first.name, first.input) == ("tool_use", "add", {"a": 1, "b": "x"})
+    assert (second.name, second.input) == ("add", {})
+    assert first.id.startswith("toolu_")
+    assert first.id != second.id
+    assert found.stop_reason == "tool_use"
+    assert found.model == MODEL
+    num_prompt = len(thinker.engine.seen[-1].prompt)
+    assert (found.usage.input_tokens, found.usage.cache_read_input_tokens) == (num_prompt - 3, 3)
+    assert found.usage.output_tokens == len(qwen3.encode_now(ANSWER)) + 1
+
+
+async def test_a_conversation_with_tools_reaches_the_template(
+    server: Server, text: TextProcessor, client_of: Any
+) -> None:
+    request: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 2,
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        "tools": [ADD],
+        "messages": [
+            {"role": "user", "content": "1+2?"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "add", "signature": ""},
+                    {"type": "text", "text": "Let me see."},
+                    {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": "no", "is_error": True},
+                    {"type": "text", "text": "Well?"},
+                ],
+            },
+        ],
+    }
+    client = client_of(server)
+    answer = await client.messages.create(**request)
+    assert answer.stop_reason == "max_tokens"
+    prompt = shown(server, text)
+    assert prompt.startswith('<|tool|>{"type": "function", "function": {"name": "add", ')
+    assert prompt.endswith(
+        "<|system|>Be brief.<|end|><|user|>1+2?<|end|><|assistant|>Let me see."
+        '{"name": "add", "arguments": {"a": 1}}<|end|><|tool|>Error: no<|end|><|user|>Well?<|end|>'
+        "<|assistant|>"
+    )
+    request.pop("max_tokens")
+    counted = await client.messages.count_tokens(**request)
+    assert counted.input_tokens == answer.usage.input_tokens == len(server.engine.seen[-1].prompt)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_reasons(
+    server: Server, text: TextProcessor, client_of: Any, stream: bool
+) -> None:
+    write(server, text, "one STOP two")
+    client = client_of(server)
+
+    async def ask(**fields: Any) -> Any:
+        request = {"model": MODEL, "messages": HELLO, "max_tokens": 100, **fields}
+        if not stream:
+            return await client.messages.create(**request)
+        async with client.messages.stream(**request) as events:
+            return await events.get_final_message()
+
+    cut = await ask(stop_sequences=["END", "STOP"])
+    assert (cut.stop_reason, cut.stop_sequence, cut.content[0].text) == (
+        "stop_sequence",
+        "STOP",
+        "one ",
+    )
+    whole = await ask()
+    assert (whole.stop_reason, whole.stop_sequence) == ("end_turn", None)
+    assert whole.content[0].text == "one STOP two"
+    assert (await ask(max_tokens=3)).stop_reason == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("choice", "grammar"),
+    [
+        ({"type": "any"}, '"type":"array"'),
+        ({"type": "any", "disable_parallel_tool_use": True}, '"const":"add"'),
+        ({"type": "tool", "name": "add"}, '"const":"add"'),
+    ],
+)
+async def test_a_forced_tool_is_constrained(
+    server: Server, text: TextProcessor, client_of: Any, choice: Any, grammar: str
+) -> None:
+    write(server, text, '{"name": "add", "arguments": {"a": 1}}')
+    answer = await client_of(server).messages.create(
+        model=MODEL, messages=HELLO, max_tokens=100, tools=[ADD], tool_choice=choice
+    )
+    assert [(block.type, block.input) for block in answer.content] == [("tool_use", {"a": 1})]
+    constraint = server.engine.seen[-1].sampling.grammar
+    assert constraint is not None
+    assert grammar in constraint.text
+    assert ('"type":"array"' in constraint.text) == ('"type":"array"' in grammar)
+
+
+async def test_thinking_is_switched_or_refused(
+    thinker: Server, server: Server, qwen3: TextProcessor, client_of: Any
+) -> None:
+    request: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 2000}
+    off = {"type": "disabled"}
+    await client_of(thinker).messages.create(**request, thinking=off)
+    assert "</think>" in shown(thinker, qwen3)
+    on = {"type": "enabled", "budget_tokens": 1024}
+    await client_of(thinker).messages.create(**request, thinking=on)
+    assert "</think>" not in shown(thinker, qwen3)
+    await client_of(server).messages.create(**request, thinking=off)
+    with pytest.raises(anthropic.BadRequestError, match="thinking"):
+        await client_of(server).messages.create(**request, thinking=on)
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "messages.1.role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages.0.content",
+        ),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "tool"}, "tools": [ADD]}, "tool_choice.name"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+async def test_refusals_name_the_parameter(server: Server, extra: Any, said: str) -> None:
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 5, **extra}
+    answer = await server.http.post("/v1/messages", json=body)
+    assert answer.status_code == 400
+    found = answer.json()
+    assert (found["type"], found["error"]["type"]) == ("error", "invalid_request_error")
+    assert said in found["error"]["message"]
+    assert found["request_id"] == answer.headers["request-id"]
+    assert not server.engine.seen
+
+
+async def test_errors_have_anthropics_shape_at_every_depth(
+    start_server: StartServer, client_of: Any
+) -> None:
+    server = await start_server(ApiOptions(api_keys={"secret": KeyLimits()}))
+    request: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 5}
+    assert (await client_of(server, "secret").messages.create(**request)).content
+    bearer = {"Authorization": "Bearer secret"}
+    assert (await server.http.post("/v1/messages", json=request, headers=bearer)).status_code == 200
+    with pytest.raises(anthropic.AuthenticationError) as wrong_key:
+        await client_of(server, "guess").messages.create(**request)
+    assert wrong_key.value.body["error"]["type"] == "authentication_error"
+    client = client_of(server, "secret")
+    with pytest.raises(anthropic.NotFoundError):
+        await client.messages.create(**{**request, "model": "other"})
+    server.engine.refusal = RequestRefused("later", retry_after_s=3.0)
+    with pytest.raises(anthropic.RateLimitError) as refused:
+        await client.messages.create(**request)
+    assert refused.value.response.headers["retry-after"] == "3"
+    server.engine.refusal = EngineUnavailable("down")
+    with pytest.raises(anthropic.InternalServerError) as down:
+        await client.messages.create(**request)
+    assert down.value.body["error"]["type"] == "overloaded_error"
+    wrong_method = await server.http.get("/v1/messages", headers={"x-api-key": "secret"})
+    assert (wrong_method.status_code, wrong_method.json()["type"]) == (405, "error")
+
+
+async def test_a_stream_that_breaks_says_so(server: Server) -> None:
+    server.engine.fail_at = 2
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 5, "stream": True}
+    answer = await server.http.post("/v1/messages", json=body)
+    events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert json.loads(events[0])["type"] == "message_start"
+    last = json.loads(events[-1])
+    assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+    assert "[DONE]" not in answer.text

@@ -1,0 +1,199 @@
+"""Reasoning and tool calls of the families through the API, streamed and whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.text.processor import TextProcessor
+from tests.app.api.conftest import MODEL, Server, StartServer
+from tests.app.text.families import family_folder
+
+HELLO = [{"role": "user", "content": "Hi"}]
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
+        },
+    },
+}
+ARGUMENTS = '{"a": 1, "b": "xyz"}'
+ANSWERS = {
+    "qwen3": f'<think>\nHm.\n</think>\n\nSo:<tool_call>{{"name": "add", "arguments": {ARGUMENTS}}}'
+    "</tool_call>",
+    "gpt_oss": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary"
+    "<|message|>So:<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+    f"<|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+    "magistral": f"[THINK]Hm.[/THINK]So:[TOOL_CALLS]add[ARGS]{ARGUMENTS}",
+}
+OfFamily = Callable[[str], TextProcessor]
+
+
+@pytest.fixture(scope="module")
+def of_family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfFamily]:
+    made: dict[str, TextProcessor] = {}
+
+    def make(family: str) -> TextProcessor:
+        if family not in made:
+            folder = Path(tmp_path_factory.mktemp(family))
+            made[family] = TextProcessor(family_folder(folder, family))
+        return made[family]
+
+    yield make
+    for processor in made.values():
+        processor.close()
+
+
+def write(server: Server, processor: TextProcessor, text: str) -> int:
+    """The engine answers with this text and the end token; how many tokens that are."""
+    tokens = [*processor.encode_now(text), server.engine.card.eos_token_ids[0]]
+    server.engine.script = lambda request, index: tokens
+    return len(tokens)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3])
+@pytest.mark.parametrize("family", sorted(ANSWERS))
+async def test_reasoning_and_calls_streamed_and_whole(
+    start_server: StartServer, of_family: OfFamily, family: str, chunk_size: int
+) -> None:
+    processor = of_family(family)
+    server = await start_server(processor=processor)
+    server.engine.chunk_size = chunk_size
+    num_tokens = write(server, processor, ANSWERS[family])
+    request: dict[str, Any] = {"model": MODEL, "messages": HELLO, "tools": [ADD]}
+    answer = (await server.http.post("/v1/chat/completions", json=request)).json()
+    (choice,) = answer["choices"]
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "So:")
+    (call,) = message["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": ARGUMENTS}
+    assert choice["finish_reason"] == "tool_calls"
+    usage = answer["usage"]
+    assert usage["completion_tokens"] == num_tokens
+    end = {"qwen3": "</think>", "gpt_oss": "Hm.<|end|>", "magistral": "[/THINK]"}[family]
+    until_end = ANSWERS[family][: ANSWERS[family].index(end) + len(end)]
+    num_reasoning = len(processor.encode_now(until_end))
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": num_reasoning}
+
+    stream = await server.openai.chat.completions.create(
+        **request, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    assert (reasoning, "".join(delta.content or "" for delta in deltas)) == ("Hm.", "So:")
+    calls = [call for delta in deltas for call in delta.tool_calls or []]
+    assert [call.function.name for call in calls if call.id] == ["add"]
+    arguments = [call.function.arguments for call in calls]
+    assert "".join(arguments) == ARGUMENTS
+    assert len(arguments) >= 2  # each as it was whole
+    assert chunks[-2].choices[0].finish_reason == "tool_calls"
+    assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == num_reasoning
+
+
+async def test_plain_text_behind_the_reasoning(
+    start_server: StartServer, of_family: OfFamily
+) -> None:
+    processor = of_family("qwen3")
+    server = await start_server(processor=processor)
+    write(server, processor, "<think>Hm.</think>\n\n<unseen>Yes é <tool_call>.")
+    stream = await server.openai.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+    deltas = [chunk.choices[0].delta async for chunk in stream]
+    assert "".join(delta.content or "" for delta in deltas) == "Yes é <tool_call>."
+
+
+async def test_a_prompt_that_begins_the_reasoning(
+    start_server: StartServer, of_family: OfFamily
+) -> None:
+    processor = of_family("r1")
+    server = await start_server(processor=processor)
+    write(server, processor, "Hm.\n</think>\n\nYes.")
+    request: dict[str, Any] = {"model": MODEL, "messages": HELLO}
+    answer = (await server.http.post("/v1/chat/completions", json=request)).json()
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
+    write(server, processor, '{"a": 1}')
+    request["response_format"] = {"type": "json_object"}
+    answer = (await server.http.post("/v1/chat/completions", json=request)).json()
+    assert answer["choices"][0]["message"]["content"] == '{"a": 1}'  # a grammar leaves no room
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "shown"),
+    [
+        ("qwen3", {"reasoning_effort": "none"}, "<think>\n\n</think>"),
+        ("qwen3", {"chat_template_kwargs": {"enable_thinking": False}}, "<think>\n\n</think>"),
+        ("qwen3", {"reasoning_effort": "high"}, "assistant\n"),
+        ("gpt_oss", {"reasoning_effort": "high"}, "Reasoning: high"),
+        ("gpt_oss", {"chat_template_kwargs": {"reasoning_effort": "low"}}, "Reasoning: low"),
+    ],
+)
+async def test_effort_reaches_the_template(
+    start_server: StartServer, of_family: OfFamily, family: str, given: Any, shown: str
+) -> None:
+    processor = of_family(family)
+    server = await start_server(processor=processor)
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 1, **given}
+    assert (await server.http.post("/v1/chat/completions", json=body)).status_code == 200
+    prompt = processor.decode(server.engine.seen[-1].prompt, skip_special_tokens=False)
+    assert shown in prompt
+    assert ("</think>" in prompt) == ("</think>" in shown)
+    if "reasoning_effort" in given:
+        body = {"model": MODEL, "input": "Hi", "reasoning": {"effort": given["reasoning_effort"]}}
+        assert (await server.http.post("/v1/responses", json=body)).status_code == 200
+        assert server.engine.seen[-1].prompt == server.engine.seen[-2].prompt
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "param"),
+    [
+        ("hermes", {"reasoning_effort": "none"}, "reasoning_effort"),
+        ("magistral", {"reasoning_effort": "low"}, "reasoning_effort"),
+        ("gpt_oss", {"reasoning_effort": "xhigh"}, "reasoning_effort"),
+        ("qwen3", {"reasoning_effort": "much"}, "reasoning_effort"),
+        (
+            "hermes",
+            {"chat_template_kwargs": {"enable_thinking": True}},
+            "chat_template_kwargs.enable_thinking",
+        ),
+    ],
+)
+async def test_an_effort_that_does_nothing_is_refused(
+    start_server: StartServer, of_family: OfFamily, family: str, given: Any, param: str
+) -> None:
+    server = await start_server(processor=of_family(family))
+    body = {"model": MODEL, "messages": HELLO, **given}
+    answer = await server.http.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_an_item_of_responses(
+    start_server: StartServer, of_family: OfFamily, stream: bool
+) -> None:
+    processor = of_family("qwen3")
+    server = await start_server(processor=processor)
+    write(server, processor, ANSWERS["qwen3"])
+    tool = {"type": "function", **ADD["function"]}  # type: ignore[dict-item]
+    request: dict[str, Any] = {"model": MODEL, "input": "Hi", "tools": [tool]}
+    if stream:
+        async with server.openai.responses.stream(**request) as events:
+            found = await events.get_final_response()
+    else:
+        found = await server.openai.responses.create(**request)
+    thought, message, call = found.output
+    assert thought.content[0].text == "Hm."
+    assert message.content[0].text == "So:"
+    assert (call.name, call.arguments) == ("add", ARGUMENTS)
+    assert found.usage.output_tokens_details.reasoning_tokens > 3
+    items = [thought.model_dump(exclude_none=True), message.model_dump(exclude_none=True)]
+    again = await server.openai.responses.create(
+        model=MODEL, input=[*items, {"role": "user", "content": "And?"}]
+    )
+    assert again.status == "completed"

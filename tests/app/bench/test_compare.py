@@ -1,0 +1,48 @@
+"""`legato bench compare`: medians over rounds, ratios to the first, plans that are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+
+from app.bench.compare import ComparisonPlan, _medians, _server_s, _table
+
+PLAN = Path(__file__).resolve().parents[3] / "configs/bench/compare_135m.yaml"
+
+
+def test_rounds_are_paired_by_figure() -> None:
+    rounds = [
+        {"decode": 3.0, "stall": 10.0},
+        {"decode": 1.0, "stall": 30.0},
+        {"decode": 2.0, "stall": 20.0},
+    ]
+    assert _medians(rounds) == {"decode": 2.0, "stall": 20.0}
+
+
+def test_the_table_has_the_ratio_of_the_first_to_each() -> None:
+    medians = {"ours": {"decode": 10.0, "stall": 5.0}, "theirs": {"decode": 4.0}}
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(_table(medians))
+    decode, stall = captured.get().splitlines()[-3:-1]
+    assert "10" in decode
+    assert "4 (2.50)" in decode
+    assert "nan" in stall, "a probe that a server did not get has no figure"
+
+
+def test_the_shipped_plan_is_valid_and_says_how_long_it_takes() -> None:
+    plan = ComparisonPlan.model_validate(yaml.safe_load(PLAN.read_text()))
+    assert "legato" in plan.servers
+    least_s, most_s = _server_s(plan)
+    assert plan.settle_s < least_s < most_s
+    without = plan.model_copy(update={"capacity": None})
+    assert _server_s(without)[0] == 30.0 + plan.settle_s
+
+
+def test_an_unknown_probe_is_refused() -> None:
+    with pytest.raises(ValidationError, match="decodes"):
+        ComparisonPlan.model_validate({"servers": {}, "decodes": {}})

@@ -1,0 +1,146 @@
+"""`legato batch` against the API over the hand-computable engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import typer
+
+from actors.scheduling.interfaces import Quote
+from actors.scheduling.request import Objective
+from app.cli.batch import keep_answers, read_lines
+from app.cli.batch_runner import LAST, BatchRunner, Line
+from app.engine_client.client import RequestRefused
+from tests.app.api.conftest import MODEL, Server, StartServer, start_server, text
+
+__all__ = ["start_server", "text"]  # fixtures
+
+
+@pytest.fixture
+def protocol() -> str:
+    return "httptools"
+
+
+@pytest.fixture
+async def server(start_server: StartServer) -> Server:
+    return await start_server()
+
+
+def chat(number: int, **body: Any) -> Line:
+    content = {"role": "user", "content": f"Number {number}"}
+    body = {"model": MODEL, "messages": [content], "max_tokens": 4, **body}
+    return Line(f"r{number}", "/v1/chat/completions", body)
+
+
+async def run(server: Server, lines: list[Line], **options: Any) -> tuple[list[Any], Any]:
+    answers: list[Any] = []
+    async with httpx.AsyncClient(base_url=server.url, timeout=30.0, verify=False) as client:
+        totals = await BatchRunner(client, answers.append, **options).run(lines)
+    return answers, totals
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 (the engine has no event for it)
+            await asyncio.sleep(0.005)
+
+
+async def test_every_line_is_answered_once(server: Server) -> None:
+    lines = [chat(n) for n in range(20)]
+    lines.append(Line("text", "/v1/completions", {"model": MODEL, "prompt": "x", "max_tokens": 3}))
+    lines.append(Line("wrong", "/v1/completions", {"model": MODEL, "prompt": "x", "top_p": 7}))
+    lines.append(Line("vector", "/v1/embeddings", {"model": MODEL, "input": "x"}))
+    answers, totals = await run(server, lines, concurrency=4)
+    assert sorted(answer["custom_id"] for answer in answers) == sorted(
+        line.custom_id for line in lines
+    )
+    by_id = {answer["custom_id"]: answer for answer in answers}
+    assert by_id["r3"]["response"]["body"]["choices"][0]["message"]["content"]
+    assert by_id["wrong"]["response"]["status_code"] == 400
+    assert by_id["wrong"]["response"]["body"]["error"]["param"] == "top_p"
+    assert (totals.num_done, totals.num_failed) == (22, 1)
+    assert totals.num_completion_tokens == 20 * 4 + 3
+
+
+async def test_requests_stand_behind_all_others_and_promise_nothing(server: Server) -> None:
+    await run(server, [chat(0), chat(1, priority=3, slo={"tbt_ms": 50.0})], concurrency=1)
+    first, second = server.engine.seen
+    assert (first.priority, first.objective) == (LAST, Objective(tbt_s=3600.0, ttft_s=3600.0))
+    assert (second.priority, second.objective) == (3, Objective(tbt_s=0.05))
+    assert [asked[2] for asked in server.engine.asked[1:]] == [Objective()] * 2  # the deployment's
+
+
+async def test_nothing_is_sent_without_slack(server: Server) -> None:
+    server.engine.quoted = Quote(False, retry_after_s=0.05)
+    running = asyncio.create_task(run(server, [chat(n) for n in range(6)], concurrency=3))
+    await until(lambda: len(server.engine.asked) >= 8)
+    assert not server.engine.seen
+    server.engine.quoted = Quote(True)
+    answers, _ = await asyncio.wait_for(running, 20)
+    assert len(answers) == 6
+
+
+async def test_what_is_refused_for_now_comes_again(server: Server) -> None:
+    server.engine.refusal = RequestRefused("later", retry_after_s=1.0)
+    running = asyncio.create_task(run(server, [chat(0)]))
+    await until(lambda: bool(server.engine.seen))
+    server.engine.refusal = None
+    answers, totals = await asyncio.wait_for(running, 20)
+    assert (len(answers), totals.num_done) == (1, 1)
+
+
+async def test_what_is_left_when_the_time_is_over_fails(server: Server) -> None:
+    server.engine.quoted = Quote(False, retry_after_s=0.05)
+    answers, totals = await run(server, [chat(0), chat(1)], give_up_s=0.2)
+    assert [answer["error"]["code"] for answer in answers] == ["batch_expired"] * 2
+    assert totals.num_failed == 2
+
+
+def test_the_output_keeps_answers_and_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    assert keep_answers(out) == set()
+    done = {"custom_id": "a", "response": {"status_code": 200, "body": {}}, "error": None}
+    failed = {"custom_id": "b", "response": {"status_code": 500, "body": {}}, "error": None}
+    expired = {"custom_id": "c", "response": None, "error": {"code": "batch_expired"}}
+    texts = [json.dumps(line) for line in (done, failed, expired, done)]
+    out.write_text("\n".join(texts) + '\n{"custom_id": "d", "resp')
+    assert keep_answers(out) == {"a"}
+    assert out.read_text() == texts[0] + "\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"custom_id": ""}, "custom_id"),
+        ({"method": "GET"}, "method"),
+        ({"url": "/v1/files"}, "url"),
+        ({"body": 3}, "body"),
+        ({"body": {"stream": True}}, "body.stream"),
+    ],
+)
+def test_a_wrong_line_is_named_before_any_is_sent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any, said: str
+) -> None:
+    file = tmp_path / "in.jsonl"
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}
+    file.write_text(json.dumps(line) + "\n\n" + json.dumps({**line, **change}))
+    with pytest.raises(typer.Exit):
+        read_lines(file)
+    assert f"in.jsonl:3: {said}: " in capsys.readouterr().err
+
+
+def test_two_lines_of_one_name_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "in.jsonl"
+    line = json.dumps({"custom_id": "a", "url": "/v1/completions", "body": {}})
+    file.write_text(f"{line}\n{line}\n")
+    with pytest.raises(typer.Exit):
+        read_lines(file)
+    assert "'a' stands twice" in capsys.readouterr().err

@@ -1,0 +1,193 @@
+"""The command line: help for every command, errors that name the key, settings that resolve."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from app.cli.main import PANELS, app
+from app.settings import SettingsError, parse, resolve
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIGS = sorted((ROOT / "configs/serve").glob("*.yaml"))
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+COMMANDS = (
+    "serve", "status", "generate", "chat", "batch", "profile", "simulate", "capacity", "plot",
+    "trace", "replay", "explain", "bench serve", "bench stall", "bench engine", "bench overhead",
+    "bench policies", "bench budgets", "chaos",
+    "config check", "config show", "config reference", "models", "check",
+)  # fmt: skip
+
+
+def test_the_list_is_whole() -> None:
+    listed = {command for command in COMMANDS if " " not in command} | {"bench", "config"}
+    assert listed == {name for names in PANELS.values() for name in names}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    result = runner.invoke(app, [*command.split(), "--help"])
+    assert result.exit_code == 0, result.output
+    assert "Usage" in result.output
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda p: p.stem)
+def test_shipped_configs_are_valid(config: Path) -> None:
+    assert runner.invoke(app, ["config", "check", str(config)]).exit_code == 0
+    shown = runner.invoke(app, ["config", "show", str(config)])
+    found = json.loads(shown.stdout)
+    for resolved in found if isinstance(found, list) else [found]:
+        assert resolved["stage"]["model_path"].startswith(str(ROOT / "configs/models"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scheduling": {"token_budge": 64}}, "scheduling.token_budge: unknown setting; did you"),
+        ({"scheduling": {"policy": "sarathy"}}, "unknown 'sarathy'; known: chunked_only"),
+        ({"parallel": {"pipeline_stages": 99}}, "parallel.pipeline_stages: 99 stages for"),
+        ({"model": {"path": "no/such/folder"}}, "model.path: no folder 'no/such/folder'"),
+        ({"slo": {"tbt_ms": -5}}, "slo.tbt_ms"),
+        ({"parallel": {"symmetric_memory": True}}, "symmetric_memory: needs parallel.device: cuda"),
+        (
+            {"parallel": {"activations": "accelerator"}},
+            "accelerator needs parallel.device: cuda and",
+        ),
+        ({"api": {"max_m": 3}}, "api.max_m: unknown setting; did you mean 'max_n'"),
+    ],
+)
+def test_wrong_settings_are_named(changes: dict[str, dict[str, object]], message: str) -> None:
+    args = {"model": {"path": "configs/models/demo"}, **changes}
+    with pytest.raises(SettingsError) as caught:
+        resolve(parse(args))
+    assert message in str(caught.value)
+
+
+def test_serve_refuses_a_bad_config_before_anything_starts(tmp_path: Path) -> None:
+    config = yaml.safe_load((ROOT / "configs/serve/demo.yaml").read_text())
+    config["applications"][0]["args"]["kv"]["block_sise"] = 16
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump(config))
+    result = runner.invoke(app, ["serve", str(path)])
+    assert result.exit_code == 2
+    assert "block_sise" in result.output
+    assert "block_size" in result.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"proxy_location": "HeadOnly"}, "listen: needs proxy_location: Disabled"),
+        ({"deployments": [{"name": "LLMServer", "num_replicas": 2}]}, "only for one replica"),
+        ({"listen": None}, "proxy_location: Disabled leaves no HTTP"),
+        ({"listen": "8000"}, "listen: String should match"),
+        ({"listen": "127.0.0.1:0"}, "the port must lie between 1 and 65535"),
+        ({"listen": "127.0.0.1:70000"}, "the port must lie between 1 and 65535"),
+        ({"listen": "no.such.host.invalid:8000"}, "cannot listen on no.such.host.invalid:8000"),
+    ],
+)
+def test_serve_refuses_a_config_that_could_not_be_reached(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    config = yaml.safe_load((ROOT / "configs/serve/demo.yaml").read_text())
+    application = config["applications"][0]
+    for key, value in changes.items():
+        place = {"proxy_location": config, "listen": application["args"]}.get(key, application)
+        place[key] = value
+    path = tmp_path / "unreachable.yaml"
+    path.write_text(yaml.safe_dump(config))
+    result = runner.invoke(app, ["serve", str(path)])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+def test_serve_says_at_once_that_a_port_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = runner.invoke(app, ["serve", "configs/serve/demo.yaml", "--port", str(port)])
+    assert result.exit_code == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in result.output
+
+
+def test_generate_says_how_to_start_a_server() -> None:
+    result = runner.invoke(app, ["generate", "hello", "--url", "http://127.0.0.1:9"])
+    assert result.exit_code == 1
+    assert "legato serve" in result.output
+
+
+def test_the_settings_reference_is_current() -> None:
+    printed = runner.invoke(app, ["config", "reference"]).stdout
+    written = (ROOT / "configs/README.md").read_text()
+    assert printed == written, "legato config reference > configs/README.md"
+    assert "Undefined" not in printed
+    without = [line for line in printed.splitlines() if line.endswith("|  |")]
+    assert not without, f"settings without a description: {without}"
+
+
+def test_a_model_folder_is_checked_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").symlink_to(ROOT / "configs/models/demo")
+    monkeypatch.chdir(tmp_path)
+    shown = runner.invoke(app, ["config", "show", "mine"])
+    assert json.loads(shown.stdout)["stage"]["model_path"] == str(ROOT / "configs/models/demo")
+    own = json.loads(shown.stdout)
+    assert own["kv"]["gib"] is None, "the demo's memory says nothing about another model"
+    assert (own["scheduler"]["tbt_s"], own["scheduler"]["ttft_s"]) == (0.1, None)
+    checked = runner.invoke(app, ["config", "check"])
+    assert (checked.exit_code, checked.stdout) == (0, "configs/serve/demo.yaml: ok\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (": [", "is not YAML"),
+        ("\x00", "is not YAML"),
+        ("applications: {}", "needs a list `applications`"),
+        ("applications: [1]", "needs a list `applications`"),
+        ("applications: [{args: {}}]", "lacks `import_path"),
+        ("applications: [{import_path: a, args: {listen: x}}]\nproxy_location: Disabled", r"^(\["),
+        ("applications: [{import_path: a, args: [1]}]", "needs a mapping `args`"),
+        ("applications: [{import_path: a, args: {}}]", "model: Field required"),
+    ],
+)
+def test_a_broken_config_is_refused_by_its_name(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    checked = runner.invoke(app, ["config", "check", str(path)])
+    assert checked.exit_code == 2, checked.output
+    assert f"error: {path}" in checked.output
+    assert message in checked.output
+
+
+def test_the_files_that_are_looked_for_are_named_as_given(tmp_path: Path) -> None:
+    for missing in ("no/such.yaml", "configs/serve/no.yaml"):
+        checked = runner.invoke(app, ["config", "check", missing])
+        assert checked.exit_code == 2
+        assert f"no config file or model folder '{missing}'" in checked.output
+
+
+def test_models_and_folders(tmp_path: Path) -> None:
+    """The demo model would load; Falcon-180B's config is fine, but there are no weights."""
+    assert "Gemma3ForCausalLM: Gemma 2 with" in runner.invoke(app, ["models"]).stdout
+    demo = runner.invoke(app, ["check", "configs/models/demo"])
+    assert demo.exit_code == 0
+    assert "ok. LlamaForCausalLM, 8 layers, 5.8 M parameters" in demo.stdout
+    split = runner.invoke(app, ["check", "configs/models/demo", "--tensor-ranks", "7"])
+    assert split.exit_code == 2
+    assert "cannot be split over 7 ranks" in split.output
+    falcon = runner.invoke(app, ["check", "configs/models/shapes/falcon-180b"])
+    assert falcon.exit_code == 2
+    assert "holds no *.safetensors weights" in falcon.output

@@ -1,0 +1,78 @@
+"""The console in a real browser, on a real server: chat, streams, a long prompt, the switch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.console.chromium import chromium, is_installed, text, wait
+from tests.serve.server_process import ROOT, Server, running
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        not is_installed(), reason="needs the packages chromium and chromium-driver"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    args = {
+        "model": {"path": str(ROOT / "configs/models/demo")},
+        "scheduling": {"token_budget": 128, "max_requests": 32},
+        "kv": {"memory_gib": 0.3},
+        "slo": {"tbt_ms": 1},  # which no step keeps
+    }
+    with running(tmp_path_factory.mktemp("console"), args) as started:
+        yield started
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    with chromium(1400, 1000) as driver:
+        yield driver
+
+
+def test_a_visitor_chats_streams_and_switches(server: Server, browser: Any, tmp_path: Path) -> None:
+    browser.get(server.url + "/")
+    wait(browser, lambda d: text(d, "state") == "ready")
+    assert text(browser, "model") == "demo"
+
+    browser.find_element("id", "input").send_keys("What is chunked prefill?\n")
+    wait(browser, lambda d: d.find_elements("css selector", ".message.assistant small"))
+    answer = browser.find_element("css selector", ".message.assistant span").text
+    assert len(answer.split()) > 5
+
+    browser.find_element("id", "streams").click()
+    wait(browser, lambda d: len(d.find_elements("css selector", ".lane")) == 9)  # and the server's
+    wait(browser, lambda d: "ms" in text(d, "worst"))
+    browser.find_element("id", "long").click()
+    wait(browser, lambda d: "P50" in text(d, "tbt-note"))
+
+    browser.find_element("css selector", "#policy option[value=vllm]").click()
+    wait(browser, lambda d: d.execute_async_script(
+        "const done = arguments[0]; fetch('console/status').then(r => r.json())"
+        ".then(s => done(s.policy))") == "vllm")  # fmt: skip
+
+    wait(browser, lambda d: d.find_elements("css selector", ".cause"))
+    assert text(browser, "kept-note").endswith("% kept")
+    budget = browser.find_element("id", "budget")
+    budget.send_keys("99999999\n")
+    wait(browser, lambda d: "budget" in text(d, "notice"))
+
+    for name, width, dark in (("wide", 1400, False), ("narrow-dark", 480, True)):
+        browser.set_window_size(width, 1000)
+        browser.execute_script(
+            "document.documentElement.classList.toggle('dark', arguments[0])", dark
+        )
+        assert browser.save_screenshot(str(tmp_path / f"{name}.png"))
+        overflow = browser.execute_script(
+            "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        assert overflow <= 0, f"{name}: the page scrolls sideways"
+    severe = [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
+    assert not severe

@@ -1,0 +1,103 @@
+"""What a key may change and ask for, who counts as one, and what is written down of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import httpx
+import pytest
+
+from app.api.application import build_api
+from app.api.context import Context
+from app.api.http.options import ApiOptions, KeyLimits, at_address
+from app.console.routes import console_routes
+from app.engine_client.client import ModelCard
+from app.text.processor import TextProcessor
+from tests.app.api.conftest import MODEL
+from tests.app.api.conftest import text as text  # a fixture of this room too
+from tests.app.api.hand_engine import HandEngine
+
+KEYS = {
+    "secret-plain": KeyLimits(),
+    "secret-admin": KeyLimits(admin=True),
+    "secret-low": KeyLimits(max_priority=0),
+}
+
+
+class Observer:
+    def objectives(self) -> Mapping[str, Any]:
+        return {}
+
+    def watch_gaps(self) -> Any:
+        return nullcontext([])
+
+
+class Engine(HandEngine):
+    changes: Mapping[str, Any] | None = None
+
+    async def reconfigure(self, changes: Mapping[str, Any]) -> None:
+        self.changes = changes
+
+
+def serve(text: TextProcessor, options: ApiOptions) -> tuple[Engine, httpx.AsyncClient]:
+    card = ModelCard(MODEL, text.model_path, 4096, text.vocab_size, text.eos_token_ids, 1)
+    engine = Engine(card)
+    routes = console_routes([(MODEL, engine, Observer())], options)
+    transport = httpx.ASGITransport(build_api(Context(engine, text, options), routes))
+    return engine, httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def test_settings_are_changed_with_an_admins_key_alone(
+    text: TextProcessor, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, client = serve(text, ApiOptions(api_keys=KEYS))
+    body = {"policy": "orca"}
+    for key, status in (("secret-plain", 403), ("secret-low", 403), ("secret-admin", 200)):
+        assert engine.changes is None
+        answer = await client.post("/console/settings", json=body, headers=bearer(key))
+        assert answer.status_code == status
+        if status == 403:
+            assert answer.json()["error"]["code"] == "admin_only"
+    assert engine.changes == body
+    told = [r.getMessage() for r in caplog.records if r.name == "legato.audit"]
+    assert sum("settings changed by key key-" in line for line in told) == 1
+    assert sum("settings refused" in line for line in told) == 2
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 200), ("0.0.0.0", 403)])
+async def test_without_keys_they_are_changed_from_this_machine_alone(
+    text: TextProcessor, host: str, status: int
+) -> None:
+    engine, client = serve(text, at_address(ApiOptions(), host))
+    answer = await client.post("/console/settings", json={"policy": "orca"})
+    assert answer.status_code == status
+    assert (engine.changes is not None) == (status == 200)
+
+
+async def test_a_key_has_a_highest_priority(text: TextProcessor) -> None:
+    _, client = serve(text, ApiOptions(api_keys=KEYS))
+    for key, priority, status in (("low", 1, 403), ("low", -1, 200), ("plain", 1, 200)):
+        body = {"model": MODEL, "prompt": "a", "max_tokens": 1, "priority": priority}
+        headers = bearer(f"secret-{key}")
+        answer = await client.post("/v1/completions", json=body, headers=headers)
+        assert answer.status_code == status
+        if status == 403:
+            assert answer.json()["error"]["param"] == "priority"
+
+
+async def test_a_new_user_is_no_new_share(text: TextProcessor) -> None:
+    """Gap 7: limits and fair shares go by the key; only prompts are kept apart by `user`."""
+    engine, client = serve(text, ApiOptions(api_keys=KEYS))
+    for user in ("ann", "bob"):
+        body = {"model": MODEL, "prompt": "a", "max_tokens": 1, "user": user}
+        await client.post("/v1/completions", json=body, headers=bearer("secret-plain"))
+    first, second = engine.seen
+    assert first.tenant == second.tenant
+    assert first.cache_salt != second.cache_salt

@@ -1,0 +1,79 @@
+"""Fleets in this test process: real schedulers and stages, a real registry, and their front."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.fleet.routers import build_router
+from app.engine_client.live import LiveEngine
+from app.fleet.client import FleetClient
+from app.fleet.finder import Finder
+from app.fleet.registry import Member, Registry, this_node
+from app.settings import parse, resolve
+from tests.app.fleet.live.waiting import until
+
+
+@dataclass(slots=True)
+class LiveFleet:
+    """`engines` in order of their start; `front` knows them all once `add` has returned."""
+
+    folder: Path
+    sections: dict[str, Any]
+    registry: Registry
+    front: FleetClient
+    engines: list[LiveEngine] = field(default_factory=list)
+
+    async def add(self, **membership: Any) -> LiveEngine:
+        settings = parse({"model": {"path": str(self.folder)}, **self.sections})
+        member = Member(self.registry, f"replica-{len(self.engines)}", **membership)
+        engine = LiveEngine(resolve(settings), "tiny", membership=member)
+        await engine.start()
+        self.engines.append(engine)
+        await until(lambda: self.front.num_engines == len(self.engines))
+        return engine
+
+    async def pid(self, number: int) -> int:
+        """Of that engine's scheduler."""
+        return int((await self.engines[number].status())["pid"])
+
+
+@pytest.fixture
+async def make_fleet(
+    ray_cluster: None, tiny_model: Callable[..., Path]
+) -> AsyncIterator[Callable[..., Any]]:
+    """`await make_fleet(num_engines, routing="round_robin", scheduling={...})`."""
+    async with AsyncExitStack() as at_end:
+
+        async def make(
+            num_engines: int,
+            folder: Path | None = None,
+            routing: str = "round_robin",
+            front: dict[str, Any] | None = None,
+            **sections: dict[str, Any],
+        ) -> LiveFleet:
+            sections.setdefault("kv", {"block_size": 4, "memory_gib": 0.01})
+            sections.setdefault("scheduling", {"max_requests": 64, "token_budget": 64})
+            registry = Registry(f"test-{secrets.token_hex(4)}")
+            path = folder or tiny_model("llama")
+            client = FleetClient(
+                Finder(registry, this_node()),
+                "tiny",
+                str(path),
+                build_router(routing),
+                **front or {},
+            )
+            fleet = LiveFleet(path, sections, registry, client)
+            at_end.push_async_callback(client.close)
+            await client.start()
+            for _ in range(num_engines):
+                at_end.push_async_callback((await fleet.add()).close)
+            return fleet
+
+        yield make

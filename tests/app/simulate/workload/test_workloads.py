@@ -1,0 +1,177 @@
+"""Workloads: statistics as published, arrival processes as named, files read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.simulate.workload import specs
+from app.simulate.workload.arrivals import bursty, diurnal, fixed_interval, gamma, poisson
+from app.simulate.workload.lengths import (
+    arxiv_summarization,
+    fixed_lengths,
+    sharegpt4,
+    zipf_lengths,
+)
+from app.simulate.workload.requests import Workload, concatenate, generate, multi_turn
+from app.simulate.workload.traces import read_trace
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected", "cap"),
+    [
+        (sharegpt4(), (1730, 5696, 2088, 415, 834, 266), 8192),
+        (arxiv_summarization(), (7059, 12985, 3638, 208, 371, 265), 16384),
+    ],
+)
+def test_the_papers_workloads_match_their_published_statistics(
+    lengths: object, expected: tuple[float, ...], cap: int
+) -> None:
+    drawn = generate(poisson(1.0), lengths, 20_000)  # type: ignore[arg-type]
+    found = drawn.statistics()
+    names = (
+        "prompt_median",
+        "prompt_p90",
+        "prompt_std",
+        "output_median",
+        "output_p90",
+        "output_std",
+    )
+    for name, value in zip(names, expected, strict=True):
+        assert found[name] == pytest.approx(value, rel=0.04), name
+    assert (drawn.prompt_tokens + drawn.output_tokens).max() <= cap
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "cv"),
+    [
+        (poisson(4.0), 1.0),
+        (gamma(4.0, 0.5), 0.5),
+        (fixed_interval(4.0), 0.0),
+        (gamma(4.0, 2.0), 2.0),
+    ],
+)
+def test_arrivals_have_their_rate_and_regularity(arrivals: object, cv: float) -> None:
+    times = generate(arrivals, fixed_lengths(1, 1), 20_000).arrival_s  # type: ignore[arg-type]
+    gaps = np.diff(times)
+    assert 1.0 / gaps.mean() == pytest.approx(4.0, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, abs=0.08)
+
+
+def test_bursts_are_burstier_and_days_have_a_peak() -> None:
+    burst = generate(bursty(5.0, burst=8.0), fixed_lengths(1, 1), 20_000)
+    gaps = np.diff(burst.arrival_s)
+    assert gaps.std() / gaps.mean() > 1.15
+    assert burst.qps == pytest.approx(5.0, rel=0.25)
+    day = generate(diurnal(1.0, swing=0.8, period_s=4000.0), fixed_lengths(1, 1), 8000).arrival_s
+    phase = (day[day < 8000.0] % 4000.0) / 4000.0
+    noon, night = ((phase > 0.4) & (phase < 0.6)).sum(), ((phase < 0.1) | (phase > 0.9)).sum()
+    assert noon > 5 * night
+
+
+def test_zipf_favours_short_totals_within_bounds() -> None:
+    drawn = generate(poisson(1.0), zipf_lengths(), 5000)
+    totals = drawn.prompt_tokens + drawn.output_tokens
+    assert totals.min() >= 1024
+    assert totals.max() <= 4096
+    assert np.median(totals) < (1024 + 4096) / 2
+    assert np.median(drawn.prompt_tokens / drawn.output_tokens) == pytest.approx(20, rel=0.05)
+
+
+def test_equal_seeds_equal_requests_at_any_rate() -> None:
+    slow, fast = (generate(poisson(q), sharegpt4(), 500, seed=3) for q in (0.5, 4.0))
+    assert (slow.prompt_tokens == fast.prompt_tokens).all()
+    assert slow.at_rate(4.0).qps == pytest.approx(4.0)
+    assert not (
+        generate(poisson(1.0), sharegpt4(), 500, seed=4).prompt_tokens == slow.prompt_tokens
+    ).all()
+
+
+def test_turns_of_a_session_repeat_what_was_said() -> None:
+    chats = multi_turn(1.0, 4.0, fixed_lengths(50, 20), 40, max_total=400)
+    assert (chats.prompt_tokens - chats.shared_tokens == 50).all()
+    for session in range(40):
+        mine = chats.sessions == session
+        history = chats.prompt_tokens[mine] + chats.output_tokens[mine]
+        assert (chats.shared_tokens[mine][1:] == history[:-1]).all()
+        assert (history <= 400).all()
+
+
+def test_phases_follow_each_other() -> None:
+    first, second = (generate(fixed_interval(2.0), fixed_lengths(n, 1), 10) for n in (5, 9))
+    joined = concatenate([first, second])
+    assert joined.prompt_tokens.tolist() == [5] * 10 + [9] * 10
+    assert joined.arrival_s[10] == pytest.approx(5.5)
+
+
+def test_traces_are_read_from_csv_and_parquet(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "a.csv").write_text(
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n2.0,7,3\n0.5,9,1\n"
+    )
+    pq.write_table(
+        pa.table({"prompt_tokens": [4, 5], "output_tokens": [1, 2]}), tmp_path / "b.parquet"
+    )
+    trace = read_trace(tmp_path / "a.csv")
+    assert trace.arrival_s.tolist() == [0.5, 2.0]
+    assert trace.prompt_tokens.tolist() == [9, 7]
+    assert read_trace(tmp_path / "b.parquet", qps=3.0).output_tokens.tolist() == [1, 2]
+    with pytest.raises(ValueError, match="rate"):
+        read_trace(tmp_path / "b.parquet")
+    (tmp_path / "c.csv").write_text("num_prefill_tokens\n3\n")
+    with pytest.raises(ValueError, match="output_tokens"):
+        read_trace(tmp_path / "c.csv", qps=1.0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [(([0.0, 1.0], [1], [1, 1]), "different"), (([1.0, 0.0], [1, 1], [1, 1]), "ascend"),
+     (([0.0], [0], [1]), "at least one")],
+)  # fmt: skip
+def test_impossible_workloads_are_refused(columns: tuple[list[float], ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Workload(*(np.array(c) for c in columns))
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs/workloads").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_every_shipped_workload_loads(path: Path) -> None:
+    assert len(specs.load_workload(path)) > 50
+
+
+def test_a_trace_gives_lengths_to_draw_from(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.csv"
+    file.write_text("num_prefill_tokens,num_decode_tokens\n80,8\n160,24\n")
+    rng = np.random.default_rng(0)
+    for text, pairs in ((f"{file}", {(80, 8), (160, 24)}), (f"{file}/8", {(10, 1), (20, 3)})):
+        prompts, outputs = specs.parse_lengths(text)(64, rng)
+        assert set(zip(prompts.tolist(), outputs.tolist(), strict=True)) == pairs
+    file.write_text("num_prefill_tokens,num_decode_tokens\n")
+    with pytest.raises(ValueError, match="no request"):
+        specs.parse_lengths(str(file))
+    with pytest.raises(OSError, match=r"missing\.csv"):
+        specs.parse_lengths("missing.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense", "known: arxiv"),
+        ("fixed:1", "argument"),
+        ("fixed:a,b", "numbers"),
+        ("zipf/x", "number stands"),
+        ("a/b", "known: arxiv"),
+    ],
+)
+def test_wrong_names_say_what_is_right(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        specs.parse_lengths(text)
+    with pytest.raises(ValueError, match="unknown keys speed"):
+        specs.build_workload({"lengths": "zipf", "qps": 1, "requests": 2, "speed": 1})

@@ -1,0 +1,41 @@
+"""Calls behind a grammar, which makes them and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from app.text.output.hermes import Hermes
+from app.text.output.pieces import CallDelta, Text
+from app.text.output.registry import OutputFormats
+from tests.app.text.output.reading import CUTS, TOOLS, cut, pieces_of, read
+
+HERMES = OutputFormats(Hermes, None)
+CALL = '{"name": "add", "arguments": {"a": 1, "b": "x}\\"{"}}'
+
+
+@pytest.mark.parametrize(
+    "answer", [CALL, f"[{CALL}]", f"[{CALL}, {CALL}]", f" [ {CALL}\n,{CALL} ] "]
+)
+@given(cuts=CUTS)
+@settings(max_examples=20, deadline=None)
+def test_forced_calls(answer: str, cuts: list[int]) -> None:
+    found = read(HERMES, cut(answer, cuts), is_forced=True)
+    assert found == ("", "", [("add", {"a": 1, "b": 'x}"{'})] * answer.count("name"))
+
+
+def test_forced_arguments_before_the_name_wait_for_it() -> None:
+    answer = '{"arguments": {"a": [1]}, "name": "add"}'
+    assert read(HERMES, list(answer), is_forced=True) == ("", "", [("add", {"a": [1]})])
+
+
+def test_forced_arguments_stream_character_by_character() -> None:
+    parser = HERMES.parser(TOOLS, is_forced=True, by_argument=True, in_reasoning=False)
+    parser.push(['{"name": "add", "arguments": '])
+    assert parser.push(['{"b": "lo']) == [CallDelta(0, None, '{"b": "lo')]
+    assert parser.push(["ng"]) == [CallDelta(0, None, "ng")]
+
+
+def test_text_where_a_grammar_was_to_make_calls_is_shown() -> None:
+    found = pieces_of(HERMES, list("Sorry."), by_argument=True, is_forced=True)
+    assert "".join(piece.text for piece in found if isinstance(piece, Text)) == "Sorry."

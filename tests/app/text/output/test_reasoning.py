@@ -1,0 +1,111 @@
+"""Reasoning told from the answer, and its tokens counted."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from app.text.output.harmony import Harmony, HarmonyChannels
+from app.text.output.hermes import Hermes
+from app.text.output.registry import OutputFormats
+from app.text.output.thinking import MistralThink, Think
+from tests.app.text.output.reading import CUTS, TOOLS, cut, read
+
+THINK = OutputFormats(Hermes, Think)
+HARMONY = OutputFormats(Harmony, HarmonyChannels)
+CALL = '<tool_call>{"name": "now"}</tool_call>'
+CHANNELS = (
+    "<|channel|>analysis<|message|>First a <b>.<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|><|start|>assistant<|channel|>'
+    "analysis<|message|>Then c.<|end|><|start|>assistant<|channel|>final<|message|>So: 1 < 2."
+    "<|return|>"
+)
+
+CASES = [
+    (THINK, False, "<think>\nOne.\n\nTwo.\n</think>\n\nYes.", ("Yes.", "One.\n\nTwo.", [])),
+    (THINK, False, f"<think>So</think>{CALL}", ("", "So", [("now", {})])),
+    (THINK, False, f"<think>{CALL}</think>", ("", CALL, [])),
+    (THINK, False, "\n<think></think>Yes.", ("Yes.", "", [])),
+    (THINK, False, "Yes.<think>No.</think>", ("Yes.<think>No.</think>", "", [])),
+    (THINK, False, " <thing>", (" <thing>", "", [])),
+    (THINK, False, "<think>cut off </thi", ("", "cut off </thi", [])),
+    (THINK, True, "One.\n</think>\n\nYes.", ("Yes.", "One.", [])),
+    (THINK, True, "never ends\n", ("", "never ends", [])),
+    (OutputFormats(None, MistralThink), False, "[THINK]Hm[/THINK]Yes.", ("Yes.", "Hm", [])),
+    (OutputFormats(None, None), False, "<think>Hm</think>Yes.", ("<think>Hm</think>Yes.", "", [])),
+    (HARMONY, False, CHANNELS, ("So: 1 < 2.", "First a <b>.Then c.", [("add", {"a": 1})])),
+    (HARMONY, False, "<|channel|>analysis<|message|>cut off", ("", "cut off", [])),
+    (HARMONY, False, "<|channel|>ana", ("", "", [])),
+    (HARMONY, False, "No channel.", ("No channel.", "", [])),
+]
+
+
+@pytest.mark.parametrize(("formats", "begun", "answer", "wanted"), CASES)
+@given(cuts=CUTS)
+@settings(max_examples=25, deadline=None)
+def test_reasoning_is_told_apart_in_any_cut(
+    formats: OutputFormats, begun: bool, answer: str, wanted: object, cuts: list[int]
+) -> None:
+    assert read(formats, cut(answer, cuts), in_reasoning=begun) == wanted
+    assert read(formats, list(answer), in_reasoning=begun) == wanted
+
+
+@pytest.mark.parametrize(
+    ("formats", "begun", "tokens", "num_reasoning"),
+    [
+        (THINK, False, ["<think>", "\n", "So", ".", "</think>", "\n\n", "Yes", "."], 5),
+        (THINK, False, ["<th", "ink>", "So", "</", "think>", "Yes"], 5),
+        (THINK, True, ["So", "</think>", "Yes"], 2),
+        (THINK, False, ["<th", "ing>", "Yes"], 0),
+        (
+            HARMONY,
+            False,
+            [
+                "<|channel|>",
+                "analysis",
+                "<|message|>",
+                "So",
+                "<|end|>",
+                "<|start|>",
+                "assistant",
+                "<|channel|>",
+                "final",
+                "<|message|>",
+                "Yes",
+            ],
+            5,
+        ),
+    ],
+)
+def test_reasoning_tokens_are_counted(
+    formats: OutputFormats, begun: bool, tokens: list[str], num_reasoning: int
+) -> None:
+    for groups in ([tokens], [[token] for token in tokens]):
+        parser = formats.parser(TOOLS, is_forced=False, by_argument=True, in_reasoning=begun)
+        for group in groups:
+            parser.push(group)
+        parser.finish()
+        assert parser.num_reasoning_tokens == num_reasoning
+
+
+def test_the_answer_behind_the_reasoning_needs_no_parser() -> None:
+    parser = OutputFormats(None, Think).parser(
+        {}, is_forced=False, by_argument=True, in_reasoning=False
+    )
+    seen = []
+    for token in ["<think>", "So", "</think>", "\n\n", "Yes", "."]:
+        parser.push([token])
+        seen.append(parser.is_transparent)
+    assert seen == [False, False, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "begun"),
+    [
+        ("<|im_start|>assistant\n", False),
+        ("<|im_start|>assistant\n<think>\n", True),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+    ],
+)
+def test_a_template_may_begin_the_reasoning(prompt: str, begun: bool) -> None:
+    assert Think.begins_in(prompt) is begun

@@ -1,0 +1,79 @@
+"""Formats are told by the chat template, or named."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from app.settings_schema import ModelSettings
+from app.text.output.harmony import Harmony, HarmonyChannels
+from app.text.output.hermes import Hermes
+from app.text.output.mistral import Mistral
+from app.text.output.registry import (
+    AUTO,
+    NONE,
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    choose_formats,
+)
+from app.text.output.thinking import Think
+from tests.app.text.families import FAMILIES, GPT_OSS, MISTRAL
+
+FORMATS_OF = {
+    "hermes": ("hermes", None),
+    "qwen3": ("hermes", "think"),
+    "qwen3_coder": ("qwen3_coder", None),
+    "r1": ("hermes", "think"),
+    "llama_3": ("llama3_json", None),
+    "llama_4": ("pythonic", None),
+    "mistral": ("mistral", None),
+    "magistral": ("mistral", "mistral"),
+    "gpt_oss": ("harmony", "harmony"),
+}
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_template_shows_its_formats(family: str) -> None:
+    tools, reasoning = FORMATS_OF[family]
+    found = choose_formats([FAMILIES[family]])
+    assert found.tools is TOOL_FORMATS[tools]
+    assert found.reasoning is (None if reasoning is None else REASONING_FORMATS[reasoning])
+
+
+def test_a_template_that_shows_nothing_is_read_like_hermes() -> None:
+    for templates in ([], ["{{ messages }}"]):
+        found = choose_formats(templates)
+        assert (found.tools, found.reasoning) == (Hermes, None)
+
+
+def test_a_named_format_counts_more_than_the_template() -> None:
+    found = choose_formats([MISTRAL], "hermes", "think")
+    assert (found.tools, found.reasoning) == (Hermes, Think)
+    assert choose_formats([MISTRAL], "none").tools is None
+    assert choose_formats([MISTRAL], "auto", "think").tools is Mistral
+
+
+def test_harmony_holds_both() -> None:
+    assert choose_formats([], "harmony").reasoning is HarmonyChannels
+    assert choose_formats([], "auto", "harmony").tools is Harmony
+    assert choose_formats([], "none", "harmony").tools is None
+    assert choose_formats([GPT_OSS], "auto", "none").tools is None
+    for tools, reasoning in (("hermes", "harmony"), ("harmony", "think"), ("harmony", "none")):
+        with pytest.raises(ValueError, match=r"model\.reasoning_parser: harmony"):
+            choose_formats([], tools, reasoning)
+
+
+@pytest.mark.parametrize("setting", ["model.tool_parser", "model.reasoning_parser"])
+def test_an_unknown_name_is_refused(setting: str) -> None:
+    given = {setting.removeprefix("model."): "nope"}
+    with pytest.raises(ValueError, match=f"{setting}: unknown 'nope'; known: harmony, "):
+        choose_formats([], **given)
+
+
+def test_the_settings_know_every_format() -> None:
+    fields = ModelSettings.model_fields
+    assert sorted(get_args(fields["tool_parser"].annotation)) == sorted([AUTO, NONE, *TOOL_FORMATS])
+    assert sorted(get_args(fields["reasoning_parser"].annotation)) == sorted(
+        [AUTO, NONE, *REASONING_FORMATS]
+    )

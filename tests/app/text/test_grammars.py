@@ -1,0 +1,129 @@
+"""Grammars are compiled in a child process with the real library."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import xgrammar
+from transformers import AutoTokenizer
+
+from actors.scheduling.request import Grammar
+from actors.stage.grammar_kinds import bounds_as_patterns, compile_grammar, ebnf_of_choices
+from app.text.grammars import GrammarBusy, GrammarChecker, GrammarInvalid
+from tests.app.text.tiny_tokenizer import byte_level_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(byte_level_folder(Path(tmp_path_factory.mktemp("grammar"))))
+
+
+@pytest.fixture(scope="module")
+def checker(folder: str) -> Iterator[GrammarChecker]:
+    found = GrammarChecker(folder)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json_object", ""),
+        Grammar("json_schema", '{"type":"object","properties":{"a":{"type":"integer"}}}'),
+        Grammar("regex", "[a-c]{2,3}x?"),
+        Grammar("ebnf", 'root ::= "a" root | "b"'),
+        Grammar("choice", '["yes", "n\\"o\\n", "caf\\u00e9"]'),
+    ],
+)
+async def test_good_grammars_compile(checker: GrammarChecker, grammar: Grammar) -> None:
+    await checker.check(grammar)
+    await checker.check(grammar)  # from memory
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json_schema", '{"type": "nonsense"}'),
+        Grammar("json_schema", "{"),
+        Grammar("regex", "(["),
+        Grammar("ebnf", "root ::= missing"),
+        Grammar("nonsense", ""),
+    ],
+)
+async def test_bad_grammars_are_refused(checker: GrammarChecker, grammar: Grammar) -> None:
+    for _ in range(2):
+        with pytest.raises(GrammarInvalid):
+            await checker.check(grammar)
+
+
+async def test_a_pathological_grammar_is_cut_off_and_others_go_on(folder: str) -> None:
+    properties = {f"p{i}": {"type": "string", "pattern": "(a|b){1,50}"} for i in range(4000)}
+    huge = json.dumps({"type": "object", "properties": properties})  # seconds of work
+    checker = GrammarChecker(folder, limit_s=0.2)
+    with pytest.raises(GrammarInvalid, match=r"within 0\.2 s"):
+        await checker.check(Grammar("json_schema", huge))
+    await checker.check(Grammar("regex", "ab+"))
+    checker.close()
+
+
+async def test_a_flood_is_refused_beyond_a_bound(checker: GrammarChecker) -> None:
+    checks = [checker.check(Grammar("regex", f"flood{i}")) for i in range(64)]
+    outcomes = await asyncio.gather(*checks, return_exceptions=True)
+    busy = [outcome for outcome in outcomes if isinstance(outcome, GrammarBusy)]
+    assert len(busy) == 32
+    assert [outcome for outcome in outcomes if outcome not in busy] == [None] * 32
+
+
+def test_choices_are_escaped() -> None:
+    assert ebnf_of_choices(['a"b\\c\n']) == 'root ::= "a\\"b\\\\c\\n"'
+
+
+def test_bounds_are_written_as_patterns_and_values_left_alone() -> None:
+    word = {"type": "string", "minLength": 1, "maxLength": 3}
+    schema = {
+        "properties": {"const": word, "maxLength": {"type": "integer"}},
+        "anyOf": [{"type": ["string", "null"], "maxLength": 2}, {"const": word}],
+        "items": {"type": "string", "minLength": 2},
+        "contains": {"type": "string", "maxLength": 2, "pattern": "a"},
+        "not": {"type": "string", "maxLength": "2"},
+    }
+    char = r'[^"\\\x00-\x1f]'
+    assert bounds_as_patterns(schema) == {
+        "properties": {
+            "const": {"type": "string", "pattern": f"^{char}{{1,3}}$"},
+            "maxLength": {"type": "integer"},
+        },
+        "anyOf": [
+            {"type": ["string", "null"], "pattern": f"^{char}{{0,2}}$"},
+            {"const": word},
+        ],
+        "items": {"type": "string", "pattern": f"^{char}{{2,}}$"},
+        "contains": {"type": "string", "maxLength": 2, "pattern": "a"},
+        "not": {"type": "string", "maxLength": "2"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "follows"),
+    [
+        ('"ab"', True),
+        ('"é猫🙂"', True),
+        ('"a"', False),
+        ('"abcd"', False),
+        ('"a\tb"', False),
+        ('"a\x00b"', False),
+        ('"a\\"', False),
+        (' "ab"', False),
+    ],
+)
+def test_bounded_strings_are_json(folder: str, text: str, follows: bool) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo.from_huggingface(tokenizer))
+    schema = '{"type": "string", "minLength": 2, "maxLength": 3}'
+    compiled = compile_grammar(compiler, "json_schema", schema)
+    matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=True)
+    assert (matcher.accept_string(text) and matcher.is_terminated()) == follows

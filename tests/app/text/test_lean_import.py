@@ -1,0 +1,30 @@
+"""Processes that answer HTTP hold no torch: what they import of transformers does without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+_DEMO = Path(__file__).parents[3] / "configs/models/demo"
+_CODE = """
+import sys
+from app.text.lean_import import import_tokenizers_alone
+import_tokenizers_alone()
+from app.text.processor import TextProcessor
+text = TextProcessor(sys.argv[1])
+assert "torch" not in sys.modules, "transformers has imported torch"
+import torch  # may still be had
+print(*text.encode_now("Tokens never stall: 3 + 4 = 7."))
+"""
+
+
+def test_tokenizers_load_without_torch() -> None:
+    command = [sys.executable, "-c", _CODE, str(_DEMO)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "PyTorch was not found" not in ended.stderr
+    from app.text.processor import TextProcessor
+
+    expected = TextProcessor(_DEMO).encode_now("Tokens never stall: 3 + 4 = 7.")
+    assert ended.stdout.split() == list(map(str, expected))
