@@ -300,11 +300,12 @@ class Core:
 
     def _plan_one(self) -> InFlight | None:
         """The next step; None if nothing can run now."""
-        (builder := self.builder).clear(self.num_steps)
+        builder = self.builder
+        builder.begin(self.num_steps)
         if self.requests.trials and self.faults.plan_turn(builder, self.policy.plan):
             return builder.build()
         self.policy.plan(builder)
-        if builder.empty and not self.in_flight:
+        if builder.contents.is_empty and not self.in_flight:
             self.num_forced_steps += 1
             plan_anything(builder)
         if self.speculation.is_on:

@@ -55,10 +55,10 @@ class Faults:
         """Plan a step of suspects or, in turn, of the others; False: nothing is planned."""
         if not self._trial_is_next:
             plan_others(step)
-        self._trial_is_next = not step.empty
-        if step.empty:
+        self._trial_is_next = not step.contents.is_empty
+        if step.contents.is_empty:
             self._plan_trial(step)
-        return not step.empty
+        return not step.contents.is_empty
 
     def _plan_trial(self, step: StepBuilder) -> None:
         """Plan a step of suspects only; the slack of the others bounds its prefill.
@@ -80,7 +80,7 @@ class Faults:
 
     def _start(self, state: RequestState, step: StepBuilder, limit: int) -> bool:
         while not self.requests.start(state, limit, step.reserve):
-            victim = self.requests.running.victim(state, step.step_id)
+            victim = self.requests.running.victim(state, step.contents.step_id)
             if victim is None:
                 return False
             self.requests.preempt(victim)

@@ -1,23 +1,145 @@
-"""The step under construction: the calls of a policy, and the resulting plan.
+"""The step under construction: the calls and reads of a policy.
 
 A policy uses only the `StepBuilder`: it calls `decode_all`, `decode`, `chunk`, `start` and
-`preempt`, each of which allocates what it needs or changes nothing.
+`preempt`, each of which allocates what it needs or changes nothing. What the step holds so far is
+in `contents`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from actors.scheduling.microbatch import decode_share, spread
-from actors.scheduling.plan import Slice
-from actors.scheduling.state import Drafted, RequestState, RequestStatus
+from actors.scheduling.interfaces import Admission, TokenBudget
+from actors.scheduling.lifecycle import LiveRequests
+from actors.scheduling.microbatch import decode_share, prefill_share, spread
+from actors.scheduling.plan import Slice, StepShape
+from actors.scheduling.second_tier import SecondTier
+from actors.scheduling.state import Drafted, InFlight, RequestState, RequestStatus
 from actors.scheduling.step_contents import StepContents
 
 _make = tuple.__new__  # a NamedTuple without the Python-level constructor: once per token
+LEAST_TRIAL_TOKENS, MOST_TRIAL_TOKENS = 64, 2048  # of a step, whatever the budget
 
 
-class StepBuilder(StepContents):
-    """The step under construction. Attributes are for reading; methods add work."""
+class StepBuilder:
+    """Builds one step after the other. Attributes are for reading; methods add work."""
+
+    def __init__(
+        self,
+        requests: LiveRequests,
+        budget: TokenBudget,
+        admission: Admission,
+        reserve: bool,
+        tier: SecondTier | None,
+    ) -> None:
+        """reserve: allocate KV for a request's maximum length before it starts."""
+        self._requests = requests
+        self._running = requests.running
+        self.config = requests.config
+        self.budget = budget
+        self.admission = admission
+        self.reserve = reserve
+        self._tier = tier
+        self._uniform = self.config.micro_batches == "uniform" and self.config.num_stages > 1
+        self.token_budget = 0  # of the last step in which prefill was possible
+        self.begin(0)
+
+    def begin(self, step_id: int) -> None:
+        self.contents = StepContents(step_id)
+        self.is_trial = False  # whether only suspects may be added
+
+    def build(self) -> InFlight | None:
+        """The plan, if it has work."""
+        if self.contents.is_empty:
+            return None
+        return self.contents.build(self._requests, self._beside_move)
+
+    # ---- reads ------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> StepShape:
+        return self.contents.shape(self._beside_move)
+
+    @property
+    def _beside_move(self) -> bool:
+        return self._tier is not None and self._tier.is_moving
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit the stages' buffers."""
+        return self.config.max_step_tokens - self.contents.num_tokens
+
+    @property
+    def decoding(self) -> Sequence[RequestState]:
+        """Running requests whose prompt is planned to its end, best rank first."""
+        return self._running.decoding
+
+    @property
+    def prefilling(self) -> Sequence[RequestState]:
+        """Running requests with prompt (or recomputation) left, best rank first."""
+        return self._running.prefilling
+
+    @property
+    def num_running(self) -> int:
+        return self._running.num_requests
+
+    @property
+    def num_slots_taken(self) -> int:
+        """Sequence slots in use, those of FINISHING requests included."""
+        return self._running.num_slots_taken
+
+    @property
+    def order_preempts(self) -> bool:
+        """Whether the head of the queue may take the slot of a running request."""
+        return self._requests.waiting.order.preempts
+
+    @property
+    def wants_prefill(self) -> bool:
+        """Whether any prompt, running or waiting, has tokens left."""
+        return bool(self._running.prefilling or self._requests.waiting.num_requests)
+
+    def tokens_left(self) -> int:
+        """Prefill tokens that the budget allows in addition. Never negative."""
+        budget = self.budget.num_tokens(self.shape, self._requests)
+        if self._uniform:
+            share = prefill_share(self._requests, self.config.depth, self.contents.num_tokens)
+            budget = min(budget, share)
+        self.token_budget = budget
+        return max(0, min(budget - self.contents.num_tokens, self.room))
+
+    def trial_tokens(self) -> int:
+        """Prefill tokens of a step of suspects: as many as the budget allows beside all decodes.
+
+        The decodes of other requests wait meanwhile, and get the next step.
+        """
+        decoding = self._running.decoding
+        context = sum([state.num_computed_tokens + 1 for state in decoding])
+        shape = StepShape(len(decoding), context, (), self._beside_move)
+        self.token_budget = self.budget.num_tokens(shape, self._requests)
+        most = min(self.token_budget - len(decoding), MOST_TRIAL_TOKENS)
+        return max(most, LEAST_TRIAL_TOKENS)
+
+    def runnable_prefills(self) -> list[RequestState]:
+        """Admitted requests with known tokens left, best rank first (those of this step too)."""
+        limit, step_id = self.config.chunks_per_request, self.contents.step_id
+        trusted = [s for s in self._running.prefilling if s.suspicion is None]
+        return [s for s in trusted if s.in_flight < limit or s.step_id == step_id]
+
+    def runnable_decodes(self) -> list[RequestState]:
+        limit = self.config.steps_per_request
+        return [
+            s
+            for s in self._running.decoding
+            if s.in_flight < limit and s.num_computed_tokens < s.end and s.suspicion is None
+        ]
+
+    def head(self) -> RequestState | None:
+        """The next waiting request; requests that wait for a fetch are set aside."""
+        if self._tier is not None:
+            self._tier.fetch_ahead()
+        return self._requests.waiting.head(self._requests.now_s)
+
+    # ---- calls ------------------------------------------------------------------------
 
     def decode_all(self) -> None:
         """Add a token for every request that can decode (this micro-batch's share of them)."""
@@ -28,7 +150,7 @@ class StepBuilder(StepContents):
         share = decode_share(self._requests, self.config.depth)
         self.decode(spread(ready, share))
         for state in ready:  # instead of those that wait for memory
-            if self.num_decodes >= share:
+            if self.contents.num_decodes >= share:
                 return
             self.decode((state,))
 
@@ -38,15 +160,16 @@ class StepBuilder(StepContents):
         A request is left out if it needs a KV block and not even preempting worse ranks frees one.
         This loop runs once per generated token, so it calls no functions in the usual case.
         """
-        step_id, limit = self.step_id, self.config.steps_per_request
+        contents, limit = self.contents, self.config.steps_per_request
+        step_id = contents.step_id
         several_stages = self.config.num_stages > 1
         if self._requests.trials:
             states = [s for s in states if (s.suspicion is not None) is self.is_trial]
-        if self.num_tokens:  # never twice in one step
+        if contents.num_tokens:  # never twice in one step
             states = [s for s in states if s.step_id != step_id]
         if states is not self._running.decoding:  # growing one may preempt a later one
             states = (s for s in states if s.status is RequestStatus.RUNNING)
-        slices, members, context = self._decode_slices, self._decode_states, 0
+        slices, members, context = contents.decode_slices, contents.decode_states, 0
         before = len(slices)
         for state in states:
             start = state.num_computed_tokens
@@ -55,7 +178,7 @@ class StepBuilder(StepContents):
             if start >= state.capacity and not self._grow(state, start + 1):
                 continue
             if several_stages and start >= state.num_first_stage_tokens:
-                self._fed.append((state.request_id, start, state.output_token_ids[-1]))
+                contents.fed.append((state.request_id, start, state.output_token_ids[-1]))
                 state.num_first_stage_tokens = start + 1
             state.num_computed_tokens = start + 1
             state.in_flight += 1
@@ -63,10 +186,10 @@ class StepBuilder(StepContents):
             context += start + 1
             slices.append(_make(Slice, (state.request_id, start, 1, True)))
             members.append(state)
-        self.decode_context_tokens += context
+        contents.decode_context_tokens += context
         added = len(slices) - before
-        self.num_decodes += added
-        self.num_tokens += added
+        contents.num_decodes += added
+        contents.num_tokens += added
 
     def chunk(self, state: RequestState, limit: int) -> int:
         """Add up to `limit` tokens of an admitted prompt; returns how many.
@@ -81,7 +204,7 @@ class StepBuilder(StepContents):
         count = min(remaining, limit, self.room)
         if 0 < count < remaining:
             count = self._round_to_tile(count)
-        again = state in self._prefills
+        again = state in self.contents.prefills
         if count <= 0 or (state.in_flight >= self.config.chunks_per_request and not again):
             return 0
         if state.num_computed_tokens + count > state.capacity:
@@ -93,7 +216,7 @@ class StepBuilder(StepContents):
 
     def _round_to_tile(self, count: int) -> int:
         """Cut a chunk so that the step fills whole tiles of the matrix kernels, if possible."""
-        excess = (self.num_tokens + count) % self.config.tile
+        excess = (self.contents.num_tokens + count) % self.config.tile
         return count - excess if count > excess else count
 
     def _make_room(self, state: RequestState, count: int) -> int:
@@ -128,7 +251,7 @@ class StepBuilder(StepContents):
 
     def preempt(self, state: RequestState) -> None:
         """Preempt a running request (not one that is already in the step)."""
-        if state.step_id != self.step_id and state.status is RequestStatus.RUNNING:
+        if state.step_id != self.contents.step_id and state.status is RequestStatus.RUNNING:
             self._requests.preempt(state)
 
     def room_for_drafts(self) -> int:
@@ -136,7 +259,7 @@ class StepBuilder(StepContents):
         return max(0, min(self.budget.room_for_drafts(self.shape), self.room))
 
     def add_drafts(self, state: RequestState, drafts: tuple[int, ...]) -> int:
-        """Add drafts to one of `decodes_alone`; returns how many got memory.
+        """Add drafts to one of `contents.decodes_alone`; returns how many got memory.
 
         Drafts preempt nothing, and take no block that a request waits for.
         """
@@ -149,45 +272,41 @@ class StepBuilder(StepContents):
         count = len(drafts)
         if not count:
             return 0
-        at = self._decode_states.index(state)
-        del self._decode_states[at], self._decode_slices[at]
-        self.num_decodes -= 1
-        self.decode_context_tokens -= start + 1
-        self.num_tokens += count
         state.num_computed_tokens += count
         state.num_drafts = count
         state.slow_path_at = 0  # its answer takes the slow path
-        self._drafted[state] = Drafted(state, count, num_blocks)
-        self._drafts.append((state.request_id, drafts))
+        self.contents.give_drafts(Drafted(state, count, num_blocks), drafts)
         return count
 
     def rerank(self) -> None:
         """Let the order change the ranks of running requests by the service they got."""
-        if self._requests.waiting.order.rerank([*self.decoding, *self.prefilling], self.now_s):
+        running, now_s = [*self.decoding, *self.prefilling], self._requests.now_s
+        if self._requests.waiting.order.rerank(running, now_s):
             self._running.resort()
 
     def _grow(self, state: RequestState, num_tokens: int) -> bool:
-        fresh = self._requests.grow(state, num_tokens, self.step_id)
+        fresh = self._requests.grow(state, num_tokens, self.contents.step_id)
         if fresh is None:
             return False
         if state.was_trimmed:
             state.was_trimmed = False
-            self._trimmed.append((state.request_id, len(state.block_table) - len(fresh)))
+            self.contents.trimmed.append((state.request_id, len(state.block_table) - len(fresh)))
         if state.on_stages:
-            self._new_blocks.setdefault(state.request_id, []).extend(fresh)
+            self.contents.new_blocks.setdefault(state.request_id, []).extend(fresh)
         return True
 
     def _add(self, state: RequestState, count: int, again: bool) -> None:
+        contents = self.contents
         if not again:
             state.in_flight += 1
-            state.step_id = self.step_id
+            state.step_id = contents.step_id
             if state.first_planned_s is None:
                 state.first_planned_s = self._requests.now_s
             if not state.on_stages:
-                self._starting.append(state)
+                contents.starting.append(state)
                 state.num_first_stage_tokens = state.num_tokens
-        self._prefills[state] = self._prefills.get(state, 0) + count
+        contents.prefills[state] = contents.prefills.get(state, 0) + count
+        contents.num_tokens += count
         state.num_computed_tokens += count
-        self.num_tokens += count
         if state.num_computed_tokens == state.num_tokens:
             self._running.to_decoding(state)

@@ -25,5 +25,5 @@ def plan_anything(step: StepBuilder) -> None:
     step.decode(step.decoding)
     for state in step.runnable_prefills():
         step.chunk(state, step.room)
-    if step.empty and (head := step.head()) is not None:
+    if step.contents.is_empty and (head := step.head()) is not None:
         step.start(head, step.room)

@@ -28,9 +28,9 @@ class FasterTransformer:
             self._open = True
         most = self.max_batch if self._open else 0
         fill_with_whole_prompts(step, step.room, max_running=most)
-        if step.empty:
+        if step.contents.is_empty:
             step.decode_all()
-            self._open = self._open and step.empty
+            self._open = self._open and step.contents.is_empty
 
 
 class Orca:
@@ -68,7 +68,7 @@ class PrefillFirst:
 
     def plan(self, step: StepBuilder) -> None:
         fill_with_whole_prompts(step, self.max_batched_tokens)
-        if step.empty:
+        if step.contents.is_empty:
             step.decode_all()
 
 
@@ -90,7 +90,7 @@ class ChunkedOnly:
                 fill_with_chunks(step, step.tokens_left())
             else:
                 step.decode_all()
-            if not step.empty:
+            if not step.contents.is_empty:
                 self._prefill_turn = not prefill
                 return
 
@@ -111,7 +111,7 @@ class HybridOnly:
 
     def plan(self, step: StepBuilder) -> None:
         step.decode_all()
-        fill_with_whole_prompts(step, self.max_batched_tokens - step.num_tokens)
+        fill_with_whole_prompts(step, self.max_batched_tokens - step.contents.num_tokens)
 
 
 def fill_with_whole_prompts(step: StepBuilder, left: int, max_running: int | None = None) -> None:
@@ -134,4 +134,5 @@ def fill_with_whole_prompts(step: StepBuilder, left: int, max_running: int | Non
 
 def _whole(step: StepBuilder, left: int) -> int:
     """The limit for the next whole prompt; a step without one takes a prompt of any length."""
-    return left if step.num_tokens > step.num_decodes else max(left, step.room)
+    has_prompt = step.contents.num_tokens > step.contents.num_decodes
+    return left if has_prompt else max(left, step.room)

@@ -84,8 +84,9 @@ class Sarathi:
 
     def _share(self, step: StepBuilder, state: RequestState) -> int:
         """The best-ranked prompt goes on beside any number of decodes."""
-        share = self.chunk_size(state) - step.num_tokens
-        return max(share, _ROUNDING) if step.num_tokens == step.num_decodes else share
+        contents = step.contents
+        share = self.chunk_size(state) - contents.num_tokens
+        return max(share, _ROUNDING) if contents.num_tokens == contents.num_decodes else share
 
     def chunk_size(self, state: RequestState) -> int:
         """Tokens a step may hold for this prompt to join it."""

@@ -55,10 +55,11 @@ class Speculation:
         """Add drafts to decodes of the planned step; none while prompts wait or are unfinished."""
         if not self.is_on or step.wants_prefill or step.is_trial:
             return
-        offers = [(s, d) for s in step.decodes_alone if (d := self._offer(s))]
+        offers = [(s, d) for s in step.contents.decodes_alone if (d := self._offer(s))]
         if not offers:
             return
-        room = min(step.room_for_drafts(), logit_rows(self.config.most_requests) - step.num_slices)
+        rows_left = logit_rows(self.config.most_requests) - step.contents.num_slices
+        room = min(step.room_for_drafts(), rows_left)
         counts = [0] * len(offers)
         for depth in range(1, self.config.most_drafts + 1):
             for i, (state, drafts) in enumerate(offers):
