@@ -139,3 +139,26 @@ def test_a_second_tier_reaches_the_engine() -> None:
 def test_a_second_tier_that_says_nothing_is_refused(kv: dict[str, Any], key: str) -> None:
     with pytest.raises(SettingsError, match=f"^kv.{key}: "):
         resolve(parse({**MODEL, "kv": kv}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scheduling": {"token_budge": 64}}, "scheduling.token_budge: unknown setting; did you"),
+        ({"scheduling": {"policy": "sarathy"}}, "unknown 'sarathy'; known: chunked_only"),
+        ({"parallel": {"pipeline_stages": 99}}, "parallel.pipeline_stages: 99 stages for"),
+        ({"model": {"path": "no/such/folder"}}, "model.path: no folder 'no/such/folder'"),
+        ({"slo": {"tbt_ms": -5}}, "slo.tbt_ms"),
+        ({"parallel": {"symmetric_memory": True}}, "symmetric_memory: needs parallel.device: cuda"),
+        (
+            {"parallel": {"activations": "accelerator"}},
+            "accelerator needs parallel.device: cuda and",
+        ),
+        ({"api": {"max_m": 3}}, "api.max_m: unknown setting; did you mean 'max_n'"),
+    ],
+)
+def test_wrong_settings_are_named(changes: dict[str, dict[str, object]], message: str) -> None:
+    args = {"model": {"path": "configs/models/demo"}, **changes}
+    with pytest.raises(SettingsError) as caught:
+        resolve(parse(args))
+    assert message in str(caught.value)

@@ -13,7 +13,12 @@ from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult
 from actors.scheduling.request import SamplingParams
 from actors.stage.runner import StageRunner
 from tests import tiny_models
-from tests.actors.stage.greedy_reference import GREEDY, expected, make_prompts
+from tests.actors.stage.greedy_reference import (
+    GREEDY,
+    expected,
+    make_prompts,
+    skip_unless_available,
+)
 from tests.actors.stage.mini_planner import MiniPlanner, chain, make_chain, make_runner
 
 PROMPT = tuple(make_prompts((21,))[0])
@@ -269,3 +274,17 @@ def test_mean_of_a_cached_prefix_is_refused(tiny_model: Callable[..., Path]) -> 
     plan = StepPlan(0, (Slice(1, 8, 13, False),), started=(start(pooling="mean"),))
     with pytest.raises(ValueError, match="needs its tokens from the first on"):
         run(runner, plan)
+
+
+@pytest.mark.parametrize(("backend", "left"), [("cpu", 1), ("torch", 2)])
+def test_a_backend_with_threads_of_its_own_has_no_others_beside_it(
+    tiny_model: Callable[..., Path], backend: str, left: int
+) -> None:
+    """Once loaded: torch's threads spin after every operation that it spreads over them."""
+    skip_unless_available(backend)
+    before = torch.get_num_threads()
+    try:
+        make_runner(tiny_model("llama"), backend=backend, num_threads=2)
+        assert torch.get_num_threads() == left
+    finally:
+        torch.set_num_threads(before)

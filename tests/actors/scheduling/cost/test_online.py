@@ -6,10 +6,12 @@ import json
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.scheduling.cost.mix import Mix
 from actors.scheduling.cost.model import CostModel
-from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.cost.online import OnlineCostModel, RecentQuantile
 from actors.scheduling.plan import StepShape
 
 PROFILE = CostModel("p", ((1, 0.010), (1024, 0.100)))
@@ -110,3 +112,25 @@ def test_ratios_by_size_are_those_met_and_lie_between_and_beyond_them() -> None:
     assert ratios[:5] == pytest.approx([2.0] * 5, rel=0.02)
     assert ratios[(300).bit_length() :] == pytest.approx([0.5] * 3, rel=0.1)
     assert ratios[(100).bit_length()] == pytest.approx(1.0, rel=0.3)
+
+
+@given(
+    st.lists(st.floats(-5.0, 5.0), min_size=1, max_size=60),
+    st.integers(1, 20),
+    st.floats(0.05, 0.95),
+)
+def test_a_recent_quantile_is_that_of_the_last_values_seeds_included(
+    values: list[float], size: int, share: float
+) -> None:
+    recent = RecentQuantile(share, size, values[:2])
+    for value in values[2:]:
+        recent.add(value)
+    kept = sorted(values[-size:])
+    assert len(recent) == len(kept)
+    assert recent.value == kept[int(share * (len(kept) - 1))]
+
+
+def test_impossible_quantiles_are_refused() -> None:
+    for share, size in ((0.0, 5), (1.0, 5), (0.5, 0)):
+        with pytest.raises(ValueError, match="share"):
+            RecentQuantile(share, size)

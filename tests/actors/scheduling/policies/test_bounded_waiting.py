@@ -248,3 +248,33 @@ def test_a_relegated_prompt_is_preempted_once_at_most() -> None:
             _flood(driver, 0, 1, **kind)
     assert state.num_output_tokens
     assert state.num_preemptions <= 1
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_none_starves_under_a_flood(policy: str) -> None:
+    """One long request among an endless stream of short, urgent ones still ends."""
+    options = {"mlfq": {"promote_s": 2.0}, "deadline": {"default_ttft_s": 10.0}}
+    config = SchedulerConfig(
+        num_blocks=16,
+        block_size=4,
+        max_requests=4,
+        max_model_len=64,
+        max_step_tokens=64,
+        token_budget=8,
+        policy=policy,
+        order_options=options.get(policy, {}),
+    )
+    driver = Driver(config)
+    driver.submit(Request(0, tuple(range(40)), SamplingParams(20), 0.0, tenant="long"))
+    for number in range(1, 1500):
+        sampling = SamplingParams(3, seed=number)
+        objective = Objective(ttft_s=5.0)
+        driver.submit(
+            Request(number, (1, 2, 3), sampling, driver.now_s, tenant="x", objective=objective)
+        )
+        while driver.core.requests.num_waiting > 3 and driver.outstanding:
+            driver.answer()
+        if driver.callers[0].finish is not None:
+            break
+    assert driver.callers[0].finish is not None, "starved"
+    driver.drain()

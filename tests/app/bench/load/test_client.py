@@ -1,0 +1,31 @@
+"""The client of a load: arrivals never wait, and its server has one root."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from app.bench.load.client import Job, Trace, open_loop, server_root
+from tests.app.bench.load.traces import trace
+
+
+async def test_an_arrival_does_not_wait_for_the_answer_before_it() -> None:
+    answered = asyncio.Event()
+
+    async def send(number: int, begin_s: float) -> Trace:
+        if number == 0:
+            await answered.wait()  # the second request's answer lets the first one end
+        else:
+            answered.set()
+        return trace(0.0, 0.1 + number)
+
+    traces = await asyncio.wait_for(open_loop([Job(0.0, 1, 1)] * 2, send), timeout=30)
+    assert [t.event_times_s for t in traces] == [[0.1], [1.1]]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/", "http://h:1//"]
+)
+def test_a_servers_root_is_found_in_its_base_url(url: str) -> None:
+    assert server_root(url) == "http://h:1"

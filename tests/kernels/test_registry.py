@@ -1,0 +1,69 @@
+"""Which backend computes: the one named, or the best that loads, and why another does not."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from kernels import registry
+from kernels.registry import BackendError, resolve_backend
+from kernels.torch_native import TorchBackend
+
+
+class AbsentBackend(TorchBackend):
+    """Its library does not load."""
+
+    def __init__(self) -> None:
+        raise OSError("no such library")
+
+
+def test_torch_is_always_there() -> None:
+    assert type(resolve_backend("torch", "cpu", torch.float32)) is TorchBackend
+
+
+def test_auto_takes_the_library_when_it_loads(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="kernels.registry"):
+        backend = resolve_backend("auto", "cpu", torch.bfloat16)
+    try:
+        wanted = resolve_backend("cpu", "cpu", torch.bfloat16).name
+    except BackendError:
+        wanted = "torch"
+    assert backend.name == wanted
+    chosen = [r.getMessage() for r in caplog.records if "computes on cpu" in r.getMessage()]
+    assert chosen == [f"backend {wanted} computes on cpu in torch.bfloat16"]
+
+
+def test_auto_falls_back_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    entry = registry.BackendEntry(f"{__name__}:AbsentBackend", ("cpu",))
+    monkeypatch.setitem(registry.BACKENDS, "cpu", entry)
+    with caplog.at_level(logging.INFO, logger="kernels.registry"):
+        assert resolve_backend("auto", "cpu", torch.float32).name == "torch"
+    assert "backend 'cpu' is not available: no such library" in caplog.text
+    with pytest.raises(BackendError, match="no such library"):
+        resolve_backend("cpu", "cpu", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "message"),
+    [
+        ("quantum", "cpu", "'quantum' is unknown; known: auto, cpu, flash_attn, triton, torch"),
+        ("triton", "cpu", "backend 'triton' runs on cuda, not on cpu"),
+        ("cpu", "cuda", "backend 'cpu' runs on cpu, not on cuda"),
+    ],
+)
+def test_what_cannot_run_is_named(
+    name: str, device: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # it would let GPU kernels run on CPU
+    with pytest.raises(BackendError, match=message):
+        resolve_backend(name, device, torch.float32)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="flash-attn may be installed here")
+def test_flash_attention_needs_its_package() -> None:
+    with pytest.raises(BackendError, match="flash_attn package is not installed"):
+        resolve_backend("flash_attn", "cuda", torch.float32)
