@@ -11,11 +11,12 @@ from actors.calibration.outlook import outlook
 from actors.engine.publication import Publication
 from actors.engine.recovery import Recovery
 from actors.executor.stage_set import StageSet
+from actors.scheduling.config import ConfigError
 from actors.scheduling.core import Core
 from actors.scheduling.events import Event, Reconfigure
-from actors.scheduling.interfaces import Quote
+from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.statistics import statistics
-from actors.transport.messages import Answer, Ask, Question
+from actors.transport.messages import Answer, Ask, Question, RefusedSetting, read_value
 
 logger = logging.getLogger("legato.scheduler")
 
@@ -58,16 +59,16 @@ class Questions:
         """See `StageSet.load_adapter`."""
         return await self._stages.load_adapter(slot, folder)
 
-    def quote(self, *arguments: Any) -> Quote:
-        """See `Core.quote`."""
-        return self._core.quote(*arguments)
+    def quote(self, asked: Any, now_s: float) -> Quote:
+        """See `Core.quote`. asked: a `QuoteRequest`, as it was sent."""
+        return self._core.quote(read_value(QuoteRequest, asked), now_s)
 
-    def reconfigure(self, changes: Mapping[str, Any]) -> str | None:
-        """Change scheduling settings live; returns an error message or None."""
+    def reconfigure(self, changes: Mapping[str, Any]) -> RefusedSetting | None:
+        """Change scheduling settings live; nothing has changed if one is refused."""
         try:
             self._handle(Reconfigure(changes))
-        except ValueError as error:
-            return str(error)
+        except ConfigError as error:
+            return RefusedSetting(error.key, str(error))
         return None
 
     def stage_pids(self) -> list[list[int]]:

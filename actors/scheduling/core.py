@@ -37,6 +37,7 @@ from actors.scheduling.interfaces import (
     EngineView,
     PrefixCache,
     Quote,
+    QuoteRequest,
     StepTimePredictor,
     TokenBudget,
 )
@@ -116,9 +117,9 @@ class Core:
             out += self.tier.take()
         return out
 
-    def quote(self, now_s: float, *asked: Any) -> Quote:
+    def quote(self, asked: QuoteRequest, now_s: float) -> Quote:
         """Forecast for a request that arrived now (`admission.quote`); changes no state."""
-        return quote(self.requests, self.limits, now_s, *asked)
+        return quote(self.requests, self.limits, asked, now_s)
 
     # ---- readings: see also `statistics` -------------------------------------------------
 

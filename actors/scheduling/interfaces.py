@@ -8,12 +8,12 @@ randomness only from a given seed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from actors.scheduling.events import Refuse
 from actors.scheduling.plan import StepPlan, StepShape
-from actors.scheduling.request import Request
+from actors.scheduling.request import Objective, Request
 
 
 class RequestView(Protocol):
@@ -206,6 +206,16 @@ class TokenBudget(Protocol):
     def observe(self, shape: StepShape, duration_s: float) -> None:
         """Feedback after every step."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class QuoteRequest:
+    """The size of a request that may follow, and what it would ask for."""
+
+    num_prompt_tokens: int
+    max_tokens: int
+    objective: Objective = field(default_factory=Objective)
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgpack
 import ray
 from ray.dag import DAGContext, InputNode, MultiOutputNode
 
@@ -35,9 +36,8 @@ from actors.transport.messages import (
     TICKET,
     StageAnswer,
     StepError,
-    pack_plan,
+    pack,
     read_answer,
-    read_frame,
 )
 from actors.transport.pipeline import StageHandles, Watched
 from actors.transport.wire import FrameProtocol, connect, listen
@@ -183,7 +183,7 @@ class GraphPipeline(Watched):
         ticket = self._next_ticket
         self._next_ticket += 1
         self._unanswered.append((ticket, plan.step_id))
-        frame = pack_plan(ticket, plan)
+        frame = TICKET.pack(ticket) + pack(plan)
         for rank in self._first:
             rank.send(frame)
 
@@ -192,7 +192,8 @@ class GraphPipeline(Watched):
         if self._on_answer is None or not self._unanswered:
             return
         ticket, step_id = self._unanswered.popleft()
-        answer = read_frame(frame) if self._alone else self._read_channel(frame)
+        answer: StageAnswer | None
+        answer = msgpack.unpackb(frame) if self._alone else self._read_channel(frame)
         if answer is None:
             return
         answered, packed, failure = answer

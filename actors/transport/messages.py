@@ -20,7 +20,7 @@ import msgpack
 
 from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
 from actors.scheduling.events import Output, Refuse
-from actors.scheduling.plan import StepPlan, StepResult
+from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request
 
 _Kind = TypeVar("_Kind")
@@ -99,6 +99,13 @@ class Answer:
     ticket: int
     value: Any
     failure: str | None = None
+
+
+class RefusedSetting(NamedTuple):
+    """The answer to a `reconfigure` with an impossible value. param: the key of the setting."""
+
+    param: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,16 +202,6 @@ def read_answer(step_id: int, packed: bytes, error: str | None) -> StepResult | 
     return result
 
 
-def read_frame(frame: bytes) -> StageAnswer:
-    """The answer of a single stage, sent by socket."""
-    ticket, packed, error = msgpack.unpackb(frame)
-    return ticket, packed, error
-
-
-def pack_plan(ticket: int, plan: StepPlan) -> bytes:
-    return TICKET.pack(ticket) + pack(plan)
-
-
 # ---- one way to pack -----------------------------------------------------------------------
 
 _KINDS: tuple[type, ...] = (
@@ -232,8 +229,13 @@ def pack(message: Any) -> bytes:
 
 def unpack(kind: type[_Kind], data: bytes) -> _Kind:
     """The message of declared type `kind` that `pack` made `data` from."""
+    return read_value(kind, msgpack.unpackb(data, use_list=False))
+
+
+def read_value(kind: type[_Kind], value: Any) -> _Kind:
+    """The message of type `kind` that came in a field declared `Any`: of `Ask` or `Answer`."""
     read: Callable[[Any], _Kind] = _reader(kind)  # type: ignore[arg-type]  # types are hashable
-    return read(msgpack.unpackb(data, use_list=False))
+    return read(value)
 
 
 def pack_kind(message: Any) -> bytes:

@@ -11,7 +11,7 @@ from app.api.events import ApiEvents
 from app.api.http.errors import ApiError, invalid
 from app.api.http.options import ApiOptions
 from app.api.schema.common import ScheduleFields
-from app.api.schema.other import QuoteRequest
+from app.api.schema.other import SloQuoteRequest
 from app.engine_client.client import AdapterControl, EngineClient
 from app.text.processor import TextProcessor
 
@@ -146,7 +146,7 @@ async def tokenized(
     return found
 
 
-def objective_of(request: ScheduleFields | QuoteRequest) -> Objective:
+def objective_of(request: ScheduleFields | SloQuoteRequest) -> Objective:
     """The request's own latency objectives in seconds."""
     slo = request.slo
     if slo is None:

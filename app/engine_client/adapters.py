@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from actors.engine.config import EngineConfig
-from actors.scheduling.interfaces import Quote
-from actors.scheduling.request import Objective
+from actors.scheduling.interfaces import Quote, QuoteRequest
 from app.engine_client.channel import QuestionFailed
 from app.engine_client.client import (
     EngineClient,
@@ -67,10 +66,8 @@ class AdaptedEngine(EngineClient):
     async def status(self) -> Mapping[str, Any]:
         return await self._engine.status()
 
-    async def quote(
-        self, num_prompt_tokens: int, max_tokens: int, objective: Objective, tenant: str
-    ) -> Quote:
-        return await self._engine.quote(num_prompt_tokens, max_tokens, objective, tenant)
+    async def quote(self, asked: QuoteRequest) -> Quote:
+        return await self._engine.quote(asked)
 
     def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
         return self._engine.subscribe_iterations()

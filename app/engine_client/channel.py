@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actors.scheduling.events import Refuse
+from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.request import Request
 from actors.transport.messages import (
     AbortRequests,
@@ -19,13 +20,15 @@ from actors.transport.messages import (
     Hello,
     IterationOutputs,
     Question,
+    RefusedSetting,
     RefuseRequests,
     SubmitRequests,
     pack_kind,
+    read_value,
     unpack_kind,
 )
 from actors.transport.wire import FrameProtocol
-from app.engine_client.client import EngineUnavailable
+from app.engine_client.client import EngineUnavailable, RequestRefused
 
 _ANSWER_WITHIN_S = 10.0
 
@@ -102,6 +105,20 @@ class SchedulerChannel:
             raise EngineUnavailable("the scheduler does not answer") from error
         finally:
             del self._asked[ticket]
+
+    async def quote(self, asked: QuoteRequest, now_s: float) -> Quote:
+        """now_s: on the scheduler's clock. Raises as `ask` does."""
+        return read_value(Quote, await self.ask("quote", asked, now_s))
+
+    async def reconfigure(self, changes: Mapping[str, Any]) -> None:
+        """Change settings live; raises RequestRefused naming a bad key, EngineUnavailable."""
+        try:
+            answer = await self.ask("reconfigure", dict(changes))
+        except (QuestionFailed, TypeError, ValueError, OverflowError) as error:
+            raise RequestRefused(f"invalid settings: {error}") from error
+        if answer is not None:
+            refused = read_value(RefusedSetting, answer)
+            raise RequestRefused(refused.message, param=refused.param)
 
     def _answered(self, message: Answer) -> None:
         answer = self._asked.get(message.ticket)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from actors.scheduling.interfaces import Quote
+from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.plan import TokenLogprobs
 from actors.scheduling.request import FinishReason, Objective, SamplingParams
 
@@ -140,9 +140,7 @@ class EngineClient(Protocol):
         """A snapshot for the console and /metrics: plain JSON-able data."""
         ...
 
-    async def quote(
-        self, num_prompt_tokens: int, max_tokens: int, objective: Objective, tenant: str
-    ) -> Quote:
+    async def quote(self, asked: QuoteRequest) -> Quote:
         """The prediction for such a request if it were submitted now; reserves nothing."""
         ...
 

@@ -19,7 +19,7 @@ from typing import Any
 from actors.engine.config import EngineConfig
 from actors.fleet.snapshot import EngineSnapshot
 from actors.scheduling.events import Refuse
-from actors.scheduling.interfaces import Quote
+from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.request import Objective
 from actors.stage.spec import StageInfo
 from actors.transport.messages import Readiness, RequestsStarted, Suspects
@@ -243,13 +243,8 @@ class LiveEngine:
         status: Mapping[str, Any] = await self._link.ask("status")
         return status
 
-    async def quote(
-        self, num_prompt_tokens: int, max_tokens: int, objective: Objective, tenant: str
-    ) -> Quote:
-        promised = (objective.tbt_s, objective.ttft_s)
-        now_s = time.monotonic()  # the same clock as the scheduler's
-        row = await self._link.ask("quote", now_s, num_prompt_tokens, max_tokens, *promised, tenant)
-        return Quote(*row)
+    async def quote(self, asked: QuoteRequest) -> Quote:
+        return await self._link.quote(asked, time.monotonic())  # the scheduler has the same clock
 
     async def stage_pids(self) -> list[list[int]]:
         """Process ids of the stage ranks, [stage][rank]."""
@@ -257,12 +252,7 @@ class LiveEngine:
         return [list(ranks) for ranks in pids]
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
-        try:
-            problem = await self._link.ask("reconfigure", dict(changes))
-        except (QuestionFailed, TypeError, ValueError, OverflowError) as error:
-            raise RequestRefused(f"invalid settings: {error}") from error
-        if problem is not None:
-            raise RequestRefused(problem, param=problem.split(":")[0])
+        await self._link.reconfigure(changes)
         # The next scheduler starts with the changed settings.
         scheduler = self._config.scheduler.with_changes(changes)
         self._config = replace(self._config, scheduler=scheduler)

@@ -21,9 +21,8 @@ from actors.fleet.fleet import Fleet
 from actors.fleet.routers import Router
 from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
 from actors.scheduling.events import Refuse
-from actors.scheduling.interfaces import Quote
+from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.request import Objective
-from app.engine_client.channel import QuestionFailed
 from app.engine_client.client import (
     EngineUnavailable,
     GenerationRequest,
@@ -216,31 +215,19 @@ class FleetClient:
             raise EngineUnavailable("no engine answers", retry_after_s=RETRY_AFTER_S)
         return overview(answers, self._placement.moves)
 
-    async def quote(
-        self, num_prompt_tokens: int, max_tokens: int, objective: Objective, tenant: str
-    ) -> Quote:
+    async def quote(self, asked: QuoteRequest) -> Quote:
         now_s = time.monotonic()
-        best = self._routing.best(num_prompt_tokens, max_tokens, objective, tenant, now_s)
-        link = None if best is None else self._connections.get(best)
-        if link is None:
+        best = self._routing.best(asked, now_s)
+        connection = None if best is None else self._connections.get(best)
+        if connection is None:
             raise EngineUnavailable("no engine can serve now", retry_after_s=RETRY_AFTER_S)
-        promised = (objective.tbt_s, objective.ttft_s)
-        now_s += link.offset_s
-        row = await link.ask("quote", now_s, num_prompt_tokens, max_tokens, *promised, tenant)
-        return Quote(*row)
+        return await connection.quote(asked, now_s + connection.offset_s)
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:
         connections = self._known()
         if not connections:
             raise EngineUnavailable("there is no engine", retry_after_s=RETRY_AFTER_S)
-        asked = [connection.ask("reconfigure", dict(changes)) for connection in connections]
-        try:
-            problems = await asyncio.gather(*asked)
-        except (QuestionFailed, TypeError, ValueError, OverflowError) as error:
-            raise RequestRefused(f"invalid settings: {error}") from error
-        for problem in problems:
-            if problem is not None:
-                raise RequestRefused(problem, param=problem.split(":")[0])
+        await asyncio.gather(*[connection.reconfigure(changes) for connection in connections])
         self._changes |= changes
 
     def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
@@ -263,10 +250,12 @@ class FleetClient:
             task.add_done_callback(self._tasks.discard)
 
     async def _catch_up(self, connection: Connection) -> None:
-        with suppress(EngineUnavailable, QuestionFailed):
-            problem = await connection.ask("reconfigure", dict(self._changes))
-            if problem is not None:
-                logger.error("engine %s: %s", connection.engine_id, problem)
+        try:
+            await connection.reconfigure(self._changes)
+        except EngineUnavailable:  # it has ended, which `lost` handles
+            pass
+        except RequestRefused as error:
+            logger.error("engine %s: %s", connection.engine_id, error)
 
     def published(self, connection: Connection, snapshot: EngineSnapshot) -> None:
         welcome = connection.welcome

@@ -9,7 +9,7 @@ from actors.fleet.fleet import Fleet, FleetEngine
 from actors.fleet.moves import OpenStream, move_streams, stays
 from actors.fleet.routers import Router
 from actors.fleet.snapshot import Arrival, BitClass, short_digests
-from actors.scheduling.request import Objective
+from actors.scheduling.interfaces import QuoteRequest
 from actors.scheduling.state import prefix_digests
 from app.engine_client.client import RequestRefused
 from app.fleet.connection import FleetRequest
@@ -75,11 +75,11 @@ class FleetRouting:
         )
         return stays(stream, self._fleet, _FINISHES_WITHIN_S)
 
-    def best(
-        self, num_tokens: int, max_tokens: int, objective: Objective, tenant: str, now_s: float
-    ) -> str | None:
+    def best(self, asked: QuoteRequest, now_s: float) -> str | None:
         """The engine that would get such a request."""
-        arrival = Arrival(num_tokens, max_tokens, objective, tenant=tenant)
+        arrival = Arrival(
+            asked.num_prompt_tokens, asked.max_tokens, asked.objective, tenant=asked.tenant
+        )
         found = self._router.choose(arrival, self._fleet, now_s)
         return None if found is None else found.engine_id
 

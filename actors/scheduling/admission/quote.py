@@ -10,8 +10,8 @@ from actors.scheduling.admission.limits import QueueLimits
 from actors.scheduling.admission.predictive import Forecast, PredictiveAdmission, late
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.events import Refuse
-from actors.scheduling.interfaces import EngineView, Quote
-from actors.scheduling.request import Objective, Request, SamplingParams
+from actors.scheduling.interfaces import EngineView, Quote, QuoteRequest
+from actors.scheduling.request import Request, SamplingParams
 
 ASKING = -1  # no request has this id
 NO_COST_MODEL = (
@@ -20,27 +20,16 @@ NO_COST_MODEL = (
 )
 
 
-def quote(
-    engine: EngineView,
-    limits: QueueLimits,
-    now_s: float,
-    num_prompt_tokens: int,
-    max_tokens: int,
-    tbt_s: float | None = None,
-    ttft_s: float | None = None,
-    tenant: str = "",
-) -> Quote:
-    """The quote for a request of this size and these objectives (None: the deployment's).
-
-    Changes nothing.
-    """
+def quote(engine: EngineView, limits: QueueLimits, asked: QuoteRequest, now_s: float) -> Quote:
+    """The quote for a request that arrived now; changes nothing."""
+    num_prompt_tokens = asked.num_prompt_tokens
     request = Request(
         ASKING,
         (0,) * num_prompt_tokens,
-        SamplingParams(max_tokens),
+        SamplingParams(asked.max_tokens),
         now_s,
-        tenant=tenant,
-        objective=Objective(tbt_s, ttft_s),
+        tenant=asked.tenant,
+        objective=asked.objective,
     )
     refusals = [limits.impossible(request, engine) or limits.overload(request, engine)]
     if not isinstance(limits.cost, OnlineCostModel):

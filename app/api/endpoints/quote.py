@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.scheduling.interfaces import Quote
+from actors.scheduling.interfaces import Quote, QuoteRequest
 from app.api.context import Context, objective_of, tokenized
 from app.api.endpoints.conversation import prompt_of, template_messages
 from app.api.http.call import Call
 from app.api.http.errors import invalid
-from app.api.schema.other import QuoteRequest
+from app.api.schema.other import SloQuoteRequest
 
 
 class Quotes:
@@ -19,7 +19,7 @@ class Quotes:
         self._context = context
 
     async def __call__(self, call: Call) -> None:
-        body = await call.read_json(QuoteRequest)
+        body = await call.read_json(SloQuoteRequest)
         context = self._context.of(body.model)
         num_tokens, param = await _count(body, context)
         card = context.engine.card
@@ -31,9 +31,8 @@ class Quotes:
                 "context_length_exceeded",
             )
         max_tokens = min(body.max_tokens, card.max_model_len - num_tokens)
-        quote = await context.engine.quote(
-            num_tokens, max_tokens, objective_of(body), call.tenant(body.user)
-        )
+        asked = QuoteRequest(num_tokens, max_tokens, objective_of(body), call.tenant(body.user))
+        quote = await context.engine.quote(asked)
         found = {
             "object": "slo.quote",
             "model": card.name,
@@ -43,7 +42,7 @@ class Quotes:
         await call.reply_json({**found, **answer_of(quote)})
 
 
-async def _count(body: QuoteRequest, context: Context) -> tuple[int, str]:
+async def _count(body: SloQuoteRequest, context: Context) -> tuple[int, str]:
     """The prompt's tokens, and the parameter that gave them."""
     names = ("prompt_tokens", "prompt", "messages")
     params = [name for name in names if getattr(body, name) is not None]

@@ -76,7 +76,7 @@ class DetokenizeResponse(BaseModel):
     prompt: str
 
 
-class QuoteRequest(Strict):
+class SloQuoteRequest(Strict):
     """A quote's request: its size as a number of tokens or as the content to send."""
 
     model: str | None = None
@@ -106,7 +106,7 @@ class Attainable(BaseModel):
     tbt_ms: float
 
 
-class QuoteResponse(BaseModel):
+class SloQuoteResponse(BaseModel):
     object: Literal["slo.quote"]
     model: str
     prompt_tokens: int

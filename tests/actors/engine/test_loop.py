@@ -20,6 +20,7 @@ from actors.transport.messages import (
     IterationRecord,
     Question,
     Readiness,
+    RefusedSetting,
     RefuseRequests,
     RequestsStarted,
     Suspects,
@@ -212,7 +213,7 @@ async def test_questions_are_answered_to_who_asked() -> None:
     engine.wires.receive(OTHER, Ask(2, "reconfigure", ({"colour": 1},)))
     await background()
     assert engine.wires.sent == [
-        (OTHER, Answer(2, "colour: unknown setting")),
+        (OTHER, Answer(2, RefusedSetting("colour", "colour: unknown setting"))),
         (FRONT, Answer(1, None)),
     ]
     assert engine.stages.adapters == {1: "folder"}

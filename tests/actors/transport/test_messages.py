@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.scheduling.events import Output, Refuse
+from actors.scheduling.interfaces import QuoteRequest
 from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult, TokenLogprobs
 from actors.scheduling.request import FinishReason, Grammar, Objective, Request, SamplingParams
 from actors.transport.messages import (
@@ -23,6 +24,7 @@ from actors.transport.messages import (
     pack,
     pack_kind,
     read_answer,
+    read_value,
     unpack,
     unpack_kind,
 )
@@ -156,6 +158,12 @@ def test_every_other_kind_survives() -> None:
         IterationOutputs(((1, 0, (5,)),), (tuple(record),)),
     ):
         assert unpack_kind(pack_kind(message)) == message
+
+
+def test_a_value_in_a_message_is_read_as_its_kind() -> None:
+    asked = QuoteRequest(5, 6, Objective(ttft_s=0.5), "ann")
+    ask = unpack_kind(pack_kind(Ask(1, "quote", (asked, 2.5))))
+    assert read_value(QuoteRequest, ask.arguments[0]) == asked
 
 
 def test_an_answer_to_another_step_is_an_error() -> None:

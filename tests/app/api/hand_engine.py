@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
-from actors.scheduling.interfaces import Quote
+from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.plan import TokenLogprobs
-from actors.scheduling.request import FinishReason, Objective
+from actors.scheduling.request import FinishReason
 from app.engine_client.client import (
     EngineClient,
     GenerationRequest,
@@ -41,7 +41,7 @@ class HandEngine(EngineClient):
         self.failure: Exception = RuntimeError("boom")
         self.refusal: Exception | None = None
         self.quoted = Quote(True)
-        self.asked: list[tuple[Any, ...]] = []
+        self.asked: list[QuoteRequest] = []
         self.num_cached_tokens = 0
         self.seen: list[GenerationRequest] = []
         self.num_running = 0
@@ -145,10 +145,8 @@ class HandEngine(EngineClient):
     async def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
         yield []
 
-    async def quote(
-        self, num_prompt_tokens: int, max_tokens: int, objective: Objective, tenant: str
-    ) -> Quote:
-        self.asked.append((num_prompt_tokens, max_tokens, objective, tenant))
+    async def quote(self, asked: QuoteRequest) -> Quote:
+        self.asked.append(asked)
         return self.quoted
 
     async def reconfigure(self, changes: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.scheduling.interfaces import Quote
+from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.request import Objective
 from app.api.http.options import ApiOptions, KeyLimits
 from tests.app.api.conftest import MODEL, Server, StartServer
@@ -213,7 +213,7 @@ async def test_a_quote_asks_for_what_would_be_sent(
     body = {**given, "max_tokens": 5000, "slo": slo, "user": "ann"}
     answer = (await server.http.post("/v1/slo/quote", json=body)).json()
     room = 4096 - count
-    assert server.engine.asked == [(count, room, Objective(0.05, 0.7), "ann")]
+    assert server.engine.asked == [QuoteRequest(count, room, Objective(0.05, 0.7), "ann")]
     assert (answer["prompt_tokens"], answer["max_tokens"]) == (count, room)
     assert (answer["can_serve_now"], answer["predicted"], answer["reason"]) == (True, None, None)
 

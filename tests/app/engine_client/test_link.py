@@ -12,7 +12,7 @@ import pytest
 from actors.scheduling.events import Refuse
 from actors.scheduling.request import Request, SamplingParams
 from app.engine_client.channel import QuestionFailed
-from app.engine_client.client import EngineUnavailable
+from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.engine_client.link import EngineFailed, SchedulerLink
 from app.settings import parse, resolve
 
@@ -80,10 +80,12 @@ async def test_a_life_of_the_link(tiny_model: Callable[..., Path]) -> None:
 
     status = await link.ask("status")
     assert status["num_waiting"] == status["num_decoding"] == status["num_prefilling"] == 0
-    assert "unknown" in await link.ask("reconfigure", {"polic": "orca"})
+    with pytest.raises(RequestRefused, match="unknown") as caught:
+        await link.reconfigure({"polic": "orca"})
+    assert caught.value.param == "polic"
     with pytest.raises(QuestionFailed, match="TypeError"):
         await link.ask("reconfigure")
-    assert await link.ask("reconfigure", {"policy": "orca"}) is None
+    await link.reconfigure({"policy": "orca"})
     assert (await link.ask("status"))["policy"] == "orca"
     assert replica.num_records > 6
 

@@ -11,8 +11,8 @@ import pytest
 from actors.scheduling.build import build_core
 from actors.scheduling.core import Core
 from actors.scheduling.events import Event, Refuse, Submit
-from actors.scheduling.interfaces import Quote
-from actors.scheduling.request import Request, SamplingParams
+from actors.scheduling.interfaces import Quote, QuoteRequest
+from actors.scheduling.request import Objective, Request, SamplingParams
 from app.simulate.run.record import RunRecord
 from app.simulate.run.replica import Replica
 from app.simulate.run.simulation import Deployment, SimulatedRun, scheduler_config, simulate
@@ -22,6 +22,7 @@ from app.simulate.workload.requests import generate
 from tests.actors.scheduling.admission.test_predictive import MODEL
 
 SETTINGS: dict[str, Any] = {"tbt_s": 0.06, "ttft_s": 2.0, "max_requests": 64}
+USUAL = QuoteRequest(800, 60)
 
 
 def core_of(**changes: Any) -> Core:
@@ -35,7 +36,8 @@ def run(qps: float, quotes: dict[int, Quote] | None, **changes: Any) -> Simulate
     def submit(replica: Replica, event: Event, now_s: float) -> None:
         if quotes is not None and isinstance(event, Submit):
             request = event.request
-            quotes[request.request_id] = replica.core.quote(now_s, len(request.prompt), 60)
+            asked = QuoteRequest(len(request.prompt), 60)
+            quotes[request.request_id] = replica.core.quote(asked, now_s)
         plainly(replica, event, now_s)
 
     plainly = Replica.submit
@@ -85,26 +87,27 @@ def test_first_tokens_come_when_said(budget: str, qps: float, admission: str) ->
 
 def test_what_cannot_be_had_is_told_with_what_can() -> None:
     idle = core_of()
-    now = idle.quote(0.0, 800, 60)
+    now = idle.quote(USUAL, 0.0)
     assert now.can_serve_now is True
     assert now.message is now.retry_after_s is None
     for objective, param in (((0.001, None), "slo.tbt_ms"), ((None, 0.05), "slo.ttft_ms")):
-        never = idle.quote(0.0, 800, 60, *objective)
+        never = idle.quote(QuoteRequest(800, 60, Objective(*objective)), 0.0)
         assert (never.can_serve_now, never.retry_after_s, never.param) == (False, None, param)
         assert never.message is not None
         assert "cannot be had" in never.message
     assert now.least_tbt_s is not None
     assert now.least_ttft_s is not None
-    best = idle.quote(0.0, 800, 60, 1.001 * now.least_tbt_s, 1.001 * now.least_ttft_s)
+    objective = Objective(1.001 * now.least_tbt_s, 1.001 * now.least_ttft_s)
+    best = idle.quote(QuoteRequest(800, 60, objective), 0.0)
     assert best.can_serve_now is True
-    assert idle.quote(0.0, 5000, 60).param == "prompt"
+    assert idle.quote(QuoteRequest(5000, 60), 0.0).param == "prompt"
 
 
 def test_a_constant_budget_is_judged_by_its_own_steps() -> None:
     """Steps of 1024 tokens take longer than the objective whatever runs, of 256 they do not."""
-    never = core_of(budget="fixed", token_budget=1024).quote(0.0, 800, 60)
+    never = core_of(budget="fixed", token_budget=1024).quote(USUAL, 0.0)
     assert (never.can_serve_now, never.param, never.retry_after_s) == (False, "slo.tbt_ms", None)
-    assert core_of(budget="fixed", token_budget=256).quote(0.0, 800, 60).can_serve_now is True
+    assert core_of(budget="fixed", token_budget=256).quote(USUAL, 0.0).can_serve_now is True
 
 
 def test_streams_that_must_end_first_are_waited_for() -> None:
@@ -116,7 +119,7 @@ def test_streams_that_must_end_first_are_waited_for() -> None:
         replica.submit(Submit(Request(number, (1,) * 8, SamplingParams(60), 0.0)), 0.0)
     while len(core.view.decoding) < 12:
         now_s = replica.advance()
-    beside = core.quote(now_s, 8, 60)
+    beside = core.quote(QuoteRequest(8, 60), now_s)
     assert beside.can_serve_now is False
     assert beside.param == "slo.tbt_ms"
     # It is right: as many have ended by then as must.
@@ -124,13 +127,13 @@ def test_streams_that_must_end_first_are_waited_for() -> None:
     again_s = now_s + 1.1 * beside.retry_after_s  # the pace of so far, half of it with fewer
     while now_s < again_s and len(core.view.decoding):
         now_s = replica.advance()
-    assert core.quote(now_s, 8, 60).can_serve_now is True
+    assert core.quote(QuoteRequest(8, 60), now_s).can_serve_now is True
 
 
 def test_without_a_cost_model_nothing_is_predicted() -> None:
     config = replace(scheduler_config(MODEL), cost_model=None, max_queued_requests=1)
     core = build_core(config)
-    unknown = core.quote(0.0, 800, 60)
+    unknown = core.quote(USUAL, 0.0)
     assert unknown.can_serve_now is None
     assert unknown.ttft_s is unknown.least_ttft_s is None
     assert "cost model" in str(unknown.message)
@@ -139,6 +142,6 @@ def test_without_a_cost_model_nothing_is_predicted() -> None:
         told = core.handle(Submit(Request(number, (1,) * 8, SamplingParams(60), 0.0)), 0.0)
         if any(isinstance(instruction, Refuse) for instruction in told):
             break
-    full = core.quote(0.0, 800, 60)
+    full = core.quote(USUAL, 0.0)
     assert full.can_serve_now is False
     assert full.retry_after_s is not None

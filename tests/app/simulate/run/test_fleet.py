@@ -13,6 +13,7 @@ from actors.scheduling.build import build_core
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.events import StepDone, Submit
+from actors.scheduling.interfaces import QuoteRequest
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request, SamplingParams
 from actors.scheduling.state import prefix_digests
@@ -103,12 +104,12 @@ def test_the_outlook_says_what_a_quote_says() -> None:
     assert (said.num_running + said.num_waiting, said.num_received) == (20, 20)
     assert 0 < said.num_prefill_tokens <= 20 * 900
     for num_tokens in (1, *KNOTS[1:3], 600, 2000):
-        quote = core.quote(0.02, num_tokens, 50)
+        quote = core.quote(QuoteRequest(num_tokens, 50), 0.02)
         ttft_s, promised_s = said.outlook.at(num_tokens)
         assert ttft_s == pytest.approx(quote.ttft_s, rel=0.05)
         assert promised_s >= ttft_s
         assert (promised_s <= 1.0) == (quote.ttft_bound_s is not None and quote.ttft_bound_s <= 0.9)
-    quote = core.quote(0.02, 500, 50)
+    quote = core.quote(QuoteRequest(500, 50), 0.02)
     assert said.outlook.tbt_with_s(500) == pytest.approx(quote.tbt_bound_s, rel=0.05)
 
 
