@@ -171,6 +171,7 @@ def resolve(settings: Settings) -> EngineConfig:
         load_timeout_s=settings.engine.load_timeout_s,
         event_log=settings.telemetry.directory if settings.telemetry.events else None,
         event_log_bytes=int(settings.telemetry.events_gib * GIB),
+        standby=_standby(settings.engine.standby, parallel.device),
         max_rebuilds=settings.engine.max_rebuilds,
         adapters=tuple(
             (slot, str(locate(path).resolve()))
@@ -193,6 +194,13 @@ def _kv_memory(kv: KVSettings, fraction: float, prefix_cache: bool) -> KVMemory:
         key = "host_cache_gib" if kv.host_cache_gib else "disk_cache_gib"
         raise SettingsError(f"kv.{key}: says nothing where `kv.prefix_cache` is false")
     return memory
+
+
+def _standby(wanted: bool | None, device: str) -> bool:
+    """Raises SettingsError where it cannot be had."""
+    if wanted and device != "cpu":
+        raise SettingsError("engine.standby: needs parallel.device: cpu (a GPU has one process)")
+    return device == "cpu" if wanted is None else wanted
 
 
 def _wants_cost_model(scheduler: SchedulerConfig) -> bool:

@@ -157,6 +157,11 @@ class EngineSettings(_Section):
         3600.0, gt=0, description="A request that is not done by then ends with an error."
     )
     load_timeout_s: float = Field(1800.0, gt=0, description="For loading the weights.")
+    standby: bool | None = Field(
+        None,
+        description="Keep a process per rank that has imported everything (200 MB), so that lost "
+        "stages are rebuilt sooner; absent: on CPUs, where alone it is possible.",
+    )
     max_rebuilds: int = Field(
         3, ge=0, description="In a row, without a step between them; then the replica fails."
     )

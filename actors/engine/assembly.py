@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actors.calibration.outlook import within_reach
 from actors.calibration.probe import PipelineProbe, ProbeFailed
@@ -34,9 +34,10 @@ logger = logging.getLogger("legato.scheduler")
 class Engine:
     """One per scheduler actor. All state belongs to the running event loop."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, stages: list[list[Any]]) -> None:
+        """stages: actors [stage][rank], created but not loaded."""
         self._config = config
-        self._stages = StageSet(config)
+        self._stages = StageSet(config, stages)
         self._events: EventLog | None = None
         self._calibrated: StageInfo | None = None  # set if the engine measured its own cost model
         self._finished = asyncio.Event()
@@ -76,6 +77,8 @@ class Engine:
         if fronts is not None:
             address = await _serve_fronts(loop, fronts, info, num_blocks)
         freeze_gc_heap()
+        if self._config.standby:
+            self._stages.standby.keep(lambda: loop.is_idle)
         logger.info("ready: %s backend, %d KV blocks", info.backend, num_blocks)
         return info, num_blocks, address
 

@@ -45,6 +45,8 @@ class EngineConfig:
     step_deadline_s: a step that takes longer than this and than `deadline_factor` times its
         prediction counts as hung: the stages are killed and rebuilt, and requests replayed.
     request_deadline_s: a request that takes longer ends with an error.
+    standby: keep processes that have imported everything for the next rebuild (on CPUs: Ray gives a
+        GPU to one process).
     """
 
     stage: StageSpec
@@ -65,4 +67,5 @@ class EngineConfig:
     event_log: str | None = None  # folder for every event and plan, as Parquet
     event_log_bytes: int = 1 << 30  # recording ends at this size
     adapters: tuple[tuple[int, str], ...] = ()  # (slot, folder)
+    standby: bool = False
     max_rebuilds: int = 3  # in a row, without a successful step in between

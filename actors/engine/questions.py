@@ -84,6 +84,8 @@ class Questions:
             "outlook": outlook(core.cost_model, core.config),
             "recoveries": self._recovery.num_recoveries,
             "rebuilding": self._recovery.is_rebuilding,
+            "standby": self._stages.standby.state,
+            "stage_pids": self._stages.pids,
             "pid": os.getpid(),
         }
 

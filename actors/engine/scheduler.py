@@ -11,6 +11,8 @@ settings at each call: what runs in every iteration is in a plain class (`loop.E
 
 from __future__ import annotations
 
+from typing import Any
+
 import uvloop
 
 from actors.engine.assembly import Engine
@@ -22,9 +24,10 @@ from actors.stage.spec import StageInfo
 class SchedulerActor:
     """One per replica."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, stages: list[list[Any]]) -> None:
+        """stages: actors [stage][rank] that the replica has created at the same time."""
         self._loop = uvloop.new_event_loop()
-        self._engine = Engine(config)
+        self._engine = Engine(config, stages)
 
     def start(
         self, socket_path: str, fronts: FrontAddress | None = None

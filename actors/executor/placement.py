@@ -23,6 +23,9 @@ from actors.stage.actor import StageActor
 from actors.stage.spec import StageInfo, StageSpec
 
 REPLICA_CPUS = 0.5
+# Threads of each kind of call beside the loop of steps. `watch` never returns: a standby is watched
+# twice, once before and once after it is taken, and must still tell its process id.
+_CONCURRENCY_GROUPS = {"watch": 3, "compute": 1, "moves": 1}
 
 
 def bundles(
@@ -79,9 +82,13 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
     return allowed
 
 
-def create_stages(config: EngineConfig, group: PlacementGroup | None) -> list[list[Any]]:
-    """Stage actors [stage][rank], created but not loaded."""
-    actor_class = ray.remote(concurrency_groups={"watch": 1, "compute": 1, "moves": 1})(StageActor)
+def create_stages(
+    config: EngineConfig, group: PlacementGroup | None, *, is_standby: bool = False
+) -> list[list[Any]]:
+    """Stage actors [stage][rank], created but not loaded. is_standby: beside running ones, which
+    hold the bundles' CPUs.
+    """
+    actor_class = ray.remote(concurrency_groups=_CONCURRENCY_GROUPS)(StageActor)
     threads = threads_per_rank(config)
     stages = []
     for stage in range(config.stage.num_stages):
@@ -89,11 +96,11 @@ def create_stages(config: EngineConfig, group: PlacementGroup | None) -> list[li
         for rank in range(config.stage.tensor_ranks):
             spec: StageSpec = replace(config.stage, stage=stage, rank=rank, num_threads=threads)
             options = actor_class.options(
-                num_cpus=config.cpus_per_rank if group is not None else 0,
+                num_cpus=config.cpus_per_rank if group is not None and not is_standby else 0,
                 num_gpus=config.gpus_per_rank,
                 scheduling_strategy=_strategy(group, stage + 1),
-                # One thread per concurrency group: with more, Ray may reorder an actor's calls, and
-                # a step that runs before its predecessor reads stale state.
+                # One thread for calls that change state: with more, Ray may reorder an actor's
+                # calls, and a step that runs before its predecessor reads stale state.
                 max_concurrency=1,
                 **_environment(config),
             )

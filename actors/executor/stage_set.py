@@ -16,6 +16,7 @@ import ray
 from actors.engine.config import GIB, EngineConfig
 from actors.executor.kv_tier import tier_specs
 from actors.executor.placement import create_stages, current_group, load_stages
+from actors.executor.standby import Standby
 from actors.scheduling.events import TierChange
 from actors.scheduling.request import Grammar
 from actors.stage.spec import StageInfo, TierSpec
@@ -41,10 +42,11 @@ class StageDied(StagesFailed):
 class StageSet:
     """Stages and the pipeline through them. `rebuild` makes a new set with equal KV sizes."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, actors: list[list[Any]]) -> None:
+        """actors: [stage][rank], created but not loaded: the first set."""
         self._config = config
         self._listeners: tuple[OnAnswer, OnLost] | None = None
-        self._actors: list[list[Any]] = []
+        self._actors = actors
         self.pipeline: Pipeline | None = None  # takes plans; None without stages
         self._sizes = (0, 0)
         self._tier_specs: list[TierSpec] = []  # one per rank, if there is a second tier
@@ -52,9 +54,10 @@ class StageSet:
         self.pids: list[list[int]] = []
         self._adapters = dict(config.adapters)  # folder by slot, for rebuilt stages
         self._here: list[psutil.Process] = []  # processes of the stages on this node
+        self.standby = Standby(config)
 
     async def build(self) -> tuple[StageInfo, int, int]:
-        """Create, load, size KV from memory, connect. Returns (info, blocks, host blocks).
+        """Load, size KV from memory, connect. Returns (info, blocks, host blocks).
 
         Raises StagesFailed with the loader's message, which names a file or parameter.
         """
@@ -85,8 +88,8 @@ class StageSet:
             self.pipeline.listen(on_answer, on_lost)
 
     async def rebuild(self) -> None:
-        """Kill the remaining stages, and build new ones."""
-        self.close()
+        """Kill the remaining stages, and build new ones, from the standby if there is one."""
+        self._close_running()
         # Kill directly, because Ray waits five seconds for a stopped process.
         for process in self._here:
             with contextlib.suppress(psutil.Error):
@@ -95,7 +98,10 @@ class StageSet:
         await self._open()
 
     async def _load(self, is_rebuild: bool = False) -> tuple[StageInfo, int]:
-        self._actors = create_stages(self._config, current_group())
+        if is_rebuild:
+            self._actors = await self.standby.take()
+        if not self._actors:
+            self._actors = create_stages(self._config, current_group())
         flat = [actor for ranks in self._actors for actor in ranks]
         reporter = asyncio.create_task(self._report(flat))
         try:
@@ -249,6 +255,10 @@ class StageSet:
                     await self.compile_grammar(grammar)
 
     def close(self) -> None:
+        self.standby.close()
+        self._close_running()
+
+    def _close_running(self) -> None:
         pipeline, self.pipeline = self.pipeline, None
         if pipeline is not None:
             pipeline.close()

@@ -30,6 +30,7 @@ from actors.scheduling.events import TierChange
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Grammar
 from actors.stage.spec import StageInfo, StageSpec, TierSpec
+from actors.stage.warm_up import import_all
 from actors.transport.addresses import free_address
 from actors.transport.messages import TICKET, StageAnswer, StageMessage, pack, unpack
 from actors.transport.wire import ConnectionLost, Mailbox, Sender
@@ -78,8 +79,13 @@ class StageActor:
 
     # ---- life ------------------------------------------------------------------------------
 
+    @ray.method(concurrency_group="watch")
     def pid(self) -> int:
         return os.getpid()
+
+    def warm_up(self, with_grammars: bool) -> None:
+        """See `warm_up.import_all`."""
+        import_all(with_grammars)
 
     def load(self, group_address: str | None = None) -> StageInfo:
         """group_address: "host:port" where the stage's ranks meet, if there are several."""
@@ -299,15 +305,8 @@ class StageActor:
             with contextlib.suppress(RuntimeError):  # of a device that failed, and so the step
                 took = self._step_times.end(ticket, begun) or took
         times = (*times, took)
+        result = output if isinstance(output, StepResult) else None
         if not self._is_last:
-            return (
-                ticket,
-                packed,
-                None if isinstance(output, StepResult) else output,
-                times,
-                error,
-            )
-        result = (
-            pack(replace(output, stage_times_s=times)) if isinstance(output, StepResult) else b""
-        )
-        return ticket, result, error
+            return ticket, packed, None if result is not None else output, times, error
+        packed_result = b"" if result is None else pack(replace(result, stage_times_s=times))
+        return ticket, packed_result, error

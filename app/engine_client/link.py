@@ -19,7 +19,7 @@ import ray
 from actors.engine.config import EngineConfig
 from actors.engine.peers import FrontAddress
 from actors.engine.scheduler import SchedulerActor
-from actors.executor.placement import current_group, scheduler_options
+from actors.executor.placement import create_stages, current_group, scheduler_options
 from actors.fleet.snapshot import EngineSnapshot
 from actors.scheduling.events import Refuse
 from actors.stage.spec import StageInfo
@@ -75,6 +75,7 @@ class SchedulerLink(SchedulerChannel):
         self.fronts = fronts
         self.tcp_address: str | None = None
         self._actor: Any = None
+        self._stages: list[list[Any]] = []
         self._serving: asyncio.Task[None] | None = None  # done when the scheduler ends
 
     async def open(self) -> tuple[StageInfo, int]:
@@ -108,9 +109,13 @@ class SchedulerLink(SchedulerChannel):
         self, path: str, connected: asyncio.Future[FrameProtocol]
     ) -> tuple[StageInfo, int, str | None]:
         """The result of `SchedulerActor.start`, with retries if the process dies."""
-        options = scheduler_options(current_group())
+        group = current_group()
+        options = scheduler_options(group)
         for num_starts in itertools.count(1):
-            self._actor = ray.remote(SchedulerActor).options(**options).remote(self._config)
+            # The stages import torch while the scheduler starts.
+            self._stages = create_stages(self._config, group)
+            scheduler = ray.remote(SchedulerActor).options(**options)
+            self._actor = scheduler.remote(self._config, self._stages)
             try:
                 started: tuple[StageInfo, int, str | None]
                 started = await self._actor.start.remote(path, self.fronts)
@@ -122,6 +127,7 @@ class SchedulerLink(SchedulerChannel):
                 if connected.done() or num_starts == _MAX_STARTS:
                     raise EngineFailed(f"the scheduler died while starting: {error}") from error
                 logger.error("the scheduler died while starting: start %d", num_starts + 1)
+                self.kill()
         raise AssertionError("unreachable")
 
     async def _serve(self) -> None:
@@ -139,6 +145,8 @@ class SchedulerLink(SchedulerChannel):
         self.kill()
 
     def kill(self) -> None:
-        """End it at once."""
-        if self._actor is not None:
-            ray.kill(self._actor)
+        """End it at once, and the stages that were created with it."""
+        stages, self._stages = self._stages, []
+        for actor in (self._actor, *[rank for ranks in stages for rank in ranks]):
+            if actor is not None:
+                ray.kill(actor)

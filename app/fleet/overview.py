@@ -88,6 +88,9 @@ def overview(answers: Mapping[Connection, Mapping[str, Any]], moves: StreamMoves
     for name in _ADDED_UP:
         total[name] = sum(answer.get(name, 0) for answer in found)
     total["rebuilding"] = any(answer.get("rebuilding") for answer in found)
+    starting = any(answer.get("standby") == "starting" for answer in found)
+    total["standby"] = "starting" if starting else total.get("standby")
+    total["stage_pids"] = [ranks for answer in found for ranks in answer.get("stage_pids", [])]
     engines = [_engine(connection, answer) for connection, answer in answers.items()]
     return {**total, "engines": engines, "fleet": moves.to_dict()}
 

@@ -16,7 +16,7 @@ import httpx
 import psutil
 
 from app.text.processor import TextProcessor
-from tests.faults.within import SETTLED_S
+from tests.faults.within import SETTLED_S, STANDBY_READY_S
 from tests.live.reference import expected, make_prompts
 from tests.serve.server_process import Server
 
@@ -31,7 +31,8 @@ _MEMORY = 1.10  # of what was held before
 
 @dataclass(frozen=True)
 class Surroundings:
-    """num_bytes: resident, of all processes. listening: (address, port) of every open port."""
+    """num_bytes: resident, of all processes. listening: (address, port) of every open port. The
+    standby apart, which comes and goes as the engine is busy or idle."""
 
     kinds: Counter[str]
     pids: frozenset[int]
@@ -57,13 +58,35 @@ def pids_of(server: Server, kind: str) -> list[int]:
     return [process.pid for process in processes(server) if kind_of(process) == kind]
 
 
+def serving_stages(server: Server) -> list[int]:
+    """Process ids of the stages that compute, first stage first: without the standby."""
+    status = httpx.get(f"{server.url}/console/status", timeout=SETTLED_S).json()
+    return [pid for ranks in status["stage_pids"] for pid in ranks]
+
+
+def prepared(server: Server) -> list[int]:
+    """The standby's process ids, once it is ready."""
+    status = f"{server.url}/console/status"
+    is_ready = lambda: httpx.get(status, timeout=SETTLED_S).json()["standby"] == "ready"  # noqa: E731
+    until(is_ready, "a standby", STANDBY_READY_S)
+    return standby_stages(server)
+
+
+def standby_stages(server: Server) -> list[int]:
+    serving = serving_stages(server)
+    return [pid for pid in pids_of(server, "ray::StageActor") if pid not in serving]
+
+
 def look(server: Server) -> Surroundings:
     kinds: Counter[str] = Counter()
     listening: set[tuple[str, int]] = set()
-    pids, num_bytes = set(), 0
+    pids, num_bytes, standby = set(), 0, standby_stages(server)
+    assert len(standby) <= len(serving_stages(server))
     for process in processes(server):
         with suppress(psutil.Error):
             pids.add(process.pid)
+            if process.pid in standby:
+                continue
             num_bytes += process.memory_info().rss
             kind = kind_of(process)
             if kind is not None:

@@ -10,7 +10,15 @@ import httpx
 import pytest
 
 from tests.faults.streams import Streamed, stream_all
-from tests.faults.surroundings import MAX_TOKENS, Canary, pids_of, until
+from tests.faults.surroundings import (
+    MAX_TOKENS,
+    Canary,
+    pids_of,
+    prepared,
+    serving_stages,
+    standby_stages,
+    until,
+)
 from tests.faults.within import (
     KILLED_WHILE_LOADING_S,
     SCHEDULER_KILLED_S,
@@ -31,7 +39,8 @@ def exact(streams: list[Streamed], canary: Canary, within_s: float) -> None:
 def test_row_1_a_stage_is_killed_in_the_middle_of_its_decodes(
     server: Server, canary: Canary
 ) -> None:
-    stages = pids_of(server, "ray::StageActor")
+    stages = serving_stages(server)
+    prepared(server)
     streams = stream_all(
         server, canary.prompts, MAX_TOKENS, lambda: os.kill(stages[-1], signal.SIGKILL)
     )
@@ -40,8 +49,43 @@ def test_row_1_a_stage_is_killed_in_the_middle_of_its_decodes(
     assert status["recoveries"] >= 1
 
 
+def test_the_standby_takes_the_place_of_lost_stages_and_is_replaced(
+    server: Server, canary: Canary
+) -> None:
+    before, standby = serving_stages(server), prepared(server)
+    os.kill(before[0], signal.SIGKILL)
+    until(lambda: sorted(serving_stages(server)) == sorted(standby), "the standby serves")
+    canary.check(server)
+    fresh = prepared(server)
+    assert len(fresh) == 2
+    assert not {*fresh} & {*before, *standby}
+
+
+def test_a_standby_that_dies_disturbs_nobody_and_is_replaced(
+    server: Server, canary: Canary
+) -> None:
+    before, standby = serving_stages(server), prepared(server)
+    streams = stream_all(
+        server, canary.prompts, MAX_TOKENS, lambda: os.kill(standby[0], signal.SIGKILL)
+    )
+    exact(streams, canary, STAGE_KILLED_S)
+    assert serving_stages(server) == before
+    until(lambda: not {*standby} & {*standby_stages(server)}, "its end")
+    assert len(prepared(server)) == 2
+
+
+def test_stages_are_lost_while_the_standby_is_stopped(server: Server, canary: Canary) -> None:
+    """One that does not answer is not waited for."""
+    os.kill(prepared(server)[0], signal.SIGSTOP)
+    stages = serving_stages(server)
+    streams = stream_all(
+        server, canary.prompts, MAX_TOKENS, lambda: os.kill(stages[-1], signal.SIGKILL)
+    )
+    exact(streams, canary, STAGE_FROZEN_S)
+
+
 def test_row_3_a_stage_stops(server: Server, canary: Canary) -> None:
-    stages = pids_of(server, "ray::StageActor")
+    stages = serving_stages(server)
     streams = stream_all(
         server, canary.prompts, MAX_TOKENS, lambda: os.kill(stages[0], signal.SIGSTOP)
     )
@@ -68,8 +112,9 @@ def test_row_4_the_scheduler_is_killed_and_what_was_set_stays(
 def test_row_9_a_stage_is_killed_while_it_loads(server: Server) -> None:
     """Of the set that takes the place of a lost one: that is built again, and nobody is told that
     the engine is ready before it is."""
-    killed = pids_of(server, "ray::StageActor")
-    os.kill(killed[0], signal.SIGKILL)
+    killed = pids_of(server, "ray::StageActor")  # the standby too: nothing is prepared
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
     begin_s = time.monotonic()
 
     def is_ready() -> bool:
@@ -83,7 +128,7 @@ def test_row_9_a_stage_is_killed_while_it_loads(server: Server) -> None:
     killed.append(fresh()[0])
     os.kill(killed[-1], signal.SIGKILL)
     until(is_ready, "the set is built once more", KILLED_WHILE_LOADING_S)
-    assert len(fresh()) == 2
+    assert len(serving_stages(server)) == 2
     assert time.monotonic() - begin_s <= KILLED_WHILE_LOADING_S
 
 

@@ -25,6 +25,7 @@ from tests.faults.surroundings import (
     completion,
     num_connections,
     pids_of,
+    serving_stages,
     until,
 )
 from tests.serve.server_process import Server
@@ -327,4 +328,4 @@ def test_row_8_and_14_callers_cancel_in_every_state(server: Server) -> None:
     """In the queue, in their prefill and their decode: a hundred, more than run at once."""
     with connected(server, whole("/v1/completions", completion(server, [5] * 250, 5)), 100):
         pass  # all leave at once
-    assert len(pids_of(server, "ray::StageActor")) == 2
+    assert len(serving_stages(server)) == 2

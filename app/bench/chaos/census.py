@@ -56,14 +56,15 @@ def take(server: OwnServer) -> Census:
 
 
 def settle(server: OwnServer, within_s: float = 60.0) -> None:
-    """Until nothing is running or waiting. Raises TimeoutError."""
+    """Until nothing is running, waiting or being started. Raises TimeoutError."""
     deadline_s = time.monotonic() + within_s
     last: object = None
     while time.monotonic() < deadline_s:
         try:
             status = server.status()
-            last = {key: status[key] for key in (*_IDLE, "rebuilding")}
-            if not any(status[key] for key in _IDLE) and not status["rebuilding"]:
+            last = {key: status[key] for key in (*_IDLE, "rebuilding", "standby")}
+            is_rebuilding = status["rebuilding"] or status["standby"] == "starting"
+            if not any(status[key] for key in _IDLE) and not is_rebuilding:
                 return
         except (httpx.HTTPError, ValueError) as error:
             last = error

@@ -34,6 +34,7 @@ _CONFIG = "serve.yaml"
 _READY_WITHIN_S = 240.0
 _STOP_WITHIN_S = 90.0
 _GONE_WITHIN_S = 15.0
+_SOON_S = 1.0
 SHARED_MEMORY_MIB, DISK_MIB = 1024, 16
 
 # Part of a process's command line -> its kind.
@@ -94,11 +95,19 @@ class OwnServer:
         return found
 
     def pids(self, kind: str) -> list[int]:
-        return [process.pid for process in self.processes().get(kind, [])]
+        """A standby is a stage's process that does not serve yet; which does, the server says: all
+        of them, while it does not answer."""
+        if kind not in ("stage", "standby"):
+            return [process.pid for process in self.processes().get(kind, [])]
+        found = [process.pid for process in self.processes().get("stage", [])]
+        serving = set(found)
+        with suppress(httpx.HTTPError, ValueError):
+            serving = {pid for ranks in self.status(_SOON_S)["stage_pids"] for pid in ranks}
+        return [pid for pid in found if (pid in serving) == (kind == "stage")]
 
-    def status(self) -> dict[str, Any]:
+    def status(self, within_s: float = 15.0) -> dict[str, Any]:
         """The console's; raises httpx.HTTPError or ValueError while it does not answer."""
-        answer = httpx.get(f"{self.url}/console/status", timeout=15.0)
+        answer = httpx.get(f"{self.url}/console/status", timeout=within_s)
         answer.raise_for_status()
         found: dict[str, Any] = answer.json()
         return found

@@ -1,0 +1,27 @@
+"""Imports of a stage ahead of their use, in a standby process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+
+# Below the steps of other processes, which go on meanwhile. Not the lowest: on a machine that is
+# always busy the standby would never be ready.
+_LOW_PRIORITY = 10
+_NEEDED_TO_LOAD = ("actors.stage.runner", "kernels.cpu.backend")
+_NEEDED_BY_GRAMMARS = ("xgrammar", "transformers.models.auto.tokenization_auto")
+
+
+def import_all(with_grammars: bool) -> None:
+    """Import what loading and, with_grammars, the first grammar need; returns when done."""
+    modules = (*_NEEDED_TO_LOAD, *(_NEEDED_BY_GRAMMARS if with_grammars else ()))
+    thread = threading.Thread(target=_import, args=(modules,))  # a priority is a thread's own
+    thread.start()
+    thread.join()
+
+
+def _import(modules: tuple[str, ...]) -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
+    for module in modules:
+        importlib.import_module(module)
