@@ -155,7 +155,7 @@ class RequestState:
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
 
-        # Kept for orders and policies
+        # Kept by orders
         self.admitted = False  # has been started once, so that it is not charged again
         self.level = 0  # multi-level feedback queue
         self.served = 0  # tokens served at that level

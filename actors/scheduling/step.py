@@ -7,7 +7,7 @@ in `contents`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from actors.scheduling.interfaces import Admission, TokenBudget
 from actors.scheduling.lifecycle import LiveRequests
@@ -223,11 +223,8 @@ class StepBuilder:
         """Allocate blocks for a chunk; if there are too few, returns what fits without new ones."""
         if self._grow(state, state.num_computed_tokens + count):
             return count
-        size = self.config.block_size
-        fits = (
-            state.capacity - state.num_computed_tokens + self._running.block_manager.num_free * size
-        )
-        count = min(count, fits)
+        capacity = self.config.block_size * self._running.block_manager.num_free + state.capacity
+        count = min(count, capacity - state.num_computed_tokens)
         if count > 0 and state.num_computed_tokens + count > state.capacity:
             self._grow(state, state.num_computed_tokens + count)
         return count
@@ -278,8 +275,12 @@ class StepBuilder:
         self.contents.give_drafts(Drafted(state, count, num_blocks), drafts)
         return count
 
+    def charge(self, num_tokens: Mapping[RequestState, int]) -> None:
+        """Tell the order how many tokens of each request the step serves."""
+        self._requests.waiting.order.charge(num_tokens)
+
     def rerank(self) -> None:
-        """Let the order change the ranks of running requests by the service they got."""
+        """Let the order change the ranks of running requests by what they were charged."""
         running, now_s = [*self.decoding, *self.prefilling], self._requests.now_s
         if self._requests.waiting.order.rerank(running, now_s):
             self._running.resort()

@@ -37,8 +37,7 @@ class FeedbackQueue:
                 left -= step.chunk(state, left)
         if len(served) < most:
             fill_with_chunks(step, left)
-        for state, num_computed_tokens in before.items():
-            state.served += max(0, state.num_computed_tokens - num_computed_tokens)
+        step.charge({s: max(0, s.num_computed_tokens - n) for s, n in before.items()})
 
     @staticmethod
     def _make_way(step: StepBuilder) -> None:

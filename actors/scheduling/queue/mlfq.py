@@ -7,7 +7,7 @@ whose quantum its prompt would exceed anyway, so a long prompt does not block sh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue.waiting import HeapOrder
@@ -65,6 +65,10 @@ class FeedbackLevels(HeapOrder):
                 self.set_level(state, state.level + 1)
                 changed = True
         return changed
+
+    def charge(self, num_tokens: Mapping[RequestState, int]) -> None:
+        for state, count in num_tokens.items():
+            state.served += count
 
     def adopt(self, state: RequestState) -> None:
         self.set_level(state, self.join_level(state.remaining))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from actors.scheduling.state import RequestState
 
@@ -50,6 +50,12 @@ class Order(ABC):
 
     def serve(self, states: Sequence[RequestState]) -> None:  # noqa: B027
         """Each of these requests has got an output token."""
+
+    def charge(self, num_tokens: Mapping[RequestState, int]) -> None:  # noqa: B027
+        """A step computes so many tokens of these requests, prompts included.
+
+        Called by policies that preempt by rank.
+        """
 
     def finish(self, state: RequestState) -> None:  # noqa: B027
         """The request has finished (not called for aborts)."""
