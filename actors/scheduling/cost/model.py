@@ -97,7 +97,7 @@ class CostModel:
     ratio_quantiles: measured / predicted at given quantiles on held-out mixes, ascending.
     kv_tokens: KV capacity of the deployment in tokens, 0 if unknown.
     learnt: corrections learned by an engine for each kind of step, as initial values of the next
-        engine: (kind, mean, bound), in logs of measured / predicted (`online`).
+        engine: (number of the kind, mean, bound), in logs of measured / predicted (`online`).
     swap_block_s: moving one KV block to or from host memory; None: never measured.
     """
 

@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from actors.scheduling.config import ConfigError
 from actors.scheduling.cost.mix import Mix
@@ -84,6 +84,34 @@ class Mean:
         self.log_ratio += step * max(1.0 / self.count, 1.0 / memory)
 
 
+DECODES, PREFILL, MIXED = range(3)  # what a step holds
+_BESIDE_MOVE = 3  # added to these
+_SIZES = 16  # more than there are
+
+
+class StepKind(NamedTuple):
+    """Steps that share a correction. size: half the bit length of their number of tokens."""
+
+    beside_move: bool
+    content: int  # one of those above
+    size: int
+
+    @classmethod
+    def numbered(cls, number: int) -> StepKind:
+        """The inverse of `_number`."""
+        content, size = divmod(number, _SIZES)
+        beside_move, content = divmod(content, _BESIDE_MOVE)
+        return cls(bool(beside_move), content, size)
+
+
+def _number(mix: Mix) -> int:
+    """The kind of such a step as a number, which every prediction makes and looks up: a `StepKind`
+    would take twice as long."""
+    content = DECODES if not mix.prefill_tokens else PREFILL if not mix.num_decodes else MIXED
+    size = (mix.num_decodes + mix.prefill_tokens).bit_length() // 2
+    return (_BESIDE_MOVE * mix.beside_move + content) * _SIZES + size
+
+
 @dataclass(slots=True)
 class Regime:
     """The correction of one kind of step, in logs of measured / profile."""
@@ -105,15 +133,15 @@ class OnlineCostModel:
         self.profile = profile
         self.quantile = quantile
         self.memory = memory
-        self._regimes: dict[int, Regime] = {}
+        self._regimes: dict[int, Regime] = {}  # by `_number`
         self._overall = Mean(0.0)
         # Two at the quantile: one alone would count as a hiccup (see `RecentQuantile`).
         shares = [(k + 0.5) / ASSUMED for k in range(ASSUMED - 2)]
         shares += [quantile, quantile]
         self._assumed = [math.log(max(profile.ratio_at(q), 1e-9)) for q in shares]
-        for kind, mean, bound in profile.learnt:
+        for number, mean, bound in profile.learnt:
             seeds = [mean] * (ASSUMED - 2) + [bound, bound]
-            self._regimes[kind] = Regime(Mean(mean, ASSUMED), self._recent(seeds))
+            self._regimes[number] = Regime(Mean(mean, ASSUMED), self._recent(seeds))
 
     # ---- interfaces.StepTimePredictor ---------------------------------------------------------
 
@@ -150,26 +178,26 @@ class OnlineCostModel:
     def learnt(self) -> CostModel:
         """The profile with the learned corrections, for a later engine."""
         known = tuple(
-            (kind, regime.mean.log_ratio, regime.bound.value)
-            for kind, regime in sorted(self._regimes.items())
+            (number, regime.mean.log_ratio, regime.bound.value)
+            for number, regime in sorted(self._regimes.items())
             if regime.mean.count >= ASSUMED
         )
         return replace(self.profile, learnt=known)
 
     def forget(self, mix: Mix) -> None:
         """Forget the correction of this kind of step."""
-        self._regimes.pop(_key(mix), None)
+        self._regimes.pop(_number(mix), None)
 
     # ---- for budgets and admission ----------------------------------------------------
 
     def ratio(self, mix: Mix) -> float:
         """Learned measured / profile ratio of this kind of step."""
-        regime = self._regimes.get(_key(mix))
+        regime = self._regimes.get(_number(mix))
         return math.exp(self._shift if regime is None else regime.mean.log_ratio)
 
     def bound_factor(self, mix: Mix) -> float:
         """Factor on the profile's prediction that `quantile` of such steps stay below."""
-        regime = self._regimes.get(_key(mix))
+        regime = self._regimes.get(_number(mix))
         if regime is None:
             return math.exp(self._assumed[-1] + self._shift)
         return math.exp(regime.bound.value)
@@ -181,16 +209,17 @@ class OnlineCostModel:
         Interpolated between the sizes that were met; beyond them that of the nearest holds, as a
         profile that is wrong of all sizes met is no better of the others.
         """
+        met = [(StepKind.numbered(number), regime) for number, regime in self._regimes.items()]
         known = {
-            key % 16: regime.mean.log_ratio
-            for kind in (1, 2)  # mixed steps count where both were met
-            for key, regime in sorted(self._regimes.items())
-            if key // 16 == kind and regime.mean.count >= ASSUMED
+            kind.size: regime.mean.log_ratio
+            for content in (PREFILL, MIXED)  # mixed steps count where both were met
+            for kind, regime in met
+            if kind[:2] == (False, content) and regime.mean.count >= ASSUMED
         }
         sizes = sorted(known)
         ratios = []
         for length in range(most.bit_length() + 1):
-            size = (length - 0.5) / 2  # the middle of this length, on the scale of `_key`
+            size = (length - 0.5) / 2  # the middle of this length, on the scale of `StepKind.size`
             after = bisect_left(sizes, size)
             below, above = sizes[max(0, after - 1) : after], sizes[after : after + 1]
             if below and above:
@@ -210,22 +239,15 @@ class OnlineCostModel:
         return max(0.0, self._overall.log_ratio)
 
     def _regime(self, mix: Mix) -> Regime:
-        key = _key(mix)
-        regime = self._regimes.get(key)
+        number = _number(mix)
+        regime = self._regimes.get(number)
         if regime is None:
             seeds = [value + self._shift for value in self._assumed]
-            regime = self._regimes[key] = Regime(Mean(self._shift), self._recent(seeds))
+            regime = self._regimes[number] = Regime(Mean(self._shift), self._recent(seeds))
         return regime
 
     def _recent(self, seeds: Iterable[float]) -> RecentQuantile:
         return RecentQuantile(self.quantile, max(self.memory, ASSUMED), seeds)
-
-
-def _key(mix: Mix) -> int:
-    """Decodes alone, prefill alone or mixed, by powers of four of the token count."""
-    kind = 0 if not mix.prefill_tokens else 1 if not mix.num_decodes else 2
-    kind += 3 * mix.beside_move
-    return kind * 16 + (mix.num_decodes + mix.prefill_tokens).bit_length() // 2
 
 
 def read_cost_model(data: Mapping[str, Any] | None) -> OnlineCostModel | None:
