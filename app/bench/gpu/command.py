@@ -103,8 +103,7 @@ def run_jobs(report: GpuReport, jobs: Iterator[Job], minutes: float) -> None:
         try:
             with console.status(title):
                 report.found |= work() or {}
-        # A kernel that fails here for the first time must not take along what others found.
-        except Exception as error:
+        except Exception as error:  # of any kind, by a kernel's first run: keep what others found
             report.errors[title] = f"{type(error).__name__}: {error}"
         report.seconds[title] = round(time.monotonic() - job_s, 1)
         report.write()
