@@ -11,15 +11,38 @@ from itertools import pairwise
 from typing import Final
 
 from actors.scheduling.plan import TokenLogprobs
-from app.api.context import Context
+from actors.scheduling.request import SamplingParams
+from app.api.context import Context, objective_of
 from app.api.events import Deliveries, RequestInfo, RequestOutcome, RequestTiming
 from app.api.http.call import Call, ClientGone
 from app.api.http.errors import from_engine
+from app.api.schema.common import ScheduleFields
 from app.engine_client.client import EngineError, GenerationRequest, TokenChunk, TokenSink
 from app.text.incremental import TextDelta, TextRules, TextStream
 
 _PART_VALUES: Final = 1000  # log-probabilities written in one turn of the event loop
 _MERGE_QUEUE: Final = 64  # chunks waiting between the prompts of a batch and their one reader
+
+
+def generation_request(
+    call: Call,
+    body: ScheduleFields,
+    request_id: str,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    n: int = 1,
+) -> GenerationRequest:
+    """One prompt of a body for the engine. Raises 403 for a priority above the key's."""
+    return GenerationRequest(
+        request_id=request_id,
+        prompt=tuple(prompt),
+        sampling=sampling,
+        n=n,
+        tenant=call.tenant(body.user),
+        cache_salt=call.cache_salt(body.user),
+        priority=call.check_priority(body.priority),
+        objective=objective_of(body),
+    )
 
 
 class Generation:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from app.api.context import Context, as_list, new_id, objective_of, tokenized
+from actors.scheduling.request import Grammar, SamplingParams
+from app.api.context import Context, as_list, new_id, tokenized
 from app.api.endpoints.large import listed_wholes, whole
 from app.api.endpoints.logprobs import (
     CompletionColumns,
@@ -15,7 +16,7 @@ from app.api.endpoints.logprobs import (
     check_entries,
     completion_logprobs,
 )
-from app.api.generation import Generation, usage_of
+from app.api.generation import Generation, generation_request, usage_of
 from app.api.http.call import Call
 from app.api.http.errors import invalid
 from app.api.sampling_params import (
@@ -26,7 +27,6 @@ from app.api.sampling_params import (
 )
 from app.api.schema.completions import CompletionRequest
 from app.api.sse import ChoiceWriter, stream_reply
-from app.engine_client.client import GenerationRequest
 from app.text.incremental import TextDelta, TextRules
 
 _DEFAULT_MAX_TOKENS = 16
@@ -46,54 +46,26 @@ class Completions:
         prompts = await tokenized(given, context, "prompt")
         echoes = await _echoes(context, given) if body.echo else []
         n, best_of = _counts(body, context, len(prompts))
-        stream = bool(body.stream)
         grammar, grammar_param = requested_grammar(body)
         grammar = await checked_grammar(grammar, context, grammar_param)
-        wanted = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        if body.logprobs is not None:
-            echoed = sum(map(len, prompts)) if body.echo else 0
-            limit = context.engine.card.max_model_len
-            new = 0 if stream else sum(min(wanted, limit - len(prompt)) for prompt in prompts)
-            check_entries(context, body.logprobs, best_of * (echoed + new))
-        if wanted == 0 and not body.echo:
-            raise invalid("max_tokens is 0 and echo is off: there is nothing to do.", "max_tokens")
-        # best_of chooses by log-probability, so it needs the sampled token's at least.
-        logprobs = 0 if body.logprobs is None and best_of > n else body.logprobs
+        wanted = _wanted_tokens(body, context, prompts, best_of)
         completion_id = new_id("cmpl")
         requests = []
         for number, prompt in enumerate(prompts):
-            room = context.engine.card.max_model_len - len(prompt)
-            sampling = sampling_params(
-                body,
-                context,
-                max_tokens=min(max(wanted, 1), room),
-                logprobs=logprobs,
-                prompt_logprobs=body.logprobs if body.echo else None,
-                grammar=grammar,
-            )
-            requests.append(
-                GenerationRequest(
-                    request_id=f"{completion_id}-{number}",
-                    prompt=tuple(prompt),
-                    sampling=sampling,
-                    n=best_of,
-                    tenant=call.tenant(body.user),
-                    cache_salt=call.cache_salt(body.user),
-                    priority=call.check_priority(body.priority),
-                    objective=objective_of(body),
-                )
-            )
+            sampling = _sampling(body, context, len(prompt), wanted, best_of > n, grammar)
+            request_id = f"{completion_id}-{number}"
+            requests.append(generation_request(call, body, request_id, prompt, sampling, best_of))
         rules = TextRules(
             stops=stop_strings(body, context),
             stop_token_ids=frozenset(requests[0].sampling.stop_token_ids),
             skip_special_tokens=body.skip_special_tokens is not False,
         )
         call.admit_tokens(sum(len(prompt) for prompt in prompts))
-        generation = Generation(context, call, requests, rules, stream=stream)
+        generation = Generation(context, call, requests, rules, stream=bool(body.stream))
         answer = CompletionWriter(
             context, body, completion_id, generation, n, best_of, prompts, echoes
         )
-        if stream:
+        if body.stream:
             await stream_reply(call, generation, answer)
         else:
             await answer.reply(call)
@@ -122,6 +94,44 @@ def _counts(body: CompletionRequest, context: Context, num_prompts: int) -> tupl
             f"Prompts times continuations may not exceed {options.max_continuations}.", "n"
         )
     return n, best_of
+
+
+def _wanted_tokens(
+    body: CompletionRequest, context: Context, prompts: Sequence[Sequence[int]], best_of: int
+) -> int:
+    """New tokens of each continuation, where the context has room for them; 0: the prompts alone.
+
+    Raises 400 if nothing is wanted, or more log-probabilities than this server gives.
+    """
+    wanted = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if body.logprobs is not None:
+        echoed = sum(map(len, prompts)) if body.echo else 0
+        limit = context.engine.card.max_model_len
+        new = 0 if body.stream else sum(min(wanted, limit - len(prompt)) for prompt in prompts)
+        check_entries(context, body.logprobs, best_of * (echoed + new))
+    if wanted == 0 and not body.echo:
+        raise invalid("max_tokens is 0 and echo is off: there is nothing to do.", "max_tokens")
+    return wanted
+
+
+def _sampling(
+    body: CompletionRequest,
+    context: Context,
+    num_prompt_tokens: int,
+    wanted: int,
+    chooses: bool,
+    grammar: Grammar | None,
+) -> SamplingParams:
+    """chooses: the best continuations will be chosen, by the log-probabilities of their tokens."""
+    room = context.engine.card.max_model_len - num_prompt_tokens
+    return sampling_params(
+        body,
+        context,
+        max_tokens=min(max(wanted, 1), room),
+        logprobs=0 if body.logprobs is None and chooses else body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+        grammar=grammar,
+    )
 
 
 class CompletionWriter(ChoiceWriter):

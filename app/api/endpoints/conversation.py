@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.scheduling.request import SamplingParams
-from app.api.context import Context, objective_of
+from app.api.context import Context
 from app.api.endpoints.output import OutputPlan
-from app.api.generation import Generation
+from app.api.generation import Generation, generation_request
 from app.api.http.call import Call
 from app.api.http.errors import ApiError, invalid
 from app.api.http.options import ApiOptions
 from app.api.sampling_params import stop_strings
 from app.api.schema.chat import Message
 from app.api.schema.common import SamplingFields
-from app.engine_client.client import GenerationRequest
 from app.text.chat_template import TemplateBusy, TemplateError, TemplateHostile, TemplateMissing
 
 
@@ -124,16 +123,7 @@ def generation_of(
 ) -> Generation:
     """The answer, generated as it is read. Raises 403 for a priority above the key's and 429 past
     the key's tokens."""
-    request = GenerationRequest(
-        request_id=request_id,
-        prompt=tuple(prompt),
-        sampling=sampling,
-        n=n,
-        tenant=call.tenant(body.user),
-        cache_salt=call.cache_salt(body.user),
-        priority=call.check_priority(body.priority),
-        objective=objective_of(body),
-    )
+    request = generation_request(call, body, request_id, prompt, sampling, n)
     rules = output.rules(
         stop_strings(body, context),
         frozenset(sampling.stop_token_ids),
