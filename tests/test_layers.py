@@ -147,6 +147,9 @@ FORBIDDEN = {
     "app/telemetry": HEAVY,
 }
 
+PARTS_OF_TESTS = {"live"}  # folders of tests that are none of the code
+CHECKS = "app.bench.gpu"  # of kernels against float64, which run on GPUs that no test has
+
 
 def modules(folder: str = "") -> Iterator[Path]:
     """Paths from the root, below a folder."""
@@ -236,6 +239,31 @@ def test_imports_point_down() -> None:
         for line, name in imports(path)
         if name.split(".")[0] in FLOORS
         and FLOORS.index(name.split(".")[0]) > FLOORS.index(path.parts[0])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_tests_stand_where_their_code_stands() -> None:
+    strangers = [
+        str(path.parent.relative_to(ROOT))
+        for floor in FLOORS
+        for path in (ROOT / "tests" / floor).rglob("test_*.py")
+        if not (ROOT / path.parent.relative_to(ROOT / "tests")).is_dir()
+        and path.parent.name not in PARTS_OF_TESTS
+    ]
+    assert not strangers, "\n".join(sorted({*strangers}))
+
+
+def test_tests_import_no_floor_above_theirs() -> None:
+    """Neither its code nor its tests: what judges two floors is a test of the upper one."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for floor in FLOORS
+        for path in sorted((ROOT / "tests" / floor).rglob("*.py"))
+        for line, name in imports(path.relative_to(ROOT))
+        if (above := name.removeprefix("tests.").split(".")[0]) in FLOORS
+        and FLOORS.index(above) > FLOORS.index(floor)
+        and not (floor == "kernels" and name.startswith(CHECKS))
     ]
     assert not wrong, "\n".join(wrong)
 

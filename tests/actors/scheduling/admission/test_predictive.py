@@ -1,116 +1,13 @@
-"""Admission: peaks counted right, promises kept under overload, refusals that tell the truth."""
+"""Which admission a config gets, and how the predictive one learns from its predictions."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from actors.scheduling.admission import build_admission
-from actors.scheduling.admission.peak import PredictedPeak, peak_kv_tokens
+from actors.scheduling.admission.peak import PredictedPeak
 from actors.scheduling.admission.predictive import CAUTION, WATCHED, Correction
 from actors.scheduling.config import ConfigError, SchedulerConfig
-from actors.scheduling.cost.model import CostModel
-from app.simulate.run.simulation import Deployment, SimulatedRun, scheduler_config, simulate
-from app.simulate.workload.arrivals import poisson
-from app.simulate.workload.lengths import fixed_lengths
-from app.simulate.workload.requests import Workload, generate
-
-MODEL = CostModel(
-    "m",
-    ((1, 0.010), (32, 0.010), (2048, 0.200)),
-    decode_kv_s=2e-8,
-    kv_tokens=60_000,
-    max_model_len=4096,
-)
-
-
-@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 30)), min_size=1, max_size=8))
-def test_peak_equals_a_walk_step_by_step(requests: list[tuple[int, int]]) -> None:
-    peak, step = 0, 0
-    while True:
-        held = [now + step for now, left in requests if left >= step]
-        if not held:
-            break
-        peak = max(peak, sum(held))
-        step += 1
-    assert peak_kv_tokens(requests) == peak
-
-
-def overload(factor: float, admission: str, seconds: float = 60.0) -> SimulatedRun:
-    """Prompts of 800 and outputs of 60: an engine that can serve about 9 of them a second."""
-    qps = 9.0 * factor
-    workload: Workload = generate(poisson(qps), fixed_lengths(800, 60), int(qps * seconds))
-    config = scheduler_config(
-        MODEL, budget="adaptive", admission=admission, tbt_s=0.06, ttft_s=2.0, max_requests=64
-    )
-    return simulate(workload, Deployment(config, MODEL))
-
-
-def test_below_capacity_nobody_is_refused() -> None:
-    assert overload(0.5, "predictive").summary().num_refused == 0
-
-
-@pytest.mark.parametrize("factor", [3.0, 10.0])
-def test_overload_is_shed_and_goodput_kept(factor: float) -> None:
-    peak = max(overload(f, "predictive").summary().goodput for f in (0.8, 1.0, 1.1))
-    result = overload(factor, "predictive")
-    summary = result.summary()
-    assert summary.num_refused > 0
-    assert summary.tbt_max <= 0.06
-    assert summary.goodput >= 0.9 * peak
-    # The same overload with everyone admitted serves hardly anyone in time.
-    assert overload(factor, "all").summary().goodput < 0.3 * peak
-
-
-def test_retry_after_is_truthful() -> None:
-    """A client that comes again when told is accepted, unless newcomers took its place."""
-    first = overload(3.0, "predictive", seconds=30.0)
-    refused = ~np.isnan(np.array(first.record.refused_s))
-    retry_s = (np.array(first.record.arrival_s) + np.array(first.record.retry_after_s))[refused]
-    assert (np.array(first.record.retry_after_s)[refused] > 0).all()
-    original = first.workload
-    order = np.argsort(retry_s)
-    arrivals = np.concatenate([original.arrival_s[~refused], retry_s[order]])
-    again = np.argsort(arrivals, kind="stable")
-    prompts = np.full(len(arrivals), 800)
-    outputs = np.full(len(arrivals), 60)
-    is_retry = np.concatenate([np.zeros((~refused).sum(), bool), np.ones(refused.sum(), bool)])[
-        again
-    ]
-    second = simulate(Workload(arrivals[again], prompts, outputs), first.deployment)
-    refused_again = ~np.isnan(np.array(second.record.refused_s))
-    after = is_retry & (arrivals[again] > original.arrival_s[-1])  # no newcomers any more
-    assert after.sum() > 100
-    assert refused_again[after].mean() < 0.02
-    assert refused_again[is_retry].mean() < 0.5
-
-
-def test_queue_action_admits_everyone() -> None:
-    config = scheduler_config(
-        MODEL, budget="adaptive", admission="predictive", tbt_s=0.06, ttft_s=2.0,
-        admission_options={"action": "queue"}, order="deadline",
-    )  # fmt: skip
-    workload = generate(poisson(20.0), fixed_lengths(800, 40), 200)
-    summary = simulate(workload, Deployment(config, MODEL)).summary()
-    assert summary.num_refused == 0
-    assert summary.num_completed == 200
-    assert summary.tbt_max <= 0.06
-
-
-def test_predicted_peak_avoids_preemption() -> None:
-    tight = CostModel.from_dict({**MODEL.to_dict(), "kv_tokens": 6000})
-    workload = generate(poisson(30.0), fixed_lengths(200, 300), 100)
-    preempted = {}
-    for admission in ("all", "predicted_peak"):
-        config = scheduler_config(tight, admission=admission, max_requests=64)
-        result = simulate(workload, Deployment(config, tight))
-        summary = result.summary()
-        assert summary.num_completed == 100
-        preempted[admission] = summary.num_preemptions
-    assert preempted["all"] > 0
-    assert preempted["predicted_peak"] == 0
 
 
 def test_bad_settings_are_named() -> None:
@@ -137,25 +34,3 @@ def test_a_correction_is_the_quantile_of_what_became_of_recent_predictions() -> 
     for _ in range(WATCHED):
         correction.observe(0.5, 1.0)
     assert correction.factor == pytest.approx(0.5)  # what was is forgotten
-
-
-@pytest.mark.parametrize("factor", [3.0, 10.0])
-def test_accepted_requests_get_their_first_token_in_time(factor: float) -> None:
-    """Some are accepted while the composition of the batch changes, hence a share."""
-    result = overload(factor, "predictive")
-    record = result.record
-    ttft = np.array(record.first_token_s) - np.array(record.arrival_s)
-    accepted = np.isnan(np.array(record.refused_s))
-    assert (ttft[accepted] <= 2.0).mean() >= 0.99
-
-
-def test_memory_counts_as_a_place() -> None:
-    """With KV for a few requests only, their ends set the pace, not compute."""
-    tight = CostModel.from_dict({**MODEL.to_dict(), "kv_tokens": 8000})
-    config = scheduler_config(
-        tight, budget="adaptive", admission="predictive", tbt_s=0.06, ttft_s=2.0, max_requests=64
-    )
-    workload = generate(poisson(40.0), fixed_lengths(800, 60), 1200)
-    summary = simulate(workload, Deployment(config, tight)).summary()
-    assert summary.num_refused > 0
-    assert summary.ttft_p90 <= 2.0

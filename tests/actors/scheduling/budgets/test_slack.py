@@ -42,3 +42,13 @@ def test_one_miss_in_a_hundred_and_thirty_leaves_the_share_where_it_is() -> None
     for _ in range(100):
         kept.note(False)
     assert kept.value == kept.least
+
+
+def test_misses_lower_the_aim_and_time_raises_it() -> None:
+    kept = KeptShare(allowed=0.0075)
+    for number in range(20_000):
+        kept.note(number % 100 != 0)  # one in a hundred: more than is allowed
+    assert kept.value < 1.02 * kept.least
+    for number in range(200_000):
+        kept.note(number % 400 != 0)
+    assert kept.value > 0.97

@@ -1,4 +1,4 @@
-"""Token throttling: how much prefill a micro-batch gets, and what that does to the pipeline."""
+"""Token throttling: how much prefill a micro-batch gets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.plan import StepShape
 from actors.scheduling.request import Request, SamplingParams
 from actors.scheduling.statistics import statistics
-from app.bench.studies.bubbles import simulate_bubbles
 from tests.actors.scheduling.driver import Driver
 
 HALF_READ = SimpleNamespace(num_tokens=900, num_computed_tokens=100)
@@ -93,16 +92,6 @@ def test_memory_is_left_for_decodes_to_grow_into() -> None:
 
     options = {"threshold": 0.75, "least": 4}
     assert preemptions(budget="throttled", budget_options=options) < preemptions()
-
-
-@pytest.mark.parametrize("kv_tokens", [None, 40_000])
-def test_it_shrinks_the_bubbles_of_a_pipeline(kv_tokens: int | None) -> None:
-    """Two stages, the paper's 70B deployment, simulated: `legato bench bubbles` in small."""
-    fixed = simulate_bubbles(0.6, kv_tokens, "uniform", "fixed", num_requests=60)
-    throttled = simulate_bubbles(0.6, kv_tokens, "uniform", "throttled", num_requests=60)
-    assert throttled.bubble_share < 0.8 * fixed.bubble_share
-    assert throttled.tbt_p99_s <= fixed.tbt_p99_s
-    assert throttled.num_preemptions <= fixed.num_preemptions
 
 
 @pytest.mark.parametrize("options", [{"iterations": 0}, {"threshold": 1.0}, {"nonsense": 1}])

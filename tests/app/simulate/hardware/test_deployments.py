@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from actors.scheduling.cost.mix import Mix
-from app.simulate.hardware.deployments import PAPER, compose, load_model, paper_model
+from app.simulate.hardware.deployments import (
+    PAPER,
+    compose,
+    load_model,
+    paper_model,
+    save_model,
+)
 from app.simulate.hardware.operators import CONFIGS
 from app.simulate.paper.published import DECODE_MS, DEPLOYMENTS, PREFILL_MS
 from app.simulate.paper.steps import calibrated_to_artifact
@@ -16,6 +23,12 @@ from app.simulate.paper.steps import calibrated_to_artifact
 @pytest.mark.parametrize("name", sorted(PAPER))
 def test_shipped_models_are_what_composition_gives(name: str) -> None:
     assert load_model(CONFIGS / f"{name}.json") == paper_model(name)
+
+
+def test_a_model_is_saved_and_loaded(tmp_path: Path) -> None:
+    model = load_model(DEPLOYMENTS[0].model)
+    save_model(model, tmp_path / "model.json")
+    assert load_model(tmp_path / "model.json") == model
 
 
 def test_every_deployment_of_the_paper_has_its_model() -> None:

@@ -5,22 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.fleet.publish import KNOTS, Publisher
+from actors.fleet.publish import Publisher
 from actors.fleet.routers import ROUTERS
 from actors.fleet.scaling import Bounds
-from actors.fleet.snapshot import EngineState, short_digests
-from actors.scheduling.build import build_core
+from actors.fleet.snapshot import short_digests
 from actors.scheduling.cost.model import CostModel
-from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.events import StepDone, Submit
-from actors.scheduling.interfaces import QuoteRequest
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request, SamplingParams
 from actors.scheduling.state import prefix_digests
 from app.simulate.run.engine import BITS
 from app.simulate.run.simulation import Autoscale, Deployment, scheduler_config, simulate
-from app.simulate.studies import routing as routing_study
-from app.simulate.studies import scaling as scaling_study
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import fixed_lengths, uniform_lengths
 from app.simulate.workload.requests import about_documents, concatenate, generate
@@ -30,7 +25,6 @@ MODEL = CostModel(
     max_model_len=4096,
 )  # fmt: skip
 CONFIG = scheduler_config(MODEL, token_budget=256, tbt_s=0.1)
-ADAPTIVE = scheduler_config(MODEL, budget="adaptive", tbt_s=0.1, ttft_s=1.0)
 
 
 @pytest.mark.parametrize("routing", ROUTERS)
@@ -95,24 +89,6 @@ def test_what_one_engine_refuses_another_is_asked_for() -> None:
     assert refused[2] < refused[0]
 
 
-def test_the_outlook_says_what_a_quote_says() -> None:
-    core = build_core(ADAPTIVE, cost_model=OnlineCostModel(MODEL))
-    for index in range(20):
-        request = Request(index, (0,) * 900, SamplingParams(50), 0.0)
-        core.handle(Submit(request), 0.001 * index)
-    said = Publisher("a", BITS, core).snapshot(0.02, EngineState.SERVING, num_received=20)
-    assert (said.num_running + said.num_waiting, said.num_received) == (20, 20)
-    assert 0 < said.num_prefill_tokens <= 20 * 900
-    for num_tokens in (1, *KNOTS[1:3], 600, 2000):
-        quote = core.quote(QuoteRequest(num_tokens, 50), 0.02)
-        ttft_s, promised_s = said.outlook.at(num_tokens)
-        assert ttft_s == pytest.approx(quote.ttft_s, rel=0.05)
-        assert promised_s >= ttft_s
-        assert (promised_s <= 1.0) == (quote.ttft_bound_s is not None and quote.ttft_bound_s <= 0.9)
-    quote = core.quote(QuoteRequest(500, 50), 0.02)
-    assert said.outlook.tbt_with_s(500) == pytest.approx(quote.tbt_bound_s, rel=0.05)
-
-
 def test_news_of_the_prefix_cache_follow_it() -> None:
     config = scheduler_config(MODEL, token_budget=256, tbt_s=0.1, prefix_cache=True)
     documents = about_documents(poisson(5.0), fixed_lengths(640, 8), 30, 120, seed=1)
@@ -136,17 +112,3 @@ def test_news_of_the_prefix_cache_follow_it() -> None:
     assert update is not None
     assert set(update.added) == set(short_digests(prefix_digests(tokens, 16)))
     assert set(publisher.prefixes().added) == {*before.added, *update.added} - {*update.removed}
-
-
-def test_studies_run_small() -> None:
-    rows = [
-        routing_study.run_one(trace, 1.0, "slack", 2, 60.0, 0) for trace in routing_study.TRACES
-    ]
-    assert all(0.0 <= row.missed <= 1.0 and row.num_requests > 10 for row in rows)
-    assert "slack" in routing_study.as_markdown(rows)
-    points = [scaling_study.point_at("sharegpt4", qps, 40, 0) for qps in (0.2, 1.0)]
-    scaling = scaling_study.build_scaling("slack")
-    hours, kept, history = scaling_study.run_day(points, scaling, 10, 1.0, 0)
-    assert 24.0 < hours < 240.0
-    assert kept > 0.5
-    assert max(history) <= 10

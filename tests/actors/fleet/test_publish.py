@@ -1,0 +1,40 @@
+"""What an engine publishes: its outlook says what its quotes say."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.fleet.publish import KNOTS, Publisher
+from actors.fleet.snapshot import EngineState
+from actors.scheduling.build import build_core
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.events import Submit
+from actors.scheduling.interfaces import QuoteRequest
+from actors.scheduling.request import Request, SamplingParams
+from tests.actors.fleet.pictures import BITS
+from tests.actors.scheduling.modelled import modelled
+
+MODEL = CostModel(
+    "m", ((1, 0.010), (32, 0.010), (2048, 0.200)), decode_kv_s=1e-8, kv_tokens=60_000,
+    max_model_len=4096,
+)  # fmt: skip
+ADAPTIVE = modelled(MODEL, budget="adaptive", tbt_s=0.1, ttft_s=1.0)
+
+
+def test_the_outlook_says_what_a_quote_says() -> None:
+    core = build_core(ADAPTIVE, cost_model=OnlineCostModel(MODEL))
+    for index in range(20):
+        request = Request(index, (0,) * 900, SamplingParams(50), 0.0)
+        core.handle(Submit(request), 0.001 * index)
+    said = Publisher("a", BITS, core).snapshot(0.02, EngineState.SERVING, num_received=20)
+    assert (said.num_running + said.num_waiting, said.num_received) == (20, 20)
+    assert 0 < said.num_prefill_tokens <= 20 * 900
+    for num_tokens in (1, *KNOTS[1:3], 600, 2000):
+        quote = core.quote(QuoteRequest(num_tokens, 50), 0.02)
+        ttft_s, promised_s = said.outlook.at(num_tokens)
+        assert ttft_s == pytest.approx(quote.ttft_s, rel=0.05)
+        assert promised_s >= ttft_s
+        assert (promised_s <= 1.0) == (quote.ttft_bound_s is not None and quote.ttft_bound_s <= 0.9)
+    quote = core.quote(QuoteRequest(500, 50), 0.02)
+    assert said.outlook.tbt_with_s(500) == pytest.approx(quote.tbt_bound_s, rel=0.05)

@@ -1,0 +1,20 @@
+"""The studies run in small."""
+
+from __future__ import annotations
+
+from app.simulate.studies import routing as routing_study
+from app.simulate.studies import scaling as scaling_study
+
+
+def test_studies_run_small() -> None:
+    rows = [
+        routing_study.run_one(trace, 1.0, "slack", 2, 60.0, 0) for trace in routing_study.TRACES
+    ]
+    assert all(0.0 <= row.missed <= 1.0 and row.num_requests > 10 for row in rows)
+    assert "slack" in routing_study.as_markdown(rows)
+    points = [scaling_study.point_at("sharegpt4", qps, 40, 0) for qps in (0.2, 1.0)]
+    scaling = scaling_study.build_scaling("slack")
+    hours, kept, history = scaling_study.run_day(points, scaling, 10, 1.0, 0)
+    assert 24.0 < hours < 240.0
+    assert kept > 0.5
+    assert max(history) <= 10
