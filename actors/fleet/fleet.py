@@ -39,7 +39,7 @@ class FleetEngine:
 
     @property
     def longest(self) -> int:
-        """Most tokens that one sequence may have there."""
+        """Maximum sequence length there, in tokens."""
         snapshot = self.snapshot
         return min(snapshot.max_model_len, snapshot.num_blocks * snapshot.block_size)
 
@@ -96,7 +96,8 @@ class Prospect:
 
 
 class Fleet:
-    """`published`, `update_prefixes`, `sent` and `lost` change it; the rest only reads."""
+    """A front's view of all engines. Only `published`, `update_prefixes`, `sent` and `lost` change
+    it."""
 
     def __init__(self) -> None:
         self.engines: dict[str, FleetEngine] = {}  # by engine_id, in order of appearance
@@ -106,7 +107,7 @@ class Fleet:
     # ---- changes ----------------------------------------------------------------------
 
     def published(self, snapshot: EngineSnapshot, now_s: float) -> None:
-        """Take in a snapshot; the first adds the engine. Outdated ones are dropped."""
+        """Record a snapshot; an engine's first adds it. Outdated snapshots are dropped."""
         engine = self.engines.get(snapshot.engine_id)
         if engine is None:
             self.engines[snapshot.engine_id] = FleetEngine(snapshot, now_s)
@@ -114,7 +115,7 @@ class Fleet:
             engine.update(snapshot, now_s)
 
     def update_prefixes(self, update: PrefixUpdate) -> None:
-        """Take in a change of an engine's prefix cache; ignored for unknown engines."""
+        """Record a change of an engine's prefix cache; ignored for unknown engines."""
         if update.engine_id in self.engines:
             self.prefixes.apply(update)
 
@@ -131,7 +132,7 @@ class Fleet:
                 self._sessions.popitem(last=False)
 
     def lost(self, engine_id: str) -> None:
-        """Remove an engine that is dead or has left."""
+        """Remove an engine that died or left."""
         self.engines.pop(engine_id, None)
         self.prefixes.forget(engine_id)
 

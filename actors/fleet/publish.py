@@ -29,7 +29,8 @@ MORE_STREAMS = 8  # the cost of one more stream is averaged over this many
 
 
 class Publisher:
-    """Makes the snapshots of one engine; reads its core only. adapters: as in `EngineSnapshot`."""
+    """Builds the snapshots of one engine from its core, which it only reads. adapters: as in
+    `EngineSnapshot`."""
 
     def __init__(
         self,
@@ -93,19 +94,19 @@ class Publisher:
         )
 
     def prefix_update(self) -> PrefixUpdate | None:
-        """Changes of the prefix cache since the last call, for all fronts; None: no change."""
+        """Changes of the prefix cache since the last call, for all fronts; None if none."""
         whole, added, removed = self._core.prefix_cache.take_changes()
         if not (whole or added or removed):
             return None
         return PrefixUpdate(self.engine_id, short_digests(added), short_digests(removed), whole)
 
     def prefixes(self) -> PrefixUpdate:
-        """All that the prefix cache holds, for a front that has just connected."""
+        """The full content of the prefix cache, for a front that has just connected."""
         held = self._core.prefix_cache.findable()
         return PrefixUpdate(self.engine_id, short_digests(held), whole=True)
 
     def _outlook(self, now_s: float) -> tuple[Outlook, float]:
-        """The outlook, and the least slack with one more stream."""
+        """The outlook, and the least slack in seconds with one more stream."""
         admission = self._admission()
         if admission is None:
             return Outlook(), math.inf

@@ -276,7 +276,7 @@ def command(
 
 
 def _server_s(plan: ComparisonPlan) -> tuple[float, float]:
-    """About how long one server takes in one round, at least and at most; seconds."""
+    """Expected seconds of one server in one round: (least, most)."""
     seconds = 30.0 + plan.settle_s
     searches_s = len(plan.capacity.tbt_ms) * plan.capacity.seconds if plan.capacity else 0.0
     least, most = TYPICAL_PROBES

@@ -1,4 +1,4 @@
-"""The report of a benchmark: one skeleton for all, enough to compare, nothing private.
+"""Reports of benchmarks: a common header, sufficient for comparison, without private data.
 
 Every report says by which command, when, on which commit and machine, with which versions and
 with which settings it was measured; what was found stands beside these keys.
@@ -33,7 +33,7 @@ def make_report(
     results: Mapping[str, Any],
     resolved: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The skeleton and the results.
+    """The common header and the results.
 
     resolved: settings as they took effect, where an option leaves that open (a model's name, a
     number of threads); they replace the options of the same name.
@@ -65,7 +65,7 @@ def today() -> str:
 
 
 def commit() -> str:
-    """The checkout's, or "unknown" outside one."""
+    """The checkout's commit, or "unknown" outside one."""
     try:
         answer = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"],
@@ -98,7 +98,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Python's, and those of the installed packages that bear on speed."""
+    """Versions of Python and of the installed packages that affect speed."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

@@ -49,6 +49,6 @@ def duration(seconds: float) -> str:
 
 
 def say_duration(least_s: float, most_s: float, what: str) -> None:
-    """Before a long measurement: what it does, and about how long that takes."""
+    """Announce a long measurement and its expected duration."""
     least, most = duration(least_s), duration(most_s)
     console.print(f"{what}: about {most if least == most else f'{least} to {most}'}")

@@ -29,5 +29,5 @@ SCALINGS: Mapping[str, Callable[..., Scaling]] = {
 
 
 def build_scaling(name: str, options: Mapping[str, Any] | None = None) -> Scaling:
-    """Raises ConfigError for a bad name or option."""
+    """The named scaling policy. Raises ConfigError for a bad name or option."""
     return build_part("scaling", name, SCALINGS, options or {})

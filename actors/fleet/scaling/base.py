@@ -37,12 +37,13 @@ class EngineLoad:
     accepts: float
 
     def to_stats(self) -> dict[str, float]:
-        """In the form of Serve's `record_autoscaling_stats`; `from_stats` is the inverse."""
+        """The report as Serve's `record_autoscaling_stats` takes it; inverse of `from_stats`."""
         return {f.name: float(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def from_stats(cls, stats: Mapping[str, float]) -> EngineLoad:
-        """Raises KeyError for a missing number; ignores unknown ones."""
+        """The report in these statistics; unknown keys are ignored. Raises KeyError for a missing
+        one."""
         return cls(**{f.name: stats[f.name] for f in fields(cls)})
 
 
@@ -75,13 +76,13 @@ def load_of(snapshot: EngineSnapshot, now_s: float) -> EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Fewest and most engines. least 0: an idle fleet may end its last engine."""
+    """Minimum and maximum number of engines. least 0: an idle fleet may end its last engine."""
 
     least: int = 1
     most: int = 16
 
     def __post_init__(self) -> None:
-        """Raises TypeError unless 0 <= least <= most and most >= 1."""
+        """Check the bounds. Raises TypeError unless 0 <= least <= most and most >= 1."""
         if not 0 <= self.least <= self.most or self.most < 1:
             raise TypeError(f"need 0 <= least <= most and most >= 1, not {self.least}, {self.most}")
 

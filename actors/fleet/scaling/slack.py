@@ -18,7 +18,7 @@ LEAST_SHARE = 0.25  # of the target: one mishap does not multiply the fleet
 
 
 class _Look(NamedTuple):
-    """At one engine. num_tokens: of prompts it had been given. rate: they came at, in engines."""
+    """Arrivals at one engine. num_tokens: of prompts sent to it so far. rate: in engines."""
 
     at_s: float
     num_tokens: float
@@ -141,7 +141,7 @@ class SlackScaling(Scaling):
     def _unless_idle(
         self, needed: int, loads: Mapping[str, EngineLoad], num_queued: int, now_s: float
     ) -> int:
-        """0 after a long enough idle time; otherwise at least one engine stays."""
+        """0 after a sufficient idle time, otherwise at least one engine."""
         if num_queued or any(load.num_running or load.num_waiting for load in loads.values()):
             self._idle_since_s = None
             return max(needed, 1)

@@ -14,7 +14,8 @@ _POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appl
 
 @dataclass(frozen=True, slots=True)
 class BadBytes:
-    """is_whole: an answer or the connection's end is due; else the client goes away."""
+    """Bytes to send. is_whole: the server owes an answer or a closed connection; otherwise the
+    client disconnects."""
 
     kind: str
     content: bytes
@@ -22,7 +23,7 @@ class BadBytes:
 
 
 def bad_bytes(seed: int) -> Iterator[BadBytes]:
-    """Without end; the same for the same seed."""
+    """An endless stream, determined by the seed."""
     chance = random.Random(seed)
     makers: list[Callable[[random.Random], BadBytes]] = [
         _noise, _foreign, _request_line, _length, _chunks, _header, _large_head, _unfinished,
@@ -38,7 +39,7 @@ def _noise(chance: random.Random) -> BadBytes:
 
 
 def _foreign(chance: random.Random) -> BadBytes:
-    """Other protocols' first words."""
+    """Opening bytes of other protocols."""
     content = chance.choice(
         [
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(30),

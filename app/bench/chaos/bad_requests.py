@@ -32,7 +32,7 @@ class BadRequest:
 
 @dataclass(frozen=True, slots=True)
 class RawJson:
-    """A value as these bytes: what no encoder of JSON writes."""
+    """A value written as these bytes, which no JSON encoder produces."""
 
     text: bytes
 
@@ -75,14 +75,14 @@ _ANY: tuple[Any, ...] = (None, True, False, 1, 1.5, "5", [], {}, [[]], [None], {
 
 
 def bad_requests(document: Schema, seed: int, model: str) -> Iterator[BadRequest]:
-    """Without end; the same for the same seed and document."""
+    """An endless stream, determined by seed and document."""
     draw = RequestSpoiler(document, random.Random(seed), model)
     while True:
         yield draw.one()
 
 
 class RequestSpoiler:
-    """Makes one bad request after the other."""
+    """Draws bad requests."""
 
     def __init__(self, document: Schema, chance: random.Random, model: str) -> None:
         self._chance = chance
@@ -120,7 +120,7 @@ class RequestSpoiler:
         return BadRequest("several wrong", path, dump(body))
 
     def _wrong(self, schema: Schema, depth: int) -> Any:
-        """A value that this schema most likely refuses, somewhere inside at times."""
+        """A value that this schema most likely refuses, at the top level or nested."""
         chance = self._chance
         schema = self._resolved(schema)
         branches = schema.get("anyOf") or schema.get("oneOf")
@@ -229,7 +229,7 @@ def tokens_asked(bad: BadRequest, context: int) -> int:
 
 
 def _bounds(schema: Schema) -> tuple[Any, ...]:
-    """Just outside what it allows."""
+    """Values just outside the range that the schema allows."""
     found: list[Any] = []
     for key, step in (
         ("minimum", -1),
@@ -243,7 +243,7 @@ def _bounds(schema: Schema) -> tuple[Any, ...]:
 
 
 def dump(value: Any) -> bytes:
-    """JSON, with the bytes of `RawJson` as they are."""
+    """JSON text, with the bytes of `RawJson` verbatim."""
     if isinstance(value, RawJson):
         return value.text
     if isinstance(value, Mapping):

@@ -73,7 +73,7 @@ def command(
 
 
 def kinds_of(names: str, known: Collection[str] = FAULTS) -> list[str]:
-    """Raises typer.BadParameter for one that does not exist."""
+    """The named kinds of faults. Raises typer.BadParameter for an unknown one."""
     if names in ("all", "none"):
         return list(known) if names == "all" else []
     chosen = [name.strip() for name in names.split(",")]
@@ -96,7 +96,7 @@ class ChaosLoad:
 
 
 def measure(config: Path, load: ChaosLoad, log: Path) -> dict[str, Any]:
-    """The figures of one run."""
+    """Run the load under faults; returns the figures."""
     with own_server(config, SETTINGS, log, records=True) as server:
         seen, wanted, leaks, extra = asyncio.run(_run(server, load))
     return {**chaos_figures(seen, wanted, leaks, server.left_over), **extra}

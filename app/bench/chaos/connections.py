@@ -102,7 +102,7 @@ async def measure(server: OwnServer, num_idle: int, num_streams: int) -> dict[st
 
 
 class _Idle:
-    """Connections that have asked once, as those of a client's pool have."""
+    """Idle connections that have sent one request, like those of a client's pool."""
 
     def __init__(self, url: str, count: int) -> None:
         self._address = urlsplit(url)
@@ -136,7 +136,7 @@ class _Idle:
 
 
 class _Streams:
-    """Streams that are all open until they are closed."""
+    """Streams that stay open until `close`."""
 
     def __init__(self, server: OwnServer, count: int) -> None:
         self._server = server
@@ -159,12 +159,12 @@ class _Streams:
             await asyncio.sleep(0.1)
 
     async def states(self) -> dict[str, int]:
-        """How many requests the engine has of each."""
+        """The engine's number of requests by state."""
         status = await asyncio.to_thread(self._server.status)
         return {state: int(status[state]) for state in _OPEN}
 
     def check(self) -> None:
-        """Raises MeasurementError if a stream failed or came to its end."""
+        """Check that all streams are open. Raises MeasurementError if one failed or ended."""
         if error := next((trace.error for trace in self._traces if trace.error), None):
             raise MeasurementError(f"a stream failed: {error}")
         if any(trace.num_tokens for trace in self._traces):
@@ -173,7 +173,7 @@ class _Streams:
             )
 
     async def close(self) -> list[float]:
-        """The clients leave. Times between tokens of all streams."""
+        """Disconnect the clients; returns the times between tokens of all streams."""
         if self._load is not None:
             self._load.cancel()
             with suppress(asyncio.CancelledError):

@@ -27,7 +27,7 @@ Lift = Callable[[], None]
 
 
 class Skipped(Exception):
-    """This fault cannot be made here; the message says why."""
+    """The fault cannot be injected here; the message says why."""
 
 
 def nothing() -> None:
@@ -68,7 +68,7 @@ def killed(kind: str) -> Callable[[OwnServer, random.Random], Lift]:
 
 
 def frozen(kind: str) -> Callable[[OwnServer, random.Random], Lift]:
-    """For ever: the server must notice."""
+    """Stopped for good: the server must notice."""
 
     def strike(server: OwnServer, chance: random.Random) -> Lift:
         _signal(_one(server, kind, chance), signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""From a chaotic run to its figures."""
+"""Figures of a chaos run."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _SCALED_WITHIN_S = 180.0
 
 
 def _engine_killed(server: OwnServer, chance: random.Random) -> Lift:
-    """Its scheduler and the replica that owns it, as when a node dies."""
+    """Kill an engine's scheduler and its replica, as when a node dies."""
     engines = [engine for engine in server.engines() if engine.get("state") == "serving"]
     if len(engines) < 2:
         raise Skipped("no other engine serves")
@@ -30,7 +30,7 @@ def _engine_killed(server: OwnServer, chance: random.Random) -> Lift:
 
 
 def _updated(server: OwnServer, chance: random.Random) -> Lift:
-    """A setting changes that restarts every replica."""
+    """Change a setting that restarts every replica."""
     server.doomed = frozenset(engine["id"] for engine in server.engines())
 
     def change(application: dict[str, Any]) -> None:
@@ -42,7 +42,7 @@ def _updated(server: OwnServer, chance: random.Random) -> Lift:
 
 
 def _scaled(server: OwnServer, chance: random.Random) -> Lift:
-    """One engine leaves; once it has, another comes."""
+    """Scale down by one engine, then up again."""
     before = server.num_engines
     if before < 2:
         raise Skipped("there is one engine alone")

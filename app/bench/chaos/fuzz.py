@@ -37,7 +37,7 @@ _SHOWN = 20
 
 @dataclass(slots=True)
 class FuzzCount:
-    """wrong: answers that no client should see, with what was asked."""
+    """Counts of a run. wrong: unacceptable answers, with their requests."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class FuzzCount:
 
 
 def _explains(text: bytes, bad: BadRequest) -> bool:
-    """Whether a refusal says something."""
+    """Whether a refusal has a message."""
     return len(text) > 2 or bad.method in ("HEAD", "TRACE")
 
 
@@ -202,7 +202,7 @@ def command(
 
 
 def lag_text(lag: Mapping[str, Any] | None) -> str:
-    """How late, in words."""
+    """The lateness of the event loop, in words."""
     if lag is None:
         return "its /metrics do not tell"
     most = lag["at_most_ms"]

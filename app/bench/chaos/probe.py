@@ -64,7 +64,7 @@ def read_lag(url: str) -> LagReading | None:
 
 
 def read_samples(text: str) -> LagReading:
-    """The reading in an exposition in Prometheus's format."""
+    """Parse a reading from a Prometheus exposition."""
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     name, counts, below = "legato_event_loop", dict[float, int](), 0
     for sample in samples:
@@ -111,7 +111,7 @@ async def probing(url: str) -> AsyncGenerator[dict[str, Any], None]:
 
 
 def probe(url: str) -> dict[str, Any]:
-    """Until the standard input ends."""
+    """Probe until the standard input ends."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=_LIMIT_S)
     answers_s, sleeps_s, failures = list[float](), list[float](), list[str]()

@@ -41,7 +41,7 @@ def command(
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """The longest gap of eight streams beside each fault, the step's deadline apart."""
+    """The longest gap of eight streams at each fault, less the step's deadline."""
     args: dict[str, dict[str, Any]] = {
         "engine": {"step_deadline_s": _DEADLINE_S},
         "parallel": {"pipeline_stages": stages},

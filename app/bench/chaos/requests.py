@@ -79,7 +79,7 @@ class ChaosAnswer:
 
     @property
     def is_refused(self) -> bool:
-        """Asked to come again, before its first token."""
+        """Whether it was refused with a retry time, before its first token."""
         return self.status in (429, 503) and not self.event_times_s
 
 
@@ -99,7 +99,7 @@ class Verdict:
 
 
 def draw_pool(seed: int, model: str, count: int) -> list[ChaosRequest]:
-    """The same pool for the same seed: a canary, then the kinds in turn."""
+    """The pool, determined by the seed: a canary, then the kinds in turn."""
     chance = random.Random(seed)
     kinds: list[Callable[[random.Random], dict[str, Any]]] = [
         _greedy, _seeded, _json, _long, _chat, _leaving, _slow, _several,
@@ -194,7 +194,8 @@ def _slow(chance: random.Random) -> dict[str, Any]:
 async def ask(
     session: aiohttp.ClientSession, root: str, request: ChaosRequest, *, is_quiet: bool = False
 ) -> ChaosAnswer:
-    """One answer, whatever becomes of it. is_quiet: neither leave early nor read slowly."""
+    """Send one request; a failure is part of the answer. is_quiet: neither leave early nor read
+    slowly."""
     import aiohttp
 
     answer = ChaosAnswer(request, time.perf_counter())
@@ -247,7 +248,7 @@ def _take(answer: ChaosAnswer, event: dict[str, Any], now_s: float) -> None:
 
 
 def judge(answer: ChaosAnswer, wanted: ChaosAnswer) -> Verdict:
-    """Against the unfailed run of the same request."""
+    """Compare with the answer to the same request without faults."""
     for index, text in answer.texts.items():
         if not wanted.texts.get(index, "").startswith(text):
             pairs = zip(text, wanted.texts.get(index, ""), strict=False)
@@ -270,7 +271,7 @@ def judge(answer: ChaosAnswer, wanted: ChaosAnswer) -> Verdict:
 async def unfailed(
     session: aiohttp.ClientSession, root: str, pool: Sequence[ChaosRequest], at_a_time: int = 4
 ) -> list[ChaosAnswer]:
-    """Every request of the pool answered in full, in its order."""
+    """Answers to all requests of the pool without faults, in order."""
     gate = asyncio.Semaphore(at_a_time)
 
     async def one(request: ChaosRequest) -> ChaosAnswer:

@@ -40,7 +40,7 @@ class InjectedFault:
 
 @dataclass(slots=True)
 class ChaosRecord:
-    """Everything that the figures are made of."""
+    """Raw record of a run, from which figures are computed."""
 
     faults: list[InjectedFault] = field(default_factory=list)
     answers: list[ChaosAnswer] = field(default_factory=list)
@@ -115,7 +115,7 @@ class ChaosRun:
                 await self._rest(1.0)
 
     async def _arrivals(self) -> None:
-        """Short requests, that come whatever becomes of those before."""
+        """Open-loop arrivals of short requests."""
         asked = set[asyncio.Task[None]]()
         while not self._over.is_set():
             asked.add(asyncio.create_task(self._short()))

@@ -97,7 +97,7 @@ def _promised_qps(server: OwnServer) -> float:
 
 
 def memory_bytes(server: OwnServer) -> dict[str, int]:
-    """By kind of process: their proportional shares (PSS), so that nothing is counted twice."""
+    """Memory by kind of process: proportional set sizes (PSS), so that nothing is counted twice."""
     found: dict[str, int] = {}
     for kind, processes in server.processes().items():
         for process in processes:
@@ -107,7 +107,7 @@ def memory_bytes(server: OwnServer) -> dict[str, int]:
 
 
 def growth(samples: Sequence[dict[str, int]]) -> dict[str, dict[str, float]]:
-    """After the warm-up: the median of the last third over that of the first third."""
+    """Growth after the warm-up: median of the last third over that of the first third."""
     kept = samples[int(_WARM_SHARE * len(samples)) :]
     third = max(1, len(kept) // 3)
     rows: dict[str, dict[str, float]] = {}

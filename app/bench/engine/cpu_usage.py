@@ -1,4 +1,4 @@
-"""CPU time of Legato's processes on this machine, by what each is."""
+"""CPU time of Legato's processes on this machine, by kind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CpuUsage:
 
 
 class CpuMeter:
-    """CPU used since it was made."""
+    """Measures the CPU time used since its construction."""
 
     def __init__(self) -> None:
         self._begin_s, self._begin = time.monotonic(), _cpu_by_kind()

@@ -36,7 +36,8 @@ _PROMPT = 128
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """chance: of each draft to be right; None: prompt lookup. copies: the prompt begins again."""
+    """One workload. chance: probability that a draft is right; None: prompt lookup. copies: the
+    answer repeats the prompt."""
 
     name: str
     streams: int = 1
@@ -59,7 +60,7 @@ class Rates:
 
 
 class KnownAnswer:
-    """A drafter for random weights: the answer, each token of it right with some chance."""
+    """A drafter for random weights: the known answer, each token right with a given probability."""
 
     def __init__(self, answer: Sequence[int], chance: float, seed: int) -> None:
         self.chance = chance
@@ -89,7 +90,7 @@ def serve(
     stage: LoadedStage, config: SchedulerConfig, requests: Sequence[Request],
     drafters: Sequence[Drafter] = (),
 ) -> Served:  # fmt: skip
-    """Compute the requests; the time begins once every prompt is read."""
+    """Run the requests to their end; timed from the end of the last prefill."""
     core = build_core(config)
     answers: dict[int, list[int]] = {r.request_id: [] for r in requests}
     plans = deque[StepPlan]()
@@ -125,7 +126,7 @@ def measure(
     stage: LoadedStage, task: Task, config: SchedulerConfig, drafter: str, num_tokens: int,
     repeats: int,
 ) -> Rates:  # fmt: skip
-    """With drafts and without in turn, as shared machines drift."""
+    """Alternate runs with and without drafts, because shared machines drift."""
     requests = [_request(task, number, num_tokens) for number in range(task.streams)]
     plain, drafted = list[Served](), list[Served]()
     with_drafts = replace(config, drafter=drafter)

@@ -1,4 +1,4 @@
-"""One loaded stage in this process, and the means to time a step of any make-up on it. No Ray."""
+"""One loaded stage in this process, on which steps of any composition are timed. No Ray."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class LoadedStage:
         return seconds
 
     def close(self) -> None:
-        """Give weights and cache back; nothing can be timed afterwards."""
+        """Release weights and cache; the stage is unusable afterwards."""
         self.runner.close()
         del self.runner
 

@@ -69,7 +69,7 @@ class StepTime:
 
 
 def measure_ceilings(floats: torch.Tensor) -> Ceilings:
-    """Best of a few: a ceiling is what the machine does while no other process is in the way."""
+    """Best of a few samples: the rate without interference from other processes."""
     read_s, rate = [], []
     for _ in range(3):
         begin = time.perf_counter()
@@ -136,7 +136,7 @@ def measure_steps(
 
 
 def _time(stage: LoadedStage, case: StepCase) -> float:
-    """Median seconds of a few equal steps."""
+    """Median seconds of a few identical steps."""
     ids = stage.enter(case.shape)
     stage.step(case.shape, ids)
     steps = [stage.step(case.shape, ids) for _ in range(5 if case.chunk else 15)]

@@ -69,7 +69,7 @@ class StepAnatomy:
 
 
 def anatomy(batches: Sequence[int] = BATCHES, num_steps: int = 200) -> Iterator[StepAnatomy]:
-    """Every batch size with every sampling."""
+    """Measure every batch size with every kind of sampling."""
     with tempfile.TemporaryDirectory() as folder:
         _write_shape(Path(folder))
         for sampling in SAMPLINGS:
@@ -103,7 +103,7 @@ class _Backend(TorchBackend):
 
 
 class _Replays:
-    """Captures by running once, and then replays nothing: outputs stay as they were."""
+    """A graph that runs once at capture and does nothing at replay: outputs stay the same."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -119,7 +119,7 @@ class _Replays:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what torch is asked to do, and the bytes of copies."""
+    """Counts torch operations and the bytes of copies."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -166,7 +166,7 @@ def _measure(folder: Path, sampling: str, num_decodes: int, num_steps: int) -> S
 
 
 class _Walk:
-    """Plan after plan through a runner, as the stage actor does it."""
+    """Runs plans through a runner, as the stage actor does."""
 
     def __init__(self, runner: StageRunner, packed: Sequence[bytes]) -> None:
         self._runner, self._packed = runner, packed

@@ -61,7 +61,7 @@ def capacities(
     live_s: float = 20.0,
     policies: Sequence[tuple[str, int]] = POLICIES,
 ) -> Iterator[CapacityRow]:
-    """Every policy under every objective; tried live where a stage is given."""
+    """Capacity of every policy under every objective; confirmed live where a stage is given."""
     for tbt_ms in objectives_ms:
         for policy, max_requests in policies:
             row = _search(model, policy, max_requests, tbt_ms, num_requests)

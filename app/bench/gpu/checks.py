@@ -95,7 +95,7 @@ FULL_CASES = (
 
 @contextlib.contextmanager
 def poisoned_outputs() -> Iterator[None]:
-    """Uninitialised tensors are born full of NaN, so that an element no kernel wrote shows."""
+    """Fill uninitialised tensors with NaN, to reveal elements that no kernel wrote."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -144,7 +144,7 @@ def check_attention(
 def check_elementwise(
     backend: Backend, dtype: torch.dtype, device: torch.device, tokens: int, width: int
 ) -> Iterator[CheckResult]:
-    """Norm, norm with residual, and SiLU-multiply."""
+    """Check norm, norm with residual, and SiLU-multiply."""
     x, residual = (torch.randn(tokens, width, device=device).to(dtype) for _ in range(2))
     weight = torch.randn(width, device=device).to(dtype)
     with poisoned_outputs():
@@ -170,7 +170,7 @@ def check_rope(
     device: torch.device,
     with_norm: bool,
 ) -> Iterator[CheckResult]:
-    """Rotation, q/k norm and what the cache holds afterwards (and that nothing else changed)."""
+    """Check rotation, q/k norm and cache writes, and that nothing else in the cache changed."""
     shape = case.shape
     _, batch, cache = attention_inputs(case, backend, dtype, device)
     before = cached_pair(cache)

@@ -62,7 +62,7 @@ def attention_cases(block_size: int) -> tuple[AttentionCase, ...]:
 def time_attention(
     backends: Sequence[tuple[Backend, int]], ceilings: Ceilings, device: torch.device
 ) -> Iterator[KernelTime]:
-    """Every case on every (backend, block size)."""
+    """Time every case on every (backend, block size)."""
     for backend, block_size in backends:
         for case in attention_cases(block_size):
             q_TND, batch, cache = attention_inputs(case, backend, torch.bfloat16, device)
@@ -102,7 +102,7 @@ def _attention_limit_s(case: AttentionCase, ceilings: Ceilings) -> float:
 
 
 def time_others(backend: Backend, ceilings: Ceilings, device: torch.device) -> Iterator[KernelTime]:
-    """Norm, activation, sampling and quantised products at a layer's sizes."""
+    """Time norm, activation, sampling and quantized linears at a layer's sizes."""
 
     def row(
         kernel: str, case: str, num_bytes: float, make: Callable[[], Callable[[], object]]

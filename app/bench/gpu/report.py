@@ -80,7 +80,7 @@ class GpuReport:
         self._written_s = time.monotonic()
 
     def publish(self, as_json: bool) -> None:
-        """The end: files, and the report on the standard output if asked for."""
+        """Write the files, and print the report if asked to."""
         self.write()
         publish(self._report(), as_json, None)
         if self._path is not None:
@@ -88,7 +88,7 @@ class GpuReport:
 
     @property
     def troubles(self) -> list[str]:
-        """Checks that did not pass, and what raised."""
+        """Failed checks and raised errors, in words."""
         return self.sections.failures + [f"{title}: {e}" for title, e in self.errors.items()]
 
     def _report(self) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def load_stage(shape: Path, name: str, kv_tokens: int, graphs: bool) -> LoadedSt
 
 
 def give_back() -> None:
-    """The memory of a stage that is closed: there is no room for the next one beside it."""
+    """Release the memory of a closed stage: the next one would not fit beside it."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Timing device work, and the two ceilings that every time is held against."""
+"""Device timing, and the two ceilings (roofline) that times are compared with."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def measure_ceilings(
 ) -> Ceilings:
     """Copying memory (bytes read plus written) and multiplying bf16 matrices on this device.
 
-    On random data: products of zeros run faster than products of anything else.
+    On random data: products of zeros run faster.
     """
     copy_s = _copy_s(device, copy_bytes)
     left = torch.randn(matrix, matrix, dtype=torch.bfloat16, device=device)

@@ -58,7 +58,7 @@ class TokenCheck:
 def check_tokens(
     device: str, backend: str, dtype: str, block_size: int, names: Iterable[str] = MODELS
 ) -> Iterator[TokenCheck]:
-    """Models on one backend, with CUDA graphs and without (on a GPU)."""
+    """Check all models on one backend, with CUDA graphs and without (on a GPU)."""
     generator = torch.Generator().manual_seed(5)
     prompts = [
         tuple(torch.randint(0, 256, (n,), generator=generator).tolist()) for n in _PROMPT_LENGTHS

@@ -1,4 +1,4 @@
-"""`legato bench kernels attention`: attention and what surrounds it against this machine.
+"""`legato bench kernels attention`: attention and elementwise kernels against the machine's limits.
 
 Attention goes from layer to layer, over more cache than the processor holds; its bytes are K, V
 and activations, its FLOPs those of visible positions. How samples become figures:
@@ -52,12 +52,12 @@ STEPS: dict[str, Slices] = {
 def kernel_case(
     name: str, num_bytes: float, flops: float, calls: Sequence[Callable[[], object]]
 ) -> KernelCase:
-    """calls: the same work on different memory."""
+    """A case whose calls repeat the same operation on different memory."""
     return KernelCase({"case": name}, num_bytes, flops, partial(timed, calls))
 
 
 def make_batch(slices: Slices, generator: torch.Generator) -> tuple[Batch, int]:
-    """A batch over shuffled blocks, and how many blocks that takes."""
+    """A batch over shuffled blocks, and its number of blocks."""
     counts = [-(-(start + length) // BLOCK_SIZE) for start, length in slices]
     order = torch.randperm(sum(counts), generator=generator).to(torch.int32)
     block_tables_SB = torch.zeros((len(slices), max(counts)), dtype=torch.int32)

@@ -67,7 +67,7 @@ def random_weight(shape: LinearShape) -> torch.Tensor:
 
 
 def num_copies(num_bytes: int) -> int:
-    """Enough weights of one shape that a pass over them leaves none in cache."""
+    """Number of weights of one shape that a pass over them evicts from the cache."""
     return min(_MAX_COPIES, max(2, -(-CACHE_BYTES // num_bytes)))
 
 

@@ -64,7 +64,7 @@ class KernelFigures:
         }
 
     def cells(self) -> tuple[str, str, str, str]:
-        """For `COLUMNS`."""
+        """Table cells, in the order of `COLUMNS`."""
         return (
             f"{self.time_us:.1f}", f"{self.gb_s:.1f}", f"{self.gflop_s:.0f}", f"{self.ratio:.2f}",
         )  # fmt: skip
@@ -74,7 +74,7 @@ COLUMNS = ("us", "GB/s", "GFLOP/s", "time / limit")
 
 
 def timed(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Seconds of each call."""
+    """Run the calls in order; returns the seconds of each."""
     seconds = []
     for call in calls:
         begin = time.perf_counter()

@@ -43,7 +43,7 @@ class Attempt:
 
     @property
     def ttft_s(self) -> float | None:
-        """From sending, not from the job's arrival, which precedes the quote."""
+        """TTFT from sending, not from the job's arrival, which precedes the quote."""
         times = self.trace.event_times_s
         return times[0] - self.trace.sent_s if times else None
 

@@ -76,7 +76,7 @@ class Load:
     seed: int = 0
 
     def jobs(self) -> list[Job]:
-        """In order of arrival; equal loads give equal jobs."""
+        """The requests in order of arrival, determined by the load."""
         count = max(2, math.ceil(self.qps * self.seconds))
         workload = generate(poisson(self.qps), lengths_of(self.lengths), count, seed=self.seed)
         jobs = jobs_of(workload)

@@ -53,7 +53,7 @@ class BudgetCapacity:
 
 
 def budget_changes(budget: str, tbt_ms: float) -> dict[str, Any]:
-    """Live settings of one search."""
+    """Live settings for the search of one budget."""
     num_tokens = None if budget == DEFAULT else int(budget)
     name = DEFAULT if budget == DEFAULT else "fixed"
     return {"budget": name, "token_budget": num_tokens, "tbt_ms": tbt_ms}
@@ -89,7 +89,8 @@ async def search_live(
     objective: CapacityObjective,
     tolerance: float,
 ) -> list[tuple[float, list[LoadFigures]]]:
-    """After two runs of another kind: one touches every size of step, one tells the slowdown."""
+    """Search on the live engine, after two preparatory runs: one executes steps of every size, one
+    measures the slowdown."""
     chance = random.Random()  # unseeded: prompts that no engine has seen
     async with local_engine(args) as engine:
         await serve_jobs(engine, [Job(0.0, n, 8) for n in (1, 64, 1000)], chance)
@@ -126,7 +127,7 @@ def search_all(
     objective: CapacityObjective,
     tolerance: float,
 ) -> list[BudgetCapacity]:
-    """Live, then simulated. Raises MeasurementError where the engine got no cost model."""
+    """Search live, then simulated. Raises MeasurementError if the engine has no cost model."""
     with tempfile.TemporaryDirectory(prefix="legato-budgets-") as folder:
         args = {**args, "telemetry": {"directory": folder, "events": True}}
         live = asyncio.run(search_live(args, budgets, load, objective, tolerance))

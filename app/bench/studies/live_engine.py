@@ -43,7 +43,7 @@ def read_args(config: Path, *, needs_cost_model: bool = False) -> dict[str, Any]
 async def serve_jobs(
     engine: EngineClient, jobs: Sequence[Job], chance: random.Random
 ) -> list[Trace]:
-    """The jobs in open loop, with prompts drawn from `chance`."""
+    """Submit the jobs in open loop, with prompts drawn from `chance`."""
     vocabulary = range(min(_FIRST_TOKEN, engine.card.vocab_size - 1), engine.card.vocab_size)
     prompts = [tuple(chance.choices(vocabulary, k=job.num_prompt_tokens)) for job in jobs]
     return await open_loop(

@@ -1,4 +1,4 @@
-"""`legato bench returning`: how soon a conversation goes on that the device has forgotten.
+"""`legato bench returning`: TTFT of a conversation whose KV was evicted from the device.
 
 Conversations are begun one after another on a device that holds some of them only. Then each comes
 back with a new turn: computed again without a second tier, fetched from host memory with one, and
@@ -35,7 +35,7 @@ Prompt = tuple[int, ...]
 
 
 class Conversations:
-    """Prompts of random tokens, each of them new."""
+    """Draws prompts of random tokens, all distinct."""
 
     def __init__(self, vocab_size: int, num_tokens: int) -> None:
         self._draw = random.Random(5)
@@ -50,7 +50,7 @@ class Conversations:
 
 
 async def times_s(engine: EngineClient, prompt: Prompt, num_tokens: int) -> list[float]:
-    """When each token came, on `time.perf_counter`; the request's own start before them."""
+    """Start of the request, then arrival of each token, on `time.perf_counter`."""
     begin_s = time.perf_counter()
     request = GenerationRequest("returning", prompt, SamplingParams(max_tokens=num_tokens))
     times = [time.perf_counter() async for chunk in engine.generate(request) if chunk.tokens]
@@ -85,7 +85,7 @@ async def num_fetched(engine: EngineClient) -> int:
 
 
 async def until_written(folder: Path) -> None:
-    """Until no more files come. Raises MeasurementError if none came, or they never end."""
+    """Wait until no more files appear. Raises MeasurementError if none do, or they do not stop."""
     before, give_up_s = -1, time.monotonic() + KEPT_WITHIN_S
     while time.monotonic() < give_up_s:
         await asyncio.sleep(1.0)
@@ -99,7 +99,8 @@ async def until_written(folder: Path) -> None:
 async def measure(
     args: Mapping[str, Any], tokens: int, times: int, device_gib: float, folder: Path
 ) -> dict[str, Any]:
-    """Raises MeasurementError where a conversation was not fetched that should have been."""
+    """Run all measurements. Raises MeasurementError if a conversation that should be fetched was
+    not."""
     kv = {**(args.get("kv") or {}), "memory_gib": device_gib}
     plain = {**args, "kv": kv}
     tier = {"host_cache_gib": 2, "disk_cache_gib": 4, "disk_cache_path": str(folder)}

@@ -147,7 +147,7 @@ async def _all(
 
 @asynccontextmanager
 async def _engines(args: Mapping[str, Any], count: int) -> AsyncGenerator[Any, None]:
-    """That many engines, one after the other; gives what makes a front that knows them all."""
+    """Start that many engines; yields a factory of fronts that know them all."""
     from app.engine_client.live import LiveEngine  # here, as they import Ray
     from app.fleet.client import FleetClient
     from app.fleet.finder import Finder
@@ -179,7 +179,7 @@ async def _engines(args: Mapping[str, Any], count: int) -> AsyncGenerator[Any, N
 async def converse(
     front: EngineClient, talks: Sequence[Talk], think_s: float, chance: random.Random
 ) -> list[Turn]:
-    """Every conversation at its time, its turns one after the other."""
+    """Start every conversation at its time; its turns run in sequence."""
     seeds = [chance.random() for _ in talks]
     begin_s = time.perf_counter()
 

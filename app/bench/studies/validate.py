@@ -56,7 +56,7 @@ class ValidationRun:
 
     @property
     def differences(self) -> dict[str, float]:
-        """simulated / live - 1."""
+        """Relative differences, simulated / live - 1, by figure."""
         return {name: self.simulated[name] / self.live[name] - 1.0 for name in FIGURES}
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def simulated_figures(
 
 
 def live_figures(traces: Sequence[Trace]) -> dict[str, float]:
-    """Raises MeasurementError if a request failed: half a run compares with nothing."""
+    """Figures of the live run. Raises MeasurementError if a request failed."""
     seen = load_figures(traces)
     if seen.num_failed:
         raise MeasurementError(f"{seen.num_failed} requests failed: {seen.first_error}")
@@ -128,7 +128,7 @@ def read_log(folder: Path) -> tuple[SchedulerConfig, CostModel, list[list[LiveSt
 def validate(
     args: dict[str, Any], policies: Sequence[str], loads: Sequence[Load], repeats: int = 1
 ) -> tuple[Slowdown, list[ValidationRun]]:
-    """Serve, then simulate. Raises MeasurementError if the deployment has no cost model."""
+    """Serve live, then simulate. Raises MeasurementError if the deployment has no cost model."""
     with tempfile.TemporaryDirectory(prefix="legato-validate-") as folder:
         args = {**args, "telemetry": {"directory": folder, "events": True}}
         order = [(p, load) for _ in range(repeats) for p in policies for load in loads]

@@ -42,7 +42,7 @@ def load_model(name: str | Path) -> CostModel:
 
 
 def save_model(model: CostModel, path: Path) -> None:
-    """As JSON with one key a line, for people to read and compare."""
+    """Write the model as JSON, one key per line, so that files can be compared."""
     rows = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in model.to_dict().items())
     path.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
 

@@ -38,7 +38,7 @@ class LiveStep:
 
 
 def shape_of(slices: Iterable[Slice]) -> StepShape:
-    """As the cost model sees them: a slice of one token counts as a decode."""
+    """The slices' shape for the cost model: a slice of one token counts as a decode."""
     decodes, context, prefills = 0, 0, []
     for part in slices:
         if part.num_tokens == 1:
@@ -94,7 +94,7 @@ class Slowdown:
 
 
 def slowdown(steps: Sequence[LiveStep], model: CostModel) -> Slowdown:
-    """Raises ValueError without steps."""
+    """The machine's slowdown in these steps. Raises ValueError if there are none."""
     if not steps:
         raise ValueError("no step was answered")
     predicted = np.array([predict(model, step.shape) for step in steps])
@@ -115,7 +115,7 @@ def slowdown(steps: Sequence[LiveStep], model: CostModel) -> Slowdown:
 
 
 def ratios(steps: Iterable[LiveStep], model: CostModel) -> StepRatios:
-    """A simulation that draws from these has the machine's speed of the day and its hiccups too."""
+    """Step ratios to draw from: a simulation then has the machine's speed and its outliers."""
     alone: list[tuple[float, float]] = []
     mixed: list[tuple[float, float]] = []
     for step in steps:
@@ -125,5 +125,5 @@ def ratios(steps: Iterable[LiveStep], model: CostModel) -> StepRatios:
 
 
 def measurements(steps: Iterable[LiveStep]) -> list[Measurement]:
-    """For `actors.calibration.fit`, as if a profiler had run them."""
+    """The steps as measurements for `actors.calibration.fit`."""
     return [Measurement(step.shape, step.seconds) for step in steps]

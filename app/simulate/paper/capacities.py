@@ -137,7 +137,7 @@ def tp8_rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[Publ
 
 
 def curve_rows(results: dict[str, dict[str, Any]], num_requests: int) -> list[PublishedRow]:
-    """Figure 12."""
+    """Rows of Figure 12."""
     rows = []
     best_vllm: dict[tuple[str, float], float] = {}
     stated = {(m, s, b): r for m, s, b, r in published.CURVE}

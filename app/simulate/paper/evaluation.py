@@ -55,7 +55,7 @@ def rows(
     quick: bool,
     traces: Mapping[str, str],
 ) -> list[published.PublishedRow]:
-    """results: of the planned searches, as `run_jobs` returns them."""
+    """Rows of all figures. results: of the planned searches, as `run_jobs` returns them."""
     found = steps.validation_rows() + steps.interference_rows() + steps.chunking_rows()
     found += steps.ablation_rows(seeds=(0,) if quick else range(5), traces=traces)
     found += capacities.capacity_rows(results, num_requests)

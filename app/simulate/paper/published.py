@@ -18,7 +18,7 @@ class PublishedRow:
 
     @property
     def deviation(self) -> float | None:
-        """simulated / published - 1."""
+        """Relative difference, simulated / published - 1."""
         return self.simulated / self.published - 1.0 if self.published else None
 
     def to_dict(self) -> dict[str, Any]:

@@ -84,7 +84,8 @@ def run_jobs(
     workers: int = 1,
     on_done: Callable[[CapacityJob, dict[str, Any]], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Results by key; results in `cache` (a JSON file) are reused, and new ones added at once."""
+    """Results by key. Results in `cache` (a JSON file) are reused; new ones are added as they
+    complete."""
     cached: dict[str, dict[str, Any]] = {}
     if cache is not None and cache.exists():
         cached = json.loads(cache.read_text("utf-8"))

@@ -43,7 +43,7 @@ class Recorded:
 
     @property
     def workload(self) -> Workload:
-        """Arrivals and lengths."""
+        """The workload of the recorded requests."""
         return Workload(
             np.array(self.record.arrival_s),
             np.array([len(request.prompt) for request in self.requests]),

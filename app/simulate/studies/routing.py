@@ -126,7 +126,7 @@ def study(
     workers: int = 1,
     routers: Sequence[str] = tuple(ROUTERS),
 ) -> Iterator[RoutingRow]:
-    """Each of these routers under every load of every trace, as each is done."""
+    """Simulate each router under every load of every trace; yields rows as they complete."""
     if unknown := set(routers) - set(ROUTERS):
         raise ValueError(f"unknown router {min(unknown)!r}; known: {', '.join(ROUTERS)}")
     jobs = [

@@ -176,7 +176,7 @@ def run_day(
 
 
 def study(num_engines: int = 100, seed: int = 0, workers: int = 1) -> Iterator[ScalingRow]:
-    """Each policy under each target, by traffic. workers: processes for the surface."""
+    """Rows of each policy under each target, by traffic. workers: processes for the surface."""
     for traffic in TRAFFIC:
         points = surface(traffic, seed=seed, workers=workers)
         saturated_qps = max([point.qps for point in points if point.kept >= 0.9])

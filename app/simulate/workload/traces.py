@@ -54,7 +54,7 @@ def trace_lengths(path: str | Path) -> Lengths:
 
 
 def _read_columns(path: Path) -> dict[str, Any]:
-    """By name: lengths as whole numbers of at least 1, arrival_s as it stands, if it does."""
+    """Columns by name: lengths as integers of at least 1, and arrival_s if present."""
     import pyarrow.csv
     import pyarrow.parquet
 
