@@ -77,8 +77,6 @@ class Engine:
         if fronts is not None:
             address = await _serve_fronts(loop, fronts, info, num_blocks)
         freeze_gc_heap()
-        if self._config.standby:
-            self._stages.standby.keep(lambda: loop.is_idle)
         logger.info("ready: %s backend, %d KV blocks", info.backend, num_blocks)
         return info, num_blocks, address
 

@@ -105,11 +105,6 @@ class EngineLoop:
         stages.listen(self._answered, self._recovery.lose)
         self._moves.start()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is open and no stage is being rebuilt."""
-        return not self._core.live_requests and not self._recovery.is_rebuilding
-
     # ---- from the replica and fronts -----------------------------------------------------------
 
     def _received(self, number: int, message: Message) -> None:

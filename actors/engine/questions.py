@@ -75,6 +75,10 @@ class Questions:
         """Process ids of the stage ranks, [stage][rank]."""
         return self._stages.pids
 
+    def stand_by(self, name: str | None) -> None:
+        """See `StageSet.stand_by`."""
+        self._stages.stand_by(name)
+
     def status(self) -> dict[str, Any]:
         """The status for the console, as plain data."""
         core = self._core
@@ -84,7 +88,7 @@ class Questions:
             "outlook": outlook(core.cost_model, core.config),
             "recoveries": self._recovery.num_recoveries,
             "rebuilding": self._recovery.is_rebuilding,
-            "standby": self._stages.standby.state,
+            "standby": self._stages.standby,
             "stage_pids": self._stages.pids,
             "pid": os.getpid(),
         }

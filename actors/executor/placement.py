@@ -5,6 +5,7 @@ one bundle per stage, so that a tensor-parallel group never leaves its node.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 from collections.abc import Sequence
@@ -22,7 +23,10 @@ from actors.engine.config import EngineConfig
 from actors.stage.actor import StageActor
 from actors.stage.spec import StageInfo, StageSpec
 
+logger = logging.getLogger("legato.stages")
+
 REPLICA_CPUS = 0.5
+_ANSWERS_WITHIN_S = 2.0
 # Threads of each kind of call beside the loop of steps. `watch` never returns: a standby is watched
 # twice, once before and once after it is taken, and must still tell its process id.
 _CONCURRENCY_GROUPS = {"watch": 3, "compute": 1, "moves": 1}
@@ -83,10 +87,10 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
 
 
 def create_stages(
-    config: EngineConfig, group: PlacementGroup | None, *, is_standby: bool = False
+    config: EngineConfig, group: PlacementGroup | None, *, standby: str | None = None
 ) -> list[list[Any]]:
-    """Stage actors [stage][rank], created but not loaded. is_standby: beside running ones, which
-    hold the bundles' CPUs.
+    """Stage actors [stage][rank], created but not loaded. standby: name of a set beside the running
+    one, which holds the bundles' CPUs.
     """
     actor_class = ray.remote(concurrency_groups=_CONCURRENCY_GROUPS)(StageActor)
     threads = threads_per_rank(config)
@@ -96,7 +100,8 @@ def create_stages(
         for rank in range(config.stage.tensor_ranks):
             spec: StageSpec = replace(config.stage, stage=stage, rank=rank, num_threads=threads)
             options = actor_class.options(
-                num_cpus=config.cpus_per_rank if group is not None and not is_standby else 0,
+                num_cpus=config.cpus_per_rank if group is not None and standby is None else 0,
+                name=None if standby is None else _name(standby, stage, rank),
                 num_gpus=config.gpus_per_rank,
                 scheduling_strategy=_strategy(group, stage + 1),
                 # One thread for calls that change state: with more, Ray may reorder an actor's
@@ -107,6 +112,34 @@ def create_stages(
             ranks.append(options.remote(spec, config.channel_bytes))
         stages.append(ranks)
     return stages
+
+
+def _name(standby: str, stage: int, rank: int) -> str:
+    return f"{standby}-{stage}-{rank}"
+
+
+def find_stages(config: EngineConfig, standby: str) -> list[list[Any]]:
+    """The actors of `create_stages`, from another process. Raises ValueError without them."""
+    stages, ranks = range(config.stage.num_stages), range(config.stage.tensor_ranks)
+    return [[ray.get_actor(_name(standby, stage, rank)) for rank in ranks] for stage in stages]
+
+
+async def answering(stages: list[list[Any]]) -> list[list[Any]]:
+    """These actors if all of them answer at once; otherwise none, and they are killed."""
+    try:
+        pids = asyncio.gather(*[actor.pid.remote() for ranks in stages for actor in ranks])
+        await asyncio.wait_for(pids, _ANSWERS_WITHIN_S)
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        logger.error("the standby stages are lost too: %s", type(error).__name__)
+        kill_stages(stages)
+        return []
+    return stages
+
+
+def kill_stages(stages: Sequence[Sequence[Any]]) -> None:
+    for ranks in stages:
+        for actor in ranks:
+            ray.kill(actor)
 
 
 def _environment(config: EngineConfig) -> dict[str, Any]:

@@ -8,15 +8,21 @@ import itertools
 import logging
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import ray
 
 from actors.engine.config import GIB, EngineConfig
 from actors.executor.kv_tier import tier_specs
-from actors.executor.placement import create_stages, current_group, load_stages
-from actors.executor.standby import Standby
+from actors.executor.placement import (
+    answering,
+    create_stages,
+    current_group,
+    find_stages,
+    kill_stages,
+    load_stages,
+)
 from actors.scheduling.events import TierChange
 from actors.scheduling.request import Grammar
 from actors.stage.spec import StageInfo, TierSpec
@@ -54,7 +60,7 @@ class StageSet:
         self.pids: list[list[int]] = []
         self._adapters = dict(config.adapters)  # folder by slot, for rebuilt stages
         self._here: list[psutil.Process] = []  # processes of the stages on this node
-        self.standby = Standby(config)
+        self._standby: list[list[Any]] = []  # for the next rebuild
 
     async def build(self) -> tuple[StageInfo, int, int]:
         """Load, size KV from memory, connect. Returns (info, blocks, host blocks).
@@ -81,6 +87,20 @@ class StageSet:
         await self._open()
         return info, num_blocks, swap
 
+    def stand_by(self, name: str | None) -> None:
+        """Use these stages, which the replica has created, for the next rebuild; None: no longer.
+
+        Raises ValueError if they are not there.
+        """
+        self._standby = [] if name is None else find_stages(self._config, name)
+
+    @property
+    def standby(self) -> Literal["none", "starting", "ready"]:
+        """none: and none will be."""
+        if not self._config.standby:
+            return "none"
+        return "ready" if self._standby else "starting"
+
     def listen(self, on_answer: OnAnswer, on_lost: OnLost) -> None:
         """Set the callbacks of this pipeline and of later ones."""
         self._listeners = (on_answer, on_lost)
@@ -89,7 +109,7 @@ class StageSet:
 
     async def rebuild(self) -> None:
         """Kill the remaining stages, and build new ones, from the standby if there is one."""
-        self._close_running()
+        self.close()
         # Kill directly, because Ray waits five seconds for a stopped process.
         for process in self._here:
             with contextlib.suppress(psutil.Error):
@@ -98,8 +118,9 @@ class StageSet:
         await self._open()
 
     async def _load(self, is_rebuild: bool = False) -> tuple[StageInfo, int]:
-        if is_rebuild:
-            self._actors = await self.standby.take()
+        if is_rebuild and self._standby:
+            standby, self._standby = self._standby, []
+            self._actors = await answering(standby)
         if not self._actors:
             self._actors = create_stages(self._config, current_group())
         flat = [actor for ranks in self._actors for actor in ranks]
@@ -255,10 +276,6 @@ class StageSet:
                     await self.compile_grammar(grammar)
 
     def close(self) -> None:
-        self.standby.close()
-        self._close_running()
-
-    def _close_running(self) -> None:
         pipeline, self.pipeline = self.pipeline, None
         if pipeline is not None:
             pipeline.close()
@@ -267,7 +284,5 @@ class StageSet:
         self._actors = []
 
     def _kill_actors(self) -> None:
-        for ranks in self._actors:
-            for actor in ranks:
-                ray.kill(actor)
+        kill_stages(self._actors)
         self._actors = []

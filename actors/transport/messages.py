@@ -27,7 +27,9 @@ _Kind = TypeVar("_Kind")
 
 # ---- replica -> scheduler ------------------------------------------------------------------
 
-Question = Literal["status", "stage_pids", "reconfigure", "quote", "leave", "load_adapter"]
+Question = Literal[
+    "status", "stage_pids", "reconfigure", "quote", "leave", "load_adapter", "stand_by"
+]
 
 
 @dataclass(frozen=True, slots=True)

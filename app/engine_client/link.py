@@ -19,7 +19,12 @@ import ray
 from actors.engine.config import EngineConfig
 from actors.engine.peers import FrontAddress
 from actors.engine.scheduler import SchedulerActor
-from actors.executor.placement import create_stages, current_group, scheduler_options
+from actors.executor.placement import (
+    create_stages,
+    current_group,
+    kill_stages,
+    scheduler_options,
+)
 from actors.fleet.snapshot import EngineSnapshot
 from actors.scheduling.events import Refuse
 from actors.stage.spec import StageInfo
@@ -27,6 +32,7 @@ from actors.transport.addresses import private_directory
 from actors.transport.messages import Readiness, RequestsStarted, Suspects
 from actors.transport.wire import FrameProtocol, listen
 from app.engine_client.channel import SchedulerChannel
+from app.engine_client.standby import Standby
 
 logger = logging.getLogger("legato.engine")
 
@@ -68,10 +74,12 @@ class SchedulerLink(SchedulerChannel):
         on_refused: Callable[[Refuse], None],
         on_message: Callable[[Readiness | RequestsStarted | Suspects | EngineSnapshot], None],
         on_lost: Callable[[], None],
+        standby: Standby,
         fronts: FrontAddress | None = None,
     ) -> None:
         super().__init__(on_rows, on_records, on_refused, on_message, on_lost)
         self._config = config
+        self._standby = standby
         self.fronts = fronts
         self.tcp_address: str | None = None
         self._actor: Any = None
@@ -113,7 +121,7 @@ class SchedulerLink(SchedulerChannel):
         options = scheduler_options(group)
         for num_starts in itertools.count(1):
             # The stages import torch while the scheduler starts.
-            self._stages = create_stages(self._config, group)
+            self._stages = await self._standby.take() or create_stages(self._config, group)
             scheduler = ray.remote(SchedulerActor).options(**options)
             self._actor = scheduler.remote(self._config, self._stages)
             try:
@@ -129,6 +137,10 @@ class SchedulerLink(SchedulerChannel):
                 logger.error("the scheduler died while starting: start %d", num_starts + 1)
                 self.kill()
         raise AssertionError("unreachable")
+
+    def stages_lost(self) -> None:
+        """The scheduler takes the standby in their place; it too ends with this link."""
+        self._stages += self._standby.give()
 
     async def _serve(self) -> None:
         with suppress(ray.exceptions.RayError):
@@ -146,7 +158,7 @@ class SchedulerLink(SchedulerChannel):
 
     def kill(self) -> None:
         """End it at once, and the stages that were created with it."""
-        stages, self._stages = self._stages, []
-        for actor in (self._actor, *[rank for ranks in stages for rank in ranks]):
-            if actor is not None:
-                ray.kill(actor)
+        if self._actor is not None:
+            ray.kill(self._actor)
+        kill_stages(self._stages)
+        self._stages = []

@@ -33,6 +33,7 @@ from app.engine_client.client import (
     TokenSink,
 )
 from app.engine_client.link import Membership, SchedulerLink
+from app.engine_client.standby import Standby
 from app.engine_client.streams import IterationFeed, OpenRequests, Stream, core_requests
 
 logger = logging.getLogger("legato.engine")
@@ -67,6 +68,7 @@ class LiveEngine:
         self._created_s = int(time.time())
         self._next_id = itertools.count(1)
         self._open = OpenRequests()
+        self._standby = Standby(config, lambda *asked: self._link.ask(*asked))
         self._link = self._new_link()
         self._ids: dict[str, list[int]] = {}  # request id -> its continuations' ids
         self._ready = asyncio.Event()
@@ -83,6 +85,7 @@ class LiveEngine:
         """Build the scheduler and its stages; raises EngineFailed naming the cause."""
         await self._build()
         self._heartbeat = asyncio.create_task(self._beat())
+        self._standby.keep()
 
     async def _build(self) -> None:
         self._info, self._num_blocks = await self._link.open()
@@ -103,6 +106,7 @@ class LiveEngine:
         for task in (self._heartbeat, self._rebuilding):
             if task is not None:
                 task.cancel()
+        self._standby.close()
         await self._link.close()
 
     async def leave(self) -> None:
@@ -271,6 +275,7 @@ class LiveEngine:
             self._refused,
             self._on_message,
             self._lost,
+            self._standby,
             None if self._membership is None else self._membership.new_front_address(),
         )
 
@@ -285,6 +290,7 @@ class LiveEngine:
             self._ready.set()
         else:
             self._ready.clear()
+            self._link.stages_lost()
 
     def _iterated(self, records: Sequence[Any]) -> None:
         self._rebuilds = 0

@@ -14,6 +14,7 @@ from actors.scheduling.request import Request, SamplingParams
 from app.engine_client.channel import QuestionFailed
 from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.engine_client.link import EngineFailed, SchedulerLink
+from app.engine_client.standby import Standby
 from app.settings import parse, resolve
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -29,13 +30,16 @@ class Replica:
         self.num_records = 0
         self.messages: list[object] = []
         self.lost = asyncio.Event()
+        config = resolve(parse(args))
+        self.standby = Standby(config, lambda *asked: self.link.ask(*asked))
         self.link = SchedulerLink(
-            resolve(parse(args)),
+            config,
             self._rows,
             self._records,
             self.refusals.put_nowait,
             self.messages.append,
             self.lost.set,
+            self.standby,
         )
 
     def _rows(self, rows: Any) -> None:

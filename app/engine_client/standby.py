@@ -1,0 +1,130 @@
+"""Standby stages: processes that have imported everything, ready to load when stages are lost.
+
+Starting Python and importing torch take most of a rebuild of a small model. A standby rank holds
+no weights and no KV cache. The replica keeps it, so that it outlives the scheduler: the scheduler
+is told its name and takes it for lost stages; a new scheduler gets it as its first stages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import ray
+
+from actors.engine.config import EngineConfig
+from actors.executor.placement import answering, create_stages, current_group, kill_stages
+from app.engine_client.channel import QuestionFailed
+from app.engine_client.client import EngineUnavailable
+
+logger = logging.getLogger("legato.engine")
+
+_IDLE_FOR_S = 1.0
+_AT_MOST_LATE_S = 30.0  # an engine that is never idle gets its standby all the same
+_LOST_AGAIN_S = 30.0  # wait after a loss, so that a machine without memory is left in peace
+_BUSY = ("num_waiting", "num_decoding", "num_prefilling", "num_in_flight", "rebuilding")
+
+
+class StandbyDied(Exception):
+    """It is no longer there."""
+
+
+class Standby:
+    """One set of stage processes beside the running one. ask: a question to the scheduler."""
+
+    def __init__(self, config: EngineConfig, ask: Callable[..., Awaitable[Any]]) -> None:
+        self._config = config
+        self._ask = ask
+        self._actors: list[list[Any]] = []
+        self._is_ready = False
+        self._gone = asyncio.Event()  # taken or given away
+        self._keeper: asyncio.Task[None] | None = None
+
+    def keep(self) -> None:
+        """From now on replace a standby that is used up or lost, preferably in an idle engine."""
+        if self._config.standby:
+            self._keeper = asyncio.create_task(self._keep())
+
+    async def _keep(self) -> None:
+        while True:
+            await self._idle()
+            try:
+                await self._live()
+            except Exception as error:  # of Ray, or without memory or files: tried again
+                logger.warning("standby stages: %s: %s", type(error).__name__, error)
+                kill_stages(self._release())
+                await self._tell(None)
+                await asyncio.sleep(_LOST_AGAIN_S)
+
+    async def _live(self) -> None:
+        """One standby, from its creation until it is used. Raises an error if it dies."""
+        self._gone.clear()
+        name = f"legato-standby-{uuid.uuid4().hex}"
+        self._actors = create_stages(self._config, current_group(), standby=name)
+        flat = [actor for ranks in self._actors for actor in ranks]
+        await asyncio.gather(*[actor.warm_up.remote(self._config.grammars) for actor in flat])
+        if self._gone.is_set():
+            return
+        self._is_ready = True
+        await self._tell(name)
+        ends = [_death(actor) for actor in flat] + [self._gone.wait()]
+        tasks = [asyncio.ensure_future(end) for end in ends]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+        if not self._gone.is_set():
+            raise StandbyDied("a process died")
+
+    async def _tell(self, name: str | None) -> None:
+        with suppress(EngineUnavailable, QuestionFailed):  # lost: the next one takes it itself
+            await self._ask("stand_by", name)
+
+    async def _idle(self) -> None:
+        """Return once the engine has been idle for a moment: starting processes delays steps."""
+        begin_s = since_s = asyncio.get_running_loop().time()
+        while True:
+            await asyncio.sleep(_IDLE_FOR_S / 2)
+            now_s = asyncio.get_running_loop().time()
+            if await self._is_busy():
+                since_s = now_s
+            if now_s - since_s >= _IDLE_FOR_S or now_s - begin_s >= _AT_MOST_LATE_S:
+                return
+
+    async def _is_busy(self) -> bool:
+        try:
+            status = await self._ask("status")
+        except (EngineUnavailable, QuestionFailed):
+            return True
+        return any(status[key] for key in _BUSY)
+
+    async def take(self) -> list[list[Any]]:
+        """For a new scheduler: created and not loaded; empty if there is none that answers."""
+        is_ready, actors = self._is_ready, self._release()
+        return await answering(actors) if is_ready else actors  # else it may only be starting
+
+    def give(self) -> list[list[Any]]:
+        """The scheduler has lost its stages and takes the standby, if there is one."""
+        return self._release() if self._is_ready else []
+
+    def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+        kill_stages(self._release())
+
+    def _release(self) -> list[list[Any]]:
+        actors, self._actors, self._is_ready = self._actors, [], False
+        self._gone.set()
+        return actors
+
+
+async def _death(actor: Any) -> bool:
+    """Return when its process dies."""
+    with suppress(ray.exceptions.RayError):
+        await actor.watch.remote()
+    return True
