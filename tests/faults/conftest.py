@@ -28,7 +28,7 @@ def settings(tiny_model: Callable[..., Path]) -> dict[str, Any]:
         "model": {"path": str(tiny_model("llama"))},
         "scheduling": {"token_budget": 64, "max_requests": 64},
         "kv": {"block_size": 4, "memory_gib": 0.01},
-        "engine": {"step_deadline_s": STEP_DEADLINE_S},
+        "engine": {"step_deadline_s": STEP_DEADLINE_S, "standby": True},
         "api": {"send_timeout_s": SEND_TIMEOUT_S, "body_timeout_s": BODY_TIMEOUT_S},
     }
 

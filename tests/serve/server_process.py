@@ -49,7 +49,9 @@ def running(
     name = "two_replicas" if deployment else "demo"
     config: dict[str, Any] = yaml.safe_load((ROOT / f"configs/serve/{name}.yaml").read_text())
     application = config["applications"][0]
-    application["args"] = {"listen": "127.0.0.1:8000", **args}
+    # Tests that lose no stages need no standby, whose start would compete with theirs.
+    engine = {"standby": False, **args.get("engine", {})}
+    application["args"] = {"listen": "127.0.0.1:8000", **args, "engine": engine}
     if deployment:
         application["args"].setdefault("fleet", {})
         application["deployments"] = [{"name": "Engine", **deployment}]

@@ -155,6 +155,7 @@ def _shared_memory(server: OwnServer) -> Path:
 _SHORT, _LONG = (0.5, 2.0), (2.0, 5.0)
 FAULTS: Mapping[str, Fault] = {
     "stage killed": Fault(killed("stage"), weight=4),
+    "standby killed": Fault(killed("standby")),
     "scheduler killed": Fault(killed("scheduler"), weight=2),
     "stage frozen": Fault(frozen("stage")),
     "scheduler frozen": Fault(frozen("scheduler")),
