@@ -129,7 +129,7 @@ def stands(dotted: str) -> bool:
 
 @every_document
 def test_dotted_names_exist(document: Path) -> None:
-    named = re.findall(r"\b(?:app|actors|kernels)(?:\.\w+)+", "\n".join(code(document)))
+    named = re.findall(r"(?<![\w.])(?:app|actors|kernels|tests)(?:\.\w+)+", "\n".join(code(document)))
     lost = [
         dotted
         for dotted in named
