@@ -1,9 +1,9 @@
-"""LoRA adapters of linear layers: stacked in slots, added to the rows of a batch by runs.
+"""LoRA adapters of linear layers: stacked in slots, applied to runs of a batch's rows.
 
-An adapter adds B A x to what a linear layer gives for x. Every layer has the same slots, each of
-which holds one adapter's A and B; rows of a batch that use the same slot are one run. Shape
-suffixes as in `kernels.interface`, besides C slots, M parts of a layer, R rank.
-"""
+An adapter adds B A x to a linear layer's output for x. Every layer has the same slots, each of
+which holds one adapter's A and B; the rows of a batch that use the same slot form one run (a
+segment of Punica's SGMV, arXiv 2310.18547). Shape suffixes as in `kernels.interface`, besides C
+slots, M parts of a layer, R rank."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-# Ranks are padded with zeros to a multiple of this: kernels compute so many rows of A at once.
+# Ranks are zero-padded to a multiple of this: kernels compute this many rows of A at once.
 RANK_ALIGNMENT = 8
 
 
 @dataclass(slots=True)
 class AdapterModule:
     """The slots of one linear layer, whose output features are `widths` of parts side by side (q, k
-    and v), each with an A of its own. What a slot's adapter does not change is zero, rank 0.
+    and v), each with an A of its own. Parts that a slot's adapter does not change are zero, with
+    rank 0.
 
-    b_CRO is scaled. ranks_CM is int32 on the host.
+    b_CRO is multiplied by the adapter's scale. ranks_CM is int32 on the host.
     """
 
     a_CMRK: torch.Tensor
@@ -34,7 +35,7 @@ class AdapterModule:
     def put(
         self, slot: int, part: int, a_RK: torch.Tensor | None, b_OR: torch.Tensor | None
     ) -> None:
-        """Fill one part of a slot; nothing is there for None. No step may be using the slot."""
+        """Fill one part of a slot; None empties it. No running step may use the slot."""
         begin = sum(self.widths[:part])
         columns = slice(begin, begin + self.widths[part])
         rank = 0 if a_RK is None else len(a_RK)
@@ -54,7 +55,7 @@ def adapter_module(
     dtype: torch.dtype,
     device: torch.device,
 ) -> AdapterModule:
-    """Empty slots."""
+    """A module of empty slots."""
     rank = -(-max_rank // RANK_ALIGNMENT) * RANK_ALIGNMENT
     return AdapterModule(
         torch.zeros((num_slots, len(widths), rank, in_features), dtype=dtype, device=device),
@@ -66,7 +67,7 @@ def adapter_module(
 
 @dataclass(frozen=True, slots=True)
 class LayerAdapters:
-    """Adapters of one decoder layer; None where no adapter changes it."""
+    """Adapter slots of one decoder layer's linears; None where no adapter targets one."""
 
     qkv: AdapterModule | None = None
     out: AdapterModule | None = None
@@ -95,7 +96,7 @@ HostRuns = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
 
 
 def runs_of(slots_S: NDArray[np.int32], lengths_S: NDArray[np.int32]) -> HostRuns | None:
-    """For slices with these slots (-1: none) and lengths; None where no slice has one.
+    """Runs of slices with these slots (-1: none) and lengths; None where no slice has one.
 
     >>> rows, starts, slots = runs_of(np.int32([1, -1, 0, 1]), np.int32([1, 1, 2, 1]))
     >>> rows.tolist(), starts.tolist(), slots.tolist()

@@ -1,9 +1,8 @@
-"""How long a GPU computes, without the time that the host takes to launch it.
+"""GPU time of a kernel, without the host's launch overhead.
 
-A launch from Python costs some ten microseconds: more than many a kernel. So launches are captured
-in a graph and the graph is timed. Inputs rotate, or small ones would be read from the L2 cache,
-where a serving step, which has read all weights and other layers since, does not find them.
-"""
+A launch from Python costs about ten microseconds, more than many kernels. So launches are captured
+in a CUDA graph and the graph is timed. Inputs rotate, because small ones would stay in the L2
+cache, where a serving step, which has read all weights in between, does not find them."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ _LAUNCHES = 32  # in one graph, at least
 
 
 def graph_time_s(works: Sequence[Callable[[], object]], repeats: int = 10) -> float:
-    """Median seconds of the device's own time per call. works: the same on inputs that differ,
-    called in turn; no call may wait for the device."""
+    """Median device time per call, in seconds. works: the same operation on different inputs,
+    called in turn; none may synchronise with the device."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for work in works:  # compiles, and allocates what is allocated once
+        for work in works:  # warm-up: compilation, one-time allocations
             work()
     torch.cuda.current_stream().wait_stream(side)
     rounds = -(-_LAUNCHES // len(works))

@@ -1,4 +1,4 @@
-"""The block formats of GGUF files, as floating point and, where that is exact, as whole numbers.
+"""The block formats of GGUF files: dequantized and, where that is exact, kept as integers.
 
 A block holds consecutive input features of one row. Bytes of a block, from the start (little
 endian; d, m: float16 scale and minimum):
@@ -16,7 +16,7 @@ endian; d, m: float16 scale and minimum):
 | MXFP4 | 32 | 17 | exponent e, 16 nibble pairs: floats f of four bits (e2m1) | 2^(e - 127) f |
 
 Only Q4_0 and Q8_0 are `QuantizedWeight`s: the scales of the others are products that float16 does
-not hold exactly. Source: ggml's ggml-common.h and ggml-quants.c, as published.
+not hold exactly. Source: ggml-common.h and ggml-quants.c of ggml.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def dequantize(raw: Bytes, kind: BlockType) -> Floats:
     return kind.decode(raw.reshape(-1, kind.num_bytes)).reshape(rows, -1)
 
 
-def as_whole_numbers(raw: Bytes, kind: BlockType) -> QuantizedWeight | None:
-    """The same weight in groups of 32, unrounded; None where its format does not allow it."""
+def as_quantized(raw: Bytes, kind: BlockType) -> QuantizedWeight | None:
+    """The same weight as integers in groups of 32, exactly; None where its format does not allow
+    it."""
     if kind.name not in PACKED:
         return None
     rows = raw.shape[0]
@@ -70,7 +71,7 @@ def as_whole_numbers(raw: Bytes, kind: BlockType) -> QuantizedWeight | None:
 
 
 def _half(blocks: Bytes, at: int) -> Floats:
-    """(blocks, 1): the float16 at a place of each block."""
+    """(blocks, 1) float32: the float16 at byte `at` of each block."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
 
 
@@ -133,9 +134,9 @@ def _q5_k(blocks: Bytes) -> Floats:
 
 
 def _scaled_with_minima(blocks: Bytes, values: Bytes) -> Floats:
-    """Eight runs of 32. Their six-bit scales and minima: the first four of each stand whole in a
-    byte, whose two upper bits belong to the other four; those have their lower four bits in the
-    last four bytes, scale below minimum."""
+    """Dequantize eight sub-blocks of 32. Of the six-bit scales and minima, the first four of each
+    are the low six bits of a byte, whose upper two bits belong to the other four; their lower four
+    bits are in the last four bytes, scale in the low nibble."""
     packed = blocks[:, 4:16].reshape(-1, 3, 4)
     scales, minima, rest = packed[:, 0], packed[:, 1], packed[:, 2]
     scale = np.concatenate([scales & 63, (rest & 15) | ((scales >> 2) & 48)], axis=1)
@@ -166,7 +167,7 @@ _FLOATS_OF_FOUR_BITS = np.array(
     [sign * size for sign in (1, -1) for size in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], np.float32
 )
 
-# By the number that stands in a file.
+# By type id in a file.
 BLOCK_TYPES: dict[int, BlockType] = {
     0: BlockType("F32", 1, 4, _floats),
     1: BlockType("F16", 1, 2, _halves),
@@ -182,7 +183,7 @@ BLOCK_TYPES: dict[int, BlockType] = {
     39: BlockType("MXFP4", 32, 17, _mxfp4),
 }
 PACKED = ("Q4_0", "Q8_0")
-# For messages: what other numbers are called.
+# Names of unsupported type ids, for error messages.
 OTHER_TYPES = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
     19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16",

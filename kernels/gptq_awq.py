@@ -22,9 +22,9 @@ from kernels.quantized import QuantizedWeight
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _WORD = 0xFFFFFFFF
-# Groups too wide for the kernels are cut into pieces of this width with equal scales.
+# Groups wider than the kernels support are split into groups of this size with equal scales.
 _WIDEST_GROUP = 256
-_PIECE = 128
+_SPLIT_GROUP = 128
 
 
 def unpack_gptq(
@@ -155,14 +155,14 @@ def _assemble(
     if num_groups == 1 and symmetric:
         group = 0
     elif group > _WIDEST_GROUP:
-        if group % _PIECE:
+        if group % _SPLIT_GROUP:
             raise ValueError(
-                f"group size {group} is neither up to {_WIDEST_GROUP} nor whole {_PIECE}s"
+                f"group size {group} is neither up to {_WIDEST_GROUP} nor whole {_SPLIT_GROUP}s"
             )
-        pieces = group // _PIECE
-        scales_OG = scales_OG.repeat_interleave(pieces, dim=1)
-        zeros_OG = zeros_OG.repeat_interleave(pieces, dim=1)
-        group = _PIECE
+        num_splits = group // _SPLIT_GROUP
+        scales_OG = scales_OG.repeat_interleave(num_splits, dim=1)
+        zeros_OG = zeros_OG.repeat_interleave(num_splits, dim=1)
+        group = _SPLIT_GROUP
     return QuantizedWeight(
         values_OK, scales_OG, bits, group, None if symmetric else zeros_OG, permutation_K
     )

@@ -14,15 +14,16 @@ from kernels.torch_sampling import SamplingRows
 
 @dataclass(frozen=True, slots=True)
 class GraphSupport:
-    """A backend's functions that CUDA graphs of a stage's steps need.
+    """The functions of a backend that a stage captures in CUDA graphs.
 
     hybrid: batches with prefill chunks can be captured as well as decodes (see Batch.captured).
-    pack_draws: how rows draw -> (S, 3) float64 on the host, for one transfer.
-    draw: (logits_SV, packed_S3 on the device) -> int32 tokens_S; waits for nothing.
-    judge: as `Backend.chosen_logprobs`, but its answer stays on the device; waits for nothing.
+    pack_rows: sampling parameters -> (S, 3) float64 on the host, for one transfer.
+    sample: (logits_SV, packed_S3 on the device) -> int32 tokens_S; no synchronisation.
+    gather_logprobs: as `Backend.chosen_logprobs`, but the result stays on the device; no
+        synchronisation.
     """
 
     hybrid: bool
-    pack_draws: Callable[[SamplingRows], NDArray[np.float64]]
-    draw: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    judge: Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, ...]]
+    pack_rows: Callable[[SamplingRows], NDArray[np.float64]]
+    sample: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    gather_logprobs: Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, ...]]

@@ -1,9 +1,9 @@
-"""The tensor work of one pipeline stage, one small method per operation.
+"""The tensor operations of one pipeline stage, one small method each.
 
 `Backend` is the whole contract: nothing outside `kernels` asks which backend it holds.
 `TorchBackend` (torch_native.py) implements all of it; the others (C++ on CPU, Triton, flash-attn)
-inherit from it and override what they do better. `kernels.registry` chooses one, once, and logs
-the choice.
+inherit from it and override the operations that they accelerate. `kernels.registry` selects one,
+once, and logs the choice.
 
 Shape suffixes: T tokens of the whole hybrid batch (all requests flattened), S slices (one per
 request in the batch), B KV blocks per row of a block table, H hidden, N query heads, G key/value
@@ -22,43 +22,46 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.adapters import AdapterModule, AdapterRuns
+from kernels.all_reduce import AllReduce, ShareFile
 from kernels.graph_support import GraphSupport
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight
-from kernels.rank_sums import RankSums, ShareFile
-from kernels.torch_sampling import Adjustment, Judged, SamplingRows
+from kernels.torch_sampling import Adjustment, ChosenLogprobs, SamplingRows
 
 
 @dataclass(slots=True)
 class Batch:
-    """Geometry of one hybrid batch. Slices lie one after another along T, decodes first.
+    """Attention metadata of one hybrid batch. Slices are contiguous along T, decodes first.
 
-    starts_S and lengths_S are the `start` and `num_tokens` of the plan's slices, so slice s
-    attends to kv positions [0, starts + lengths) causally, through its block_tables row.
+    starts_S and lengths_S are the `start` and `num_tokens` of the plan's slices (context and query
+    lengths), so slice s attends causally to kv positions [0, starts + lengths), through its
+    block_tables row.
     All integer tensors are int32 and contiguous, on the stage's device.
     """
 
     positions_T: torch.Tensor
-    query_starts_S1: torch.Tensor  # where each slice's tokens begin along T, and the end of all
+    query_starts_S1: torch.Tensor  # cumulative query lengths from 0 (cu_seqlens_q)
     starts_S: torch.Tensor
     lengths_S: torch.Tensor
     block_tables_SB: torch.Tensor  # rows padded with 0 after the blocks in use
-    slot_mapping_T: torch.Tensor  # block id * block_size + offset, where token t's K/V goes
+    slot_mapping_T: torch.Tensor  # block id * block_size + offset of token t's K and V
     num_decodes: int  # leading slices of one token
     max_length: int  # longest slice
-    max_kv_length: int  # longest starts + lengths
+    max_kv_length: int  # longest context with its chunk
     # A CUDA graph is captured over this batch: the tensors are rewritten between replays, so the
     # integers above are upper bounds, any slice may hold one token, several or none (padding, at
     # the end), and the slot of a padding token is -1.
     captured: bool = False
-    adapters: AdapterRuns | None = None  # rows that use one; never of a captured batch
+    adapters: AdapterRuns | None = None  # rows with a LoRA adapter; None in a captured batch
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Dimensions of a model's attention and KV cache; head counts are those of one rank. sinks_N,
-    float32: of each head one more score in the softmax, of nothing that could be seen."""
+    """Dimensions of a model's attention and KV cache; head counts are those of one rank.
+
+    sinks_N: float32 attention sinks, one additional score per head in the softmax, without a value.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -70,7 +73,7 @@ class AttentionShape:
 
 
 class KVLayer(Protocol):
-    """One layer's paged cache; its inner layout belongs to the backend."""
+    """One layer's paged KV cache; its memory layout is the backend's."""
 
 
 # (x_TH, residual_TH | None, batch) -> (x_TH, residual_TH)
@@ -80,7 +83,7 @@ DecoderStack = Callable[
 
 
 class Backend(Protocol):
-    """Tensors are contiguous and of the model dtype unless said otherwise.
+    """Tensors are contiguous and of the model dtype unless stated otherwise.
 
     The operations on the KV cache (`allocate_kv` to `decoder_stack`) share its layout: a backend
     with a layout of its own overrides all of them.
@@ -92,12 +95,12 @@ class Backend(Protocol):
     # ---- the machine -----------------------------------------------------------------------
 
     def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
-        """Why it cannot compute in `dtype`, or page a cache in blocks of this many tokens (None:
-        not known yet); None where it can."""
+        """Why the backend cannot compute in `dtype`, or page a cache in blocks of `block_size`
+        tokens (None: not known yet); None where it can."""
         ...
 
     def instruction_set(self, device: torch.device) -> str:
-        """The instruction set used on the device; another one may round differently."""
+        """Name of the instruction set used on the device; another may round differently."""
         ...
 
     def set_num_threads(self, num_threads: int) -> None:
@@ -105,7 +108,7 @@ class Backend(Protocol):
         ...
 
     def finish_loading(self) -> None:
-        """All weights are packed; from here on the process computes steps."""
+        """Called once all weights are packed, before the first step."""
         ...
 
     # ---- linear layers ---------------------------------------------------------------------
@@ -113,8 +116,8 @@ class Backend(Protocol):
     def pack_linear(
         self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None, quantization: str = "none"
     ) -> Linear:
-        """Take ownership of a weight; quantization: "none", "int8" or "int4". ValueError for one
-        that the backend lacks."""
+        """Pack a weight; the caller gives it up. quantization: "none", "int8" or "int4". Raises
+        ValueError for one that the backend lacks."""
         ...
 
     def pack_quantized(
@@ -124,14 +127,14 @@ class Backend(Protocol):
         dtype: torch.dtype,
         device: torch.device,
     ) -> Linear:
-        """Layers with the same input, one above the other, in whole numbers where backend and
-        formats allow, else in `dtype`, which is that of the activations."""
+        """Fuse layers of the same input along the output, kept in integers where backend and
+        formats allow, else dequantized to `dtype`, that of the activations."""
         ...
 
     def add_adapters(
         self, module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns
     ) -> None:
-        """y_TO += B A x in place for the rows of all runs."""
+        """LoRA: y_TO += B A x in place for the rows of all runs."""
         ...
 
     # ---- between the linear layers ---------------------------------------------------------
@@ -141,7 +144,7 @@ class Backend(Protocol):
     def add_rms_norm(
         self, x_TH: torch.Tensor, residual_TH: torch.Tensor, weight_H: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """residual += x in place; returns the norm of the new residual."""
+        """residual_TH += x_TH in place; returns the RMS norm of the sum."""
         ...
 
     def layer_norm(
@@ -153,12 +156,13 @@ class Backend(Protocol):
         ...
 
     def activate(self, x_TX: torch.Tensor, activation: str, gated: bool) -> torch.Tensor:
-        """One of `layer_form.ACTIVATIONS` of x; gated: of its first half, times the second."""
+        """Apply one of `layer_form.ACTIVATIONS` -> (T, I); gated: to the first half of x, which is
+        then multiplied by the second (x is (T, 2 I), gate first)."""
         ...
 
-    def mixture(self, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
-        """The sum of each token's expert outputs, weighted by shares -> (T, H). A token's sum has
-        the same bits in any batch."""
+    def moe(self, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
+        """Mixture-of-experts MLP: route, apply the experts, sum their outputs by routing weight
+        -> (T, H). Batch-invariant."""
         ...
 
     # ---- KV cache and attention ------------------------------------------------------------
@@ -172,11 +176,12 @@ class Backend(Protocol):
         dtype: torch.dtype,
         device: torch.device,
     ) -> list[KVLayer]:
-        """dtype: the model's or one of `kv_dtypes`. ValueError for a shape it has no kernel for."""
+        """Zeroed caches, one per layer. dtype: the model's or one of `kv_dtypes`. Raises ValueError
+        for a shape without a kernel."""
         ...
 
     def kv_block_bytes(self, block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
-        """Bytes of one block of one layer."""
+        """Bytes of one block of one layer, K and V."""
         ...
 
     def copy_blocks(self, layers: Sequence[KVLayer], pairs: Sequence[tuple[int, int]]) -> None:
@@ -184,11 +189,11 @@ class Backend(Protocol):
         ...
 
     def read_block(self, layer: KVLayer, block: int) -> torch.Tensor:
-        """A host copy of one block (for swapping), opaque to the caller."""
+        """A host copy of one block, for swapping; opaque to the caller."""
         ...
 
     def write_block(self, layer: KVLayer, block: int, data: torch.Tensor) -> None:
-        """Put back what `read_block` returned."""
+        """Restore a copy that `read_block` returned."""
         ...
 
     def rope_and_cache(
@@ -223,22 +228,25 @@ class Backend(Protocol):
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
         form: LayerForm,
-        sums: RankSums | None = None,
+        all_reduce: AllReduce | None = None,
     ) -> DecoderStack | None:
-        """All layers in one call; None without a fused form: then operation by operation.
+        """All layers in one call; None where the backend has no fused stack.
 
-        cos_sin_PD: of layers without a rotation of their own. sums: of this backend, where the
-        layers are one rank's part.
-        A residual of None means that x is the embedding itself. The final norm is the caller's.
+        cos_sin_PD: for layers without a rotation of their own. all_reduce: of this backend, where
+        the layers are sharded over ranks. A residual of None means that x is the embedding; the
+        final norm is the caller's.
         """
         ...
 
-    def rank_sums(self, rank: int, num_ranks: int, share: ShareFile) -> RankSums | None:
-        """Sums through memory; None where there are none, as on all other ranks."""
+    def shared_memory_all_reduce(
+        self, rank: int, num_ranks: int, share: ShareFile
+    ) -> AllReduce | None:
+        """All-reduce among ranks of one machine; None where the backend or the machine has none,
+        consistently on all ranks."""
         ...
 
     def graph_support(self) -> GraphSupport | None:
-        """None where passes cannot be captured in CUDA graphs."""
+        """None where forward passes cannot be captured in CUDA graphs."""
         ...
 
     # ---- sampling: semantics in `kernels.torch_sampling`; all backends draw the same tokens --
@@ -251,16 +259,16 @@ class Backend(Protocol):
         """One token id per row of adjusted float32 logits, which are left as they are."""
         ...
 
-    def race(
+    def gumbel_argmax(
         self, logits_SV: torch.Tensor, rows: SamplingRows, first_id: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Scores and tokens that win in a part of the vocabulary, from first_id on; for rows
-        without top_k, top_p and min_p."""
+        """Gumbel-max over a vocabulary shard that begins at first_id: (scores_S, tokens_S). For
+        rows without top_k, top_p and min_p."""
         ...
 
     def chosen_logprobs(
         self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
-    ) -> Judged:
+    ) -> ChosenLogprobs:
         """Log-probability and rank of each row's token, and the num_top likeliest with their ids,
-        under the model's own distribution."""
+        under the unadjusted distribution."""
         ...

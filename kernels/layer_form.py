@@ -1,4 +1,4 @@
-"""The operations between a model's linear layers: a few orthogonal choices."""
+"""The operations between a model's linear layers, as a few orthogonal choices."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 class LayerForm:
     """The operations between the linear layers of a model; defaults are Llama's.
 
-    norm: "rms" or "layer" (the mean removed first).
-    activation: one of `ACTIVATIONS`; of the gate, which then multiplies up, or without one of up.
-    parallel: the MLP reads what attention reads (or another norm of it), not attention's result.
-    whole_qk_norm: q and k are normed over all heads of all ranks, not head by head.
+    norm: "rms" or "layer" (with the mean subtracted).
+    activation: one of `ACTIVATIONS`, of the gate, which multiplies up; without a gate of up.
+    parallel: attention and MLP read the same input, or two norms of it (parallel residual).
+    whole_qk_norm: q and k are normed over all heads of all ranks, not per head.
     """
 
     eps: float

@@ -1,4 +1,4 @@
-"""The weights of one decoder layer, as a backend has packed them. Shape suffixes as in
+"""The weights of one decoder layer, packed for a backend. Shape suffixes as in
 `kernels.interface`."""
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ class Linear(Protocol):
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:  # -> x_TO
         ...
 
-    def unrounded(self, x_TK: torch.Tensor) -> torch.Tensor:
-        """x_TO in float32, before it is rounded to the dtype of x, where the backend has it; else
-        as `__call__`. For logits, among which rounding would make ties."""
+    def forward_f32(self, x_TK: torch.Tensor) -> torch.Tensor:
+        """x_TO in float32, without rounding to the dtype of x where the backend can; else as
+        `__call__`. For logits, among which rounding would create ties."""
         ...
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Experts:
-    """A mixture in the MLP's place: a token goes through the `per_token` experts to which the
-    router gives the largest shares, and their results are added by these shares. normalized: of
-    the chosen ones, which then sum to 1."""
+    """The experts of an MoE layer: each token is routed to the `experts_per_token` experts of the
+    highest router probability, and their outputs are summed by it.
 
-    router: Linear  # out: one number per expert
+    renormalize: the weights of the selected experts are scaled to sum to 1.
+    """
+
+    router: Linear  # out: one logit per expert
     gate_ups: Sequence[Linear]
     downs: Sequence[Linear]
-    per_token: int
-    normalized: bool
+    experts_per_token: int
+    renormalize: bool
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
-"""Floats of four bits (mxfp4), as gpt-oss stores them: 32 numbers share a power of two.
+"""MXFP4 weights, as gpt-oss stores them: 32 values share a power-of-two scale.
 
-A number is e2m1: a sign, then 0, 0.5, 1, 1.5, 2, 3, 4 or 6. Two stand in a byte, the first in its
-low half; a scale is a byte b for 2^(b - 127). Source: the OCP Microscaling Formats specification.
-"""
+A value is e2m1: a sign, then 0, 0.5, 1, 1.5, 2, 3, 4 or 6. A byte packs two, the first in its low
+nibble; a scale is a byte b for 2^(b - 127) (e8m0). Source: the OCP Microscaling Formats
+specification."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NOT_A_NUMBER = 255  # as a scale
 
 
 def unpack_mxfp4(blocks_OGB: torch.Tensor, scales_OG: torch.Tensor) -> torch.Tensor:
-    """(O, G * 32) float32 of bytes: blocks (O, G, 16), scales (O, G). Raises ValueError where these
-    are not bytes of such shapes, or a scale is not a number."""
+    """(O, G * 32) float32 from uint8 blocks (O, G, 16) and scales (O, G). Raises ValueError for
+    other dtypes or shapes, or a NaN scale."""
     shape = tuple(scales_OG.shape)
     if tuple(blocks_OGB.shape) != (*shape, GROUP // 2):
         raise ValueError(f"blocks {tuple(blocks_OGB.shape)} do not fit scales {shape}")
@@ -23,7 +23,7 @@ def unpack_mxfp4(blocks_OGB: torch.Tensor, scales_OG: torch.Tensor) -> torch.Ten
         raise ValueError(f"{blocks_OGB.dtype} and {scales_OG.dtype} are not bytes")
     if bool((scales_OG == _NOT_A_NUMBER).any()):
         raise ValueError("a scale is not a number")
-    # Both numbers of each byte, by the byte.
+    # Lookup table: both values of each byte.
     values_F = torch.tensor([sign * size for sign in (1.0, -1.0) for size in _SIZES])
     byte_X = torch.arange(256)
     pairs_X2 = torch.stack((values_F[byte_X & 15], values_F[byte_X >> 4]), dim=1)

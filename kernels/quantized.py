@@ -1,4 +1,4 @@
-"""Whole-number weights, made by rounding at load or read from a GPTQ or AWQ checkpoint.
+"""Integer-quantized weights, quantized at load or read from a GPTQ or AWQ checkpoint.
 
 Shape suffixes: O output features, K input features, G groups of inputs sharing a scale.
 """
@@ -16,38 +16,41 @@ _MAX_GROUP = 256  # what the CPU kernels' scratch memory holds
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """weight[o, permutation[k]] = scales[o, g] * (values[o, k] - zeros[o, g]), g = k // group.
+    """weight[o, permutation[k]] = scales[o, g] * (values[o, k] - zeros[o, g]), g = k // group_size.
 
-    values are int8 in [-128, 127] for 8 bits, [-8, 7] for 4. group 0 means one scale per row (then
-    G is 1 and there are no zeros); otherwise it is a multiple of 8 up to 256 and scales are exact
-    in float16.
+    values are int8 in [-128, 127] for 8 bits, [-8, 7] for 4. group_size 0 means one scale per row
+    (then G is 1 and there are no zeros); otherwise it is a multiple of 8 up to 256 and scales are
+    exact in float16. permutation_K: the input order of GPTQ's "act order". Raises ValueError for
+    anything else.
     """
 
     values_OK: torch.Tensor
     scales_OG: torch.Tensor
     bits: int
-    group: int
+    group_size: int
     zeros_OG: torch.Tensor | None = None
     permutation_K: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.bits not in (4, 8):
             raise ValueError(f"{self.bits}-bit weights are not supported, only 4 and 8")
-        if self.group and (self.group % 8 or not 8 <= self.group <= _MAX_GROUP):
-            raise ValueError(f"group size {self.group} is not a multiple of 8 up to {_MAX_GROUP}")
-        if self.group == 0 and self.zeros_OG is not None:
+        if self.group_size and (self.group_size % 8 or not 8 <= self.group_size <= _MAX_GROUP):
+            raise ValueError(
+                f"group size {self.group_size} is not a multiple of 8 up to {_MAX_GROUP}"
+            )
+        if self.group_size == 0 and self.zeros_OG is not None:
             raise ValueError("zero points need a group size")
         out_features, in_features = self.values_OK.shape
-        num_groups = -(-in_features // self.group) if self.group else 1
+        num_groups = -(-in_features // self.group_size) if self.group_size else 1
         if self.scales_OG.shape != (out_features, num_groups):
             raise ValueError(
                 f"scales are {tuple(self.scales_OG.shape)}, not {(out_features, num_groups)}"
             )
 
     def dequantize(self, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        """The weight these numbers stand for, (O, K), computed in float64: the reference."""
+        """(O, K) in `dtype`, computed in float64: the reference."""
         in_features = self.values_OK.shape[1]
-        group = self.group or in_features
+        group = self.group_size or in_features
         index_K = torch.arange(in_features) // max(group, 1)
         weight_OK = self.values_OK.double()
         if self.zeros_OG is not None:
@@ -78,15 +81,16 @@ class QuantizedWeight:
         )
 
     def columns(self, begin: int, end: int) -> QuantizedWeight:
-        """Input features [begin, end); ValueError where that would cut a group or a permutation."""
+        """Input features [begin, end). Raises ValueError where that would split a group or a
+        permutation."""
         if self.permutation_K is not None:
             raise ValueError("inputs in act order cannot be divided among ranks")
-        if self.group == 0:
+        if self.group_size == 0:
             return replace(self, values_OK=self.values_OK[:, begin:end])
-        ends_inside = end % self.group and end != self.values_OK.shape[1]
-        if begin % self.group or ends_inside:
-            raise ValueError(f"inputs {begin} to {end} cut a group of {self.group}")
-        groups = slice(begin // self.group, -(-end // self.group))
+        ends_inside = end % self.group_size and end != self.values_OK.shape[1]
+        if begin % self.group_size or ends_inside:
+            raise ValueError(f"inputs {begin} to {end} cut a group of {self.group_size}")
+        groups = slice(begin // self.group_size, -(-end // self.group_size))
         return replace(
             self,
             values_OK=self.values_OK[:, begin:end],
@@ -96,11 +100,11 @@ class QuantizedWeight:
 
 
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Layers with the same input side by side (q, k, v or gate, up); ValueError if they differ in
-    bits, group or order of inputs."""
+    """Fuse layers with the same input (q, k, v or gate, up) along the output. Raises ValueError if
+    they differ in bits, group size or input order."""
     first = weights[0]
     for other in weights[1:]:
-        if (other.bits, other.group) != (first.bits, first.group):
+        if (other.bits, other.group_size) != (first.bits, first.group_size):
             raise ValueError("layers of different bits or group size cannot be fused")
         if (other.permutation_K is None) != (first.permutation_K is None) or (
             first.permutation_K is not None
@@ -124,8 +128,9 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     )
 
 
-def round_to_groups(weight_OK: torch.Tensor, quantization: str, group: int = 128) -> torch.Tensor:
-    """Round each group of input features to a symmetric int8 or int4 grid of its own scale."""
+def fake_quantize(weight_OK: torch.Tensor, quantization: str, group: int = 128) -> torch.Tensor:
+    """Round each group of input features to a symmetric int8 or int4 grid with its own scale, kept
+    in the weight's dtype. Raises ValueError for another quantization."""
     if quantization not in ("int8", "int4"):
         raise ValueError(f"quantization {quantization!r} is unknown; known: none, int8, int4")
     highest = 127 if quantization == "int8" else 7

@@ -1,22 +1,21 @@
-"""The counter-based random stream that draws race by: a number for every (seed, position, token).
+"""The counter-based random number generator of sampling: a number per (seed, position, token id).
 
-A draw depends on these alone, never on the batch, the policy or what was drawn before, so a
-replayed request repeats its tokens. Seed and position are mixed by SplitMix64's finaliser (Steele,
+A draw depends on these alone, never on the batch, the policy or earlier draws, so a replayed
+request repeats its tokens. Seed and position are mixed by SplitMix64's finaliser (Steele,
 Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014) into the key of a
 row, and the key is mixed with the token's id by a 32-bit hash of three multiplications (C. Wellons'
 triple32, with the key's other half between them). A row's numbers are all distinct.
 
 `kernels.torch_sampling`, `kernels/cpu/src/sampling.cpp` and `kernels.triton.sampling` compute the
-same bits. Whoever changes a bit of a draw counts DRAW_VERSION up: engines of different versions do
-not continue each other's streams.
-"""
+same bits. A change of any bit of a draw increments DRAW_VERSION: engines of different versions do
+not continue each other's streams."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-DRAW_VERSION = 2  # 1: inverse of the cumulative distribution, in the order of ids
+DRAW_VERSION = 2  # 1: inverse-CDF sampling in token id order
 
 HASH_FACTORS = (0xED5AD4BB, 0xAC4C1B51, 0x31848BAB)
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15

@@ -1,4 +1,4 @@
-"""Which backend computes: chosen once by name, device and what this machine can load."""
+"""Backend selection: once, by name, device and what this machine can load."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _log = logging.getLogger(__name__)
 
 
 class BackendError(RuntimeError):
-    """A backend that was asked for by name cannot run here; the message says why."""
+    """The requested backend cannot run here; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
-    """One backend. path: "module:Class", imported when it is chosen, for most machines lack most
-    of them; the class takes no arguments. devices: torch device types it computes on."""
+    """One backend. path: "module:Class", imported on selection, since most machines lack most of
+    them; the class takes no arguments. devices: torch device types it computes on."""
 
     path: str
     devices: tuple[str, ...]
@@ -104,5 +104,5 @@ def _missing(packages: tuple[str, ...]) -> str | None:
 
 
 def _triton_is_interpreted() -> bool:
-    """Then GPU kernels run on CPU tensors: slowly, for tests."""
+    """Whether GPU kernels run on CPU tensors: slowly, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,4 +1,4 @@
-"""Paged attention in PyTorch, with float32 scores: what the other backends are held against.
+"""Paged attention in PyTorch, with float32 scores: the reference of the other backends.
 
 Shape suffixes as in `kernels.interface`; also L KV positions of a slice, P blocks of a slice.
 """
@@ -11,8 +11,8 @@ import torch
 
 from kernels.interface import AttentionShape, Batch
 
-# Scores are materialised, so long slices and wide groups of decodes are taken in pieces: this
-# many query rows, this many padded KV positions at a time.
+# Scores are materialised, so long slices and large groups of decodes are processed in chunks of
+# this many query rows and this many padded KV positions.
 _CHUNK_ROWS = 256
 _PADDED_POSITIONS = 32_768
 
@@ -109,7 +109,7 @@ def _softmax_attention(
     if shape.softcap is not None:
         scores_SGRTL = shape.softcap * torch.tanh(scores_SGRTL / shape.softcap)
     scores_SGRTL.masked_fill_(~visible_STL[:, None, None], float("-inf"))
-    # Slots past a request's end may hold anything, NaN included: zero weight must mean zero.
+    # Slots past a request's end may hold stale NaN: a zero weight must contribute zero.
     v_SLGD = v_SLGD.float().masked_fill(~visible_STL.any(1)[:, :, None, None], 0.0)
     if shape.sinks_N is not None:
         sinks_GR11 = shape.sinks_N.view(shape.num_kv_heads, group, 1, 1)

@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from kernels import adapters as lora
-from kernels import torch_experts, torch_sampling
+from kernels import torch_moe, torch_sampling
 from kernels.adapters import AdapterModule, AdapterRuns
+from kernels.all_reduce import AllReduce, ShareFile
 from kernels.graph_support import GraphSupport
 from kernels.interface import AttentionShape, Batch, DecoderStack, KVLayer
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts, LayerWeights, Linear
-from kernels.quantized import QuantizedWeight, round_to_groups
-from kernels.rank_sums import RankSums, ShareFile
+from kernels.quantized import QuantizedWeight, fake_quantize
 from kernels.torch_attention import TorchKVLayer, attend
-from kernels.torch_sampling import Adjustment, Judged, SamplingRows
+from kernels.torch_sampling import Adjustment, ChosenLogprobs, SamplingRows
 
 
 def _clamped_gate(x: torch.Tensor) -> torch.Tensor:
@@ -48,7 +48,7 @@ _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @dataclass(slots=True)
 class TorchLinear:
-    """A dense weight; a quantised one is held dense, rounded to its grid."""
+    """A dense weight; a quantized one is kept dense, rounded to its grid (fake quantization)."""
 
     weight_OK: torch.Tensor
     bias_O: torch.Tensor | None
@@ -58,7 +58,7 @@ class TorchLinear:
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         return functional.linear(x_TK, self.weight_OK, self.bias_O)
 
-    def unrounded(self, x_TK: torch.Tensor) -> torch.Tensor:
+    def forward_f32(self, x_TK: torch.Tensor) -> torch.Tensor:
         return self(x_TK)
 
 
@@ -80,13 +80,13 @@ class TorchBackend:
         torch.set_num_threads(num_threads)
 
     def finish_loading(self) -> None:
-        """Torch computes: its threads stay."""
+        """Nothing to do: torch keeps its threads."""
 
     def pack_linear(
         self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None, quantization: str = "none"
     ) -> Linear:
         if quantization != "none":
-            weight_OK = round_to_groups(weight_OK, quantization)
+            weight_OK = fake_quantize(weight_OK, quantization)
         out_features, in_features = weight_OK.shape
         return TorchLinear(weight_OK.contiguous(), bias_O, in_features, out_features)
 
@@ -97,7 +97,7 @@ class TorchBackend:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Linear:
-        """Turned back into floating point."""
+        """As in `Backend`, always dequantized."""
         weight_OK = torch.cat([weight.dequantize(dtype) for weight in weights])
         return self.pack_linear(weight_OK.to(device), bias_O)
 
@@ -136,8 +136,8 @@ class TorchBackend:
             up_TI = up_TI.clamp(-7.0, 7.0) + 1.0
         return _ACTIVATIONS[activation](gate_TI) * up_TI
 
-    def mixture(self, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
-        return torch_experts.mixture(self, x_TH, experts, form)
+    def moe(self, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
+        return torch_moe.moe(self, x_TH, experts, form)
 
     def allocate_kv(
         self,
@@ -213,11 +213,13 @@ class TorchBackend:
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
         form: LayerForm,
-        sums: RankSums | None = None,
+        all_reduce: AllReduce | None = None,
     ) -> DecoderStack | None:
         return None
 
-    def rank_sums(self, rank: int, num_ranks: int, share: ShareFile) -> RankSums | None:
+    def shared_memory_all_reduce(
+        self, rank: int, num_ranks: int, share: ShareFile
+    ) -> AllReduce | None:
         return None
 
     def graph_support(self) -> GraphSupport | None:
@@ -229,14 +231,14 @@ class TorchBackend:
     def sample(self, logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
         return torch_sampling.sample(logits_SV, rows)
 
-    def race(
+    def gumbel_argmax(
         self, logits_SV: torch.Tensor, rows: SamplingRows, first_id: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        return torch_sampling.race(logits_SV, rows, first_id)
+        return torch_sampling.gumbel_argmax(logits_SV, rows, first_id)
 
     def chosen_logprobs(
         self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
-    ) -> Judged:
+    ) -> ChosenLogprobs:
         return torch_sampling.chosen_logprobs(logits_RV, tokens_R, num_top)
 
 

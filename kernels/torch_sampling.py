@@ -1,4 +1,4 @@
-"""Drawing the next token of every sampling row in torch: the reference of the fast samplers.
+"""Sampling in torch: the definition of its semantics, and the reference of the fast samplers.
 
 Semantics, the same everywhere, in this order:
  1. logits are adjusted: logit_bias added; repetition penalty (divide positive, multiply negative)
@@ -9,15 +9,15 @@ Semantics, the same everywhere, in this order:
  3. otherwise logits / temperature; top_k keeps the k highest (lower id first among equals);
     top_p keeps the fewest highest whose probability, among those kept so far, reaches p;
     min_p keeps tokens of at least min_p times the highest probability;
- 4. the kept tokens race: the highest of logit / temperature + noise(seed, position, id) is drawn,
-    the lowest id among equals. The noise is Gumbel's, so a token wins with its probability.
+ 4. the Gumbel-max trick (Maddison et al., "A* Sampling", NeurIPS 2014) draws among the kept tokens:
+    the argmax of logit / temperature + noise(seed, position, id), the lowest id among equals. The
+    noise is Gumbel-distributed, so each token is drawn with its probability.
 
-The race is defined bit by bit, in float64, each operation rounded by itself: the score is logit
-(float32) times the float32 reciprocal of the temperature, which is exact, plus -log(-log(u)) with
-u = 1 - (2 h + 1) / 2**33 and h the token's hash (`kernels.random_stream`); `natural_log` says which
-logarithm. So all samplers draw the same tokens, parts of a vocabulary can race apart and their
-winners afterwards (`race`), and two distributions that are near each other mostly draw the same
-token, wherever in the order of ids they differ.
+The score is defined bit for bit, in float64, each operation rounded by itself: it is logit
+(float32) times the float32 reciprocal of the temperature, which is exact, plus -log(-log(u)) with u
+= 1 - (2 h + 1) / 2**33 and h the token's hash (`kernels.random_stream`); `natural_log` defines the
+logarithm. So all samplers draw the same tokens, the argmax can be taken per vocabulary shard and
+then over shards (`gumbel_argmax`), and two distributions that are close mostly draw the same token.
 
 Shape suffixes: S rows that sample, V vocabulary, W = ceil(V / 32) words of a bit mask.
 """
@@ -34,15 +34,17 @@ from numpy.typing import NDArray
 from kernels.random_stream import HASH_FACTORS, row_keys
 
 _32_BITS = 0xFFFFFFFF
-_MOST_NOISE = 1 << 18  # numbers
+_MAX_NOISE_ELEMENTS = 1 << 18  # per chunk of rows
 
-# Log-probability and rank of each row's token; log-probabilities and ids of the likeliest.
-Judged = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
+# (logprob_R, rank_R of each row's token; top_RK, ids_RK of the likeliest).
+ChosenLogprobs = tuple[
+    NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]
+]
 
 
 @dataclass(slots=True)
 class SamplingRows:
-    """How each row draws. position: where in the sequence the drawn token will stand."""
+    """Sampling parameters by row. position_S: of the token to be drawn, within its sequence."""
 
     temperature_S: NDArray[np.float32]
     top_k_S: NDArray[np.int32]  # 0: off
@@ -54,7 +56,7 @@ class SamplingRows:
 
 @dataclass(slots=True)
 class Adjustment:
-    """Changes to one row's logits before the draw. Ids are within the vocabulary.
+    """Logits processing of one row: biases, penalties, masks. Ids are within the vocabulary.
 
     allowed_W: int32 bit mask of the grammar, lowest bit the lowest id; None allows everything.
     forbidden: ids that may not be drawn (stop tokens before min_tokens).
@@ -85,7 +87,7 @@ def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
         if a.forbidden:
             before = logits_V[list(a.forbidden)]
             logits_V[list(a.forbidden)] = float("-inf")
-            # A grammar that has nothing left but the end outranks min_tokens.
+            # A grammar that allows nothing but a stop token outranks min_tokens.
             if a.allowed_W is not None and not torch.isfinite(logits_V.max()):
                 logits_V[list(a.forbidden)] = before
 
@@ -136,14 +138,14 @@ def _draw(logits_SV: torch.Tensor, rows: SamplingRows, warm: NDArray[np.intp]) -
     return picked
 
 
-def race(
+def gumbel_argmax(
     logits_SV: torch.Tensor, rows: SamplingRows, first_id: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Who wins among the tokens from first_id on, and by which score: (scores_S, tokens_S).
+    """Gumbel-max over a vocabulary shard that begins at first_id: (scores_S, tokens_S).
 
-    The best score over all parts of a vocabulary, the lowest id among equals, is the token that
-    `sample` draws. For rows without top_k, top_p and min_p. At temperature 0 the score is
-    the logit.
+    The token of the highest score over all shards, the lowest id among equals, is the one that
+    `sample` draws. For rows without top_k, top_p and min_p. At temperature 0 the score is the
+    logit.
     """
     scores_SV = logits_SV.double()
     warm = np.flatnonzero(rows.temperature_S > 0)
@@ -155,7 +157,7 @@ def race(
 
 
 def inverse_temperatures(temperature_S: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Factors of the logits; 0 where the temperature is 0."""
+    """float32 reciprocals; 0 where the temperature is 0."""
     with np.errstate(divide="ignore", over="ignore"):
         inverse_S = np.minimum(np.float32(1) / temperature_S, np.float32(3e38))
     return np.where(temperature_S > 0, inverse_S, np.float32(0))
@@ -164,7 +166,7 @@ def inverse_temperatures(temperature_S: NDArray[np.float32]) -> NDArray[np.float
 def _scores(
     logits_SV: torch.Tensor, rows: SamplingRows, which: NDArray[np.intp], first_id: int
 ) -> torch.Tensor:
-    """Float64 scores of the race, of those rows of `rows` that `logits_SV` holds."""
+    """Perturbed logits in float64, for the rows `which` of `rows`, which `logits_SV` holds."""
     keys_S = row_keys(rows.seed_S[which], rows.position_S[which])
     inverse_S = torch.from_numpy(inverse_temperatures(rows.temperature_S[which])).double()
     scores_SV = logits_SV.double()
@@ -172,15 +174,17 @@ def _scores(
     low_S, high_S = (keys_S & np.uint64(_32_BITS)), (keys_S >> np.uint64(32))
     keys_S2 = torch.from_numpy(np.stack((low_S, high_S), 1).astype(np.int64)).to(logits_SV.device)
     num_tokens = logits_SV.shape[1]
-    few = max(1, _MOST_NOISE // num_tokens)  # rows at once: intermediate results are many
+    few = max(
+        1, _MAX_NOISE_ELEMENTS // num_tokens
+    )  # rows at a time: bounds the intermediate tensors
     for s in range(0, len(keys_S), few):
         scores_SV[s : s + few] += gumbel_noise(keys_S2[s : s + few], first_id, num_tokens)
     return scores_SV
 
 
 def gumbel_noise(keys_S2: torch.Tensor, first_id: int, num_tokens: int) -> torch.Tensor:
-    """(S, num_tokens) float64: the noise of the tokens from first_id on. keys_S2: the lower and the
-    upper half of each row's key."""
+    """(S, num_tokens) float64 Gumbel noise of the tokens from first_id on. keys_S2: lower and upper
+    32 bits of each row's key."""
     low_S1, high_S1 = keys_S2[:, :1], keys_S2[:, 1:]
     a, b, c = HASH_FACTORS
     x = torch.arange(first_id, first_id + num_tokens, device=keys_S2.device)
@@ -194,8 +198,8 @@ def gumbel_noise(keys_S2: torch.Tensor, first_id: int, num_tokens: int) -> torch
 
 
 def natural_log(x: torch.Tensor) -> torch.Tensor:
-    """The logarithm of positive float64 numbers, to about 1e-13 of it: the same bits wherever each
-    of these operations is rounded by itself."""
+    """Logarithm of positive float64 numbers, to a relative error of about 1e-13: the same bits
+    wherever each of these operations is rounded by itself."""
     mantissa, exponent = torch.frexp(x)
     is_low = mantissa < 0.7071067811865476
     mantissa = torch.where(is_low, mantissa + mantissa, mantissa)
@@ -227,12 +231,11 @@ def kept_probabilities(
     return probability_SV.masked_fill(probability_SV < min_p_S1 * highest_S1, 0.0)
 
 
-def judge(
+def gather_logprobs(
     logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of the model's own distribution (before any adjustment), per row: the token's
-    log-probability and rank (1 is the likeliest), and the num_top likeliest with their ids. Waits
-    for nothing."""
+    """(logprob_R, rank_R, top_RK, ids_RK) under the unadjusted distribution: log-probability and
+    rank (1 is the likeliest) of each row's token, and the num_top likeliest. No synchronisation."""
     logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
     chosen_R1 = logprobs_RV.gather(1, tokens_R[:, None])
     rank_R = 1 + (logprobs_RV > chosen_R1).sum(dim=-1)
@@ -240,9 +243,11 @@ def judge(
     return chosen_R1[:, 0], rank_R, top.values, top.indices
 
 
-def chosen_logprobs(logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int) -> Judged:
-    """The same on the host."""
+def chosen_logprobs(
+    logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
+) -> ChosenLogprobs:
+    """As `gather_logprobs`, on the host."""
     chosen_R, rank_R, top_RK, ids_RK = (
-        x.cpu().numpy() for x in judge(logits_RV, tokens_R, num_top)
+        x.cpu().numpy() for x in gather_logprobs(logits_RV, tokens_R, num_top)
     )
     return chosen_R, rank_R, top_RK, ids_RK

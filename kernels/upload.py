@@ -1,4 +1,4 @@
-"""Host arrays to a device without waiting for it."""
+"""Asynchronous transfer of host arrays to a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALIGNMENT = 16
 
 def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     """The values on the device; on CPU the array itself. To a GPU through pinned memory: a copy
-    from any other first waits for what the stream has queued."""
+    from pageable memory would synchronise with the stream."""
     host = torch.from_numpy(np.ascontiguousarray(values))
     if device.type == "cpu":
         return host

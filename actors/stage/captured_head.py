@@ -37,7 +37,7 @@ class Pending:
     positions_S: NDArray[np.int64]
     asking: NDArray[np.intp]
     counts: list[int]
-    judged: tuple[torch.Tensor, ...]
+    logprobs: tuple[torch.Tensor, ...]
     landing: Landing
 
 
@@ -71,11 +71,13 @@ class CapturedHead:
             )
         asking = np.flatnonzero(columns.logprobs_R[rows_S] >= 0)
         counts = columns.logprobs_R[rows_S[asking]].tolist()
-        judged = self._graphs.judge(output, sampling[asking], max(counts)) if counts else ()
+        logprobs = (
+            self._graphs.gather_logprobs(output, sampling[asking], max(counts)) if counts else ()
+        )
         landing = self._graphs.fetch_tokens(output, len(host.rows_S))
         ids = [plan.slices[i].request_id for i in sampling.tolist()]
         return Pending(
-            plan.step_id, ids, sampling, rows_S, positions_S, asking, counts, judged, landing
+            plan.step_id, ids, sampling, rows_S, positions_S, asking, counts, logprobs, landing
         )
 
     def end(self, pending: Pending) -> StepResult:
@@ -86,8 +88,8 @@ class CapturedHead:
             raise NotFinite
         self._input_batch.put_tokens(pending.rows_S, pending.positions_S, drawn_S)
         logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
-        if pending.judged:
-            chosen_R, rank_R, top_RK, ids_RK = (x.numpy() for x in pending.judged)
+        if pending.logprobs:
+            chosen_R, rank_R, top_RK, ids_RK = (x.numpy() for x in pending.logprobs)
             entries = as_logprobs(
                 drawn_S[pending.asking], (chosen_R, rank_R, top_RK, ids_RK), pending.counts
             )

@@ -145,7 +145,7 @@ class StepGraphs:
         draws = None
         if self._draw is not None:
             rows = self._input_batch.columns.draws(host.rows_S, host.ends_S.astype(np.int64))
-            draws = self._draw.pack_draws(rows)
+            draws = self._draw.pack_rows(rows)
         tables_RB = self._input_batch.block_tables_RB
         self._inputs.fill(host, tables_RB, draws, *size[:2], nowhere=self._num_rows)
         if self._hidden_TH is not None and hidden_TH is not None:
@@ -169,11 +169,11 @@ class StepGraphs:
         slices_R = upload(slices.astype(np.int64), device)
         logits_RV = logits_SV.index_select(0, slices_R)
         adjust(logits_RV)
-        drawn_R = self._draw.draw(logits_RV, upload(self._draw.pack_draws(draws), device))
+        drawn_R = self._draw.sample(logits_RV, upload(self._draw.pack_rows(draws), device))
         self._drawn_R.index_copy_(0, upload(rows_S.astype(np.int64), device), drawn_R)
         tokens_S.index_copy_(0, slices_R, _or_minus_one(drawn_R, logits_RV))
 
-    def judge(
+    def gather_logprobs(
         self, output: StepOutput, slices: NDArray[np.intp], num_top: int
     ) -> tuple[torch.Tensor, ...]:
         """Queue log-probabilities of the tokens drawn for some slices; they arrive on the host
@@ -183,8 +183,8 @@ class StepGraphs:
         slices_R = upload(slices.astype(np.int64), self._decoder.device)
         logits_RV = logits_SV.index_select(0, slices_R)
         tokens_R = tokens_S.index_select(0, slices_R).long().clamp(min=0)
-        judged = self._draw.judge(logits_RV, tokens_R, num_top)
-        return tuple(x.to("cpu", non_blocking=True) for x in judged)
+        logprobs = self._draw.gather_logprobs(logits_RV, tokens_R, num_top)
+        return tuple(x.to("cpu", non_blocking=True) for x in logprobs)
 
     def fetch_tokens(self, output: StepOutput, count: int) -> Landing:
         """Start copying the first `count` tokens back."""
@@ -244,7 +244,7 @@ class StepGraphs:
         output.headed = True
         if self._draw is not None and output.logits_SV is not None and tokens_S is not None:
             packed_S3 = self._inputs.draws_S3[:num_slices]
-            drawn_S = self._draw.draw(output.logits_SV, packed_S3)
+            drawn_S = self._draw.sample(output.logits_SV, packed_S3)
             rows_S = self._inputs.batch_rows_S[:num_slices]
             self._drawn_R.index_copy_(0, rows_S.long(), drawn_S)
             drawn_S = _or_minus_one(drawn_S, output.logits_SV)

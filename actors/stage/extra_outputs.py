@@ -16,7 +16,7 @@ from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 from actors.stage.models.decoder import Decoder, NotFinite
 from kernels.interface import Backend
-from kernels.torch_sampling import Judged
+from kernels.torch_sampling import ChosenLogprobs
 
 # Prompt rows go through the head in pieces of this many: logits are vocabulary-wide float32.
 _HEAD_ROWS = 256
@@ -126,10 +126,10 @@ def token_logprobs(
 
 
 def as_logprobs(
-    tokens_R: NDArray[np.int64], judged: Judged, counts: Sequence[int]
+    tokens_R: NDArray[np.int64], logprobs: ChosenLogprobs, counts: Sequence[int]
 ) -> list[TokenLogprobs]:
     """The results, per token, with counts[row] alternatives."""
-    chosen_R, rank_R, top_RK, ids_RK = judged
+    chosen_R, rank_R, top_RK, ids_RK = logprobs
     return [
         TokenLogprobs(
             token=int(tokens_R[r]),

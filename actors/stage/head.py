@@ -22,7 +22,7 @@ from actors.stage.grammar import GrammarMasks
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import Columns, InputBatch
 from actors.stage.models.decoder import Decoder, NotFinite
-from actors.stage.rank_race import RankRace
+from actors.stage.vocab_parallel import VocabParallelSampler
 from actors.transport.group import RankGroup
 from kernels.interface import Backend
 from kernels.torch_sampling import Adjustment
@@ -49,7 +49,9 @@ class Head:
         self._input_batch = input_batch
         self._sampler = sampler
         self._group = group
-        self._race = RankRace(decoder, backend, input_batch, group)  # where there are several
+        self._vocab_parallel = VocabParallelSampler(
+            decoder, backend, input_batch, group
+        )  # where there are several
         self._share_tokens = share_tokens and group.size > 1
         self._backend = backend
         self._prompts = PromptOutputs(decoder, input_batch, backend)
@@ -121,12 +123,14 @@ class Head:
         gathered."""
         alone_S = np.zeros(len(rows_S), np.bool_)
         if self._group.size > 1:
-            alone_S = race_alone(self._input_batch.columns, rows_S, positions_S)
+            alone_S = samples_locally(self._input_batch.columns, rows_S, positions_S)
         if not alone_S.any():
             raw_SV = self._decoder.gather_logits(sharded_SV)
             return self._sample(ids, rows_S, positions_S, raw_SV, None)
         alone, others = np.flatnonzero(alone_S), np.flatnonzero(~alone_S)
-        drawn = self._race.draw(rows_S[alone], positions_S[alone], _rows(sharded_SV, alone))
+        drawn = self._vocab_parallel.draw(
+            rows_S[alone], positions_S[alone], _rows(sharded_SV, alone)
+        )
         if drawn[0] < 0:
             raise NotFinite
         tokens = dict(zip(alone.tolist(), drawn.tolist(), strict=True))
@@ -265,7 +269,7 @@ def held_back(
     return held_back_S
 
 
-def race_alone(
+def samples_locally(
     columns: Columns, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Which draws need no more than each rank's own logits: the same on every rank."""

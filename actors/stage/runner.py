@@ -82,7 +82,7 @@ class StageRunner:
             loader = Loader(source, config, part, spec, self._backend, self._device, dtype, packed)
             weights = loader.stage(max_model_len, progress or (lambda fraction: None))
         self._group = RankGroup(spec.rank, spec.tensor_ranks, spec.group_address, self._device)
-        self._group.use_shared_memory(self._backend.rank_sums)
+        self._group.use_shared_memory(self._backend.shared_memory_all_reduce)
         if spec.symmetric_memory:
             self._group.use_symmetric_memory(dtype)
         self._decoder = Decoder(weights, self._backend, self._shape, config, self._group)

@@ -18,14 +18,14 @@ import torch.distributed
 
 from actors.transport.shared_memory import shared_file
 from actors.transport.symmetric import SymmetricMemory
-from kernels.rank_sums import RankSums, ShareFile
+from kernels.all_reduce import AllReduce, ShareFile
 
 # The classes behind torch.distributed's functions are public but typed only in part.
 dist: Any = torch.distributed
 
 _TIMEOUT = timedelta(seconds=300)
 
-MakeRankSums = Callable[[int, int, ShareFile], RankSums | None]
+MakeAllReduce = Callable[[int, int, ShareFile], AllReduce | None]
 
 
 class RankGroup:
@@ -37,7 +37,7 @@ class RankGroup:
         self.size = size
         self._group: Any = None
         self._symmetric: SymmetricMemory | None = None
-        self.sums: RankSums | None = None  # through memory, where all ranks share a machine
+        self.sums: AllReduce | None = None  # through memory, where all ranks share a machine
         if size == 1:
             return
         if address is None:
@@ -61,7 +61,7 @@ class RankGroup:
             self._group.allreduce([x]).wait()
         return x
 
-    def use_shared_memory(self, make: MakeRankSums) -> None:
+    def use_shared_memory(self, make: MakeAllReduce) -> None:
         """From now on sum on CPUs through shared memory, if all ranks are on one machine. Every
         rank calls this; with one rank it does nothing.
         """

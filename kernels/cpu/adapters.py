@@ -1,4 +1,4 @@
-"""Adapters of linear layers as the C++ library sees them (src/adapters.h)."""
+"""LoRA adapters of linear layers in the C++ library (src/adapters.h)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class RunsView(ctypes.Structure):
 
 
 class CpuAdapters:
-    """One layer's slots for the library; `view` is valid while this lives."""
+    """One layer's slots for the library; `view` is valid while this object lives. Raises ValueError
+    for tensors that are not contiguous on the CPU."""
 
     def __init__(self, module: AdapterModule) -> None:
         ends_M = torch.tensor(module.widths, dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -63,7 +64,7 @@ class CpuAdapters:
 
 
 def view_runs(runs: AdapterRuns, num_slots: int, num_tokens: int) -> RunsView:
-    """Raises ValueError for slots and rows that are not there."""
+    """The addresses of runs. Raises ValueError for slots or rows out of range."""
     if int(runs.slots.max()) >= num_slots or int(runs.rows_N.max()) >= num_tokens:
         raise ValueError(
             f"adapter slots {runs.slots.tolist()} of {num_slots}, or rows past the batch"
@@ -82,7 +83,8 @@ def _adapt() -> Any:
 def add_adapters(
     module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns
 ) -> None:
-    """`kernels.adapters.add_adapters`; a row has the same bits alone and in any batch."""
+    """`kernels.adapters.add_adapters`, batch-invariant. Raises ValueError for shapes, dtypes or
+    slots that do not match."""
     adapters = CpuAdapters(module)
     widths = ((x_TK, adapters.in_features), (y_TO, adapters.out_features))
     for tensor, width in widths:

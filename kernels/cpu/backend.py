@@ -1,7 +1,7 @@
 """Backend "cpu": the C++ library of this folder behind `kernels.interface.Backend`.
 
-Every operation gives a token the same bits in any batch, with its prompt cut into any chunks, on
-any number of threads. Rounding is where Hugging Face's Llama rounds.
+Every operation is batch-invariant: a token has the same bits in any batch, with its prompt split
+into any chunks, on any number of threads. Values are rounded where Hugging Face's Llama rounds.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.adapters import AdapterModule, AdapterRuns
+from kernels.all_reduce import AllReduce, ShareFile
 from kernels.cpu import adapters as lora
 from kernels.cpu import kv as paged
 from kernels.cpu import library, sampling
-from kernels.cpu.experts import mixture
+from kernels.cpu.all_reduce import SharedMemoryAllReduce, file_bytes
 from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
 from kernels.cpu.library import FLOAT_CODES
 from kernels.cpu.linear import CpuLinear, pack_linear, pack_quantized
-from kernels.cpu.ranks import CpuRankSums, file_bytes
+from kernels.cpu.moe import moe
 from kernels.cpu.stack import BatchView, CpuStack, view_batch
 from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_form import ACTIVATIONS, LayerForm
 from kernels.layer_weights import Experts, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight, concatenate
-from kernels.rank_sums import RankSums, ShareFile
 from kernels.torch_native import TorchBackend
-from kernels.torch_sampling import Adjustment, Judged, SamplingRows
+from kernels.torch_sampling import Adjustment, ChosenLogprobs, SamplingRows
 
 
 @functools.cache
@@ -67,9 +67,9 @@ class CpuBackend(TorchBackend):
         library.set_num_threads(num_threads)
 
     def finish_loading(self) -> None:
-        """No threads of torch's beside the library's. Torch spreads any operation on 32768 numbers
-        or more, such as looking up 57 embeddings of 576, over its threads, which then spin for
-        milliseconds on the cores that the library computes on."""
+        """Stop torch's intra-op threads. Torch parallelises any operation on 32768 elements or
+        more, such as the lookup of 57 embeddings of 576, and its threads then spin for milliseconds
+        on the cores that the library computes on."""
         torch.set_num_threads(1)
 
     def pack_linear(
@@ -87,7 +87,7 @@ class CpuBackend(TorchBackend):
         try:
             weight = concatenate(weights)
         except ValueError:
-            # Different groups or input orders: only one dense matrix holds them all.
+            # Group sizes or input orders differ: only a dense matrix can fuse them.
             return super().pack_quantized(weights, bias_O, dtype, device)
         return pack_quantized(weight, bias_O, dtype)
 
@@ -164,8 +164,8 @@ class CpuBackend(TorchBackend):
         )
         return y_TI
 
-    def mixture(self, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
-        return mixture(x_TH, experts, form)
+    def moe(self, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
+        return moe(x_TH, experts, form)
 
     def add_adapters(
         self, module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns
@@ -261,18 +261,20 @@ class CpuBackend(TorchBackend):
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
         form: LayerForm,
-        sums: RankSums | None = None,
+        all_reduce: AllReduce | None = None,
     ) -> CpuStack | None:
         if any(w.experts is not None for w in layers):
             return None
-        return CpuStack(layers, kv, cos_sin_PD, shape, form, sums)
+        return CpuStack(layers, kv, cos_sin_PD, shape, form, all_reduce)
 
-    def rank_sums(self, rank: int, num_ranks: int, share: ShareFile) -> CpuRankSums | None:
+    def shared_memory_all_reduce(
+        self, rank: int, num_ranks: int, share: ShareFile
+    ) -> SharedMemoryAllReduce | None:
         fd = share(file_bytes(num_ranks))
         if fd is None:
             return None
         try:
-            return CpuRankSums(fd, rank, num_ranks)
+            return SharedMemoryAllReduce(fd, rank, num_ranks)
         finally:
             os.close(fd)
 
@@ -282,14 +284,14 @@ class CpuBackend(TorchBackend):
     def sample(self, logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
         return sampling.sample(logits_SV, rows)
 
-    def race(
+    def gumbel_argmax(
         self, logits_SV: torch.Tensor, rows: SamplingRows, first_id: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        return sampling.race(logits_SV, rows, first_id)
+        return sampling.gumbel_argmax(logits_SV, rows, first_id)
 
     def chosen_logprobs(
         self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
-    ) -> Judged:
+    ) -> ChosenLogprobs:
         return sampling.chosen_logprobs(logits_RV, tokens_R, num_top)
 
 

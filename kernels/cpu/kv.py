@@ -1,6 +1,6 @@
-"""The CPU backend's paged KV cache: one byte tensor per layer, laid out for the kernels.
+"""The CPU backend's paged KV cache: one byte tensor per layer.
 
-The inner layout is described in src/attention_layout.h; Python only moves whole blocks.
+Its layout is described in src/attention_layout.h; Python only moves whole blocks.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kernels.cpu.library import DTYPE_CODES
 from kernels.interface import AttentionShape, KVLayer
 
 _HUGE_PAGE_BYTES = 2 << 20
-_TOUCHED_AT_ONCE_BYTES = 128 << 20
+_PREFAULTED_AT_ONCE_BYTES = 128 << 20
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
-_TOUCHING = "legato-touch-kv"  # name of the threads that touch it
+_PREFAULT_THREAD = "legato-prefault-kv"  # name of the prefaulting threads
 
 
 class ShapeView(ctypes.Structure):
@@ -43,8 +43,8 @@ class ShapeView(ctypes.Structure):
 
 @dataclass(slots=True)
 class CpuKVLayer:
-    """data: (num_blocks, bytes of a block), uint8. dtype int8 keeps a float scale per token,
-    head and K or V beside the values; other types are stored as they are."""
+    """data: (num_blocks, bytes of a block), uint8. dtype int8 stores a float scale per token and
+    head, for K and V each, beside the values."""
 
     data: torch.Tensor
     block_size: int
@@ -68,9 +68,9 @@ def allocate(
     """Zeroed layers in one mapping, on huge pages where the system grants them: decode steps read
     the cache block by block, and small pages would miss the TLB at each.
 
-    Memory is touched ahead of need, the first blocks at once and the rest by a thread that only
-    takes idle cores: a step that is the first to write to its blocks takes a page fault per block
-    and layer (200 ms where steps on touched blocks take 30).
+    Memory is prefaulted, the first blocks at once and the rest by a thread that only takes idle
+    cores: the first write to a block takes a page fault per layer (a step of 30 ms then takes 200).
+    Raises ValueError for a shape or block size without a kernel.
     """
     size = block_bytes(block_size, shape, dtype)
     total = num_layers * num_blocks * size
@@ -79,34 +79,37 @@ def allocate(
         memory.madvise(mmap.MADV_HUGEPAGE)
     data = torch.frombuffer(memory, dtype=torch.uint8, count=total)
     layers = data.view(num_layers, num_blocks, size)
-    num_first = min(num_blocks, _TOUCHED_AT_ONCE_BYTES // (num_layers * size))
-    _touch(layers[:, :num_first])
+    num_first = min(num_blocks, _PREFAULTED_AT_ONCE_BYTES // (num_layers * size))
+    _prefault(layers[:, :num_first])
     if num_first < num_blocks:
         rest = layers[:, num_first:]
-        threading.Thread(target=_touch_idly, args=(rest,), name=_TOUCHING, daemon=True).start()
+        threading.Thread(
+            target=_prefault_when_idle, args=(rest,), name=_PREFAULT_THREAD, daemon=True
+        ).start()
     return [
         CpuKVLayer(layer, block_size, shape.num_kv_heads, shape.head_dim, dtype) for layer in layers
     ]
 
 
-def wait_until_touched() -> None:
-    """Block until every cache of this process is backed by memory; steps are slower before."""
+def wait_until_prefaulted() -> None:
+    """Block until every cache of this process is backed by memory; earlier steps are slower."""
     for thread in threading.enumerate():
-        if thread.name == _TOUCHING:
+        if thread.name == _PREFAULT_THREAD:
             thread.join()
 
 
-def _touch_idly(layers: torch.Tensor) -> None:
-    # Clearing gigabytes takes seconds, on virtual machines many: decode steps come first.
+def _prefault_when_idle(layers: torch.Tensor) -> None:
+    # Clearing gigabytes takes seconds, and longer on virtual machines: decode steps take
+    # precedence.
     os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
-    _touch(layers)
+    _prefault(layers)
 
 
-def _touch(layers: torch.Tensor) -> None:
-    """Have the system back these blocks with memory, in the order in which they will be used.
+def _prefault(layers: torch.Tensor) -> None:
+    """Back these blocks with memory, in the order of their use; contents are kept.
 
-    layers: (num_layers, num_blocks, bytes of a block). Their contents stay. Linux kernels without
-    MADV_POPULATE_WRITE refuse, and pages then come on first use.
+    layers: (num_layers, num_blocks, bytes of a block). Without MADV_POPULATE_WRITE (Linux before
+    5.14) pages are faulted in on first use.
     """
     advise = ctypes.CDLL(None).madvise  # ctypes releases the GIL, `mmap.madvise` does not
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -145,12 +148,13 @@ def copy_blocks(layers: Sequence[KVLayer], pairs: Sequence[tuple[int, int]]) -> 
 
 
 def read_block(layer: KVLayer, block: int) -> torch.Tensor:
-    """The bytes of one block, as a tensor of its own."""
+    """A copy of one block's bytes."""
     return as_cpu_layer(layer).data[block].clone()
 
 
 def write_block(layer: KVLayer, block: int, data: torch.Tensor) -> None:
-    """Put back what `read_block` returned for a cache of the same shape."""
+    """Restore what `read_block` returned for a cache of the same shape. Raises ValueError for other
+    bytes."""
     target = as_cpu_layer(layer).data[block]
     if data.dtype != torch.uint8 or data.shape != target.shape:
         raise ValueError(
@@ -183,14 +187,14 @@ def view_shape(shape: AttentionShape, layer: CpuKVLayer, dtype: torch.dtype) -> 
 
 
 def as_cpu_layer(layer: KVLayer) -> CpuKVLayer:
-    """The layer itself, if this backend allocated it; TypeError otherwise."""
+    """The layer itself. Raises TypeError if another backend allocated it."""
     if not isinstance(layer, CpuKVLayer):
         raise TypeError(f"the cpu backend was given a cache of {type(layer).__name__}")
     return layer
 
 
 def dtype_code(dtype: torch.dtype) -> int:
-    """A type's number in the library; TypeError for one that it lacks."""
+    """Code of a dtype in the library. Raises TypeError for one that it lacks."""
     code = DTYPE_CODES.get(dtype)
     if code is None:
         known = ", ".join(str(known) for known in DTYPE_CODES)
@@ -199,7 +203,7 @@ def dtype_code(dtype: torch.dtype) -> int:
 
 
 def check_shape(shape: AttentionShape) -> None:
-    """ValueError, by field, for what the kernels cannot compute."""
+    """Raise ValueError, naming the field, for a shape without a kernel."""
     if shape.head_dim % 8 or not 8 <= shape.head_dim <= 1024:
         raise ValueError(f"head_dim must be a multiple of 8 up to 1024, not {shape.head_dim}")
     if shape.num_kv_heads < 1 or shape.num_heads % shape.num_kv_heads:

@@ -1,4 +1,4 @@
-"""The C++ library of this folder, loaded by ctypes.
+"""The C++ library, loaded by ctypes.
 
 `load()` returns the library or logs why there is none. Functions take raw pointers, so each has
 one typed Python wrapper next to the operation it serves; tensors must stay alive for the duration
@@ -23,7 +23,7 @@ _PATH = Path(__file__).with_name("liblegato.so")
 _logger = logging.getLogger(__name__)
 
 Pointer = ctypes.c_void_p
-# Element types by their number in the library; the cache takes int8 besides.
+# Dtype codes of the library; the KV cache also supports int8.
 FLOAT_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 DTYPE_CODES = {**FLOAT_CODES, torch.int8: 3}
 
@@ -39,8 +39,8 @@ class Isa(enum.IntEnum):
 class StaleLibrary(Exception):
     """The library was built from other sources than those beside it.
 
-    Not passed over for another backend: what it computes with other layouts of its arguments is
-    wrong, or the end of the process."""
+    An error rather than a fallback to another backend: called with other argument layouts, it would
+    compute wrong results or crash."""
 
 
 @functools.cache
@@ -77,11 +77,11 @@ def load() -> ctypes.CDLL | None:
 
 def _check_fresh(library: ctypes.CDLL) -> None:
     wanted = source_hash()
-    if wanted is None:  # a wheel: the library came with what calls it
+    if wanted is None:  # a wheel: library and callers are packaged together
         return
     try:
         tell = library["legato_source_hash"]
-    except AttributeError:  # built before it could tell
+    except AttributeError:  # built before the hash was exported
         found = None
     else:
         tell.restype = ctypes.c_char_p
@@ -94,7 +94,7 @@ def _check_fresh(library: ctypes.CDLL) -> None:
 
 
 def require() -> ctypes.CDLL:
-    """The library; RuntimeError where `load()` gives none."""
+    """The library. Raises RuntimeError where `load()` returns None."""
     library = load()
     if library is None:
         raise RuntimeError("the CPU library is not available; reinstall with a C++17 compiler")
@@ -102,7 +102,8 @@ def require() -> ctypes.CDLL:
 
 
 def function(name: str, restype: Any, *argtypes: Any) -> Any:
-    """One C function with its types declared (an object of its own, so types never clash)."""
+    """One C function with its types declared (a new object per call, so declarations never
+    clash)."""
     symbol = require()[name]
     symbol.restype = restype
     symbol.argtypes = list(argtypes)
@@ -120,7 +121,7 @@ def isa() -> Isa:
 
 
 def set_isa(value: Isa) -> Isa:
-    """Lower or restore the instruction set (tests); weights must then be packed again."""
+    """Lower or restore the instruction set, for tests; weights must be packed again afterwards."""
     return Isa(require().legato_set_isa(int(value)))
 
 
@@ -145,7 +146,8 @@ def stream_read(tensor: torch.Tensor) -> float:
 
 
 def multiply_in_registers(count_per_task: int, num_tasks: int) -> int:
-    """Multiply-add from registers with all threads, to time peak arithmetic; returns the FLOPs."""
+    """Multiply-adds in registers with all threads, to time peak FLOPs; returns the number of
+    floating-point operations."""
     multiply = function(
         "legato_multiply_in_registers", ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
     )

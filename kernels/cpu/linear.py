@@ -1,7 +1,7 @@
 """Linear layers on packed weights, in C++ (src/linear.h).
 
-Dtypes: float32, bfloat16 or float16 weights of the activations' own dtype, or whole numbers of 8 or
-4 bits with scales. A token's result has the same bits alone and in any batch.
+Weights are float32, bfloat16 or float16 like the activations, or int8 or int4 with scales. Results
+are batch-invariant: a token has the same bits alone and in any batch.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _function(name: str) -> Any:
 class CpuLinear:
     """A packed weight; implements `kernels.interface.Linear`.
 
-    `handle` is the address of the C++ `PackedLinear`, for code that fuses layers; it is valid for
-    as long as this object lives.
+    `handle` is the address of the C++ `PackedLinear`, for code that fuses layers, and valid while
+    this object lives.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class CpuLinear:
         self.out_features = out_features
         self.dtype = dtype
         self._finalizer = weakref.finalize(self, _function("free"), handle)
-        # At exit the threads may still be computing with it: the process's end frees it.
+        # At exit the threads may still be using it: the end of the process frees it.
         self._finalizer.atexit = False
         self._forward = _function("forward")
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that one forward pass reads: the weight with its scales."""
+        """Bytes that a forward pass streams: the weight with its scales."""
         return int(_function("bytes")(self.handle))
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ class CpuLinear:
         self._run(self._forward, x_TK, out_TO)
         return out_TO
 
-    def unrounded(self, x_TK: torch.Tensor) -> torch.Tensor:
+    def forward_f32(self, x_TK: torch.Tensor) -> torch.Tensor:
         """The same in float32."""
         x_TK = self._checked(x_TK)
         out_TO = torch.empty((x_TK.shape[0], self.out_features), dtype=torch.float32)
@@ -126,12 +126,13 @@ def pack_linear(
 def pack_quantized(
     weight: QuantizedWeight, bias_O: torch.Tensor | None, dtype: torch.dtype
 ) -> CpuLinear:
-    """Pack whole numbers with their scales; `dtype` is that of the activations."""
+    """Pack an integer-quantized weight; `dtype` is that of the activations. Raises ValueError for
+    another dtype, MemoryError without memory."""
     if dtype not in FLOAT_CODES:
         raise ValueError(f"no CPU kernel for {dtype} activations")
     out_features, in_features = weight.values_OK.shape
     values = weight.values_OK.contiguous()
-    grouped = weight.group > 0
+    grouped = weight.group_size > 0
     row_scales = None if grouped else _float(weight.scales_OG[:, 0])
     scales = weight.scales_OG.to(torch.float16).contiguous() if grouped else None
     zeros = None
@@ -146,14 +147,14 @@ def pack_quantized(
         weight.bits,
         out_features,
         in_features,
-        weight.group,
+        weight.group_size,
         *map(pointer, (values, row_scales, scales, zeros, permutation, bias)),
     )
     return CpuLinear(handle, in_features, out_features, dtype)
 
 
 def time_linears(linears: Sequence[CpuLinear], x_TK: torch.Tensor) -> list[float]:
-    """Seconds each layer of the same shape takes on x, called one after another from C++."""
+    """Seconds of each layer (all of one shape) on x, called one after another from C++."""
     first = linears[0]
     x_TK = first._checked(x_TK).contiguous()
     out_TO = torch.empty((x_TK.shape[0], first.out_features), dtype=first.dtype)

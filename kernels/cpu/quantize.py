@@ -1,4 +1,4 @@
-"""Rounding floating-point weights to whole numbers at load, for the CPU kernels (linear.py).
+"""Quantization of floating-point weights to int8 and int4 at load, for the CPU kernels (linear.py).
 
 Shape suffixes: O output features, K input features, G groups of inputs sharing a scale.
 """
@@ -16,8 +16,8 @@ from kernels.quantized import QuantizedWeight
 
 GROUP_SIZES = (32, 64, 128)
 _DEFAULT_INT4_GROUP = 32
-# Fractions of the largest magnitude tried as the clipping point of a group.
-_CLIPS = tuple(1.0 - 0.04 * step for step in range(8))
+# Clipping ratios tried per group: fractions of the largest magnitude.
+_CLIP_RATIOS = tuple(1.0 - 0.04 * step for step in range(8))
 
 
 def parse(quantization: str) -> tuple[int, int]:
@@ -35,7 +35,7 @@ def parse(quantization: str) -> tuple[int, int]:
 
 
 def quantize(weight_OK: torch.Tensor, quantization: str) -> QuantizedWeight:
-    """Round to nearest, with the scale of each group (or row) that loses least in mean square.
+    """Round to nearest, with the scale of least mean squared error for each group (or row).
 
     weight_OK: float32, bfloat16 or float16 on the CPU. Computed in C++ where the library loads,
     else by `quantize_reference`; the numbers are the same.
@@ -76,8 +76,9 @@ def quantize_reference(weight_OK: torch.Tensor, quantization: str) -> QuantizedW
     w_OGk = w_OGk.view(out_features, num_groups, width)
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
-    # Two scales are tried at each clipping point: one (perhaps negative) that gives the range's
-    # spare lowest value to the side that reaches further, and one for the range's even part.
+    # Two scales are tried per clipping ratio: one (perhaps negative) that gives the range's
+    # additional lowest value to the side of larger magnitude, and one for the symmetric part of the
+    # range.
     above_OG, below_OG = w_OGk.amax(dim=2).clamp_(min=0), (-w_OGk).amax(dim=2).clamp_(min=0)
     extreme_OG = torch.where(above_OG >= below_OG, above_OG, -below_OG)
     full_scales = (extreme_OG / low, torch.maximum(above_OG, below_OG) / high)
@@ -104,4 +105,4 @@ def _to_grid(w_OGk: torch.Tensor, scale_OG: torch.Tensor, low: int, high: int) -
 
 
 def _clips(group: int) -> tuple[float, ...]:
-    return _CLIPS if group else (1.0,)
+    return _CLIP_RATIOS if group else (1.0,)

@@ -1,10 +1,8 @@
-"""Sampling on the CPU in C++ (src/sampling.cpp): the functions of `kernels.torch_sampling`, faster.
+"""Sampling on the CPU in C++ (src/sampling.cpp), with the semantics of `kernels.torch_sampling`.
 
-The semantics, row by row, are those of `kernels.torch_sampling`, and so are the tokens, to the bit;
-what top_p and min_p keep may differ by a token whose probability is within float rounding of the
-bound. A row's token does not depend on the others. Rows run on the library's threads; nothing is
-sorted.
-"""
+Tokens are the same, except that top_p and min_p may keep or drop a token whose probability is
+within float rounding of the bound. A row's token does not depend on other rows. Rows run on the
+library's threads; nothing is sorted."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ class _AdjustmentView(ctypes.Structure):
 def _function(name: str) -> Any:
     signatures: dict[str, tuple[Any, ...]] = {
         "sample": (Pointer, _INT64, _INT64, _INT64, *[Pointer] * 7),
-        "race": (Pointer, *[_INT64] * 3, *[Pointer] * 3, _INT64, Pointer, Pointer),
+        "gumbel_argmax": (Pointer, *[_INT64] * 3, *[Pointer] * 3, _INT64, Pointer, Pointer),
         "adjust": (Pointer, _INT64, _INT64),
         "chosen_logprobs": (Pointer, *[_INT64] * 3, Pointer, _INT64, *[Pointer] * 4),
     }
@@ -79,10 +77,10 @@ def sample(logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
     return tokens_S
 
 
-def race(
+def gumbel_argmax(
     logits_SV: torch.Tensor, rows: SamplingRows, first_id: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Scores and winners among the tokens from first_id on, as in `kernels.torch_sampling`."""
+    """`kernels.torch_sampling.gumbel_argmax`: Gumbel-max over a vocabulary shard."""
     _check_logits(logits_SV)
     num_rows, vocabulary = logits_SV.shape
     columns = _columns(
@@ -92,7 +90,7 @@ def race(
         (rows.position_S, np.int64),
     )
     scores_S, tokens_S = np.empty(num_rows, np.float64), np.empty(num_rows, np.int64)
-    _function("race")(
+    _function("gumbel_argmax")(
         logits_SV.data_ptr(),
         num_rows,
         vocabulary,
@@ -115,8 +113,8 @@ def _columns(num_rows: int, *columns: tuple[NDArray[Any], Any]) -> list[NDArray[
 def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
     """Apply penalties, biases and masks in place to float32 logits; at most one per row.
 
-    Token ids are within the vocabulary; IndexError for a row that is not there.
-    """
+    Token ids must be within the vocabulary. Raises IndexError for a row out of range, ValueError
+    for two adjustments of one row."""
     if not adjustments:
         return
     _check_logits(logits_SV)

@@ -1,4 +1,4 @@
-"""All decoder layers of a stage in one C++ call (src/stack.cpp), and the batch as it sees it."""
+"""All decoder layers of a stage in one C++ call (src/stack.cpp)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import replace
 import torch
 
 from kernels.adapters import AdapterModule, LayerAdapters
+from kernels.all_reduce import AllReduce
 from kernels.cpu import library
 from kernels.cpu.adapters import CpuAdapters, RunsView, view_runs
+from kernels.cpu.all_reduce import SharedMemoryAllReduce, check
 from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
 from kernels.cpu.linear import CpuLinear
-from kernels.cpu.ranks import CpuRankSums, check
 from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_form import ACTIVATIONS, LayerForm
 from kernels.layer_weights import LayerWeights, Linear
-from kernels.rank_sums import RankSums
 
 
 class BatchView(ctypes.Structure):
@@ -37,7 +37,8 @@ class BatchView(ctypes.Structure):
 
 
 def view_batch(batch: Batch, block_size: int) -> BatchView:
-    """Raises ValueError for what would read or write out of bounds, as far as O(1) can tell."""
+    """The batch's addresses. Raises ValueError for dtypes, shapes or lengths that would access
+    memory out of bounds, as far as O(1) checks can tell."""
     num_slices = len(batch.starts_S)
     num_tokens = len(batch.positions_T)
     table_width = batch.block_tables_SB.shape[1] if batch.block_tables_SB.dim() == 2 else -1
@@ -97,15 +98,15 @@ class _StackView(ctypes.Structure):
         ("gated", ctypes.c_bool),
         ("parallel", ctypes.c_bool),
         ("whole_qk_norm", ctypes.c_bool),
-        ("ranks", ctypes.c_void_p),
+        ("all_reduce", ctypes.c_void_p),
     )
 
 
 class CpuStack:
-    """A `DecoderStack`.
+    """Implements `DecoderStack`.
 
-    The residual (x_TH itself where there is none) is overwritten and returned; the result has the
-    bits that the operations give one by one.
+    The residual (x_TH itself where there is none) is updated in place and returned; the results are
+    bit-identical to those of the separate operations.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class CpuStack:
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
         form: LayerForm,
-        sums: RankSums | None = None,
+        all_reduce: AllReduce | None = None,
     ) -> None:
         if not layers or len(layers) != len(kv):
             raise ValueError(f"{len(layers)} layers and {len(kv)} caches make no stack")
@@ -137,7 +138,7 @@ class CpuStack:
         ]
         self._num_slots = max((a.num_slots for four in adapters for a in four if a), default=0)
         # Addresses below point into these.
-        self._kept = (list(layers), linears, caches, tables, sums, adapters)
+        self._kept = (list(layers), linears, caches, tables, all_reduce, adapters)
         self._block_size = caches[0].block_size
         self._positions = min(table_PD.shape[0] for table_PD in tables)
         self._layers = (_LayerView * len(layers))(
@@ -177,7 +178,8 @@ class CpuStack:
         self._view = _StackView(
             ctypes.addressof(self._layers), views[0], len(layers), form.eps,
             ACTIVATIONS.index(form.activation), form.norm == "layer", form.gated, form.parallel,
-            form.whole_qk_norm, sums.handle if isinstance(sums, CpuRankSums) else None,
+            form.whole_qk_norm,
+            all_reduce.handle if isinstance(all_reduce, SharedMemoryAllReduce) else None,
         )  # fmt: skip
         self._run = library.function(
             "legato_stack_run",
@@ -198,7 +200,7 @@ class CpuStack:
                 "rotation table"
             )
         x_TH = self._checked(x_TH, view.num_tokens)
-        added = 0  # what of x is yet to be added to the residual: a null pointer is nothing
+        added = 0  # address of the x still to be added to the residual; null: nothing
         if residual_TH is None:
             residual_TH = x_TH
         else:

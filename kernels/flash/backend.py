@@ -10,7 +10,7 @@ import torch
 
 from kernels.device_time import graph_time_s
 from kernels.flash import library
-from kernels.flash.forms import Lengths, decodes, measure_crossover, one_call, two_calls
+from kernels.flash.hybrid import SeqLens, measure_crossover, one_call, split_kv, two_calls
 from kernels.flash.library import FlashLibrary
 from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.triton.backend import TritonBackend, paged
@@ -19,16 +19,16 @@ _log = logging.getLogger(__name__)
 
 
 class FlashBackend(TritonBackend):
-    """Raises ImportError at construction where flash-attn is missing.
+    """Attention by flash-attn. Raises ImportError at construction where it is missing.
 
-    one_call_up_to: hybrid batches whose longest context is at most this go through one call,
-    others through two; None measures when the cache is allocated on a GPU.
+    one_call_up_to: hybrid batches whose longest context is at most this take one call, others two;
+    None: measured when the cache is allocated on a GPU.
     """
 
     name = "flash_attn"
     kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
-    # A varlen launch is sized by the longest chunk a capture allows, for every slice and head:
-    # mostly empty programs. Hybrid batches therefore run uncaptured.
+    # A varlen launch has programs for the longest chunk a capture allows, for every slice and head:
+    # most would be empty. Hybrid batches therefore run uncaptured.
     captures_hybrid = False
 
     def __init__(
@@ -37,7 +37,7 @@ class FlashBackend(TritonBackend):
         super().__init__()
         self._flash = library.load() if flash is None else flash
         self.one_call_up_to = one_call_up_to
-        self._lengths: tuple[Batch, Lengths] | None = None
+        self._lengths: tuple[Batch, SeqLens] | None = None
 
     def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
         if dtype not in library.DTYPES:
@@ -77,16 +77,16 @@ class FlashBackend(TritonBackend):
             return super().attention(q_TND, batch, layer, shape)
         arguments = (self._flash, q_TND, batch, self._lengths_of(batch), paged(layer), shape)
         if batch.max_length == 1:
-            out_TND = decodes(*arguments)
+            out_TND = split_kv(*arguments)
         elif batch.num_decodes == 0 or batch.max_kv_length <= (self.one_call_up_to or 0):
             out_TND = one_call(*arguments)
         else:
             out_TND = two_calls(*arguments)
         return out_TND.flatten(1)
 
-    def _lengths_of(self, batch: Batch) -> Lengths:
-        """Once per batch, not per layer. A batch to be captured must be an object of its own,
-        so that its lengths are computed inside the graph."""
+    def _lengths_of(self, batch: Batch) -> SeqLens:
+        """Computed once per batch, not per layer. A batch to be captured must be a new object, so
+        that its lengths are computed inside the graph."""
         if self._lengths is None or self._lengths[0] is not batch:
-            self._lengths = (batch, Lengths.of(batch))
+            self._lengths = (batch, SeqLens.of(batch))
         return self._lengths[1]

@@ -1,4 +1,4 @@
-"""The two functions used of flash-attn (2.8), as one small type that tests can fill."""
+"""The two functions that are used of flash-attn (2.8), as one small type that tests can fake."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class FlashLibrary:
 
 
 def load() -> FlashLibrary:
-    """Raises ImportError where flash-attn is not installed or was built for another torch."""
+    """The installed flash-attn. Raises ImportError where it is missing or was built for another
+    torch."""
     import flash_attn
 
     return FlashLibrary(flash_attn.flash_attn_varlen_func, flash_attn.flash_attn_with_kvcache)

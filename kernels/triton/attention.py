@@ -1,4 +1,4 @@
-"""Causal paged attention of a hybrid batch: decodes and prefill chunks, each by its kernel."""
+"""Causal paged attention of a hybrid batch: one kernel for decodes, one for prefill chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.triton.work_list import WorkLists
 def attention(
     q_TND: torch.Tensor, batch: Batch, layer: PagedKV, shape: AttentionShape, lists: WorkLists
 ) -> torch.Tensor:
-    """-> (T, N * D). Rows of padding tokens (captured batches) are left as they are."""
+    """(T, N * D). Rows of padding tokens (captured batches) are undefined."""
     T, N, D = q_TND.shape
     S = batch.starts_S.shape[0]
     out_TND = torch.empty_like(q_TND)

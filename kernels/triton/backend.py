@@ -13,7 +13,7 @@ from kernels.graph_support import GraphSupport
 from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_weights import Linear
 from kernels.torch_native import TorchBackend
-from kernels.torch_sampling import Adjustment, SamplingRows, judge
+from kernels.torch_sampling import Adjustment, SamplingRows, gather_logprobs
 from kernels.triton import cache, logits, sampling
 from kernels.triton.activation import silu_mul
 from kernels.triton.attention import attention
@@ -28,7 +28,7 @@ from kernels.triton.work_list import WorkLists
 class TritonBackend(TorchBackend):
     """Any block size, any grouping, head dims to 256, sliding window, softcap, sinks, float8 KV.
 
-    There is no fused stack of layers: on a GPU it is CUDA graphs that fuse the launches.
+    There is no fused stack of layers: on a GPU CUDA graphs amortise the launches.
     """
 
     name = "triton"
@@ -66,7 +66,7 @@ class TritonBackend(TorchBackend):
         device: torch.device,
     ) -> list[KVLayer]:
         if device.type == "cuda":
-            logits.warm(device)  # the rest is warmed by the step that measures memory
+            logits.warm(device)  # other kernels are compiled by the step that measures memory
         return [*cache.allocate(num_layers, num_blocks, block_size, shape, dtype, device)]
 
     def kv_block_bytes(self, block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
@@ -102,7 +102,9 @@ class TritonBackend(TorchBackend):
         return attention(q_TND, batch, paged(layer), shape, self._work_lists)
 
     def graph_support(self) -> GraphSupport | None:
-        return GraphSupport(self.captures_hybrid, sampling.pack_rows, sampling.sample_rows, judge)
+        return GraphSupport(
+            self.captures_hybrid, sampling.pack_rows, sampling.sample_rows, gather_logprobs
+        )
 
     def adjust_logits(self, logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
         logits.adjust(logits_SV, adjustments)
@@ -110,10 +112,10 @@ class TritonBackend(TorchBackend):
     def sample(self, logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
         return sampling.sample(logits_SV, rows)
 
-    def race(
+    def gumbel_argmax(
         self, logits_SV: torch.Tensor, rows: SamplingRows, first_id: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        return sampling.race(logits_SV, rows, first_id)
+        return sampling.gumbel_argmax(logits_SV, rows, first_id)
 
 
 def paged(layer: KVLayer) -> PagedKV:

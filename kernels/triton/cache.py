@@ -1,4 +1,4 @@
-"""The paged KV cache of one layer, laid out as flash-attn reads it.
+"""The paged KV cache of one layer, in flash-attn's layout.
 
 Both GPU backends share it: (blocks, block_size, kv heads, head dim) for K and for V, in the
 model's dtype, or e4m3 codes in uint8 with one scale per tensor.
@@ -20,7 +20,7 @@ FLOAT8 = torch.float8_e4m3fn
 class PagedKV:
     """K and V of one layer, (blocks, block_size, kv heads, head dim) each.
 
-    A cached value is its stored number times its scale.
+    A cached value is the stored number times k_scale or v_scale.
     """
 
     keys: torch.Tensor
@@ -63,7 +63,7 @@ def block_bytes(block_size: int, shape: AttentionShape, dtype: torch.dtype) -> i
 
 
 def copy_blocks(layers: Sequence[PagedKV], pairs: Sequence[tuple[int, int]]) -> None:
-    """In order: a later pair may read what an earlier one wrote."""
+    """Copy in order: a later pair may read a block that an earlier one wrote."""
     for layer in layers:
         for source, destination in pairs:
             layer.keys[destination] = layer.keys[source]

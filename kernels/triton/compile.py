@@ -1,6 +1,6 @@
-"""Compile kernels for a GPU that this machine lacks.
+"""Ahead-of-time compilation of kernels for a GPU that this machine lacks.
 
-`compiling_for("cuda", 90)` replaces every Triton launch by a compilation of exactly the variant
+`compiling_for(90)` replaces every Triton launch by a compilation of exactly the variant
 that would have been launched: argument types, divisibility, constants, warps and stages. Driving
 the ordinary launchers with CPU tensors inside it shows that their kernels build for that GPU.
 """
@@ -54,9 +54,9 @@ class CompiledKernel:
 
 @contextlib.contextmanager
 def compiling_for(arch: int) -> Iterator[list[CompiledKernel]]:
-    """Collects what is compiled for compute capability `arch` (80, 90, 100, ...).
+    """Collect the kernels compiled for compute capability `arch` (80, 90, 100, ...).
 
-    Raises what Triton's compiler raises. Needs kernels that are not interpreted
+    Errors of Triton's compiler propagate. Needs kernels that are not interpreted
     (TRITON_INTERPRET unset when they were imported).
     """
     compiled: list[CompiledKernel] = []
@@ -92,8 +92,8 @@ def compiling_for(arch: int) -> Iterator[list[CompiledKernel]]:
 
 @contextlib.contextmanager
 def noting_variants(arch: int) -> Iterator[dict[str, set[str]]]:
-    """Collects, by kernel, the variants that launches would compile, by Triton's own rule of what
-    they depend on; runs and compiles nothing."""
+    """Collect, by kernel, the specializations that launches would compile, by Triton's own rule;
+    nothing is run or compiled."""
     variants: dict[str, set[str]] = {}
     backend = make_backend(GPUTarget("cuda", arch, 32))
 

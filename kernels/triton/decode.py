@@ -1,10 +1,10 @@
 """Paged attention of one-token slices: split-KV (flash decoding) over a work list, with a merge.
 
-A program takes its share of the list (`work_list`) piece by piece. A piece is one request's kv head
-and a run of its context, with all query heads of the group packed into the rows of the matrix
-products: K and V are read once per group. A head that lies in one share is written at once; the
-others, of which a share holds two at most, its first and its last, are merged afterwards.
-"""
+A program processes its part of the list (`work_list`) split by split. A split is a range of KV
+tiles of one kv head of one request, with all query heads of the group packed into the rows of the
+matrix products (GQA packing): K and V are read once per group. A head within one program is written
+directly; the others, at most two per program, its first and its last, are combined by their
+log-sum-exp."""
 
 import torch
 import triton
@@ -26,7 +26,7 @@ def _decode_kernel(
     v_ptr: tl.tensor,
     out_ptr: tl.tensor,
     part_out_ptr: tl.tensor,
-    part_log_total_ptr: tl.tensor,
+    part_lse_ptr: tl.tensor,
     tile_starts_ptr: tl.tensor,
     first_slice_ptr: tl.tensor,
     query_starts_ptr: tl.tensor,
@@ -52,9 +52,9 @@ def _decode_kernel(
 ) -> None:
     program = tl.program_id(0)
     total = tl.load(tile_starts_ptr + num_slices) * G
-    share = tl.cdiv(total, tl.num_programs(0))
-    first_unit = program * share
-    last_unit = tl.minimum(first_unit + share, total)
+    units_per_program = tl.cdiv(total, tl.num_programs(0))
+    first_unit = program * units_per_program
+    last_unit = tl.minimum(first_unit + units_per_program, total)
     s = tl.load(first_slice_ptr + program)
     unit = first_unit
     row = tl.arange(0, ROWS)
@@ -76,9 +76,9 @@ def _decode_kernel(
             table_ptr = tables_ptr + s.to(tl.int64) * table_stride
             q_row_R = (token * (G * GROUP) + head * GROUP + row) * D
             q_RD = tl.load(q_ptr + q_row_R[:, None] + d[None, :], mask=mask, other=0.0)
-            highest_R = tl.full((ROWS,), MASKED, tl.float32)
-            total_R = tl.zeros((ROWS,), tl.float32)
-            out_RD = tl.zeros((ROWS, BLOCK_D), tl.float32)
+            row_max_R = tl.full((ROWS,), MASKED, tl.float32)
+            row_sum_R = tl.zeros((ROWS,), tl.float32)
+            acc_RD = tl.zeros((ROWS, BLOCK_D), tl.float32)
             for begin in range(part_begin, part_end, BLOCK_K):
                 position_K = begin + column
                 inside_K = position_K < part_end
@@ -87,23 +87,23 @@ def _decode_kernel(
                 v_KD = load_tile(v_ptr, kv_row_K, inside_K, q_RD, D, BLOCK_D, FLOAT8)
                 score_RK = scores(q_RD, k_KD, scale, SOFTCAP, PRECISION)
                 score_RK = tl.where(inside_K[None, :], score_RK, MASKED)
-                highest_R, total_R, out_RD = accumulate(
-                    score_RK, v_KD, highest_R, total_R, out_RD, PRECISION
+                row_max_R, row_sum_R, acc_RD = accumulate(
+                    score_RK, v_KD, row_max_R, row_sum_R, acc_RD, PRECISION
                 )
             if SINKS and num_here == num_tiles:
                 sink_R = tl.load(sinks_ptr + head * GROUP + row, mask=row < GROUP, other=MASKED)
-                total_R += tl.exp2(sink_R * LOG2_E - highest_R)
-            out_RD = out_RD * (v_scale / total_R)[:, None]
+                row_sum_R += tl.exp2(sink_R * LOG2_E - row_max_R)
+            acc_RD = acc_RD * (v_scale / row_sum_R)[:, None]
             if num_here == num_tiles:
                 out = out_ptr + q_row_R[:, None] + d[None, :]
-                tl.store(out, out_RD.to(out_ptr.dtype.element_ty), mask=mask)
+                tl.store(out, acc_RD.to(out_ptr.dtype.element_ty), mask=mask)
             else:
-                place = program * 2 + (unit != first_unit).to(tl.int32)
-                part_row_R = place * GROUP + row
+                slot = program * 2 + (unit != first_unit).to(tl.int32)
+                part_row_R = slot * GROUP + row
                 part_out = part_out_ptr + part_row_R[:, None] * D + d[None, :]
-                tl.store(part_out, out_RD, mask=mask)
-                log_total_R = highest_R + tl.log2(total_R)
-                tl.store(part_log_total_ptr + part_row_R, log_total_R, mask=row < GROUP)
+                tl.store(part_out, acc_RD, mask=mask)
+                lse_R = row_max_R + tl.log2(row_sum_R)
+                tl.store(part_lse_ptr + part_row_R, lse_R, mask=row < GROUP)
         unit += num_here
         s = tl.where(unit >= next_slice_unit, s + 1, s)
 
@@ -111,7 +111,7 @@ def _decode_kernel(
 @triton.jit(do_not_specialize=["num_slices"])
 def _merge_kernel(
     part_out_ptr: tl.tensor,
-    part_log_total_ptr: tl.tensor,
+    part_lse_ptr: tl.tensor,
     out_ptr: tl.tensor,
     tile_starts_ptr: tl.tensor,
     first_slice_ptr: tl.tensor,
@@ -125,48 +125,48 @@ def _merge_kernel(
     SINKS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
 ) -> None:
-    # A head is in parts where a share begins inside it; the first such share's program merges it.
+    # A head is split where a program's units begin inside it; the first such program combines it.
     program = tl.program_id(0)
     row = tl.program_id(1)
     total = tl.load(tile_starts_ptr + num_slices) * G
-    share = tl.maximum(tl.cdiv(total, tl.num_programs(0)), 1)
-    unit = program * share
+    units_per_program = tl.maximum(tl.cdiv(total, tl.num_programs(0)), 1)
+    unit = program * units_per_program
     if (program > 0) & (unit < total):
         s = tl.load(first_slice_ptr + program)
         slice_unit = tl.load(tile_starts_ptr + s) * G
         num_tiles = tl.load(tile_starts_ptr + s + 1) - slice_unit // G
         head = (unit - slice_unit) // num_tiles
         head_unit = slice_unit + head * num_tiles
-        share_before = unit - share
-        if (head_unit < unit) & (head_unit >= share_before):
-            # It is the last piece of the share before, unless it is all of that one.
-            first_place = (program - 1) * 2 + (head_unit > share_before).to(tl.int32)
-            num_parts = (head_unit + num_tiles - 1) // share - program + 2
+        previous_unit = unit - units_per_program
+        if (head_unit < unit) & (head_unit >= previous_unit):
+            # Its first split is the last one of the program before, or that program's only one.
+            first_slot = (program - 1) * 2 + (head_unit > previous_unit).to(tl.int32)
+            num_parts = (head_unit + num_tiles - 1) // units_per_program - program + 2
             token = tl.load(query_starts_ptr + s).to(tl.int64)
             d = tl.arange(0, BLOCK_D)
-            highest = tl.full((), MASKED, tl.float32)
-            total_weight = tl.zeros((), tl.float32)
+            max_lse = tl.full((), MASKED, tl.float32)
+            sum_weights = tl.zeros((), tl.float32)
             if SINKS:
-                highest = tl.load(sinks_ptr + head * GROUP + row) * LOG2_E
-                total_weight += 1.0
+                max_lse = tl.load(sinks_ptr + head * GROUP + row) * LOG2_E
+                sum_weights += 1.0
             out_D = tl.zeros((BLOCK_D,), tl.float32)
             for base in range(0, num_parts, BLOCK_PARTS):
                 part = base + tl.arange(0, BLOCK_PARTS)
-                place = tl.where(part == 0, first_place, (program - 1 + part) * 2)
-                part_row = place * GROUP + row
+                slot = tl.where(part == 0, first_slot, (program - 1 + part) * 2)
+                part_row = slot * GROUP + row
                 inside = part < num_parts
-                log_total = tl.load(part_log_total_ptr + part_row, mask=inside, other=MASKED)
-                new_highest = tl.maximum(highest, tl.max(log_total, 0))
-                weight = tl.exp2(log_total - new_highest)
-                shrink = tl.exp2(highest - new_highest)
+                lse = tl.load(part_lse_ptr + part_row, mask=inside, other=MASKED)
+                new_max = tl.maximum(max_lse, tl.max(lse, 0))
+                weight = tl.exp2(lse - new_max)
+                rescale = tl.exp2(max_lse - new_max)
                 part_out = part_out_ptr + part_row[:, None] * D + d[None, :]
                 mask = inside[:, None] & (d < D)[None, :]
                 out_PD = tl.load(part_out, mask=mask, other=0.0)
-                out_D = out_D * shrink + tl.sum(out_PD * weight[:, None], 0)
-                total_weight = total_weight * shrink + tl.sum(weight, 0)
-                highest = new_highest
+                out_D = out_D * rescale + tl.sum(out_PD * weight[:, None], 0)
+                sum_weights = sum_weights * rescale + tl.sum(weight, 0)
+                max_lse = new_max
             out_row = out_ptr + (token * (G * GROUP) + head * GROUP + row) * D + d
-            tl.store(out_row, (out_D / total_weight).to(out_ptr.dtype.element_ty), mask=d < D)
+            tl.store(out_row, (out_D / sum_weights).to(out_ptr.dtype.element_ty), mask=d < D)
 
 
 def decode_attention(
@@ -177,23 +177,23 @@ def decode_attention(
     shape: AttentionShape,
     work: WorkList,
 ) -> None:
-    """Attention of the slices on the work list, into `out_TND`."""
+    """Attention of the slices on the work list, written to `out_TND`."""
     N, G, D = shape.num_heads, shape.num_kv_heads, shape.head_dim
     group = N // G
     tile = decode_tile(D, group, q_TND.dtype)
-    places = (work.num_programs * 2, group)
-    part_out = torch.empty((*places, D), dtype=torch.float32, device=q_TND.device)
-    part_log_total = torch.empty(places, dtype=torch.float32, device=q_TND.device)
+    slots = (work.num_programs * 2, group)
+    part_out = torch.empty((*slots, D), dtype=torch.float32, device=q_TND.device)
+    part_lse = torch.empty(slots, dtype=torch.float32, device=q_TND.device)
     block_d = triton.next_power_of_2(D)
     has_sinks = shape.sinks_N is not None
-    sinks = shape.sinks_N if has_sinks else part_log_total  # then not read
+    sinks = shape.sinks_N if has_sinks else part_lse  # then not read
     _decode_kernel[(work.num_programs,)](
         q_TND,
         layer.keys,
         layer.values,
         out_TND,
         part_out,
-        part_log_total,
+        part_lse,
         work.tile_starts_S1,
         work.first_slice_P,
         batch.query_starts_S1,
@@ -221,7 +221,7 @@ def decode_attention(
     )
     _merge_kernel[(work.num_programs, group)](
         part_out,
-        part_log_total,
+        part_lse,
         out_TND,
         work.tile_starts_S1,
         work.first_slice_P,

@@ -1,7 +1,7 @@
-"""float8 (e4m3) as bytes: conversions by integer arithmetic, the same on every GPU.
+"""fp8 (e4m3) as bytes: conversions by integer arithmetic, the same on every GPU.
 
-An e4m3 number moved 7 bits up is a float16 whose exponent bias is 8 too large, so its value is
-2**-8 of what is meant, subnormals included. That makes fp8 weights and caches available on
+The bits of an e4m3 number, shifted left by 7, are a float16 of 2**-8 times its value (the exponent
+biases differ by 8), subnormals included. That makes fp8 weights and caches available on
 GPUs without fp8 instructions, and lets the interpreter check them bit for bit.
 """
 

@@ -1,4 +1,5 @@
-"""Shared by the attention kernels: reading K and V tiles through a block table, and scores."""
+"""Shared by the attention kernels: loads of K and V tiles through a block table, and online
+softmax."""
 
 import triton
 import triton.language as tl
@@ -6,8 +7,8 @@ import triton.language as tl
 from kernels.triton.float8 import from_e4m3
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Not -inf: a tile whose row is wholly masked must not turn exp2(-inf - -inf) into NaN. What
-# such a tile adds is erased (multiplied by exp2(MASKED - real) = 0) by the first real score.
+# Not -inf: exp2(-inf - -inf) of a fully masked row would be NaN. What such a tile adds is
+# multiplied by exp2(MASKED - score) = 0 at the first unmasked score.
 MASKED = tl.constexpr(-1.0e30)
 
 
@@ -21,7 +22,7 @@ def kv_rows(
     G: tl.constexpr,
     D: tl.constexpr,
 ) -> tl.tensor:
-    """Offsets into the cache, in elements, of each kv position's row for one head."""
+    """Offset into the cache, in elements, of each kv position's row for one head."""
     block = tl.load(table_ptr + position_K // PAGE, mask=inside_K, other=0).to(tl.int64)
     return ((block * PAGE + position_K % PAGE) * G + head) * D
 
@@ -53,7 +54,7 @@ def scores(
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tl.tensor:
-    """Base-2 logits q k^T * scale * log2(e), soft-capped first if asked."""
+    """Base-2 logits q k^T * scale * log2(e), soft-capped first if SOFTCAP > 0."""
     product = tl.dot(q_RD, tl.trans(k_KD), input_precision=PRECISION)
     if SOFTCAP > 0:
         # tanh(x) = 2 sigmoid(2x) - 1, which every Triton target and the interpreter have.
@@ -68,16 +69,16 @@ def scores(
 def accumulate(
     score_RK: tl.tensor,
     v_KD: tl.tensor,
-    highest_R: tl.tensor,
-    total_R: tl.tensor,
-    out_RD: tl.tensor,
+    row_max_R: tl.tensor,
+    row_sum_R: tl.tensor,
+    acc_RD: tl.tensor,
     PRECISION: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """One step of online softmax over a tile of scores."""
-    new_highest_R = tl.maximum(highest_R, tl.max(score_RK, 1))
-    weight_RK = tl.exp2(score_RK - new_highest_R[:, None])
-    shrink_R = tl.exp2(highest_R - new_highest_R)
-    total_R = total_R * shrink_R + tl.sum(weight_RK, 1)
-    out_RD = out_RD * shrink_R[:, None]
-    out_RD = tl.dot(weight_RK.to(v_KD.dtype), v_KD, out_RD, input_precision=PRECISION)
-    return new_highest_R, total_R, out_RD
+    new_max_R = tl.maximum(row_max_R, tl.max(score_RK, 1))
+    p_RK = tl.exp2(score_RK - new_max_R[:, None])
+    rescale_R = tl.exp2(row_max_R - new_max_R)
+    row_sum_R = row_sum_R * rescale_R + tl.sum(p_RK, 1)
+    acc_RD = acc_RD * rescale_R[:, None]
+    acc_RD = tl.dot(p_RK.to(v_KD.dtype), v_KD, acc_RD, input_precision=PRECISION)
+    return new_max_R, row_sum_R, acc_RD

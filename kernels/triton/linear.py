@@ -1,8 +1,7 @@
-"""Linear layers of weight-only quantised weights; dense ones are torch's (cuBLAS).
+"""Linear layers with weight-only quantization; dense ones are torch's (cuBLAS).
 
-A decode step streams every weight once, so bytes are what quantisation saves; a prefill chunk
-is bound by arithmetic, so above `_MOST_FUSED_TOKENS` the weight is expanded once and cuBLAS
-multiplies.
+A decode step is bound by streaming the weights, which quantization shortens; a prefill chunk is
+bound by arithmetic, so above `_MAX_FUSED_TOKENS` the weight is dequantized once for cuBLAS.
 """
 
 import torch
@@ -14,7 +13,7 @@ from kernels.triton.float8 import from_e4m3
 from kernels.triton.packing import GROUP, PackedWeight
 from kernels.triton.tiles import splits_to_fill
 
-_MOST_FUSED_TOKENS = 64
+_MAX_FUSED_TOKENS = 64
 _BLOCK_O = 64
 
 
@@ -90,7 +89,7 @@ def _quantized_linear_kernel(
 
 
 @triton.jit
-def _expand_kernel(
+def _dequantize_kernel(
     codes_ptr: tl.tensor,
     scale_ptr: tl.tensor,
     out_ptr: tl.tensor,
@@ -116,7 +115,7 @@ def _expand_kernel(
 
 
 class QuantizedLinear:
-    """A weight of int8, int4 or fp8 codes; activations keep their dtype."""
+    """A weight-only quantized layer (int8, int4 or fp8); activations keep their dtype."""
 
     def __init__(self, packed: PackedWeight, bias_O: torch.Tensor | None) -> None:
         self.packed = packed
@@ -125,20 +124,20 @@ class QuantizedLinear:
         self.out_features = packed.out_features
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
-        if x_TK.shape[0] > _MOST_FUSED_TOKENS:
-            return functional.linear(x_TK, self.expand(x_TK.dtype), self.bias_O)
+        if x_TK.shape[0] > _MAX_FUSED_TOKENS:
+            return functional.linear(x_TK, self.dequantize(x_TK.dtype), self.bias_O)
         return self._fused(x_TK)
 
-    def unrounded(self, x_TK: torch.Tensor) -> torch.Tensor:
+    def forward_f32(self, x_TK: torch.Tensor) -> torch.Tensor:
         return self(x_TK)
 
-    def expand(self, dtype: torch.dtype) -> torch.Tensor:
-        """The whole weight (O, K) in `dtype`."""
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+        """The dense weight (O, K) in `dtype`."""
         packed = self.packed
         size = (self.out_features, self.in_features)
         weight_OK = torch.empty(size, dtype=dtype, device=packed.codes.device)
         num_groups = packed.scales.shape[1]
-        _expand_kernel[(self.out_features, num_groups)](
+        _dequantize_kernel[(self.out_features, num_groups)](
             packed.codes,
             packed.scales,
             weight_OK,
@@ -159,7 +158,7 @@ class QuantizedLinear:
         block_t = max(16, triton.next_power_of_2(T))
         num_blocks = triton.cdiv(num_outputs, _BLOCK_O)
         splits = min(num_groups, splits_to_fill(num_blocks))
-        # Partial sums are added in one fixed order, so a step gives the same bits every time.
+        # Split-K: partial sums are added in a fixed order, so results are deterministic.
         part_dtype = torch.float32 if splits > 1 else x_TK.dtype
         parts_STO = torch.empty((splits, T, num_outputs), dtype=part_dtype, device=x_TK.device)
         _quantized_linear_kernel[(num_blocks, triton.cdiv(T, block_t), splits)](

@@ -1,7 +1,7 @@
-"""Adjusting logits on the GPU: biases, penalties, bans and grammar masks, in two launches.
+"""Logits processors on the GPU: biases, penalties, banned tokens and grammar masks.
 
-The host gathers every changed (row, token) of a step into one list of edits, so a step costs one
-transfer and two launches however many requests ask for adjustments.
+The host collects every changed (row, token) of a step into one list of edits, so a step costs one
+transfer and two launches, however many requests have adjustments.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def edits_of(a: Adjustment, forbidden: tuple[int, ...]) -> NDArray[np.int32]:
 
 
 def _without(mask_W: torch.Tensor, forbidden: tuple[int, ...]) -> NDArray[np.int32]:
-    """The grammar's mask less forbidden tokens, unless nothing else would be left."""
+    """The grammar's mask without forbidden tokens, unless nothing else would remain."""
     words = mask_W.cpu().numpy().copy()
     for token in forbidden:
         words[token // 32] &= ~np.int32(np.uint32(1 << (token % 32)).view(np.int32))
@@ -99,7 +99,7 @@ def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
     if not adjustments:
         return
     masked = [a for a in adjustments if a.allowed_W is not None]
-    # With a grammar, bans go into its mask: it knows whether they would leave nothing.
+    # With a grammar, banned tokens are cleared in its mask, unless that would leave no token.
     edits = np.concatenate(
         [edits_of(a, () if a.allowed_W is not None else a.forbidden) for a in adjustments]
     )
@@ -126,7 +126,7 @@ def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
 
 
 def warm(device: torch.device) -> None:
-    """Compile both kernels, which no step runs before a request asks for them."""
+    """Compile both kernels ahead of the first request that needs them."""
     nothing = np.zeros(0, dtype=np.int32)
     mask_W = torch.full((1,), -1, dtype=torch.int32)
     changes = [

@@ -22,7 +22,7 @@ def _rms_norm_kernel(
     x = tl.load(x_ptr + token * H + h, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(residual_ptr + token * H + h, mask=inside, other=0.0).to(tl.float32)
-        # The norm sees the residual as the next layer will read it: rounded to its dtype.
+        # The norm is computed from the residual as stored, rounded to its dtype.
         rounded = x.to(residual_ptr.dtype.element_ty)
         tl.store(residual_ptr + token * H + h, rounded, mask=inside)
         x = rounded.to(tl.float32)

@@ -1,7 +1,7 @@
-"""Weights rounded to int8, int4 or float8 grids, packed the way the GPU kernel reads them.
+"""Quantization of weights to int8, int4 or fp8, packed in the layout of the GPU kernel.
 
 Each group of 128 input features of one output row has its own scale, symmetric about 0; int8
-and int4 use the same grid as backend `torch`, so both give the same numbers.
+and int4 use the same grid as backend `torch`, so both give the same values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ QUANTIZATIONS = ("int8", "int4", "fp8")
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """One quantised weight matrix; C is K rounded up to whole groups.
+    """One quantized weight matrix; C is K rounded up to whole groups.
 
     codes: int8 (O, C); for "int4" uint8 (O, C / 2), where byte j of a group holds feature j in
         its low half and feature j + 64 in its high half, each plus 8; for "fp8" e4m3 in uint8.
@@ -66,7 +66,7 @@ def pack_weight(weight_OK: torch.Tensor, kind: str) -> PackedWeight:
 
 
 def unpack_weight(packed: PackedWeight) -> torch.Tensor:
-    """float32 (O, K): what the packed numbers stand for (the reference of the kernel)."""
+    """float32 (O, K): the dequantized weight, the kernel's reference."""
     rows = packed.out_features
     if packed.kind == "int4":
         grouped = packed.codes.view(rows, -1, GROUP // 2)

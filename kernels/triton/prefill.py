@@ -1,10 +1,9 @@
 """Paged causal attention of slices of several tokens: the prefill chunks of a hybrid batch.
 
-A tile is `TOKENS` consecutive tokens of one slice times all query heads that share a kv head
-(GQA packing), so each K/V tile is read once for the whole group. Which slice a tile belongs to
-is found on the device, so the launch depends on nothing but upper bounds and can be captured
-in a CUDA graph and replayed over other lengths.
-"""
+A tile is `TOKENS` consecutive tokens of one slice times all query heads that share a kv head (GQA
+packing), so each K/V tile is read once for the whole group. The slice of a tile is found on the
+device, so the launch depends on upper bounds alone and can be captured in a CUDA graph and replayed
+over other lengths."""
 
 import torch
 import triton
@@ -72,7 +71,7 @@ def _prefill_kernel(
     FLOAT8: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    # Late tiles see the longest context: starting them first evens out the tail.
+    # Late tiles have the longest context: starting them first balances the tail.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
     origin = tl.load(query_starts_ptr + first_slice)
@@ -96,15 +95,15 @@ def _prefill_kernel(
 
         position_R = start + token_R
         kv_end = start + tl.minimum(token_0 + TOKENS, length)
-        # Up to full_end every row of the tile sees every position: no mask needed there.
+        # Up to full_end every row of the tile attends to every position: no mask needed.
         full_end = (start + token_0 + 1) // BLOCK_K * BLOCK_K
         kv_begin = 0
         if WINDOW > 0:
             kv_begin = tl.maximum(start + token_0 - WINDOW + 1, 0) // BLOCK_K * BLOCK_K
             full_end = kv_begin
-        highest_R = tl.full((ROWS,), MASKED, tl.float32)
-        total_R = tl.zeros((ROWS,), tl.float32)
-        out_RD = tl.zeros((ROWS, BLOCK_D), tl.float32)
+        row_max_R = tl.full((ROWS,), MASKED, tl.float32)
+        row_sum_R = tl.zeros((ROWS,), tl.float32)
+        acc_RD = tl.zeros((ROWS, BLOCK_D), tl.float32)
         column = tl.arange(0, BLOCK_K)
         for begin in range(kv_begin, full_end, BLOCK_K):
             position_K = begin + column
@@ -113,8 +112,8 @@ def _prefill_kernel(
             k_KD = load_tile(k_ptr, kv_row_K, everywhere_K, q_RD, D, BLOCK_D, FLOAT8)
             score_RK = scores(q_RD, k_KD, scale, SOFTCAP, PRECISION)
             v_KD = load_tile(v_ptr, kv_row_K, everywhere_K, q_RD, D, BLOCK_D, FLOAT8)
-            highest_R, total_R, out_RD = accumulate(
-                score_RK, v_KD, highest_R, total_R, out_RD, PRECISION
+            row_max_R, row_sum_R, acc_RD = accumulate(
+                score_RK, v_KD, row_max_R, row_sum_R, acc_RD, PRECISION
             )
         for begin in range(full_end, kv_end, BLOCK_K):
             position_K = begin + column
@@ -127,15 +126,15 @@ def _prefill_kernel(
                 sees = sees & (position_K[None, :] > position_R[:, None] - WINDOW)
             score_RK = tl.where(sees, score_RK, MASKED)
             v_KD = load_tile(v_ptr, kv_row_K, inside_K, q_RD, D, BLOCK_D, FLOAT8)
-            highest_R, total_R, out_RD = accumulate(
-                score_RK, v_KD, highest_R, total_R, out_RD, PRECISION
+            row_max_R, row_sum_R, acc_RD = accumulate(
+                score_RK, v_KD, row_max_R, row_sum_R, acc_RD, PRECISION
             )
         if SINKS:
             sink_R = tl.load(sinks_ptr + q_head_R, mask=inside_R, other=MASKED)
-            total_R += tl.exp2(sink_R * LOG2_E - highest_R)
-        out_RD = out_RD * (v_scale / total_R)[:, None]
+            row_sum_R += tl.exp2(sink_R * LOG2_E - row_max_R)
+        acc_RD = acc_RD * (v_scale / row_sum_R)[:, None]
         out = out_ptr + q_row_R[:, None] + d[None, :]
-        tl.store(out, out_RD.to(out_ptr.dtype.element_ty), mask=q_mask)
+        tl.store(out, acc_RD.to(out_ptr.dtype.element_ty), mask=q_mask)
 
 
 def prefill_attention(

@@ -1,7 +1,7 @@
-"""Reference results of every GPU kernel, in float64 and in the simplest possible torch.
+"""References of every GPU kernel, in float64 and plain torch.
 
-Slow on purpose: one request, one loop, no shortcut. Tests and the GPU bench compare against it.
-"""
+Written for clarity, not speed: one loop over requests. Tests and `legato bench gpu` compare with
+them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def rope(
 
 
 def cached(stored: torch.Tensor, scale: float) -> torch.Tensor:
-    """The numbers a cache tensor stands for."""
+    """Values of a cache tensor in float64: dequantized and scaled."""
     values = stored.view(FLOAT8) if stored.dtype == torch.uint8 else stored
     return values.to(torch.float64) * scale
 
@@ -89,7 +89,7 @@ def attention(
 
 
 def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
-    """||out - expected|| / ||expected||; infinite where anything is not a number."""
+    """||out - expected|| / ||expected||; infinity if any value is not finite."""
     difference = (out.double() - expected.double()).norm()
     error = float(difference / expected.double().norm().clamp(min=1e-30))
     return error if math.isfinite(error) else math.inf

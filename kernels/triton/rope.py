@@ -8,8 +8,8 @@ from kernels.interface import AttentionShape, Batch
 from kernels.triton.cache import PagedKV
 from kernels.triton.float8 import to_e4m3
 
-# Heads of one token handled by one program: enough lanes for four warps, and still enough
-# programs to fill the GPU when the batch is a single token.
+# Heads of one token per program: enough lanes for four warps, and still several programs when the
+# batch is a single token.
 _HEADS_PER_PROGRAM = 8
 
 
@@ -70,7 +70,7 @@ def _rope_and_cache_kernel(
     tl.store(q_out, rotated_1.to(q_ptr.dtype.element_ty), mask=inside & is_q)
     tl.store(q_out + HALF, rotated_2.to(q_ptr.dtype.element_ty), mask=inside & is_q)
 
-    # A negative slot marks padding of a captured batch: it has no place in the cache.
+    # A negative slot marks a padding token of a captured batch: nothing is written.
     slot = tl.load(slots_ptr + token).to(tl.int64)
     if slot >= 0:
         to_k = inside & (head >= N) & (head < N + G)
@@ -100,7 +100,7 @@ def rope_and_cache(
     k_norm_D: torch.Tensor | None = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """See `Backend.rope_and_cache`. Slots below 0 are not written."""
+    """`Backend.rope_and_cache`. Slots below 0 are skipped."""
     T = qkv_TX.shape[0]
     N, G, D = shape.num_heads, shape.num_kv_heads, shape.head_dim
     q_TND = torch.empty((T, N, D), dtype=qkv_TX.dtype, device=qkv_TX.device)

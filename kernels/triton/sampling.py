@@ -1,11 +1,10 @@
-"""Drawing tokens on the GPU without sorting the vocabulary: semantics of `kernels.torch_sampling`.
+"""Sampling on the GPU without sorting the vocabulary, with the semantics of
+`kernels.torch_sampling`.
 
-What top_k and top_p keep is everything above a threshold logit plus, among those equal to it,
-the first few ids. The threshold is found by bisection over the row (which stays in the L2
-cache), each pass jumping to the next logit that really occurs, so a dozen passes give the exact
-answer where a sort would move the row many times over.
-
-The kept tokens then race (`race.py`).
+top_k and top_p keep the tokens above a threshold logit plus, among those equal to it, the lowest
+ids. The threshold is found by bisection over the row (which stays in the L2 cache); each pass moves
+to the next logit that occurs, so a dozen passes give the exact result, where a sort would move the
+row many times. The token is then drawn by the Gumbel-max trick (`gumbel.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from kernels.random_stream import row_keys
 from kernels.torch_sampling import SamplingRows, inverse_temperatures
-from kernels.triton.race import hash_of, run_race, scores_of
+from kernels.triton.gumbel import block_argmax, gumbel_scores, hash_of
 
 _BLOCK_V = 2048
 # exp(-104) is 0 in float32: logits further below the highest have no probability to lose.
@@ -94,7 +93,7 @@ def _threshold(
 
 
 @triton.jit
-def _weigh(
+def _count_and_mass(
     row_ptr: tl.tensor,
     inverse_temperature: tl.tensor,
     highest: tl.tensor,
@@ -102,7 +101,7 @@ def _weigh(
     V: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Number and mass of the tokens strictly above a threshold."""
+    """Number and total weight of the tokens strictly above a threshold."""
     column = tl.arange(0, BLOCK_V)
     count = 0.0
     mass = 0.0
@@ -159,7 +158,7 @@ def _sample_kernel(
         column = tl.arange(0, BLOCK_V)
         if top_k > 0:
             threshold = _threshold(row_ptr, inverse, highest, top_k, floor, V, BLOCK_V, False)
-            above, mass_above = _weigh(row_ptr, inverse, highest, threshold, V, BLOCK_V)
+            above, mass_above = _count_and_mass(row_ptr, inverse, highest, threshold, V, BLOCK_V)
             num_ties = (top_k - above).to(tl.int32)
         if top_p < 1:
             total = 0.0
@@ -172,7 +171,7 @@ def _sample_kernel(
             nucleus = total * top_p
             by_mass = _threshold(row_ptr, inverse, highest, nucleus, floor, V, BLOCK_V, True)
             by_mass = tl.maximum(by_mass, threshold)
-            above, mass_above = _weigh(row_ptr, inverse, highest, by_mass, V, BLOCK_V)
+            above, mass_above = _count_and_mass(row_ptr, inverse, highest, by_mass, V, BLOCK_V)
             each = tl.exp(by_mass - highest)
             room = tl.ceil((nucleus - mass_above) / tl.maximum(each, 1e-37))
             wanted = tl.minimum(tl.maximum(room, 1.0), V * 1.0).to(tl.int32)
@@ -180,14 +179,14 @@ def _sample_kernel(
             threshold = by_mass
         key = tl.load(key_ptr + row * 3)
         tolerance = 1e-3 + 1e-6 * tl.abs(highest)
-        score = scores_of(raw_highest, inverse, hash_of(first_id + token, key))
+        score = gumbel_scores(raw_highest, inverse, hash_of(first_id + token, key))
         ties = 0
         for begin in range(0, V, BLOCK_V):
             raw = _load_logits(row_ptr, begin + column, V, 1.0)
             x = raw * inverse
             weight, block_ties = _kept_weights(x, highest, threshold, ties, num_ties, min_p)
             ties += block_ties
-            score, token = run_race(
+            score, token = block_argmax(
                 raw, begin + column, weight > 0, inverse, key, score, token, tolerance, first_id
             )
     tl.store(out_ptr + row, first_id + token)
@@ -212,7 +211,7 @@ def _launch(
             V=V,
             BLOCK_V=min(_BLOCK_V, triton.next_power_of_2(V)),
             num_warps=8,
-            enable_fp_fusion=False,  # the race is defined operation by operation
+            enable_fp_fusion=False,  # scores are defined operation by operation
         )
     return scores_R, tokens_R
 
@@ -222,19 +221,18 @@ def sample_rows(logits_RV: torch.Tensor, packed_R3: torch.Tensor) -> torch.Tenso
     return _launch(logits_RV, packed_R3, 0)[1]
 
 
-def race(
+def gumbel_argmax(
     logits_SV: torch.Tensor, rows: SamplingRows, first_id: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Scores and winners among the tokens from first_id on, as `kernels.torch_sampling.race`;
-    waits for the GPU."""
+    """`kernels.torch_sampling.gumbel_argmax`; synchronises with the GPU."""
     packed_R3 = torch.from_numpy(pack_rows(rows)).to(logits_SV.device, non_blocking=True)
     scores_S, tokens_S = _launch(logits_SV, packed_R3, first_id)
     return scores_S.cpu().numpy(), tokens_S.cpu().numpy().astype(np.int64)
 
 
 def pack_rows(rows: SamplingRows) -> NDArray[np.float64]:
-    """(R, 3) for one transfer: the 64 bits of the row's key in the place of the first, float32
-    reciprocal of the temperature (0: greedy), top_k, top_p and min_p in that of the others."""
+    """(R, 3) float64 for one transfer: column 0 holds the 64 bits of the row's key, columns 1 and 2
+    float32 reciprocal of the temperature (0: greedy), top_k, top_p and min_p."""
     packed_R3 = np.empty((len(rows.temperature_S), 3), dtype=np.float64)
     packed_R3.view(np.uint64)[:, 0] = row_keys(rows.seed_S, rows.position_S)
     parameters_R4 = packed_R3.view(np.float32)[:, 2:]
@@ -246,7 +244,7 @@ def pack_rows(rows: SamplingRows) -> NDArray[np.float64]:
 
 
 def sample(logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
-    """One token id per row, as `kernels.torch_sampling.sample`; waits for the GPU once."""
+    """One token id per row, as `kernels.torch_sampling.sample`; synchronises with the GPU once."""
     packed_R3 = torch.from_numpy(pack_rows(rows)).to(logits_SV.device, non_blocking=True)
     picked: NDArray[np.int64] = sample_rows(logits_SV, packed_R3).cpu().numpy().astype(np.int64)
     return picked

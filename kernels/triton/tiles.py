@@ -1,7 +1,5 @@
-"""Launch constants, in one place, with the reasoning (they have not been tuned on a GPU yet).
-
-`legato bench gpu` times alternatives; a measured table belongs here.
-"""
+"""Launch constants and their reasons. They have not been tuned on a GPU yet: `legato bench gpu`
+times alternatives."""
 
 from __future__ import annotations
 
@@ -11,11 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-# Programs to have in flight: two per multiprocessor of an H100/H200 hide each other's
-# latency at the end of a tile; older GPUs have fewer multiprocessors and gain from more of them.
+# Programs in flight: two per multiprocessor of an H100 or H200 hide each other's latency at the end
+# of a tile.
 _FALLBACK_MULTIPROCESSORS = 132
 _PROGRAMS_PER_MULTIPROCESSOR = 2
-# The interpreter runs programs one after another: few, but enough that work is cut.
+# The interpreter runs programs serially: few, but enough that work is split.
 _INTERPRETED_MULTIPROCESSORS = 4
 
 
@@ -54,7 +52,7 @@ def target_arch() -> int:
 def prefill_tile(head_dim: int, group: int, dtype: torch.dtype, arch: int) -> PrefillTile:
     """128 rows keep two warpgroups of Hopper's tensor cores busy.
 
-    Ampere's products take both operands from registers: with 128 features only a tile of 32
+    On Ampere both operands of an mma come from registers: with head_dim 128 only a tile of 32
     positions fits without spilling (by the compiler's report). Wider heads and float32 get
     fewer rows for the same reason.
     """
@@ -73,7 +71,7 @@ def prefill_tile(head_dim: int, group: int, dtype: torch.dtype, arch: int) -> Pr
 
 @functools.cache
 def decode_tile(head_dim: int, group: int, dtype: torch.dtype) -> DecodeTile:
-    """16 rows are the smallest matrix product; the tile of K is wide enough to stream."""
+    """16 rows are the smallest tl.dot; the K tile is wide enough to saturate bandwidth."""
     row_bytes = _power_of_two_at_least(head_dim) * dtype.itemsize
     return DecodeTile(
         rows=max(16, _power_of_two_at_least(group)),
@@ -93,11 +91,11 @@ def _num_multiprocessors() -> int:
 
 
 def num_programs() -> int:
-    """Programs of a launch that shares its work out evenly among as many as run at once."""
+    """Programs of a persistent launch: as many as run concurrently."""
     return _num_multiprocessors() * _PROGRAMS_PER_MULTIPROCESSOR
 
 
 def splits_to_fill(count: int, most: int = 16) -> int:
-    """Ways to cut the inner sum of a small product so that its programs fill the GPU."""
+    """Split-K factor, a power of two, that makes `count` programs fill the GPU."""
     splits = max(1, min(most, num_programs() // max(1, count)))
     return 1 << (splits.bit_length() - 1)

@@ -1,8 +1,8 @@
-"""The work of decode attention in equal shares; the device makes the list itself.
+"""The work list of decode attention, built on the device: equal work per program.
 
-The unit is one tile of kv positions of one kv head. Units lie in a row, by slice, then head, then
-tile, and each program takes an equal run of them. So a launch has as many programs as fill the GPU,
-whatever the batch and however long a context may become, and a captured one serves every length.
+A unit is one tile of kv positions of one kv head. Units are ordered by slice, then head, then tile,
+and each program takes an equal range of them. So a launch has as many programs as fill the GPU for
+any batch and context length, and a captured launch can be replayed over other lengths.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BLOCK_S = 128
 def context(
     starts_ptr: tl.tensor, s: tl.tensor, inside: tl.tensor, WINDOW: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """[begin, end) of the kv positions that the one token of slice s sees."""
+    """[begin, end) of the kv positions that the single token of slice s attends to."""
     end = tl.load(starts_ptr + s, mask=inside, other=0) + 1
     begin = end * 0
     if WINDOW > 0:
@@ -40,7 +40,7 @@ def _tiles_of(
     BLOCK_K: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> tl.tensor:
-    """Tiles of each slice: none of padding, which has no token, nor of chunks, which have more."""
+    """Tiles of each slice; 0 for padding (no token) and chunks (several tokens)."""
     begin, end = context(starts_ptr, s, s < num_slices, WINDOW)
     length = tl.load(lengths_ptr + s, mask=s < num_slices, other=0)
     return tl.where(length == 1, tl.cdiv(end - begin, BLOCK_K), 0)
@@ -58,7 +58,7 @@ def _plan_kernel(
     WINDOW: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ) -> None:
-    # Each program adds all lengths up for itself: programs that need not wait for each other.
+    # Each program sums all lengths itself, which needs no synchronisation between programs.
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK_S)
     total = 0
@@ -81,8 +81,8 @@ def _plan_kernel(
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """tile_starts_S1: tiles of one head before each slice, and of all. first_slice_P: of each
-    program, the slice in which its share begins; S where there is none for it."""
+    """tile_starts_S1: cumulative tiles of one head from 0. first_slice_P: the slice in which each
+    program's range begins; S for a program without work."""
 
     tile_starts_S1: torch.Tensor
     first_slice_P: torch.Tensor
@@ -97,7 +97,7 @@ class WorkList:
 
 
 def plan_work(batch: Batch, num_slices: int, shape: AttentionShape, dtype: torch.dtype) -> WorkList:
-    """The one-token slices among the first `num_slices`."""
+    """Work list of the one-token slices among the first `num_slices`."""
     device = batch.starts_S.device
     tile = decode_tile(shape.head_dim, shape.num_heads // shape.num_kv_heads, dtype)
     # Zeros, for nothing writes the first.
@@ -119,9 +119,9 @@ def plan_work(batch: Batch, num_slices: int, shape: AttentionShape, dtype: torch
 
 
 class WorkLists:
-    """Work lists of the latest batch, made once for all layers with the same window.
+    """Work lists of the latest batch, built once for all layers with the same window.
 
-    A batch to be captured must be an object of its own, so that its list is made inside the graph.
+    A batch to be captured must be a new object, so that its list is built inside the graph.
     """
 
     def __init__(self) -> None:

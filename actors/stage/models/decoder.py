@@ -171,7 +171,7 @@ class Decoder:
 
     def _mlp(self, w: LayerWeights, x_TH: torch.Tensor, batch: Batch) -> torch.Tensor:
         if w.experts is not None:
-            return self._backend.mixture(x_TH, w.experts, self._form)
+            return self._backend.moe(x_TH, w.experts, self._form)
         if w.gate_up is None or w.down is None:
             raise ValueError("a layer has neither an MLP nor experts")
         inner_TX = self._linear(w.gate_up, w.adapters.gate_up, x_TH, batch)
@@ -237,7 +237,7 @@ class Decoder:
         the end of the vocabulary are meaningless."""
         if self._weights.head is None:
             raise RuntimeError("only the last stage has the language-model head")
-        return self._weights.head.unrounded(normed_RH)
+        return self._weights.head.forward_f32(normed_RH)
 
     def gather_logits(
         self, sharded_RV: torch.Tensor, place_RV: torch.Tensor | None = None

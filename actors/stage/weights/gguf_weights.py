@@ -17,7 +17,7 @@ from actors.stage.weights.gguf_config import family_of
 from actors.stage.weights.gguf_file import GgufFile, StoredTensor
 from actors.stage.weights.names import all_shapes
 from actors.stage.weights.source import WHOLE, PackedView, Shard
-from kernels.ggml_blocks import PACKED, Bytes, as_whole_numbers, dequantize
+from kernels.ggml_blocks import PACKED, Bytes, as_quantized, dequantize
 from kernels.quantized import QuantizedWeight
 
 # Read with the config, not as weights.
@@ -83,7 +83,7 @@ class GgufWeights:
     def read_packed(self, layer: str, part: Shard) -> QuantizedWeight:
         name = f"{layer}.weight"
         raw, kind = self._raw(name, part.rows), self._stored(name).kind
-        weight = as_whole_numbers(raw, kind)
+        weight = as_quantized(raw, kind)
         if weight is None:
             raise ModelError(f"{self._file.path}: layer {layer} is not stored as whole numbers")
         if part.columns is None:

@@ -12,7 +12,7 @@ from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepShape
 from actors.scheduling.request import SamplingParams
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
-from kernels.cpu.kv import wait_until_touched
+from kernels.cpu.kv import wait_until_prefaulted
 
 BLOCK_SIZE = 16
 DEFAULT_SHAPE = Path("configs/models/shapes/llama-135m")
@@ -61,7 +61,7 @@ class LoadedStage:
         self.runner = StageRunner(self.spec)
         self.info = self.runner.load()
         self.runner.allocate(kv_tokens // block_size + max_requests)
-        wait_until_touched()
+        wait_until_prefaulted()
         self._next_request = 0
         self._next_step = 0
 

@@ -26,13 +26,13 @@ from actors.stage.cuda_graphs import StepOutput
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
 from actors.transport.messages import pack, unpack
+from kernels.all_reduce import AllReduce
 from kernels.graph_support import GraphSupport
 from kernels.interface import AttentionShape, DecoderStack, KVLayer
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import LayerWeights
-from kernels.rank_sums import RankSums
 from kernels.torch_native import TorchBackend
-from kernels.torch_sampling import judge
+from kernels.torch_sampling import gather_logprobs
 
 BATCHES = (1, 32, 64, 128)
 LIMIT_US = {64: 250.0}  # what a step of so many decodes may cost the host
@@ -89,14 +89,14 @@ class _Backend(TorchBackend):
         cos_sin_PD: torch.Tensor,
         shape: AttentionShape,
         form: LayerForm,
-        sums: RankSums | None = None,
+        all_reduce: AllReduce | None = None,
     ) -> DecoderStack | None:
         return lambda x_TH, residual_TH, batch: (x_TH, torch.zeros_like(x_TH))
 
     def graph_support(self) -> GraphSupport | None:
         from kernels.triton.sampling import pack_rows
 
-        return GraphSupport(True, pack_rows, self._draw, judge)
+        return GraphSupport(True, pack_rows, self._draw, gather_logprobs)
 
     def _draw(self, logits_SV: torch.Tensor, packed_S3: torch.Tensor) -> torch.Tensor:
         return torch.ones(len(logits_SV), dtype=torch.int32)

@@ -4,7 +4,7 @@
 
 #include "api.h"
 #include "pool.h"
-#include "stack_memory.h"
+#include "scratch.h"
 
 namespace legato {
 
@@ -24,7 +24,7 @@ void adapt(const AdapterModule& module, const AdapterTiles& tiles, const void* x
   const AdapterArgs args{&module, x, y};
   const int64_t bytes = int64_t{kAdapterRows} * module.parts * module.max_rank * sizeof(float);
   auto one = [&](int64_t i, int) {
-    tile(args, tiles[i], reinterpret_cast<float*>(thread_memory<AdapterModule>(bytes)));
+    tile(args, tiles[i], reinterpret_cast<float*>(thread_scratch<AdapterModule>(bytes)));
   };
   if (tiles.size() == 1) {
     one(0, 0);

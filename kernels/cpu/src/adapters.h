@@ -1,6 +1,7 @@
-// LoRA adapters added to what linear layers give: y += B (A x) for the rows of a batch that use one.
+// LoRA adapters of linear layers: y += B (A x) for the rows of a batch that use one (the shrink and
+// expand steps of Punica's SGMV, arXiv 2310.18547).
 //
-// A row's sum is computed in one fixed order, whatever rows stand beside it; A x stays float.
+// A row's sum is computed in one fixed order, whatever rows are batched with it; A x stays float.
 #pragma once
 
 #include <cstdint>

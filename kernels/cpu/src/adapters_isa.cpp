@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kLanes = Vec::kLanes;
 
-// Where a row's A x stands.
+// Stride between the A x of two rows.
 inline int64_t shrunk_row(const AdapterModule& m) { return int64_t{m.parts} * m.max_rank; }
 
 // R rows of A against M rows of x, each pair summed by itself.

@@ -1,4 +1,4 @@
-// What Python sees: C functions, everything else stays hidden.
+// The exported C functions, called through ctypes; all other symbols are hidden.
 #pragma once
 
 #define LEGATO_API extern "C" __attribute__((visibility("default")))

@@ -1,4 +1,4 @@
-// A block of query rows against its K and V, partition by partition.
+// One block of query rows against its K and V, partition by partition (online softmax).
 //
 // Only for *_isa.cpp files.
 #pragma once
@@ -13,9 +13,9 @@
 namespace legato::LEGATO_ISA {
 
 template <class Format>
-class Block {
+class QueryBlock {
  public:
-  Block(const AttentionArgs& args, const AttentionTask& task, const AttentionTask* next,
+  QueryBlock(const AttentionArgs& args, const AttentionTask& task, const AttentionTask* next,
         const AttentionScratch& scratch)
       : args_(args),
         task_(task),
@@ -47,13 +47,13 @@ class Block {
       float* target = whole ? scratch_.accumulated : partial + 2 * kRowsPerBlock;
       compute(p, target, whole);
       if (whole) continue;
-      std::memcpy(partial, states_.part_maximum, sizeof states_.part_maximum);
+      std::memcpy(partial, states_.part_max, sizeof states_.part_max);
       std::memcpy(partial + kRowsPerBlock, states_.part_sum, sizeof states_.part_sum);
       partial += partial_floats(task_.num_rows, value_dim_);
     }
   }
 
-  const RowStates& states() const { return states_; }
+  const OnlineSoftmax& states() const { return states_; }
 
  private:
   const uint8_t* query_row(int row) const {
@@ -100,7 +100,7 @@ class Block {
     return all;
   }
 
-  // Adds one partition to the rows' outputs, or leaves it alone in `target`.
+  // Folds one partition into the rows' outputs, or leaves its partial output in `target`.
   void compute(int partition, float* target, bool merges) {
     states_.reset_part();
     const Range all = visible(partition, 0, task_.num_rows);
@@ -114,16 +114,16 @@ class Block {
     for (int g = 0; g < num_groups; ++g) {
       ranges_[g] = visible(partition, g * kBlockRows, rows_of(g));
     }
-    // A few tiles of K stay in the nearest cache while all rows are multiplied with them.
+    // A few tiles of K stay in the L1 cache while all rows are multiplied by them.
     for (int t = begin; t < stop; t += kBlockLanes) {
-      for (int g = 0; g < num_groups; ++g) score(g, t, min_of(t + kBlockLanes, stop));
+      for (int g = 0; g < num_groups; ++g) qk(g, t, min_of(t + kBlockLanes, stop));
     }
-    fetch_next(partition);
-    for (int g = 0; g < num_groups; ++g) weigh_rows(g, partition);
+    find_next_keys(partition);
+    for (int g = 0; g < num_groups; ++g) softmax_rows(g, partition);
     if (merges) states_.merge_part();
     for (int g = 0; g < num_groups; ++g) {
       if (ranges_[g].end > 0) {
-        mix(g, target, merges);
+        pv(g, target, merges);
       } else if (!merges) {
         std::memset(target + int64_t{g} * kBlockRows * value_dim_, 0,
                     sizeof(float) * rows_of(g) * value_dim_);
@@ -135,9 +135,10 @@ class Block {
 
   int rows_of(int g) const { return min_of(kBlockRows, task_.num_rows - g * kBlockRows); }
 
-  // Finds the keys that come next, in this task or the next: fetched while values are read.
-  void fetch_next(int partition) {
-    fetches_ = false;
+  // Finds the K tiles that are read next, in this task or the next one: they are prefetched while V
+  // is read.
+  void find_next_keys(int partition) {
+    prefetches_ = false;
     if (!tiles_.in_place()) return;
     const bool last = partition + 1 == task_.end_partition;
     if (last && next_ == nullptr) return;
@@ -147,12 +148,12 @@ class Block {
     const int rows = (task.first_row + task.num_rows - 1) / args_.shape.group();
     const int length = args_.batch->starts[task.slice] + rows + 1 - first * kPartition;
     const int stop = round_up(length < kPartition ? length : kPartition, kTile) / kTile;
-    tiles_.find(args_, task, first, stop, ahead_, unused);
-    for (int t = stop; t < kTilesPerPartition; ++t) ahead_[t] = ahead_[0];
-    fetches_ = stop > 0;
+    tiles_.find(args_, task, first, stop, prefetch_, unused);
+    for (int t = stop; t < kTilesPerPartition; ++t) prefetch_[t] = prefetch_[0];
+    prefetches_ = stop > 0;
   }
 
-  void score(int g, int begin, int stop) {
+  void qk(int g, int begin, int stop) {
     const int first = ranges_[g].begin / kTile, end = round_up(ranges_[g].end, kTile) / kTile;
     begin = begin > first ? begin : first;
     stop = stop < end ? stop : end;
@@ -164,11 +165,11 @@ class Block {
     }
   }
 
-  void mix(int g, float* target, bool merges) {
+  void pv(int g, float* target, bool merges) {
     const int columns = value_dim_ / 16;
     for (int c = 0; c < columns; c += kBlockLanes) {
       const int lanes = min_of(kBlockLanes, columns - c);
-      if (g == 0 && fetches_) {
+      if (g == 0 && prefetches_) {
         with_rows<kBlockRows, true>(g, c, lanes, target, merges);
       } else {
         with_rows<kBlockRows, false>(g, c, lanes, target, merges);
@@ -176,39 +177,39 @@ class Block {
     }
   }
 
-  // Finds the instance for a group's number of rows and of lanes: of scores (no target) from tile
-  // `first`, or of outputs from column `first`.
-  template <int kRows, bool kAhead>
+  // Dispatches to the instance for a group's number of rows and lanes: Q K^T (no target) from tile
+  // `first`, or P V from column `first`.
+  template <int kRows, bool kPrefetch>
   void with_rows(int g, int first, int lanes, float* target, bool merges) {
     if (rows_of(g) == kRows) {
-      with_lanes<kRows, kBlockLanes, kAhead>(g, first, lanes, target, merges);
+      with_lanes<kRows, kBlockLanes, kPrefetch>(g, first, lanes, target, merges);
     } else if constexpr (kRows > 1) {
-      with_rows<kRows - 1, kAhead>(g, first, lanes, target, merges);
+      with_rows<kRows - 1, kPrefetch>(g, first, lanes, target, merges);
     }
   }
 
-  template <int kRows, int kLanes, bool kAhead>
+  template <int kRows, int kLanes, bool kPrefetch>
   void with_lanes(int g, int first, int lanes, float* target, bool merges) {
     if (lanes < kLanes) {
       if constexpr (kLanes > 1) {
-        with_lanes<kRows, kLanes - 1, kAhead>(g, first, lanes, target, merges);
+        with_lanes<kRows, kLanes - 1, kPrefetch>(g, first, lanes, target, merges);
       }
     } else if (target == nullptr) {
-      score_block<kRows, kLanes, kAhead>(g * kBlockRows, first);
+      qk_block<kRows, kLanes, kPrefetch>(g * kBlockRows, first);
     } else {
-      mix_block<kRows, kLanes, kAhead>(g, first, target, merges);
+      pv_block<kRows, kLanes, kPrefetch>(g, first, target, merges);
     }
   }
 
-  template <int kRows, int kLanes, bool kAhead>
-  void score_block(int row, int tile) {
+  template <int kRows, int kLanes, bool kPrefetch>
+  void qk_block(int row, int tile) {
     Lanes sum[kRows][kLanes];
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 8
       for (int j = 0; j < kLanes; ++j) sum[i][j] = Lanes::zero();
     }
-    multiply<Format, kAhead>(
+    multiply<Format, kPrefetch>(
         reinterpret_cast<const uint32_t*>(scratch_.query) + int64_t{row} * words_, words_,
         tiles_.keys + tile, Format::kLaneBytes, words_, tiles_.values + tile, Format::kLaneBytes,
         sum);
@@ -221,39 +222,41 @@ class Block {
     }
   }
 
-  void fetch_tile(const uint8_t* tile) const {
+  void prefetch_tile(const uint8_t* tile) const {
     const int64_t bytes = int64_t{kTile / Format::kPair} * value_dim_ / 16 * Format::kLaneBytes;
     for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(tile + i, _MM_HINT_T0);
   }
 
   float* scores_of(int row) const { return scratch_.scores + int64_t{row} * kPartition; }
 
-  void weigh_rows(int g, int partition) {
+  void softmax_rows(int g, int partition) {
     const Range range = ranges_[g];
     if (range.end == 0) return;
     const int first = g * kBlockRows, end = first + rows_of(g);
-    // All maxima first: each takes a while to get from its lanes to one number.
+    // All maxima first: the horizontal reductions then overlap.
     for (int r = first; r < end; ++r) {
       const Range own = visible(partition, r, 1);
       if (own.end > 0) {
-        states_.part_maximum[r] = maximum_of(scores_of(r), own.begin, own.end, scaling_);
+        states_.part_max[r] = row_maximum(scores_of(r), own.begin, own.end, scaling_);
       }
     }
     for (int r = first; r < end; ++r) {
-      if (g == 0 && fetches_) fetch_tile(ahead_[r]);  // memory would be idle here
+      // The memory bus would be idle during the exponentials.
+      if (g == 0 && prefetches_) prefetch_tile(prefetch_[r]);
       const Range own = visible(partition, r, 1);
       if (own.end > 0) {
         states_.part_sum[r] =
-            weigh<Format>(scores_of(r), range.begin / kTile * kTile, round_up(range.end, kTile),
-                          own.begin, own.end, states_.part_maximum[r], scaling_);
+            softmax_row<Format>(scores_of(r), range.begin / kTile * kTile,
+                                round_up(range.end, kTile), own.begin, own.end,
+                                states_.part_max[r], scaling_);
       } else {
         std::memset(scores_of(r), 0, sizeof(float) * kPartition / Format::kPair);
       }
     }
   }
 
-  template <int kRows, int kLanes, bool kAhead>
-  void mix_block(int g, int column, float* target, bool merges) {
+  template <int kRows, int kLanes, bool kPrefetch>
+  void pv_block(int g, int column, float* target, bool merges) {
     const Range range = ranges_[g];
     const int row = g * kBlockRows;
     Lanes sum[kRows][kLanes];
@@ -268,29 +271,31 @@ class Block {
         reinterpret_cast<const uint32_t*>(scratch_.scores) + int64_t{row} * kPartition;
     for (int t = begin; t < stop; ++t) {
       const uint8_t* right[kLanes];
-      const uint8_t* ahead[kLanes];
+      const uint8_t* prefetch[kLanes];
 #pragma GCC unroll 8
       for (int j = 0; j < kLanes; ++j) {
         right[j] = tiles_.values[t] + (column + j) * Format::kLaneBytes;
-        ahead[j] = kAhead ? ahead_[t] + (column + j) * Format::kLaneBytes : nullptr;
+        prefetch[j] = kPrefetch ? prefetch_[t] + (column + j) * Format::kLaneBytes : nullptr;
       }
-      // Past the last token lies what the block's last owner left there: never multiply it.
+      // Slots past the last token hold stale data of the block's previous owner: never multiply
+      // them.
       const int tokens = min_of(kTile, range.end - t * kTile);
-      multiply<Format, kAhead>(weights + t * kTile / Format::kPair, kPartition, right,
-                               row_bytes, (tokens + Format::kPair - 1) / Format::kPair, ahead,
+      multiply<Format, kPrefetch>(weights + t * kTile / Format::kPair, kPartition, right,
+                               row_bytes, (tokens + Format::kPair - 1) / Format::kPair, prefetch,
                                row_bytes, sum);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
       float* out = target + int64_t{row + i} * value_dim_ + column * 16;
-      const Vec keep = Vec::set(states_.keep[row + i]), take = Vec::set(states_.take[row + i]);
+      const Vec old_scale = Vec::set(states_.old_scale[row + i]);
+      const Vec part_scale = Vec::set(states_.part_scale[row + i]);
 #pragma GCC unroll 8
       for (int j = 0; j < kLanes; ++j) {
 #pragma GCC unroll 2
         for (int part = 0; part < kParts; ++part) {
           float* at = out + j * 16 + part * Vec::kLanes;
           const Vec fresh = sum[i][j].part[part];
-          (merges ? fma(fresh, take, Vec::load(at) * keep) : fresh).store(at);
+          (merges ? fma(fresh, part_scale, Vec::load(at) * old_scale) : fresh).store(at);
         }
       }
     }
@@ -304,12 +309,12 @@ class Block {
   const ScoreScaling scaling_;
   const int value_dim_;
   const int words_;  // of a query row
-  RowStates states_;
+  OnlineSoftmax states_;
   int begin_[kRowsPerBlock];  // visible positions of each row
   int end_[kRowsPerBlock];
   Range ranges_[kRowsPerBlock / kBlockRows];  // visible to each group of rows, in the partition
-  const uint8_t* ahead_[kTilesPerPartition];
-  bool fetches_ = false;
+  const uint8_t* prefetch_[kTilesPerPartition];
+  bool prefetches_ = false;
 };
 
 }  // namespace legato::LEGATO_ISA

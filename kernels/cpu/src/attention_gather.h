@@ -1,7 +1,7 @@
-// Brings tiles of the cache into the format that a product reads, where they are not in it.
+// Converts tiles of the KV cache to the format that the micro-kernels read, where they differ.
 //
-// Only for *_isa.cpp files. Two steps, each left out where it changes nothing: gather a tile whose
-// tokens lie in blocks that 16 does not divide; convert its elements.
+// Only for *_isa.cpp files. Two steps, each skipped where it would change nothing: gather a tile
+// whose block size is not a multiple of 16; convert its elements.
 #pragma once
 
 #include <cstring>
@@ -108,9 +108,9 @@ class Tiles {
     const int64_t tile_bytes = layout_.head_bytes * kTile / layout_.block_size;
     if (layout_.has_whole_tiles()) find(partition, begin, stop, blocks, unused);
     for (int t = begin; t < stop; ++t) {
-      if (layout_.has_whole_tiles() && t + kTilesAhead < stop) {
+      if (layout_.has_whole_tiles() && t + kPrefetchedTiles < stop) {
         for (int64_t i = 0; i < tile_bytes; i += 64) {
-          _mm_prefetch(blocks[t + kTilesAhead] + i, _MM_HINT_T0);
+          _mm_prefetch(blocks[t + kPrefetchedTiles] + i, _MM_HINT_T0);
         }
       }
       const int position = partition * kPartition + t * kTile;
@@ -141,7 +141,7 @@ class Tiles {
       }
     }
   }
-  // The same for another task, in the part of a block that is its own.
+  // The same for another task of the same layer.
   void find(const AttentionArgs& args, const AttentionTask& task, int partition, int stop,
             const uint8_t** key_tiles, const uint8_t** value_tiles) const {
     const int32_t* table =
@@ -152,10 +152,10 @@ class Tiles {
   bool in_place() const { return in_place_; }
 
  private:
-  static constexpr int kTilesAhead = 3;  // being fetched while one is converted
+  static constexpr int kPrefetchedTiles = 3;  // being fetched while one is converted
 
-  // Of a whole tile. What an earlier owner of the block left behind the last token counts nothing:
-  // it would be multiplied with weight zero, but zero times infinity is not zero.
+  // Of a whole tile. Scales past the last token are set to zero: stale data of an earlier owner
+  // would be multiplied by a weight of zero, but zero times infinity is NaN.
   void load_scales(int t, int position, int num_tokens) {
     const int offset = position % layout_.block_size;
     const uint8_t* head = layout_.head(cache_, table_[position / layout_.block_size], kv_head_);
@@ -196,7 +196,7 @@ class Tiles {
     }
   }
 
-  // Copies token by token what blocks hold into one tile of the same elements.
+  // Gathers one tile token by token, without converting elements.
   void collect(int t, int position, int num_tokens, uint8_t* key_target, uint8_t* value_target) {
     const int size = layout_.element_bytes, pair = layout_.pair, width = layout_.tile_width;
     const int word = size * pair;

@@ -8,7 +8,7 @@ namespace {
 
 // accumulated / sum, in the output's type.
 void finish(const AttentionArgs& args, const AttentionTask& task, const float* accumulated,
-            const RowStates& states) {
+            const OnlineSoftmax& states) {
   const ShapeView& shape = args.shape;
   const int group = shape.group(), dim = shape.head_dim, value_dim = round_up(dim, 16);
   for (int r = 0; r < task.num_rows; ++r) {
@@ -33,46 +33,48 @@ void finish(const AttentionArgs& args, const AttentionTask& task, const float* a
 }
 
 template <class Format>
-void attend_in(const AttentionArgs& args, const AttentionTask& task, const AttentionTask* next,
+void run_task_in(const AttentionArgs& args, const AttentionTask& task, const AttentionTask* next,
                const AttentionScratch& scratch) {
-  Block<Format> block(args, task, next, scratch);
+  QueryBlock<Format> block(args, task, next, scratch);
   block.run();
   if (task.partials == nullptr) finish(args, task, scratch.accumulated, block.states());
 }
 
 }  // namespace
 
-void attend(const AttentionArgs& args, const AttentionTask& task, const AttentionTask* next,
-            AttentionScratch scratch) {
+void run_attention_task(const AttentionArgs& args, const AttentionTask& task,
+                        const AttentionTask* next, AttentionScratch scratch) {
   const bool pairs = args.shape.dtype == Dtype::bfloat16 &&
                      (args.shape.kv_dtype == Dtype::bfloat16 || args.shape.kv_dtype == Dtype::int8);
 #if defined(__AVX512BF16__)
-  // More rows widen a tile once, beforehand.
+  // With more rows it is cheaper to widen a tile once, beforehand.
   if (pairs && args.shape.kv_dtype == Dtype::int8 && task.num_rows <= kBlockRows &&
       args.shape.layout().has_whole_tiles()) {
-    return attend_in<BytePairFormat>(args, task, next, scratch);
+    return run_task_in<BytePairFormat>(args, task, next, scratch);
   }
 #endif
-  pairs ? attend_in<PairFormat>(args, task, next, scratch)
-        : attend_in<FloatFormat>(args, task, next, scratch);
+  pairs ? run_task_in<PairFormat>(args, task, next, scratch)
+        : run_task_in<FloatFormat>(args, task, next, scratch);
 }
 
-void merge_pieces(const AttentionArgs& args, const AttentionTask& task, const float* partials,
+void merge_splits(const AttentionArgs& args, const AttentionTask& task, const float* partials,
                   AttentionScratch scratch) {
   const int value_dim = round_up(args.shape.head_dim, 16);
-  RowStates states;
+  OnlineSoftmax states;
   states.reset(args.shape, task);
   std::memset(scratch.accumulated, 0, sizeof(float) * task.num_rows * value_dim);
   for (int p = task.first_partition; p < task.end_partition; ++p) {
-    std::memcpy(states.part_maximum, partials, sizeof states.part_maximum);
+    std::memcpy(states.part_max, partials, sizeof states.part_max);
     std::memcpy(states.part_sum, partials + kRowsPerBlock, sizeof states.part_sum);
     states.merge_part();
     const float* part = partials + 2 * kRowsPerBlock;
     for (int r = 0; r < task.num_rows; ++r) {
-      const Vec keep = Vec::set(states.keep[r]), take = Vec::set(states.take[r]);
+      const Vec old_scale = Vec::set(states.old_scale[r]);
+      const Vec part_scale = Vec::set(states.part_scale[r]);
       for (int d = 0; d < value_dim; d += Vec::kLanes) {
         float* at = scratch.accumulated + int64_t{r} * value_dim + d;
-        fma(Vec::load(part + int64_t{r} * value_dim + d), take, Vec::load(at) * keep).store(at);
+        const Vec fresh = Vec::load(part + int64_t{r} * value_dim + d);
+        fma(fresh, part_scale, Vec::load(at) * old_scale).store(at);
       }
     }
     partials += partial_floats(task.num_rows, value_dim);

@@ -21,8 +21,8 @@ struct AttentionTask {
   int32_t num_rows;   // at most kRowsPerBlock
   int32_t first_partition;
   int32_t end_partition;
-  int32_t split;      // index of the split this is a piece of, or -1 for a whole task
-  float* partials;    // where a piece leaves its partitions, one after another; null if whole
+  int32_t split_task;  // index into the plan's splits, or -1 for a whole task
+  float* partials;     // where a split writes its partitions, one after another; null if whole
 };
 
 struct AttentionArgs {
@@ -55,23 +55,24 @@ struct AttentionScratch {
         raw(values + int64_t{kPartition} * layout.value_dim) {}
 };
 
-// Floats of one partition of a piece: maxima, sums, then outputs row by row.
+// Floats of one partition of a split: row maxima, row sums, then partial outputs row by row.
 inline int64_t partial_floats(int num_rows, int value_dim) {
   return int64_t{2} * kRowsPerBlock + int64_t{num_rows} * value_dim;
 }
 
-// Rows see positions [position - window + 1, position]; partitions that hold none are left out.
+// Rows see positions [position - window + 1, position]; partitions without any are skipped.
 inline int first_visible(int position, int window) {
   return window > 0 && position >= window ? position - window + 1 : 0;
 }
 
 LEGATO_FOR_EACH_ISA(
-    // Computes a whole task to the output, or a piece to its partials. `next` (or null) is the
-    // task that this thread probably runs next: its first keys are fetched from memory at the end.
-    void attend(const AttentionArgs& args, const AttentionTask& task, const AttentionTask* next,
-                AttentionScratch scratch);
-    // Merges the partials of all partitions of a split task, in order, to the output.
-    void merge_pieces(const AttentionArgs& args, const AttentionTask& task, const float* partials,
+    // Computes a whole task into the output, or a split into its partials. `next` (or null) is the
+    // task that this thread probably runs next: its first K tiles are prefetched at the end.
+    void run_attention_task(const AttentionArgs& args, const AttentionTask& task,
+                            const AttentionTask* next, AttentionScratch scratch);
+    // Combines the partials of all partitions of a split task, in order (split-KV, as in
+    // flash-decoding).
+    void merge_splits(const AttentionArgs& args, const AttentionTask& task, const float* partials,
                       AttentionScratch scratch))
 
 }  // namespace legato

@@ -1,13 +1,13 @@
-// Where a token's K and V lie in the paged cache, and the geometry that the kernels receive.
+// Layout of the paged KV cache, and the batch geometry that the kernels receive.
 //
 // A block holds, per KV head, K then V then (int8 only) the scales:
 //   K  [tile][D / pair][tile width][pair]   tokens along the lanes, features in pairs
 //   V  [ceil(block / pair)][Dv][pair]       features along the lanes, tokens in pairs
 //   K scales [block], V scales [block]      float
-// pair is 2 (as the bf16 dot product reads them: two products per lane) and 1 for float; a tile is 16
-// tokens, or the whole block where 16 does not divide it; Dv is D rounded up to 16. So with the
-// usual block of 16 both scores and outputs are plain register-blocked products over rows of 64
-// bytes, with no shuffle.
+// pair is 2 (the operand of the bf16 dot product: two products per lane) and 1 for float; a tile is
+// 16 tokens, or the whole block where 16 does not divide it; Dv is D rounded up to 16. So with the
+// usual block of 16 tokens both Q K^T and P V are plain register-blocked products over rows of 64
+// bytes, without shuffles.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ inline int bytes_of(Dtype dtype) {
 }
 
 constexpr int kTile = 16;        // tokens per tile
-constexpr int kPartition = 256;  // tokens per partition; each has its softmax, then they merge
+constexpr int kPartition = 256;  // tokens per partition, the unit of the online softmax
 constexpr int kTilesPerPartition = kPartition / kTile;
 
 inline int round_up(int n, int step) { return (n + step - 1) / step * step; }

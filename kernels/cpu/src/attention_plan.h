@@ -9,27 +9,28 @@
 
 namespace legato {
 
-// A block of rows cut along its partitions; the thread that finishes its last piece merges them.
-struct AttentionSplit {
+// A block of query rows whose KV range is split; the thread that finishes the last split combines
+// them.
+struct SplitTask {
   AttentionTask whole;
   int64_t partials;  // offset, in floats
-  int32_t num_pieces;
+  int32_t num_splits;
 };
 
-// Depends on the batch and the model's shape, not on the layer: made once, run for every layer.
-// The cut decides which thread computes what, never a result.
+// Depends on the batch and the model's shape, not on the layer: built once, run for every layer.
+// Splitting decides which thread computes what, never a result.
 class AttentionPlan {
  public:
   AttentionPlan(const BatchView& batch, const ShapeView& shape, int num_threads);
   void run(const AttentionArgs& args);
 
  private:
-  void add(const AttentionTask& whole, int num_pieces, int value_dim);
+  void add(const AttentionTask& whole, int num_splits, int value_dim);
 
   std::vector<AttentionTask> tasks_;
   std::vector<int64_t> offsets_;  // of each task's partials
-  std::vector<AttentionSplit> splits_;
-  std::unique_ptr<std::atomic<int>[]> unfinished_;  // pieces, by split
+  std::vector<SplitTask> split_tasks_;
+  std::unique_ptr<std::atomic<int>[]> unfinished_;  // splits left, by split task
   std::unique_ptr<float[]> partials_;
   int64_t partials_size_ = 0;
 };

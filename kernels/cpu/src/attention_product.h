@@ -1,7 +1,7 @@
-// Register-blocked products of attention: rows of words times 16 lanes.
+// Register-blocked micro-kernels of attention: rows of words times 16 lanes.
 //
-// Only for *_isa.cpp files. Scores (query x K) and outputs (weights x V) are the same product in
-// the layout of attention_layout.h: a 32-bit word of the left row (two bf16 or one float) is
+// Only for *_isa.cpp files. Q K^T and P V are the same product in the
+// layout of attention_layout.h: a 32-bit word of the left row (two bf16 or one float) is
 // broadcast against 64 bytes of the right (16 lanes of the same). One accumulator per row and 16
 // lanes, steps in order: the result of a row does not depend on the blocking.
 #pragma once
@@ -85,7 +85,7 @@ struct PairFormat {
 
   static Left broadcast(const uint32_t* word) {
     // Broadcast as it is read, split in the register: splitting it first would take the word
-    // through the general registers, at more than the multiplications' cost.
+    // through the general-purpose registers, which costs more than the multiplications.
 #if defined(__AVX512F__)
     const __m512i pairs = _mm512_set1_epi32(static_cast<int>(*word));
     return {{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))},
@@ -136,7 +136,7 @@ struct BytePairFormat : PairFormat {
 };
 #endif
 
-// The largest block whose accumulators, and what they are fed from, fit the registers.
+// The largest block whose accumulators and operands fit the registers.
 #if defined(__AVX512F__)
 constexpr int kBlockRows = 6;
 constexpr int kBlockLanes = 4;  // groups of 16 lanes
@@ -145,21 +145,21 @@ constexpr int kBlockRows = 4;
 constexpr int kBlockLanes = 1;
 #endif
 
-// sum[i][j] += row i of `a` times column group j of `b`, over `steps` words. Asks the memory
-// meanwhile for as much as it reads of b: `ahead`, if given, has kLanes addresses, of which each
-// step fetches a line, `ahead_step` bytes further.
-template <class Format, bool kAhead, int kRows, int kLanes>
+// sum[i][j] += row i of `a` times column group j of `b`, over `steps` words. Prefetches as much as
+// it reads of b: `prefetch`, if given, holds kLanes addresses; each step prefetches one cache line
+// of each and advances them by `prefetch_step` bytes.
+template <class Format, bool kPrefetch, int kRows, int kLanes>
 inline __attribute__((always_inline)) void multiply(const uint32_t* a, int64_t a_stride,
                                                     const uint8_t* const* b, int64_t b_step,
-                                                    int steps, const uint8_t* const* ahead,
-                                                    int64_t ahead_step,
+                                                    int steps, const uint8_t* const* prefetch,
+                                                    int64_t prefetch_step,
                                                     Lanes (&sum)[kRows][kLanes]) {
   for (int step = 0; step < steps; ++step) {
     typename Format::Right right[kLanes];
 #pragma GCC unroll 8
     for (int j = 0; j < kLanes; ++j) {
       right[j] = Format::load(b[j] + step * b_step);
-      if constexpr (kAhead) _mm_prefetch(ahead[j] + step * ahead_step, _MM_HINT_T0);
+      if constexpr (kPrefetch) _mm_prefetch(prefetch[j] + step * prefetch_step, _MM_HINT_T0);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {

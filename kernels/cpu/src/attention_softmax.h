@@ -1,4 +1,4 @@
-// Softmax of one query row within one partition, and how partitions merge.
+// Online softmax: one query row within one partition, and how partitions are combined.
 //
 // Only for *_isa.cpp files. Scores are kept in powers of two (scaled by log2 e).
 #pragma once
@@ -14,7 +14,7 @@ template <int kDegree>
 inline Vec exp2_nonpositive(Vec x) {
   static_assert(kDegree == 4 || kDegree == 6);
 #if defined(__AVX512F__)
-  // What x is above the next whole number below; 0 for -inf, whose scaling then gives 0.
+  // The fraction x - floor(x); 0 for -inf, which the scaling below turns into 0.
   const Vec f{_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
 #else
   const Vec floored = max(x, Vec::set(-126.0f));
@@ -47,42 +47,42 @@ inline Vec exp2_nonpositive(Vec x) {
 constexpr float kMinusInfinity = -__builtin_inff();
 constexpr float kLog2E = 1.44269504088896341f;
 
-// Running softmax of a block of rows: maximum, sum, and the factors of the partition in hand.
-struct RowStates {
-  alignas(64) float maximum[kRowsPerBlock];
+// Running maximum and sum of a block of rows, and the rescaling factors of the current partition.
+struct OnlineSoftmax {
+  alignas(64) float row_max[kRowsPerBlock];
   alignas(64) float sum[kRowsPerBlock];
-  alignas(64) float part_maximum[kRowsPerBlock];
+  alignas(64) float part_max[kRowsPerBlock];
   alignas(64) float part_sum[kRowsPerBlock];
-  alignas(64) float keep[kRowsPerBlock];  // factor of what was accumulated
-  alignas(64) float take[kRowsPerBlock];  // factor of the partition
+  alignas(64) float old_scale[kRowsPerBlock];  // factor of the accumulated output
+  alignas(64) float part_scale[kRowsPerBlock];  // factor of the partition
 
-  // A sink is one more score of a row, of a position without a value.
+  // An attention sink is an additional score per row without a value.
   void reset(const ShapeView& shape, const AttentionTask& task) {
     const int group = shape.group();
     for (int r = 0; r < kRowsPerBlock; ++r) {
       const int head = task.kv_head * group + (task.first_row + r) % group;
-      maximum[r] = shape.sinks == nullptr ? kMinusInfinity : shape.sinks[head] * kLog2E;
+      row_max[r] = shape.sinks == nullptr ? kMinusInfinity : shape.sinks[head] * kLog2E;
       sum[r] = shape.sinks == nullptr ? 0.0f : 1.0f;
     }
     reset_part();
   }
   void reset_part() {
     for (int r = 0; r < kRowsPerBlock; ++r) {
-      part_maximum[r] = kMinusInfinity;
+      part_max[r] = kMinusInfinity;
       part_sum[r] = 0.0f;
     }
   }
-  // A partition that a row does not see (maximum -inf) changes no bit of that row.
+  // A partition that is masked for a row (maximum -inf) changes no bit of that row.
   void merge_part() {
     static_assert(kRowsPerBlock % Vec::kLanes == 0);
     for (int r = 0; r < kRowsPerBlock; r += Vec::kLanes) {
-      const Vec old = Vec::load(maximum + r), part = Vec::load(part_maximum + r);
+      const Vec old = Vec::load(row_max + r), part = Vec::load(part_max + r);
       const Vec merged = max(old, part);
       const Vec finite = max(merged, Vec::set(-3.0e38f));
       const Vec k = exp2_nonpositive<6>(old - finite), t = exp2_nonpositive<6>(part - finite);
-      k.store(keep + r);
-      t.store(take + r);
-      merged.store(maximum + r);
+      k.store(old_scale + r);
+      t.store(part_scale + r);
+      merged.store(row_max + r);
       fma(Vec::load(part_sum + r), t, Vec::load(sum + r) * k).store(sum + r);
     }
   }
@@ -101,9 +101,9 @@ struct ScoreScaling {
         value_scales(value_scales) {}
 };
 
-// Makes a row of scores ready: masks what lies around the visible positions [first, end) within
-// their tiles, applies scales of keys and the softcap. Returns the maximum, in powers of two.
-inline float maximum_of(float* scores, int first, int end, const ScoreScaling& scaling) {
+// Masks the positions around the visible ones [first, end) within their tiles, applies the scales
+// of K and the softcap. Returns the row's maximum, in powers of two.
+inline float row_maximum(float* scores, int first, int end, const ScoreScaling& scaling) {
   const int begin = first / kTile * kTile, stop = round_up(end, kTile);
   if (scaling.key_scales != nullptr || scaling.inner > 0.0f) {
     for (int i = begin; i < stop; i += Vec::kLanes) {
@@ -128,14 +128,14 @@ inline float maximum_of(float* scores, int first, int end, const ScoreScaling& s
   return max(most[0], most[1]).max() * scaling.factor;
 }
 
-// Turns a row of scores, made ready, into weights of the product's format in place; in the rest of
-// [begin, stop), whole tiles, they are zero. Returns the sum of the weights.
+// Turns a row of scores, prepared by row_maximum, into weights of the product's format in place;
+// the rest of [begin, stop), whole tiles, is set to zero. Returns the sum of the weights.
 template <class Format>
-inline float weigh(float* scores, int begin, int stop, int first, int end, float maximum,
+inline float softmax_row(float* scores, int begin, int stop, int first, int end, float row_max,
                    const ScoreScaling& scaling) {
   const int tiles_begin = first / kTile * kTile, tiles_end = round_up(end, kTile);
-  const Vec factor = Vec::set(scaling.factor), shift = Vec::set(-maximum);
-  // Weights overwrite scores from below: those of position i lie at or before score i.
+  const Vec factor = Vec::set(scaling.factor), shift = Vec::set(-row_max);
+  // Weights overwrite scores in place: those of position i lie at or before score i.
   auto put = [scores](int i, Vec weight) {
     if constexpr (Format::kPair == 1) {
       weight.store(scores + i);

@@ -43,8 +43,8 @@ void activate(const ActivateArgs& args, int64_t num_rows) {
   for_rows(num_rows, width, [&](int64_t b, int64_t e) { rows(args, b, e); }, as_is);
 }
 
-void add_shares(const ShareArgs& args, int64_t num_rows) {
-  const auto rows = LEGATO_PICK(share_rows);
+void moe_combine(const CombineArgs& args, int64_t num_rows) {
+  const auto rows = LEGATO_PICK(combine_rows);
   for_rows(num_rows, args.width, [&](int64_t b, int64_t e) { rows(args, b, e); }, as_is);
 }
 
@@ -53,7 +53,7 @@ void rope_and_cache(const RopeArgs& args) {
   const ShapeView& shape = args.shape;
   const int32_t* slot_mapping = args.batch->slot_mapping;
   const int64_t num_tokens = args.batch->num_tokens;
-  // Two tokens of a pair share the words of V, so one thread writes both.
+  // The two tokens of a pair share the words of V, so one thread writes both.
   auto keep_pairs = [&](int64_t t) {
     const bool second = t > 0 && t < num_tokens && slot_mapping[t] % shape.block_size % 2 == 1 &&
                         slot_mapping[t - 1] + 1 == slot_mapping[t];

@@ -49,8 +49,8 @@ inline Vec gelu_tanh(Vec x) {
   return x / (Vec::set(1.0f) + exp(inner * Vec::set(-1.5957691216057308f)));
 }
 
-// Of gpt-oss: the gate x sigmoid(1.702 x) with x at most 7; up within 7 of zero, plus one. What is
-// not a number stays so, as the second operand of min and max.
+// Of gpt-oss: the gate x sigmoid(1.702 x) with x at most 7; up within 7 of zero, plus one. NaN is
+// kept, as the second operand of min and max.
 inline Vec clamped_gate(Vec x) {
   const Vec low = min(Vec::set(7.0f), x);
   return low / (Vec::set(1.0f) + exp(low * Vec::set(-1.702f)));
@@ -95,14 +95,14 @@ void activate_in(const ActivateArgs& args, int64_t begin, int64_t end) {
 }
 
 template <class T>
-void share_in(const ShareArgs& args, int64_t begin, int64_t end) {
+void combine_in(const CombineArgs& args, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
-    const int64_t place = args.places[row];
-    const Vec share = Vec::set(args.shares[place]);
+    const int64_t assignment = args.assignments[row];
+    const Vec weight = Vec::set(args.topk_weights[assignment]);
     const T* x = static_cast<const T*>(args.x) + row * args.width;
-    T* y = static_cast<T*>(args.y) + place / args.per_token * args.width;
+    T* y = static_cast<T*>(args.y) + assignment / args.experts_per_token * args.width;
     for_lanes(args.width, [&](int64_t i, int n) {
-      const Vec given = rounded<T>(load_lanes(x + i, n) * share);
+      const Vec given = rounded<T>(load_lanes(x + i, n) * weight);
       store_lanes(load_lanes(y + i, n) + given, y + i, n);
     });
   }
@@ -122,10 +122,10 @@ void activate_rows(const ActivateArgs& args, int64_t begin, int64_t end) {
   activate_in<float>(args, begin, end);
 }
 
-void share_rows(const ShareArgs& args, int64_t begin, int64_t end) {
-  if (args.dtype == Dtype::bfloat16) return share_in<bf16>(args, begin, end);
-  if (args.dtype == Dtype::float16) return share_in<fp16>(args, begin, end);
-  share_in<float>(args, begin, end);
+void combine_rows(const CombineArgs& args, int64_t begin, int64_t end) {
+  if (args.dtype == Dtype::bfloat16) return combine_in<bf16>(args, begin, end);
+  if (args.dtype == Dtype::float16) return combine_in<fp16>(args, begin, end);
+  combine_in<float>(args, begin, end);
 }
 
 }  // namespace legato::LEGATO_ISA

@@ -30,7 +30,7 @@ struct NormArgs {
 // In the order of `ACTIVATIONS` in kernels/layer_form.py.
 enum class Activation : int32_t { silu, gelu, gelu_tanh, relu, clamped_swiglu };
 
-// y = round(f(x)), or gated round(f(gate) * up); of clamped_swiglu up is clamped and one more
+// y = round(f(x)), or gated round(f(gate) * up); clamped_swiglu clamps up and adds one
 struct ActivateArgs {
   const void* x;  // (T, I), or gated (T, 2 I): gate, then up
   void* y;        // (T, I)
@@ -40,13 +40,14 @@ struct ActivateArgs {
   bool gated;
 };
 
-// y[place / per_token] += round(x * shares[place]), row by row of x.
-struct ShareArgs {
+// MoE combine: y[assignment / experts_per_token] += round(x * topk_weights[assignment]), by row of
+// x.
+struct CombineArgs {
   const void* x;          // (T, H)
-  const float* shares;    // by place
-  const int64_t* places;  // of each row
+  const float* topk_weights;   // by assignment
+  const int64_t* assignments;  // of each row
   void* y;                // (T, H)
-  int64_t per_token;
+  int64_t experts_per_token;
   int64_t width;  // H
   Dtype dtype;
 };
@@ -66,13 +67,13 @@ struct RopeArgs {
 LEGATO_FOR_EACH_ISA(
     void norm_rows(const NormArgs& args, int64_t begin, int64_t end);
     void activate_rows(const ActivateArgs& args, int64_t begin, int64_t end);
-    void share_rows(const ShareArgs& args, int64_t begin, int64_t end);
+    void combine_rows(const CombineArgs& args, int64_t begin, int64_t end);
     void rope_rows(const RopeArgs& args, int64_t begin, int64_t end))
 
-// Whole operations on the pool. Few rows run on the calling thread: a hand-over would cost more.
+// Whole operations on the thread pool. Few rows run on the calling thread, without a hand-over.
 void norm(const NormArgs& args, int64_t num_rows);
 void activate(const ActivateArgs& args, int64_t num_rows);
-void add_shares(const ShareArgs& args, int64_t num_rows);
+void moe_combine(const CombineArgs& args, int64_t num_rows);
 void rope_and_cache(const RopeArgs& args);
 
 }  // namespace legato

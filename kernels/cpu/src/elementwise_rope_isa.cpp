@@ -35,7 +35,7 @@ void norm_and_rotate(const T* x, const void* norm, const RopeArgs& args, const f
   rotate(x, cos_sin, y, dim);
 }
 
-// A head as it goes into the cache: values of type C, or bytes with their scale.
+// A head as the KV cache stores it: values of type C, or int8 with a scale.
 template <class T, class C>
 struct Stored {
   using Bits = C;
@@ -44,7 +44,7 @@ struct Stored {
   }
 };
 
-// To int8 with a scale of its own, symmetric.
+// Symmetric int8 with one scale per token and head.
 template <class T>
 struct Quantised {
   using Bits = uint8_t;
@@ -92,8 +92,8 @@ void store_key(const KvLayout& layout, uint8_t* head, int offset, const Bits* ke
   }
 }
 
-// The first token of a pair also clears the second's place: what an earlier owner of the block
-// left there would be multiplied with weight zero, but zero times infinity is not zero.
+// The first token of a pair also clears the second's slot: stale data of an earlier owner of the
+// block would be multiplied by a weight of zero, but zero times infinity is NaN.
 template <class Bits>
 void store_value(const KvLayout& layout, uint8_t* head, int offset, const Bits* value) {
   uint8_t* row = head + layout.value_row_offset(offset);

@@ -47,8 +47,8 @@ Isa active_isa() { return current().load(std::memory_order_relaxed); }
 
 LEGATO_API int legato_isa() { return static_cast<int>(legato::active_isa()); }
 
-// For tests: lowers or restores the choice. Returns the choice in force. Weights packed before may
-// be laid out for another instruction set: pack again.
+// For tests: lowers or restores the choice; returns the one in force. Weights packed before it may
+// be laid out for another instruction set and must be packed again.
 LEGATO_API int legato_set_isa(int isa) {
   const int best = static_cast<int>(legato::best_isa());
   legato::current().store(static_cast<legato::Isa>(isa < best ? isa : best));

@@ -1,4 +1,4 @@
-// How a linear layer is divided among the threads.
+// Partition of a linear layer into tasks for the thread pool.
 #include "linear.h"
 
 #include <algorithm>
@@ -11,15 +11,15 @@
 namespace legato {
 namespace {
 
-// Enough for a thread to read in one go, little enough to share out evenly.
+// Large enough to stream, small enough to balance the load.
 constexpr int64_t kTaskBytes = 128 << 10;
-// Below this many multiplications a layer is not worth waking another thread for.
+// Below this many multiplications waking another thread costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 15;
-constexpr int64_t kMaxShare = 8;  // tasks per thread that are enough to even out lost cycles
+constexpr int64_t kMaxShare = 8;  // tasks per thread, enough to balance the load
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Memory of the calling thread that only grows.
+// Grow-only scratch memory of the calling thread.
 char* scratch(int64_t num_bytes) {
   struct Free {
     void operator()(char* p) const { ::operator delete[](p, std::align_val_t(64)); }
@@ -58,7 +58,7 @@ PreparedInput prepare(const PackedLinear& linear, const void* x, int64_t ldx, in
   return {copy ? rows : static_cast<const char*>(x), row_bytes, linear.has_zeros ? sums : nullptr};
 }
 
-// Panels per task: near kTaskBytes of weight, with the longest thread's share as short as possible.
+// Panels per task: about kTaskBytes of weight, minimising the share of the busiest thread.
 int64_t panels_per_task(const PackedLinear& linear, int64_t num_row_blocks, int threads) {
   if (num_row_blocks > 1) return 1;
   const int64_t most = std::max<int64_t>(1, kTaskBytes / linear.panel_bytes);
@@ -77,13 +77,13 @@ int64_t panels_per_task(const PackedLinear& linear, int64_t num_row_blocks, int 
 }
 
 void run(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void* out, int64_t ldo,
-         Finish finish) {
+         Epilogue epilogue) {
   if (M <= 0 || linear.O == 0) return;
   Pool& pool = Pool::get();
   Task whole;
   whole.linear = &linear;
   whole.x = prepare(linear, x, ldx, M);
-  whole.finish = finish;
+  whole.epilogue = epilogue;
   whole.out = out;
   whole.ldo = ldo;
 
@@ -110,26 +110,26 @@ void run(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void
 int64_t in_features(const PackedLinear& linear) { return linear.K; }
 int64_t out_features(const PackedLinear& linear) { return linear.O; }
 Type activation_type(const PackedLinear& linear) { return linear.type; }
-bool linear_can_gate(const PackedLinear& linear) { return linear.halves_paired; }
+bool linear_can_gate(const PackedLinear& linear) { return linear.interleaves_halves; }
 
 void linear_forward(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void* out,
                     int64_t ldo) {
-  run(linear, x, ldx, M, out, ldo, Finish::store);
+  run(linear, x, ldx, M, out, ldo, Epilogue::store);
 }
 
 void linear_forward_f32(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M,
                         float* out, int64_t ldo) {
-  run(linear, x, ldx, M, out, ldo, Finish::store_f32);
+  run(linear, x, ldx, M, out, ldo, Epilogue::store_f32);
 }
 
 void linear_add(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void* residual,
                 int64_t ldr) {
-  run(linear, x, ldx, M, residual, ldr, Finish::add);
+  run(linear, x, ldx, M, residual, ldr, Epilogue::add);
 }
 
 void linear_silu_mul(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void* out,
                      int64_t ldo) {
-  run(linear, x, ldx, M, out, ldo, Finish::silu_mul);
+  run(linear, x, ldx, M, out, ldo, Epilogue::silu_mul);
 }
 
 }  // namespace legato

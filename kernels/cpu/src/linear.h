@@ -1,7 +1,7 @@
 // Linear layers: out = x W^T + b, with W packed once.
 //
 // A token's result has the same bits alone and in any batch: every output element is summed in one
-// fixed order of k, for every M, in every kernel and on any number of threads. The fused
+// fixed order of k, for every M, in every micro-kernel and on any number of threads. The fused
 // forms round where the separate operations would, so fusing changes no bit either.
 #pragma once
 

@@ -1,18 +1,19 @@
-// How a packed weight lies in memory, and what the kernels receive.
+// Memory layout of a packed weight, and the arguments of a task.
 //
-// Output rows are packed in panels of two registers (32 rows with AVX-512, 16 with AVX2). A panel
-// is one contiguous stream over k, in units of 8 k, so a decode step reads memory strictly forward:
+// Output features are packed in panels of two registers (32 rows with AVX-512, 16 with AVX2). A
+// panel is one contiguous stream over k, in units of 8 k, so a decode step reads memory strictly
+// forward:
 //
 //   f32, f16   [k][row]
-//   bf16       [k / 2][row][k % 2]              what the bf16 dot product takes
+//   bf16       [k / 2][row][k % 2]              operand of the bf16 dot product
 //   i8         [k / 2][row][k % 2]              one byte each
 //   i4         [k / 8][row][k % 2][(k / 2) % 4]  four bits each, stored as value + 8
 //
-// Values quantised in groups of k have, before each group, its fp16 scales [row] and, if there are
-// any, its fp16 zero points [row]. k is padded with zeros to whole units (and groups).
+// Group-quantised weights have, before each group, a header: fp16 scales [row] and, if there are
+// any, fp16 zero points [row]. k is padded with zeros to whole units (and groups).
 //
-// Where both halves of the rows are whole numbers of registers, a panel pairs one register of the
-// first half with the same one of the second: a gate_up layer then has gate and up side by side.
+// Where both halves of the rows fill whole registers, a panel interleaves one register of the first
+// half with the same one of the second: gate and up of a gate_up layer are then side by side.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,7 @@ enum class Weights : int { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, i4 = 4 };
 constexpr int64_t kUnit = 8;          // k values that layouts and kernels advance by
 constexpr int kPanelVecs = 2;         // registers of rows in a panel
 constexpr int kMaxLanes = 16;
-constexpr int64_t kMaxBlockRows = 96;  // rows of x whose sums stay in a core's first-level cache
+constexpr int64_t kMaxBlockRows = 96;  // rows of x whose accumulators stay in the L1 cache
 
 struct Task;
 
@@ -38,9 +39,9 @@ struct PackedLinear {
   int64_t padded_K = 0;
   Type type = Type::f32;
   Weights weights = Weights::f32;
-  int64_t group = 0;          // k values per scale; 0: one scale per row, or none
+  int64_t group = 0;          // group size; 0: one scale per row, or none
   bool has_zeros = false;
-  bool halves_paired = false;
+  bool interleaves_halves = false;
   int lanes = kMaxLanes;      // of the instruction set it was packed for
   bool native_bf16 = false;   // x stays bf16; otherwise it is widened to float first
 
@@ -54,9 +55,9 @@ struct PackedLinear {
   std::unique_ptr<float[]> bias;          // in packed row order, or null
   std::unique_ptr<int32_t[]> permutation;  // the column of x that packed k reads, or null
 
-  std::shared_ptr<void> memory;  // what `data` lies in
+  std::shared_ptr<void> memory;  // owner of `data`
 
-  // Of the instruction set it was packed for.
+  // For the instruction set it was packed for.
   void (*run_task)(const Task&) = nullptr;
   void (*prepare_row)(const PackedLinear&, const void* x, void* to, float* group_sums) = nullptr;
 
@@ -64,7 +65,7 @@ struct PackedLinear {
   int64_t num_groups() const { return group == 0 ? 1 : padded_K / group; }
   // Where register `vec` of a panel begins among the outputs.
   int64_t column(int64_t panel, int vec) const {
-    return halves_paired ? panel * lanes + vec * (O / 2) : (panel * kPanelVecs + vec) * lanes;
+    return interleaves_halves ? panel * lanes + vec * (O / 2) : (panel * kPanelVecs + vec) * lanes;
   }
   // How many of that register's lanes are outputs.
   int64_t width(int64_t panel, int vec) const {
@@ -73,9 +74,9 @@ struct PackedLinear {
   }
 };
 
-enum class Finish : int { store, store_f32, add, silu_mul };
+enum class Epilogue : int { store, store_f32, add, silu_mul };
 
-// x, made ready for the kernels: padded_K columns, float or (native) bf16.
+// x as the micro-kernels read it: padded_K columns, float or (native) bf16.
 struct PreparedInput {
   const char* data;
   int64_t row_bytes;
@@ -88,15 +89,15 @@ struct Task {
   PreparedInput x;
   int64_t row_begin, num_rows;  // num_rows <= kMaxBlockRows
   int64_t panel_begin, panel_end;
-  Finish finish;
+  Epilogue epilogue;
   void* out;
   int64_t ldo;
 };
 
 LEGATO_FOR_EACH_ISA(
     void run_linear_task(const Task& task);
-    // One row of x into `to` (null: x is fine as it is), and its sum over each group (null: not
-    // needed).
+    // Writes one row of x to `to` (null: used in place) and its sum over each group to `group_sums`
+    // (null: not needed).
     void prepare_linear_row(const PackedLinear& linear, const void* x, void* to, float* group_sums))
 
 }  // namespace legato

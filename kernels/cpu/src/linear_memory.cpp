@@ -14,7 +14,7 @@ constexpr int64_t kAlignment = 4096;
 
 int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-// Mapped with a huge page to spare, so that the part in use can begin on a huge page.
+// Mapped with one huge page to spare, so that the usable part is aligned to huge pages.
 struct Region {
   Region(int64_t num_bytes) : mapped_bytes(round_up(num_bytes, kHugePage) + kHugePage) {
     mapped = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

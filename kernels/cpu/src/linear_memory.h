@@ -1,7 +1,7 @@
-// Where packed weights live: big regions of huge pages, filled one weight after another.
+// Arena for packed weights: large regions of huge pages, filled one weight after another.
 //
-// Weights packed in the order they are used lie in that order in memory, with few address
-// translations between them. A region is given back when its last weight is freed.
+// Weights packed in order of use are contiguous in that order, so a step takes few TLB misses. A
+// region is unmapped when its last weight is freed.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Weights from their checkpoint layout to panels (linear_layout.h), once, at load.
+// Packs weights from the checkpoint's layout into panels (linear_layout.h), once, at load.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -40,7 +40,7 @@ void choose_isa(PackedLinear& linear) {
 
 void lay_out(PackedLinear& linear) {
   linear.padded_K = round_up(std::max<int64_t>(linear.K, 1), linear.group > 0 ? linear.group : kUnit);
-  linear.halves_paired = linear.O % 2 == 0 && linear.O / 2 % linear.lanes == 0;
+  linear.interleaves_halves = linear.O % 2 == 0 && linear.O / 2 % linear.lanes == 0;
   linear.num_panels = (linear.O + linear.panel_rows() - 1) / linear.panel_rows();
   linear.unit_bytes = unit_row_bytes(linear.weights) * linear.panel_rows();
   linear.header_bytes = linear.group > 0 ? linear.panel_rows() * (linear.has_zeros ? 4 : 2) : 0;
@@ -109,7 +109,7 @@ void pack_values(PackedLinear& linear, const T* weight, int64_t ldw, Put put) {
         to += linear.unit_bytes;
       }
     };
-    // Rows that are only padding have no values; for i4 even zeros must be written.
+    // Padding rows have no values; for int4 even zeros must be written.
     for (int64_t row = 0; row < rows; ++row) pack_row(row, weight, 0);
     for_each_row(linear, panel, [&](int64_t row, int64_t output) {
       pack_row(row, weight + output * ldw, linear.K);
@@ -169,10 +169,10 @@ LEGATO_API PackedLinear* legato_linear_pack(int type, int64_t O, int64_t K, cons
   });
 }
 
-// values: [O][K] whole numbers of `bits` (8 or 4); the weight is scale * (value - zero).
-// group 0: row_scales [O] float. Otherwise scales and zeros (or null) are fp16 [O][ceil(K / group)],
-// with group a multiple of 8 up to 256. permutation: [K] columns of x in the order of values, or
-// null. Null when out of memory.
+// values: [O][K] integers of `bits` (8 or 4); the weight is scale * (value - zero). group 0:
+// row_scales [O] float. Otherwise scales and zeros (or null) are fp16 [O][ceil(K / group)], with
+// group a multiple of 8 up to 256. permutation: [K] columns of x in the order of values, or null.
+// Null when out of memory.
 LEGATO_API PackedLinear* legato_linear_pack_quantized(int type, int bits, int64_t O, int64_t K,
                                                       int64_t group, const int8_t* values,
                                                       const float* row_scales,
@@ -207,7 +207,7 @@ LEGATO_API PackedLinear* legato_linear_pack_quantized(int type, int bits, int64_
 
 LEGATO_API void legato_linear_free(PackedLinear* linear) { delete linear; }
 
-// Bytes a forward pass streams: values with their scales.
+// Bytes that a forward pass streams: values with their scales.
 LEGATO_API int64_t legato_linear_bytes(const PackedLinear* linear) {
   return linear->num_panels * linear->panel_bytes;
 }

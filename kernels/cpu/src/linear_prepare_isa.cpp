@@ -1,4 +1,5 @@
-// What the kernels cannot read as it is: x to be widened, padded or put in the weight's k order.
+// Prepares x where the micro-kernels cannot read it in place: widens, pads, applies the
+// permutation.
 #include "linear_layout.h"
 #include "vec.h"
 

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kTaskFloats = 1 << 16;  // 256 KiB
 }
 
-// The sum of `data`, read by all threads: its time is that of streaming the bytes.
+// The sum of `data`, read by all threads: times memory bandwidth.
 LEGATO_API float legato_stream_read(const float* data, int64_t num_floats) {
   const auto read = LEGATO_PICK(stream_read);
   const int64_t num_tasks = (num_floats + kTaskFloats - 1) / kTaskFloats;
@@ -27,7 +27,7 @@ LEGATO_API float legato_stream_read(const float* data, int64_t num_floats) {
   return total;
 }
 
-// Multiplies in all threads; returns the floating-point operations done.
+// Multiply-adds in registers on all threads; returns the number of floating-point operations.
 LEGATO_API int64_t legato_multiply_in_registers(int64_t count_per_task, int64_t num_tasks) {
   const auto multiply = LEGATO_PICK(multiply_in_registers);
   std::vector<int64_t> flops(num_tasks);
@@ -40,7 +40,7 @@ LEGATO_API int64_t legato_multiply_in_registers(int64_t count_per_task, int64_t 
   return total;
 }
 
-// Runs a sequence of layers, each on the same x, and writes what each took: benchmarks without the
+// Runs a sequence of layers on the same x and writes the seconds of each: benchmarks without the
 // cost of calling from Python. out must hold M rows of the widest layer.
 LEGATO_API void legato_linear_time(const PackedLinear* const* linears, int64_t num_linears,
                                    const void* x, int64_t M, void* out, double* seconds) {

@@ -1,4 +1,4 @@
-// What this machine can do at best: the ceilings that benchmarks measure against.
+// Peak bandwidth and peak FLOPs of this machine: the roofline that benchmarks compare with.
 #pragma once
 
 #include <cstdint>

@@ -19,12 +19,12 @@
 namespace legato {
 namespace {
 
-// Long enough to bridge the gap between two operations of one decoder layer, short enough that an
+// Long enough to bridge the gap between two operations of a decoder layer, short enough that an
 // idle engine leaves the cores to other processes.
 constexpr auto kSpinTime = std::chrono::microseconds(40);
 constexpr int kPausesPerClockRead = 32;
-// Tasks take a fraction of this: a worker that is away for longer has lost its core to another
-// process, and a caller that goes on spinning keeps it from moving to this one.
+// Tasks take a fraction of this: a worker that is late by more has been descheduled, and a caller
+// that goes on spinning keeps the worker from being migrated to this core.
 constexpr auto kPatience = std::chrono::milliseconds(1);
 constexpr int kMaxThreads = 256;
 
@@ -71,7 +71,7 @@ Pool& Pool::get() {
 
 Pool::Pool() : size_(default_size()) {}
 
-// The child has no workers, and the mutex may have been held: the pool starts afresh.
+// The child has no workers, and the mutex may have been held: the pool is reinitialised.
 void Pool::after_fork_in_child() {
   Pool& pool = get();
   const int size = pool.size();
@@ -101,7 +101,7 @@ void Pool::start_workers() {
       std::thread([this, thread, generation] { work(thread, generation); }).detach();
     } catch (const std::system_error&) {
       --num_workers_;
-      size_ = thread;  // the machine has no more threads: continue with these
+      size_ = thread;  // no more threads can be created: continue with these
     }
   }
 }
@@ -199,9 +199,9 @@ void Pool::await_done(uint32_t num_tasks) {
   }
 }
 
-// A burst of wake-ups elsewhere can leave a worker on its caller's core, where Linux lets the two
-// take turns for hundreds of milliseconds, because neither sleeps for long enough to be moved:
-// steps then take twice as long.
+// A burst of wake-ups elsewhere can leave a worker on its caller's core, where Linux alternates the
+// two for hundreds of milliseconds, because neither sleeps long enough to be migrated: steps then
+// take twice as long.
 void Pool::leave_callers_core() {
   const int cpu = sched_getcpu();
   if (cpu != caller_cpu_.load(std::memory_order_relaxed)) return;
@@ -217,8 +217,7 @@ void Pool::leave_callers_core() {
 
 }  // namespace legato
 
-// The time of one job of empty tasks, for the benchmark of the pool itself, is measured by calling
-// this: it does nothing else.
+// Runs jobs of empty tasks: benchmarks the dispatch of the pool itself.
 LEGATO_API void legato_run_empty(int64_t num_tasks, int64_t num_jobs) {
   for (int64_t job = 0; job < num_jobs; ++job) {
     legato::Pool::get().run(num_tasks, [](int64_t, int) {});

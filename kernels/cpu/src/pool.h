@@ -1,10 +1,10 @@
 // The compute threads that all operations of this library share.
 //
-// One pool per process. The calling thread works too, tasks are claimed one by one from an atomic
-// counter (so a core lost to another process costs one task, not a whole share), and a thread
-// without work spins for some tens of microseconds and then sleeps: an idle pool costs no CPU.
-// A caller that waits long sleeps too, and a worker leaves its caller's core, so that a thread which
-// lost its core to another process finds the free one.
+// One pool per process. The calling thread takes part; tasks are claimed one by one from an atomic
+// counter (a descheduled thread delays one task, not a static share); a thread without work spins
+// for some tens of microseconds and then sleeps on a futex, so an idle pool costs no CPU. A caller
+// that waits long sleeps too, and a worker leaves its caller's core, so that a descheduled thread
+// finds a free one.
 #pragma once
 
 #include <atomic>
@@ -26,9 +26,9 @@ class Pool {
   void resize(int num_threads);
 
   // Calls f(task, thread) for every task in [0, num_tasks) and returns when all are done; what the
-  // tasks wrote is then visible to the caller. `thread` is in [0, size()) and no two tasks run under
-  // one thread index at the same time. From inside a task, run() is serial on that same thread.
-  // Callers from several threads take turns. f must not throw.
+  // tasks wrote is then visible to the caller. `thread` is in [0, size()) and no two tasks run
+  // under one thread index at the same time. From inside a task, run() is serial on that same
+  // thread. Callers from several threads take turns. f must not throw.
   template <class F>
   void run(int64_t num_tasks, F&& f) {
     using Function = std::remove_reference_t<F>;

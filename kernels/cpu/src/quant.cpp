@@ -11,8 +11,8 @@
 
 namespace legato {
 
-// weight: [O][K] of `type`, row stride ldw; values: [O][K]; scales: [O][ceil(K / group)]. Returns 0,
-// or 1 when out of memory.
+// weight: [O][K] of `type`, row stride ldw; values: [O][K]; scales: [O][ceil(K / group)]. Returns
+// 0, or 1 when out of memory.
 LEGATO_API int legato_quantize(int type, int64_t O, int64_t K, const void* weight, int64_t ldw,
                                int bits, int64_t group, int scales_in_half, const float* clips,
                                int num_clips, int8_t* values, float* scales) {

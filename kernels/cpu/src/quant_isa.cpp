@@ -1,5 +1,5 @@
-// The C++ form of quantize_reference() in kernels/cpu/quantize.py, the same to the last bit: float
-// arithmetic value by value, and errors summed in double so that the order does not matter.
+// The C++ form of quantize_reference() in kernels/cpu/quantize.py, bit for bit: float
+// arithmetic per value, and errors summed in double, so that the order does not matter.
 #include "quant.h"
 
 #include "vec.h"

@@ -1,4 +1,4 @@
-// A batch of draws on the pool, a row a task.
+// Sampling a batch on the thread pool, one task per row.
 
 #include "sampling_kernel.h"
 
@@ -6,7 +6,7 @@
 
 #include "api.h"
 #include "pool.h"
-#include "stack_memory.h"
+#include "scratch.h"
 
 namespace legato {
 namespace {
@@ -17,7 +17,7 @@ uint64_t mix64(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// kernels/torch_sampling.py: the same bits. No product is fused with a sum (setup.py).
+// Bit for bit as in kernels/torch_sampling.py; products and sums are not fused (setup.py).
 double natural_log(double x) {
   int exponent;
   double mantissa = std::frexp(x, &exponent);
@@ -65,7 +65,7 @@ LEGATO_API void legato_sample(const float* logits, int64_t num_rows, int64_t voc
   const int64_t padded = legato::padded_vocabulary(vocabulary);
   legato::Pool::get().run(num_rows, [&](int64_t i, int) {
     auto* weights =
-        reinterpret_cast<float*>(legato::thread_memory<legato::DrawArgs>((2 * padded + 16) * 4));
+        reinterpret_cast<float*>(legato::thread_scratch<legato::DrawArgs>((2 * padded + 16) * 4));
     const legato::DrawArgs args = {logits + i * stride, vocabulary, temperatures[i],
                                    top_ks[i],           top_ps[i],  min_ps[i],
                                    legato::row_key(seeds[i], positions[i]), 0};
@@ -73,8 +73,8 @@ LEGATO_API void legato_sample(const float* logits, int64_t num_rows, int64_t voc
   });
 }
 
-// The race among a part of the vocabulary: its winner and the score.
-LEGATO_API void legato_race(const float* logits, int64_t num_rows, int64_t vocabulary,
+// Gumbel-max over a shard of the vocabulary: the token of the highest score, and that score.
+LEGATO_API void legato_gumbel_argmax(const float* logits, int64_t num_rows, int64_t vocabulary,
                             int64_t stride, const float* temperatures, const int64_t* seeds,
                             const int64_t* positions, int64_t first_id, double* scores,
                             int64_t* tokens) {

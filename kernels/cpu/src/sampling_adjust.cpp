@@ -1,4 +1,5 @@
-// What changes a row's logits before the draw; the order is that of kernels/torch_sampling.py.
+// Logits processors of one row (biases, penalties, masks), in the order of
+// kernels/torch_sampling.py.
 
 #include <algorithm>
 #include <cmath>
@@ -78,7 +79,7 @@ void forbid(const Adjustment& a, int64_t vocabulary) {
   if (a.allowed == nullptr) return;
   const bool some = std::any_of(a.logits, a.logits + vocabulary,
                                 [](float logit) { return logit > kNever; });
-  // A grammar that has nothing left but the end outranks min_tokens.
+  // A grammar that allows nothing but a stop token outranks min_tokens.
   for (int64_t i = 0; !some && i < a.num_forbidden; ++i) a.logits[a.forbidden[i]] = before[i];
 }
 

@@ -1,7 +1,7 @@
-// Drawing and log-probabilities of one row; see sampling_kernel.h.
+// Sampling and log-probabilities of one row; see sampling_kernel.h.
 
 #include "sampling_kernel.h"
-#include "sampling_race.h"
+#include "sampling_gumbel.h"
 #include "sampling_search.h"
 
 namespace legato::LEGATO_ISA {
@@ -89,10 +89,10 @@ Drawn draw_token(const DrawArgs& args, float* weights, float* candidates) {
   const float sharpest = 3.0e38f;
   const float reciprocal = 1.0f / args.temperature;
   const float inverse = reciprocal < sharpest ? reciprocal : sharpest;
-  const RaceArgs race = {args.logits, n, inverse, args.key, args.first_id};
+  const GumbelArgs args_of_row = {args.logits, n, inverse, args.key, args.first_id};
   const bool cuts = (args.top_k > 0 && args.top_k < n) || args.top_p < 1.0f;
   float floor = args.min_p < 1.0f ? args.min_p : 1.0f;  // the highest weight is 1
-  if (!cuts) return run_race<false>(race, best, nullptr, floor);
+  if (!cuts) return gumbel_argmax<false>(args_of_row, best, nullptr, floor);
 
   const double all = weigh(args.logits, n, most, inverse, weights);
   double total = all;
@@ -104,7 +104,7 @@ Drawn draw_token(const DrawArgs& args, float* weights, float* candidates) {
   }
   if (args.top_p < 1.0f) {
     const double mass = static_cast<double>(args.top_p) * total;
-    // All tokens below this together weigh less than what the nucleus may leave out.
+    // All tokens below this together weigh less than the mass outside the nucleus.
     const auto needless = static_cast<float>(0.999 * (total - mass) / static_cast<double>(n));
     const float lowest = needless > floor ? needless : floor;
     const Cut cut =
@@ -112,7 +112,7 @@ Drawn draw_token(const DrawArgs& args, float* weights, float* candidates) {
     drop_ties(weights, n, cut);
     floor = cut.value > floor ? cut.value : floor;
   }
-  return run_race<true>(race, best, weights, floor);
+  return gumbel_argmax<true>(args_of_row, best, weights, floor);
 }
 
 void token_logprobs(const LogprobArgs& args) {
@@ -132,7 +132,7 @@ void token_logprobs(const LogprobArgs& args) {
   for (int64_t i = 0; i < n; ++i) rank += logits[i] > chosen ? 1 : 0;
   *args.rank = rank;
 
-  int64_t held = 0;  // the best so far, in order; few tokens get past the last of them
+  int64_t held = 0;  // the best so far, sorted; few tokens pass the worst of them
   float worst = -kInfinity;
   for (int64_t i = 0; i < n; ++i) {
     const float x = logits[i];

@@ -1,9 +1,9 @@
 // Drawing one token from one row of logits; the semantics are those of kernels/torch_sampling.py.
 //
-// Nothing is sorted. With weights e = exp((logit - max) / temperature), top_k and top_p both keep a
-// prefix of the tokens in falling order of e, so each is one number: the weight of the last token
-// kept (and how many of its equals, lowest ids first). That number is searched for. The kept tokens
-// then race (sampling_race.h).
+// Nothing is sorted. With the weights e = exp((logit - max) / temperature), top_k and top_p both
+// keep a prefix of the tokens in falling order of e, so each is one number: the weight of the last
+// token kept (and how many of its equals, lowest ids first). That number is searched for. The
+// Gumbel-max trick then draws among the kept tokens (sampling_gumbel.h).
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace legato {
 
 constexpr int64_t kSumBlock = 1024;  // weights are summed in blocks
 
-// The key of a row, from its seed and the position of the token to be drawn, and what it gives a
-// token in the race: see kernels/random_stream.py and kernels/torch_sampling.py.
+// The key of a row, from its seed and the position of the token to be drawn, and the Gumbel noise
+// of a token under that key: see kernels/random_stream.py and kernels/torch_sampling.py.
 uint64_t row_key(int64_t seed, int64_t position);
 double gumbel_noise(uint64_t key, uint32_t token);
 constexpr uint32_t kHashFactors[3] = {0xED5AD4BBu, 0xAC4C1B51u, 0x31848BABu};
@@ -33,7 +33,7 @@ struct DrawArgs {
 
 struct Drawn {
   int64_t token;
-  double score;  // in the race; at temperature 0 the logit
+  double score;  // perturbed logit; at temperature 0 the logit
 };
 
 // Scratch of one row, floats: weights, then candidates of the search, each padded.

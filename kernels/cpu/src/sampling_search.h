@@ -1,8 +1,8 @@
-// Finds where a row of weights is to be cut, by narrowing a bracket of values.
+// Finds the threshold of top_k or top_p in a row of weights, by narrowing a bracket of values.
 //
 // Only for *_isa.cpp files. Weights are at least 0, so they order like their bits. A round counts
-// and sums what lies at or above seven values that divide the bracket, keeps the eighth in which
-// the cut lies, and copies the weights in it for the next, much shorter, round.
+// and sums the weights at or above seven values that divide the bracket, keeps the eighth that
+// contains the threshold, and copies its weights for the next, much shorter, round.
 #pragma once
 
 #include <cstring>
@@ -33,7 +33,7 @@ struct Cut {
   int64_t equals = 0;
 };
 
-// What lies at or above each split: how many weights, or their sum.
+// Measure of the weights at or above each split: their number, or their sum.
 enum class Measure { count, mass };
 
 #if defined(__AVX512F__)
@@ -149,7 +149,7 @@ inline void sort_falling(float* values, int64_t n) {
 
 // The shortest prefix, in falling order, that measures at least `goal` (and is not empty).
 // `weights` has n values, is padded with zeros to a multiple of 16 and has no value above 1; values
-// below `lowest` are left out of account. `candidates` is scratch of n + 16 floats.
+// below `lowest` are ignored. `candidates` is scratch of n + 16 floats.
 template <Measure kMeasure>
 inline Cut find_cut(const float* weights, int64_t n, float lowest, double goal,
                     float* candidates) {
@@ -189,7 +189,7 @@ inline Cut find_cut(const float* weights, int64_t n, float lowest, double goal,
     ++kept;
   }
   Cut cut;
-  if (kept == 0) {  // what lies above is enough after all
+  if (kept == 0) {  // the weights above suffice after all
     cut.value = float_of(high);
     return cut;
   }

@@ -1,16 +1,16 @@
-// All decoder layers of a stage in one call: the same operations in the same order as one by one,
-// on memory that is kept from call to call.
+// All decoder layers of a stage in one call: the operations of the unfused path in the same order,
+// on memory that is reused between calls.
 
 #include <map>
 
 #include "adapters.h"
+#include "all_reduce.h"
 #include "api.h"
 #include "attention_plan.h"
 #include "elementwise_kernel.h"
 #include "linear.h"
 #include "pool.h"
-#include "ranks.h"
-#include "stack_memory.h"
+#include "scratch.h"
 
 namespace legato {
 
@@ -47,15 +47,15 @@ struct Stack {
   bool gated;
   bool parallel;
   bool whole_qk_norm;
-  Ranks* ranks;  // or null: the layers are whole
+  AllReduce* all_reduce;  // or null: not tensor-parallel
 };
 
 namespace {
 
-// Activations of one step, carved out of one memory.
+// Arena of one step's activations.
 class Activations {
  public:
-  explicit Activations(int64_t num_bytes) : next_(thread_memory<Stack>(num_bytes)) {}
+  explicit Activations(int64_t num_bytes) : next_(thread_scratch<Stack>(num_bytes)) {}
 
   void* take(int64_t num_bytes) {
     char* taken = next_;
@@ -88,7 +88,7 @@ struct Sizes {
   }
 };
 
-// One step; what it computes in what order is `Decoder.layers` (actors/stage/models/decoder.py).
+// One step; mirrors `Decoder.layers` (actors/stage/models/decoder.py).
 class Run {
  public:
   // runs: of adapters, or null.
@@ -106,7 +106,7 @@ class Run {
     gate_up_ = take(2 * size_.inner);
   }
 
-  // added: what the residual still lacks, or null. After an error the results are undefined.
+  // added: still to be added to the residual, or null. After an error the results are undefined.
   RankError layers(const void* added) {
     const int64_t T = size_.tokens, H = size_.hidden;
     for (int32_t i = 0; i < stack_.num_layers && error_ == RankError::none; ++i) {
@@ -135,7 +135,7 @@ class Run {
                    layer.attention_out_norm, false);
       input = sum_normed(added, layer.post_norm, layer.post_norm_bias, normed_);
       mlp(layer, input);
-      const bool last = i + 1 == stack_.num_layers;  // the caller adds what it gives
+      const bool last = i + 1 == stack_.num_layers;  // its output is added by the caller
       added = join(*layer.down, layer.adapters[kDown], inner_, size_.inner, layer.mlp_out_norm,
                    last);
     }
@@ -154,12 +154,12 @@ class Run {
     return weight == nullptr ? residual_ : y;
   }
 
-  // Adds a linear layer's result to the residual. If it is normed first, or shall be kept, it is
-  // returned instead, for the next norm to add.
+  // Adds a linear layer's output to the residual. An output that is normed first, or that the
+  // caller asks to keep, is returned instead, for the next norm to add.
   const void* join(const PackedLinear& linear, const AdapterModule* adapters, const void* x,
                    int64_t width, const void* weight, bool keep) {
     const int64_t T = size_.tokens, H = size_.hidden;
-    if (weight == nullptr && !keep && stack_.ranks == nullptr && tiles_.empty()) {
+    if (weight == nullptr && !keep && stack_.all_reduce == nullptr && tiles_.empty()) {
       linear_add(linear, x, width, T, residual_, H);
       return nullptr;
     }
@@ -174,15 +174,15 @@ class Run {
     return out_;
   }
 
-  // Fused forms give the bits that separate operations give, so rows without an adapter have the
-  // same ones beside rows with one.
+  // Fused and separate operations give the same bits, so a row without an adapter is unaffected by
+  // rows with one.
   void adapt_with(const AdapterModule* adapters, const void* x, void* y) {
     if (!tiles_.empty() && adapters != nullptr) adapt(*adapters, tiles_, x, y);
   }
 
   void sum_ranks() {
-    if (stack_.ranks == nullptr || error_ != RankError::none) return;
-    error_ = stack_.ranks->sum(out_, size_.tokens * size_.hidden, stack_.shape.dtype);
+    if (stack_.all_reduce == nullptr || error_ != RankError::none) return;
+    error_ = stack_.all_reduce->sum(out_, size_.tokens * size_.hidden, stack_.shape.dtype);
   }
 
   void attend(const StackLayer& layer, const void* input) {
@@ -237,8 +237,8 @@ class Run {
 }  // namespace
 }  // namespace legato
 
-// x: what the residual still lacks, or null. The last layer's output goes to `out`, not yet added.
-// runs: of adapters, or null. Returns a RankError.
+// x: still to be added to the residual, or null. The last layer's output goes to `out`, not yet
+// added. runs: of adapters, or null. Returns a RankError.
 LEGATO_API int32_t legato_stack_run(const legato::Stack* stack, const legato::BatchView* batch,
                                     const legato::AdapterRuns* runs, const void* x, void* residual,
                                     void* out) {

@@ -28,7 +28,7 @@ def joined(rank: int, size: int, address: str) -> Any:
     from kernels.cpu.backend import CpuBackend
 
     group = RankGroup(rank, size, address)
-    group.use_shared_memory(CpuBackend().rank_sums)
+    group.use_shared_memory(CpuBackend().shared_memory_all_reduce)
     return group
 
 

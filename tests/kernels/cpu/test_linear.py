@@ -65,7 +65,7 @@ def assert_close_to_float64(
 def test_matches_float64(shape: tuple[int, int], dtype: torch.dtype) -> None:
     weight_OK, bias_O, x_TK = make(*shape, dtype)
     linear = pack_linear(weight_OK, bias_O)
-    out_TO = linear.unrounded(x_TK)
+    out_TO = linear.forward_f32(x_TK)
     assert_close_to_float64(out_TO, x_TK, weight_OK, bias_O)
     assert torch.equal(linear(x_TK), out_TO.to(dtype))
 
@@ -77,11 +77,11 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
 ) -> None:
     weight_OK, bias_O, x_TK = make(*shape, dtype)
     linear = pack_linear(weight_OK, bias_O)
-    whole_TO = linear.unrounded(x_TK)
+    whole_TO = linear.forward_f32(x_TK)
     for num_rows in range(1, MAX_ROWS + 1):
         first = (num_rows * 7) % (MAX_ROWS - num_rows + 1)
         rows = slice(first, first + num_rows)
-        assert torch.equal(linear.unrounded(x_TK[rows]), whole_TO[rows]), num_rows
+        assert torch.equal(linear.forward_f32(x_TK[rows]), whole_TO[rows]), num_rows
 
 
 def test_batches_of_several_row_blocks_keep_the_bits() -> None:

@@ -48,7 +48,7 @@ def check(weight: QuantizedWeight, dtype: torch.dtype) -> None:
     bias_O = randn(out_features, seed=1)
     x_TK = randn(MAX_ROWS, in_features, seed=2).to(dtype)
     linear = pack_quantized(weight, bias_O, dtype)
-    out_TO = linear.unrounded(x_TK)
+    out_TO = linear.forward_f32(x_TK)
     weight_OK = weight.dequantize()
     expected_TO = x_TK.double() @ weight_OK.T + bias_O.double()
     # With zero points the values and the zero are summed apart: both bound the error.
@@ -60,7 +60,7 @@ def check(weight: QuantizedWeight, dtype: torch.dtype) -> None:
     assert bool((error_TO <= SUM_ERROR * bound_TO).all()), (error_TO / bound_TO).max()
     for num_rows in (1, 2, 3, 5, 6, 7, 8, 13, 32):
         rows = slice(MAX_ROWS - num_rows, MAX_ROWS)
-        assert torch.equal(linear.unrounded(x_TK[rows]), out_TO[rows]), num_rows
+        assert torch.equal(linear.forward_f32(x_TK[rows]), out_TO[rows]), num_rows
     assert torch.equal(linear(x_TK), out_TO.to(dtype))
 
 
@@ -86,7 +86,7 @@ def test_zero_points_and_input_order(isa: Isa, bits: int, group: int, dtype: tor
         values_OK=randint(low, high, out_features, in_features).to(torch.int8),
         scales_OG=(randn(out_features, num_groups, seed=3) * 0.1).half().float(),
         bits=bits,
-        group=group,
+        group_size=group,
         zeros_OG=randint(low, high, out_features, num_groups, seed=4).float(),
         permutation_K=torch.randperm(in_features, generator=torch.Generator().manual_seed(5)),
     )
@@ -188,7 +188,7 @@ def test_gptq_layers_mean_what_they_say(bits: int, checkpoint_format: str, act_o
     )
     assert torch.equal(made.dequantize(), weight_OK)
     assert (made.permutation_K is not None) == act_order
-    assert made.group == group
+    assert made.group_size == group
 
 
 def test_gptq_per_channel_and_wide_groups() -> None:
@@ -200,7 +200,7 @@ def test_gptq_per_channel_and_wide_groups() -> None:
             pack_words(values_KO.T, 4).T, pack_words(zeros_GO, 4), scales_GO, None, 4, "gptq_v2"
         )
         assert torch.equal(made.dequantize(), weight_OK)
-        assert made.group == group
+        assert made.group_size == group
 
 
 def test_gptq_tensors_that_do_not_fit_are_refused() -> None:

@@ -49,17 +49,17 @@ class FakeFlash:
             _require(values.is_contiguous(), f"{name} must be contiguous")
             _require(values.shape == (batch + 1,), f"{name} must have batch + 1 entries")
         _require(int(cu_seqlens_q[-1]) == len(q), "cu_seqlens_q must end at the number of tokens")
-        starts, kv_lengths = cu_seqlens_q.tolist(), cu_seqlens_k.diff().tolist()
+        starts, seqlens_k = cu_seqlens_q.tolist(), cu_seqlens_k.diff().tolist()
         longest = int(cu_seqlens_q.diff().max())
         _require(starts[0] == 0 and int(cu_seqlens_k[0]) == 0, "cumulative lengths start at 0")
         _require(longest <= max_seqlen_q, "max_seqlen_q is too small")
-        _require(max(kv_lengths) <= max_seqlen_k, "max_seqlen_k is too small")
+        _require(max(seqlens_k) <= max_seqlen_k, "max_seqlen_k is too small")
         self.calls.append(("varlen", batch, longest))
         out = torch.empty_like(q)
         for b in range(batch):
             rows = slice(starts[b], starts[b + 1])
             out[rows] = _attend(
-                q[rows], k, v, block_table[b], kv_lengths[b], softmax_scale, causal,
+                q[rows], k, v, block_table[b], seqlens_k[b], softmax_scale, causal,
                 window_size, softcap,
             )  # fmt: skip
         return out

@@ -17,7 +17,7 @@ from app.bench.gpu import checks
 from app.bench.gpu.checks import AttentionCase
 from app.bench.gpu.geometry import hybrid_batch
 from kernels.flash.backend import FlashBackend
-from kernels.flash.forms import Lengths, measure_crossover
+from kernels.flash.hybrid import SeqLens, measure_crossover
 from kernels.triton.cache import FLOAT8, allocate
 from tests.kernels.flash.fake_flash_attn import FakeFlash
 
@@ -81,10 +81,10 @@ def test_layers_with_sinks_go_through_triton() -> None:
 
 def test_kv_lengths_are_the_context_behind_each_slices_last_token() -> None:
     batch, _ = hybrid_batch([299, 0, 256], [1, 30, 300], 256, "cpu")
-    lengths = Lengths.of(batch)
-    assert lengths.kv_lengths.tolist() == [300, 30, 556]
-    assert lengths.kv_starts.tolist() == [0, 300, 330, 886]
-    assert lengths.kv_starts.dtype == torch.int32
+    lengths = SeqLens.of(batch)
+    assert lengths.seqlens_k.tolist() == [300, 30, 556]
+    assert lengths.cu_seqlens_k.tolist() == [0, 300, 330, 886]
+    assert lengths.cu_seqlens_k.dtype == torch.int32
 
 
 @pytest.mark.parametrize(

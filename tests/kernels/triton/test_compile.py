@@ -19,7 +19,7 @@ MATRIX_INSTRUCTION = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 KERNELS = {
     "_decode_kernel",
     "_edit_kernel",
-    "_expand_kernel",
+    "_dequantize_kernel",
     "_mask_kernel",
     "_merge_kernel",
     "_plan_kernel",

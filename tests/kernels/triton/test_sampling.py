@@ -57,8 +57,8 @@ def test_parts_of_a_vocabulary_race_with_the_scores_of_the_torch_sampler() -> No
     rows = rows_of(rng, 20, 3000)
     rows.top_k_S[:], rows.top_p_S[:], rows.min_p_S[:] = 0, 1, 0
     for first_id in (0, 3000):
-        score_S, token_S = triton_sampling.race(logits.to(DEVICE), rows, first_id)
-        expected = reference.race(logits, rows, first_id)
+        score_S, token_S = triton_sampling.gumbel_argmax(logits.to(DEVICE), rows, first_id)
+        expected = reference.gumbel_argmax(logits, rows, first_id)
         assert score_S.tolist() == expected[0].tolist()
         assert token_S.tolist() == expected[1].tolist()
 

@@ -20,7 +20,7 @@ from actors.stage.models.read import load_config
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
 from actors.stage.weights.folder import open_folder
-from kernels.ggml_blocks import BLOCK_TYPES, as_whole_numbers, dequantize
+from kernels.ggml_blocks import BLOCK_TYPES, as_quantized, dequantize
 from tests import tiny_models
 from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
@@ -58,7 +58,7 @@ def test_blocks_mean_what_ggml_says(code: int) -> None:
     with np.errstate(all="ignore"):
         ours, expected = dequantize(raw, kind), gguf.dequantize(raw, theirs)
     np.testing.assert_array_equal(ours, expected)
-    packed = as_whole_numbers(raw, kind)
+    packed = as_quantized(raw, kind)
     assert (packed is not None) == (kind.name in ("Q4_0", "Q8_0"))
     if packed is not None:
         np.testing.assert_array_equal(packed.dequantize(torch.float32).numpy(), expected)

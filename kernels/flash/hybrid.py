@@ -1,10 +1,9 @@
-"""Two ways to put a hybrid batch through flash-attn, and where each is the faster.
+"""Two ways to compute a hybrid batch with flash-attn, and the crossover between them.
 
-One call: every slice is a sequence of one varlen call, a decode being a sequence of one query.
-It never splits a context and does not pack query heads, so a long decode is one slow program,
-hidden only while prefill tiles run beside it. Two calls: chunks by varlen, decodes by the
-split-KV kernel, which streams contexts at full bandwidth but starts only after the first call.
-"""
+One call: every slice is a sequence of one varlen call, a decode being a sequence of one query. It
+neither splits the KV range nor packs query heads, so a long decode is one slow program, hidden only
+while prefill tiles run beside it. Two calls: chunks by varlen, decodes by the split-KV kernel,
+which streams KV at full bandwidth but starts only after the first call."""
 
 from __future__ import annotations
 
@@ -25,18 +24,18 @@ _log = logging.getLogger(__name__)
 _CHUNK = 512
 _DECODES = 32
 _CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
-_LAYERS = 4  # taken in turn, as a model's are: one alone would stay in the GPU's cache
+_LAYERS = 4  # used in turn: a single one would stay in the L2 cache
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """KV lengths on the device: per slice, and their running sum from 0."""
+class SeqLens:
+    """int32 KV lengths on the device: (S,), and cumulative from 0, (S + 1,)."""
 
-    kv_lengths: torch.Tensor
-    kv_starts: torch.Tensor
+    seqlens_k: torch.Tensor
+    cu_seqlens_k: torch.Tensor
 
     @classmethod
-    def of(cls, batch: Batch) -> Lengths:
+    def of(cls, batch: Batch) -> SeqLens:
         lengths_S = batch.starts_S + batch.lengths_S
         starts_S1 = torch.zeros_like(batch.query_starts_S1)
         torch.cumsum(lengths_S, 0, dtype=torch.int32, out=starts_S1[1:])
@@ -47,24 +46,24 @@ def one_call(
     flash: FlashLibrary,
     q_TND: torch.Tensor,
     batch: Batch,
-    lengths: Lengths,
+    lengths: SeqLens,
     layer: PagedKV,
     shape: AttentionShape,
     first: int = 0,
 ) -> torch.Tensor:
     """Slices [first, S) by varlen; q_TND holds their tokens only -> (T, N, D)."""
     query_starts = batch.query_starts_S1[first:]
-    kv_starts = lengths.kv_starts[first:]
+    cu_seqlens_k = lengths.cu_seqlens_k[first:]
     if first:
         # Each of the slices before is a decode, one token.
         query_starts = query_starts - first
-        kv_starts = kv_starts - kv_starts[0]
+        cu_seqlens_k = cu_seqlens_k - cu_seqlens_k[0]
     return flash.varlen(
         q_TND,
         layer.keys,
         layer.values,
         cu_seqlens_q=query_starts,
-        cu_seqlens_k=kv_starts,
+        cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=batch.max_length,
         max_seqlen_k=batch.max_kv_length,
         softmax_scale=shape.scale,
@@ -75,11 +74,11 @@ def one_call(
     )
 
 
-def decodes(
+def split_kv(
     flash: FlashLibrary,
     q_SND: torch.Tensor,
     batch: Batch,
-    lengths: Lengths,
+    lengths: SeqLens,
     layer: PagedKV,
     shape: AttentionShape,
 ) -> torch.Tensor:
@@ -89,7 +88,7 @@ def decodes(
         q_SND.unsqueeze(1),
         layer.keys,
         layer.values,
-        cache_seqlens=lengths.kv_lengths[:count],
+        cache_seqlens=lengths.seqlens_k[:count],
         block_table=batch.block_tables_SB[:count],
         softmax_scale=shape.scale,
         causal=True,
@@ -103,20 +102,20 @@ def two_calls(
     flash: FlashLibrary,
     q_TND: torch.Tensor,
     batch: Batch,
-    lengths: Lengths,
+    lengths: SeqLens,
     layer: PagedKV,
     shape: AttentionShape,
 ) -> torch.Tensor:
     """Decodes by split-KV, the rest by varlen -> (T, N, D)."""
     count = batch.num_decodes
     out_TND = torch.empty_like(q_TND)
-    out_TND[:count] = decodes(flash, q_TND[:count], batch, lengths, layer, shape)
+    out_TND[:count] = split_kv(flash, q_TND[:count], batch, lengths, layer, shape)
     out_TND[count:] = one_call(flash, q_TND[count:], batch, lengths, layer, shape, count)
     return out_TND
 
 
 def _window(shape: AttentionShape) -> tuple[int, int]:
-    """(left, right) beside the token itself; -1 is without limit."""
+    """(left, right) tokens beside the token itself; -1: unlimited."""
     if shape.sliding_window is None:
         return (-1, -1)
     return (shape.sliding_window - 1, 0)
@@ -131,8 +130,8 @@ def measure_crossover(
 ) -> int:
     """The longest decode context for which one call is at least as fast as two.
 
-    time_s: seconds of the device per call, of calls that differ in their layer. Decided once,
-    before serving, so that equal batches always take equal paths.
+    time_s: device seconds per call, given the same call over several layers. Decided once, before
+    serving, so that equal batches always take the same path.
     """
     crossover = 0
     for context in _CONTEXTS:
@@ -143,7 +142,7 @@ def measure_crossover(
             layer.keys.normal_()
             layer.values.normal_()
         batch = _hybrid(context, width, device)
-        lengths = Lengths.of(batch)
+        lengths = SeqLens.of(batch)
         size = (_DECODES + _CHUNK, shape.num_heads, shape.head_dim)
         q_TND = torch.randn(size, dtype=dtype, device=device)
         calls = [(flash, q_TND, batch, lengths, layer, shape) for layer in layers]

@@ -1,4 +1,4 @@
-// Memory of the calling thread that only grows, 64-byte aligned: what operations compute in.
+// Grow-only scratch memory of the calling thread, 64-byte aligned.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@ namespace legato {
 
 inline int64_t round_to_lines(int64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
 
-// One memory per thread and `Owner`; what an earlier call left in it may be gone.
+// One buffer per thread and `Owner`; its contents do not survive a call.
 template <class Owner>
-char* thread_memory(int64_t num_bytes) {
+char* thread_scratch(int64_t num_bytes) {
   struct Free {
     void operator()(char* p) const { std::free(p); }
   };

@@ -1,7 +1,7 @@
-"""The race of a row's tokens on the GPU, to the bit as `kernels.torch_sampling` defines it.
+"""Gumbel-max sampling on the GPU, bit for bit as `kernels.torch_sampling` defines it.
 
-It is in float64, of which most GPUs have little: a block of tokens takes part only where a bound
-in float32 says that one of them may win, which few do.
+Scores are float64, in which most GPUs are slow: a block of tokens is scored only where a float32
+upper bound shows that one of them may exceed the best score, which few do.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def natural_log(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def scores_of(logit: tl.tensor, inverse: tl.tensor, hash_V: tl.tensor) -> tl.tensor:
-    """In float64, each operation rounded by itself, as `kernels.torch_sampling` defines them."""
+def gumbel_scores(logit: tl.tensor, inverse: tl.tensor, hash_V: tl.tensor) -> tl.tensor:
+    """Perturbed logits in float64, each operation rounded by itself, as in
+    `kernels.torch_sampling`."""
     one = tl.full((), 1.0, tl.float64)
     above = (2 * hash_V + 1).to(tl.float64) * tl.full((), 2.0**-33, tl.float64)
     noise = -natural_log(-natural_log(one - above))
@@ -53,7 +54,7 @@ def scores_of(logit: tl.tensor, inverse: tl.tensor, hash_V: tl.tensor) -> tl.ten
 
 
 @triton.jit
-def run_race(
+def block_argmax(
     raw: tl.tensor,
     id_V: tl.tensor,
     kept: tl.tensor,
@@ -64,15 +65,15 @@ def run_race(
     tolerance: tl.tensor,
     first_id: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The better of (score, token) and the kept tokens of a block; the lowest id among equals. Ids
-    are within the row, whose first token is first_id of the vocabulary."""
+    """Fold the kept tokens of a block into the running argmax (score, token); the lowest id among
+    equals. Ids are relative to the row, whose first token has id first_id."""
     hash_V = hash_of(first_id + id_V, key)
     # With v = (2 h + 1) / 2^33, the noise -log(-log(1 - v)) is at most -log(v).
     above = (hash_V.to(tl.float32) + 0.5) * (2.0**-32)
     most = raw * inverse - tl.log(above)
     may_win = kept & (most >= score.to(tl.float32) - tolerance)
     if tl.max(may_win.to(tl.int32), 0) > 0:
-        found = tl.where(kept, scores_of(raw, inverse, hash_V), -float("inf"))
+        found = tl.where(kept, gumbel_scores(raw, inverse, hash_V), -float("inf"))
         best = tl.max(found, 0)
         first = tl.min(tl.where(found == best, id_V, 0x7FFFFFFF), 0)
         better = (best > score) | ((best == score) & (first < token))

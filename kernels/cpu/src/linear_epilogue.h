@@ -1,4 +1,5 @@
-// From float sums to the output: scale, bias, rounding, and what is fused behind a linear layer.
+// Epilogue of a linear layer: row scales, bias, rounding, and the fused residual add or SiLU
+// multiply.
 //
 // Only for *_isa.cpp files.
 #pragma once
@@ -7,7 +8,7 @@
 
 namespace legato::LEGATO_ISA {
 
-// To the precision of T and back: what a separate operation would have read from memory.
+// Rounded to T and widened again: what a separate operation would have read from memory.
 inline Vec rounded(Vec x, const float*) { return x; }
 inline Vec rounded(Vec x, const bf16*) {
   alignas(64) bf16 stored[kLanes];
@@ -36,7 +37,7 @@ inline void store_some(Vec x, T* to, int64_t n) {
 
 // sums: [num_rows][kPanelRows].
 template <class T>
-void finish_panel(const Task& task, const float* sums, int64_t panel) {
+void store_panel(const Task& task, const float* sums, int64_t panel) {
   const PackedLinear& linear = *task.linear;
   const int64_t lane = panel * kPanelRows;
   Vec scales[kPanelVecs];
@@ -51,7 +52,7 @@ void finish_panel(const Task& task, const float* sums, int64_t panel) {
   }
   const bool scaled = linear.row_scales != nullptr;
   const bool biased = linear.bias != nullptr;
-  const Finish finish = task.finish;
+  const Epilogue epilogue = task.epilogue;
   for (int64_t row = 0; row < task.num_rows; ++row, sums += kPanelRows) {
     const int64_t out_row = (task.row_begin + row) * task.ldo;
     T* out = static_cast<T*>(task.out) + out_row;
@@ -61,7 +62,7 @@ void finish_panel(const Task& task, const float* sums, int64_t panel) {
       if (scaled) values[vec] = values[vec] * scales[vec];
       if (biased) values[vec] = values[vec] + biases[vec];
     }
-    if (finish == Finish::silu_mul) {
+    if (epilogue == Epilogue::silu_mul) {
       const Vec gate = rounded(values[0], out);
       const Vec up = rounded(values[1], out);
       (silu(gate) * up).store(out + panel * kLanes);
@@ -70,9 +71,9 @@ void finish_panel(const Task& task, const float* sums, int64_t panel) {
     for (int vec = 0; vec < kPanelVecs; ++vec) {
       if (widths[vec] == 0) continue;
       T* to = out + columns[vec];
-      if (finish == Finish::store) {
+      if (epilogue == Epilogue::store) {
         store_some(values[vec], to, widths[vec]);
-      } else if (finish == Finish::add) {
+      } else if (epilogue == Epilogue::add) {
         store_some(load_some(to, widths[vec]) + rounded(values[vec], out), to, widths[vec]);
       } else {
         float* floats = static_cast<float*>(task.out) + out_row + columns[vec];

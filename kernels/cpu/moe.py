@@ -1,4 +1,4 @@
-"""A mixture of experts in one C++ call (src/experts.cpp); routing is torch's."""
+"""Mixture of experts in one C++ call (src/moe.cpp); routing is done in torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.cpu.library import FLOAT_CODES, Pointer
 from kernels.cpu.linear import CpuLinear
 from kernels.layer_form import ACTIVATIONS, LayerForm
 from kernels.layer_weights import Experts, Linear
-from kernels.torch_experts import route
+from kernels.torch_moe import route
 
 
 class _View(ctypes.Structure):
@@ -22,19 +22,20 @@ class _View(ctypes.Structure):
         ("gate_ups", ctypes.c_void_p),
         ("downs", ctypes.c_void_p),
         ("num_experts", ctypes.c_int32),
-        ("per_token", ctypes.c_int32),
+        ("experts_per_token", ctypes.c_int32),
         ("dtype", ctypes.c_int32),
         ("activation", ctypes.c_int32),
         ("gated", ctypes.c_bool),
     )
 
 
-# By the layer's experts: a view, and what it points into.
+# Per layer: a view of its experts, and the objects that it points into.
 _views: weakref.WeakKeyDictionary[Experts, tuple[_View, Any]] = weakref.WeakKeyDictionary()
 
 
-def mixture(x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
-    """`Backend.mixture`, with the same bits as the separate operations."""
+def moe(x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
+    """`Backend.moe`, bit-identical to the separate operations. Raises ValueError for an x that does
+    not match the experts."""
     if experts not in _views:
         _views[experts] = _view(experts, form)
     view, _ = _views[experts]
@@ -44,11 +45,11 @@ def mixture(x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tens
             f"x is {tuple(x_TH.shape)} {dtype}, not (T, {hidden}) of the experts' type"
         )
     x_TH = x_TH.contiguous()
-    shares_TK, chosen_TK = route(x_TH, experts)
-    shares_TK, chosen_TK = shares_TK.contiguous(), chosen_TK.contiguous()
+    topk_weights_TK, topk_ids_TK = route(x_TH, experts)
+    topk_weights_TK, topk_ids_TK = topk_weights_TK.contiguous(), topk_ids_TK.contiguous()
     y_TH = torch.zeros_like(x_TH)
     _run()(
-        view, x_TH.data_ptr(), shares_TK.data_ptr(), chosen_TK.data_ptr(), len(x_TH),
+        view, x_TH.data_ptr(), topk_weights_TK.data_ptr(), topk_ids_TK.data_ptr(), len(x_TH),
         y_TH.data_ptr(),
     )  # fmt: skip
     return y_TH
@@ -57,7 +58,7 @@ def mixture(x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tens
 @functools.cache
 def _run() -> Any:
     return library.function(
-        "legato_experts_run", None, ctypes.POINTER(_View), *[Pointer] * 3, ctypes.c_int64, Pointer
+        "legato_moe", None, ctypes.POINTER(_View), *[Pointer] * 3, ctypes.c_int64, Pointer
     )
 
 
@@ -75,7 +76,7 @@ def _view(experts: Experts, form: LayerForm) -> tuple[_View, Any]:
         for linears in (gate_ups, downs)
     ]
     view = _View(
-        *map(ctypes.addressof, tables), len(downs), experts.per_token, FLOAT_CODES[dtype],
+        *map(ctypes.addressof, tables), len(downs), experts.experts_per_token, FLOAT_CODES[dtype],
         ACTIVATIONS.index(form.activation), form.gated,
     )  # fmt: skip
     return view, (tables, gate_ups, downs)

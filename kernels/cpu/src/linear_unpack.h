@@ -1,7 +1,8 @@
-// Stored whole numbers to what the plain kernels read, a stretch of one panel at a time.
+// Unpacks stored int8 and int4 to bf16 or float, one k-block of a panel at a time; scales are
+// applied to the accumulators.
 //
-// Worth it from the second kernel call on the same weights; before that (a decode step of few rows)
-// the native kernels unpack in registers instead. The values are the same either way. Only for
+// Pays from the second micro-kernel call on the same weights; before that (a decode step of few
+// rows) the native micro-kernels unpack in registers. The values are the same either way. Only for
 // *_isa.cpp files.
 #pragma once
 
@@ -11,22 +12,22 @@ namespace legato::LEGATO_ISA {
 
 #ifdef __AVX512BF16__
 template <class W>
-inline void expand_pairs(const char* from, int64_t num_units, char* to) {
+inline void unpack_pairs(const char* from, int64_t num_units, char* to) {
   for (int64_t unit = 0; unit < num_units; ++unit) {
     for (int vec = 0; vec < kPanelVecs; ++vec) {
-      const typename W::Held held = W::hold(from, vec);
+      const typename W::Raw raw = W::load_raw(from, vec);
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
-        _mm512_store_si512(to + (j * kPanelVecs + vec) * 64, (__m512i)W::pair(held, j));
+        _mm512_store_si512(to + (j * kPanelVecs + vec) * 64, (__m512i)W::pair(raw, j));
       }
     }
     from += W::kUnitBytes;
-    to += PairsOfBf16::kUnitBytes;
+    to += PairsFromBf16::kUnitBytes;
   }
 }
 #endif
 
-inline void expand_floats_i8(const char* from, int64_t num_units, char* to) {
+inline void unpack_floats_i8(const char* from, int64_t num_units, char* to) {
   const int8_t* values = reinterpret_cast<const int8_t*>(from);
   float* floats = reinterpret_cast<float*>(to);
   for (int64_t k = 0; k < num_units * kUnit; ++k) {
@@ -36,7 +37,7 @@ inline void expand_floats_i8(const char* from, int64_t num_units, char* to) {
   }
 }
 
-inline void expand_floats_i4(const char* from, int64_t num_units, char* to) {
+inline void unpack_floats_i4(const char* from, int64_t num_units, char* to) {
   const uint16_t* words = reinterpret_cast<const uint16_t*>(from);
   float* floats = reinterpret_cast<float*>(to);
   for (int64_t k = 0; k < num_units * kUnit; ++k) {
@@ -48,6 +49,6 @@ inline void expand_floats_i4(const char* from, int64_t num_units, char* to) {
   }
 }
 
-using Expand = void (*)(const char* from, int64_t num_units, char* to);
+using Unpack = void (*)(const char* from, int64_t num_units, char* to);
 
 }  // namespace legato::LEGATO_ISA

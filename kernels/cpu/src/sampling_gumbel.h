@@ -1,10 +1,10 @@
-// The race of a row's tokens: the highest logit / temperature + Gumbel noise wins, the lowest id
-// among equals. kernels/torch_sampling.py defines it to the bit.
+// Gumbel-max sampling: the token of the highest logit / temperature + Gumbel noise, the lowest id
+// among equals. kernels/torch_sampling.py defines it bit for bit.
 //
-// Only for *_isa.cpp files. Scores are float64 with two logarithms each, and nearly no token needs
-// its own: with v = (2 h + 1) / 2^33 of the hash h, the noise -log(-log(1 - v)) is at most -log v,
-// and the bits of a float, as a number, are below its logarithm. So a token that a few cheap
-// operations show to be under the best score so far is out, and the others are looked at exactly.
+// Only for *_isa.cpp files. Scores are float64 with two logarithms each, but hardly any token needs
+// one: with v = (2 h + 1) / 2^33 of the hash h, the noise -log(-log(1 - v)) is at most -log v, and
+// the bits of a float, read as an integer, bound its logarithm. So a few cheap operations rule out
+// most tokens against the best score so far, and only the others are scored exactly.
 #pragma once
 
 #include "sampling_kernel.h"
@@ -12,7 +12,7 @@
 
 namespace legato::LEGATO_ISA {
 
-struct RaceArgs {
+struct GumbelArgs {
   const float* logits;
   int64_t vocabulary;
   float inverse_temperature;
@@ -77,25 +77,27 @@ inline uint32_t at_least(Vec a, float b) {
 
 #endif
 
-// Tokens pass whose bits, of the upper 31 bits of their hash as a float, are at most
-// logit * slope + level, rounded.
-struct Bar {
+// A token may win if the float bits of the upper 31 bits of its hash are at most
+// round(logit * slope + level).
+struct Bound {
   float slope, level;
 };
 
-inline Bar bar_of(double best, double inverse, double tolerance) {
+inline Bound bound_of(double best, double inverse, double tolerance) {
   // log2(v) >= bits / 2^23 - 127 - 31, and a token may win if s - log(v) >= best, for s its logit
-  // times `inverse`. The tolerance is more than rounding to float takes away.
+  // times `inverse`. The tolerance exceeds the error of rounding to float.
   constexpr double kUnit = 0x1.0p23, kLog2E = 1.4426950408889634;
   return {static_cast<float>(kUnit * kLog2E * inverse),
           static_cast<float>(kUnit * (158.0 + kLog2E * (tolerance - best)))};
 }
 
-// best: the lowest id of those with the highest logit, which is finite. Only tokens race whose weight
-// is at least `floor` and more than zero; best is one. kKeeps: that in `weights`, a whole number of
-// registers; else the weight is exp((logit - highest) / temperature), of who might win.
-template <bool kKeeps>
-inline Drawn run_race(const RaceArgs& args, int64_t best, const float* weights, float floor) {
+// best: the lowest id of those with the highest logit, which is finite. Only tokens take part whose
+// weight is at least `floor` and more than zero; best does. kHasWeights: weights are in `weights`,
+// padded to whole registers; else exp((logit - highest) / temperature), computed for candidates
+// only.
+template <bool kHasWeights>
+inline Drawn gumbel_argmax(const GumbelArgs& args, int64_t best, const float* weights,
+                           float floor) {
   const auto first = static_cast<uint32_t>(args.first_id);
   const double inverse = args.inverse_temperature;
   const float highest = args.logits[best];
@@ -104,21 +106,21 @@ inline Drawn run_race(const RaceArgs& args, int64_t best, const float* weights, 
   };
   double score = score_of(best);
   const double tolerance = 1e-3 + 1e-6 * __builtin_fabs(highest * inverse);
-  Bar bar = bar_of(score, inverse, tolerance);
+  Bound bound = bound_of(score, inverse, tolerance);
   const float lowest = floor > 1e-38f ? floor : 1e-38f;
 
   const Ints low = Ints::set(static_cast<uint32_t>(args.key) + first) + Ints::counting();
   const Ints high = Ints::set(static_cast<uint32_t>(args.key >> 32));
   const Ints a = Ints::set(kHashFactors[0]), b = Ints::set(kHashFactors[1]);
   const Ints c = Ints::set(kHashFactors[2]);
-  // The lanes from i on that may win. An overflow to no number lets all of them pass.
+  // The lanes from i on that may win. An overflow to NaN lets all of them pass.
   const auto candidates = [&](Vec logits, int64_t i) {
     Ints x = low + Ints::set(static_cast<uint32_t>(i));
     x = ((x ^ x.shifted<17>()) * a) ^ high;
     x = (x ^ x.shifted<11>()) * b;
     x = (x ^ x.shifted<15>()) * c;
     x = x ^ x.shifted<14>();
-    const Vec most = fma(logits, Vec::set(bar.slope), Vec::set(bar.level));
+    const Vec most = fma(logits, Vec::set(bound.slope), Vec::set(bound.level));
     const Ints limit = rounded(min(most, Vec::set(2e9f)));
     return greater(limit + Ints::set(1), bits_of(x.shifted<1>().to_float()));
   };
@@ -127,14 +129,14 @@ inline Drawn run_race(const RaceArgs& args, int64_t best, const float* weights, 
       const int64_t at = i + __builtin_ctz(lanes);
       const double found = score_of(at);
       if (found > score || (found == score && at < best)) {
-        if constexpr (!kKeeps) {
+        if constexpr (!kHasWeights) {
           const Vec below = Vec::set(args.logits[at]) - Vec::set(highest);
           const Vec weight = weight_of(below * Vec::set(args.inverse_temperature));
           if (floor > 0.0f && weight.max() < lowest) continue;
         }
         score = found;
         best = at;
-        bar = bar_of(score, inverse, tolerance);
+        bound = bound_of(score, inverse, tolerance);
       }
     }
   };
@@ -142,7 +144,7 @@ inline Drawn run_race(const RaceArgs& args, int64_t best, const float* weights, 
   int64_t i = 0;
   for (; i + 2 * kLanes <= args.vocabulary; i += 2 * kLanes) {
     uint32_t keep_one = ~0u, keep_two = ~0u;
-    if constexpr (kKeeps) {
+    if constexpr (kHasWeights) {
       keep_one = at_least(Vec::load(weights + i), lowest);
       keep_two = at_least(Vec::load(weights + i + kLanes), lowest);
       if ((keep_one | keep_two) == 0) continue;
@@ -159,7 +161,7 @@ inline Drawn run_race(const RaceArgs& args, int64_t best, const float* weights, 
     const auto left = static_cast<int>(args.vocabulary - i);
     uint32_t lanes = candidates(Vec::load(args.logits + i, left), i);
     if (left < kLanes) lanes &= (1u << left) - 1;
-    if constexpr (kKeeps) lanes &= at_least(Vec::load(weights + i), lowest);
+    if constexpr (kHasWeights) lanes &= at_least(Vec::load(weights + i), lowest);
     look(lanes, i);
   }
   return {args.first_id + best, score};

@@ -1,9 +1,9 @@
-"""Drawing where each tensor rank has a part of the vocabulary: every rank finds the winner of its
-part, and ranks exchange winners, a few bytes a draw, in the place of logits.
+"""Sampling with a vocabulary-parallel head: every rank takes the Gumbel argmax of its shard, and
+ranks exchange these, a few bytes per token, instead of logits.
 
-That is all for a draw by temperature alone, or greedy. What looks at the whole distribution or
-changes logits (top_k, top_p, min_p, log-probabilities, penalties, biases, grammars, min_tokens)
-needs it in one place: the logits of those draws are gathered on rank 0.
+That suffices for greedy decoding and for temperature alone. Parameters that need the whole
+distribution or change logits (top_k, top_p, min_p, log-probabilities, penalties, biases, grammars,
+min_tokens) have the logits of their rows gathered on rank 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from actors.transport.group import RankGroup
 from kernels.interface import Backend
 
 
-class RankRace:
+class VocabParallelSampler:
     """On every rank of the last stage; all of them call `draw` together."""
 
     def __init__(
@@ -38,12 +38,12 @@ class RankRace:
         rows = self._input_batch.columns.draws(rows_S, positions_S)
         best_S2 = np.zeros((len(rows_S), 2))
         if logits_SV.shape[1]:
-            best_S2[:, 0], best_S2[:, 1] = self._backend.race(logits_SV, rows, first_id)
+            best_S2[:, 0], best_S2[:, 1] = self._backend.gumbel_argmax(logits_SV, rows, first_id)
         else:
-            best_S2[:, 0] = -np.inf  # all of this rank's columns are behind the vocabulary's end
+            best_S2[:, 0] = -np.inf  # this rank's shard is padding only
         mine_S2 = torch.from_numpy(best_S2).to(self._decoder.device)
         scores_NS, tokens_NS = self._group.gather_all(mine_S2).cpu().numpy().transpose(2, 0, 1)
-        # A part that is not finite is no loser: its score would win or is no number.
+        # A shard that is not finite cannot lose: its score is the maximum, or NaN.
         if not np.isfinite(scores_NS.max(axis=0)).all():
             return np.full(len(rows_S), -1, np.int64)
         won_S = scores_NS.argmax(axis=0)  # the first rank among equals, which has the lower ids

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import torch_experts
+from kernels import torch_moe
 from kernels.cpu import library
 
 if library.load() is None:
@@ -62,13 +62,13 @@ def test_one_call_is_the_operations_one_by_one(model: str, form: LayerForm) -> N
     experts = make(model, form, normalized=model != "int8")
     x = torch.randn(130, HIDDEN).to(MODELS[model][3])
     with threads(2):
-        got = BACKEND.mixture(x, experts, form)
+        got = BACKEND.moe(x, experts, form)
     with threads(1):
-        expected = torch_experts.mixture(BACKEND, x, experts, form)
-        alone = torch.cat([BACKEND.mixture(row, experts, form) for row in x.split(1)])
+        expected = torch_moe.moe(BACKEND, x, experts, form)
+        alone = torch.cat([BACKEND.moe(row, experts, form) for row in x.split(1)])
         assert torch.equal(got, expected)
         assert torch.equal(got, alone)
-        assert BACKEND.mixture(x[:0], experts, form).shape == (0, HIDDEN)
+        assert BACKEND.moe(x[:0], experts, form).shape == (0, HIDDEN)
 
 
 def test_it_is_what_torch_computes() -> None:
@@ -78,21 +78,21 @@ def test_it_is_what_torch_computes() -> None:
     for backend in (BACKEND, plain):
         router, gate_up, down = (backend.pack_linear(weight.clone(), None) for weight in weights)
         experts = Experts(router, [gate_up] * 7, [down] * 7, 2, True)
-        found.append(backend.mixture(torch.linspace(-1, 1, 5 * HIDDEN).view(5, -1), experts, form))
+        found.append(backend.moe(torch.linspace(-1, 1, 5 * HIDDEN).view(5, -1), experts, form))
     assert torch.allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     experts = make("bfloat16", FORMS[0])
     with pytest.raises(ValueError, match="x is"):
-        BACKEND.mixture(torch.zeros(2, 64).bfloat16(), experts, FORMS[0])
+        BACKEND.moe(torch.zeros(2, 64).bfloat16(), experts, FORMS[0])
     with pytest.raises(ValueError, match="x is"):
-        BACKEND.mixture(torch.zeros(2, HIDDEN), experts, FORMS[0])
+        BACKEND.moe(torch.zeros(2, HIDDEN), experts, FORMS[0])
     wrong = Experts(experts.router, experts.downs, experts.downs, 3, True)
     with pytest.raises(ValueError, match=r"an expert's layer is \(64, 96\)"):
-        BACKEND.mixture(torch.zeros(2, HIDDEN).bfloat16(), wrong, FORMS[0])
+        BACKEND.moe(torch.zeros(2, HIDDEN).bfloat16(), wrong, FORMS[0])
     other = TorchBackend().pack_linear(torch.zeros(HIDDEN, 64), None)
     with pytest.raises(TypeError, match="TorchLinear"):
-        BACKEND.mixture(
+        BACKEND.moe(
             torch.zeros(2, HIDDEN).bfloat16(), replace(experts, downs=[other] * 7), FORMS[0]
         )

@@ -1,7 +1,7 @@
-// The sum of several parts, rounded once; see ranks.h.
+// The sum of several parts, rounded once; see all_reduce.h.
 
+#include "all_reduce.h"
 #include "elementwise_vec.h"
-#include "ranks.h"
 
 namespace legato::LEGATO_ISA {
 namespace {

@@ -1,4 +1,4 @@
-#include "ranks.h"
+#include "all_reduce.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -21,15 +21,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kPartBytes = 1 << 20;  // larger sums go through it piece by piece
+constexpr int64_t kPartBytes = 1 << 20;  // larger tensors are reduced in chunks of this size
 constexpr int64_t kLineBytes = 64;
-constexpr int64_t kTaskElements = 16384;  // less is not worth handing to another thread
-// Ranks leave a linear layer some tens of microseconds apart; one that waits for longer gives its
-// core to whoever shares it.
+constexpr int64_t kTaskElements = 16384;  // a smaller task costs more to hand over than it saves
+// Ranks finish a linear layer some tens of microseconds apart; one that waits longer yields its
+// core to other processes.
 constexpr auto kSpinTime = std::chrono::microseconds(60);
 constexpr int kPausesPerClockRead = 32;
-constexpr timespec kLookEvery = {0, 50'000'000};  // whether the peer's process still lives
-constexpr auto kPatience = std::chrono::seconds(300);  // as long as gloo's
+constexpr timespec kLivenessInterval = {0, 50'000'000};  // a sleeper checks that its peer is alive
+constexpr auto kPatience = std::chrono::seconds(300);  // gloo's default timeout
 
 int64_t parts_begin(int num_ranks) {
   return (num_ranks * kLineBytes + 4095) / 4096 * 4096;
@@ -48,41 +48,42 @@ void for_elements(int64_t count, F&& f) {
 
 }  // namespace
 
-// A rank's own line of the file. Zero is a valid beginning.
-struct Ranks::Line {
+// A rank's cache line in the shared file. All zero is a valid initial state.
+struct AllReduce::Line {
   std::atomic<uint32_t> published;  // futex word: parts that peers may read
   std::atomic<uint32_t> sleepers;   // on `published`
-  std::atomic<int32_t> process;     // 0: has not joined yet
+  std::atomic<int32_t> process;     // 0: not joined yet
   std::atomic<uint32_t> closed;
 };
 
-int64_t Ranks::file_bytes(int num_ranks) {
+int64_t AllReduce::file_bytes(int num_ranks) {
   return parts_begin(num_ranks) + 2 * num_ranks * kPartBytes;
 }
 
-Ranks* Ranks::open(int fd, int rank, int num_ranks) {
+AllReduce* AllReduce::open(int fd, int rank, int num_ranks) {
   static_assert(sizeof(Line) <= kLineBytes);
   void* memory = mmap(nullptr, static_cast<size_t>(file_bytes(num_ranks)), PROT_READ | PROT_WRITE,
                       MAP_SHARED, fd, 0);
-  return memory == MAP_FAILED ? nullptr : new Ranks(static_cast<char*>(memory), rank, num_ranks);
+  if (memory == MAP_FAILED) return nullptr;
+  return new AllReduce(static_cast<char*>(memory), rank, num_ranks);
 }
 
-Ranks::Ranks(char* memory, int rank, int num_ranks)
+AllReduce::AllReduce(char* memory, int rank, int num_ranks)
     : memory_(memory), rank_(rank), num_ranks_(num_ranks) {
   line(rank).process.store(getpid());
 }
 
-Ranks::~Ranks() { munmap(memory_, static_cast<size_t>(file_bytes(num_ranks_))); }
+AllReduce::~AllReduce() { munmap(memory_, static_cast<size_t>(file_bytes(num_ranks_))); }
 
-Ranks::Line& Ranks::line(int rank) const {
+AllReduce::Line& AllReduce::line(int rank) const {
   return *reinterpret_cast<Line*>(memory_ + rank * kLineBytes);
 }
 
-char* Ranks::parts(uint32_t turn) const {
+char* AllReduce::parts(uint32_t turn) const {
   return memory_ + parts_begin(num_ranks_) + (turn % 2) * num_ranks_ * kPartBytes;
 }
 
-RankError Ranks::sum(void* x, int64_t count, Dtype dtype) {
+RankError AllReduce::sum(void* x, int64_t count, Dtype dtype) {
   const auto sum_range = LEGATO_PICK(sum_parts);
   const int64_t bytes = bytes_of(dtype), most = kPartBytes / bytes;
   char* next = static_cast<char*>(x);
@@ -95,7 +96,7 @@ RankError Ranks::sum(void* x, int64_t count, Dtype dtype) {
                   static_cast<size_t>((end - begin) * bytes));
     });
     Line& mine = line(rank_);
-    mine.published.store(turn_);  // sequentially consistent: before the sleepers are looked at
+    mine.published.store(turn_);  // sequentially consistent: ordered before the read of `sleepers`
     if (mine.sleepers.load() > 0) {
       syscall(SYS_futex, &mine.published, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
     }
@@ -110,9 +111,9 @@ RankError Ranks::sum(void* x, int64_t count, Dtype dtype) {
   return error_;
 }
 
-RankError Ranks::await(int peer, uint32_t turn) {
+RankError AllReduce::await(int peer, uint32_t turn) {
   Line& theirs = line(peer);
-  // A peer is at most one turn ahead, so that the difference tells, overflow or not.
+  // A peer is at most one turn ahead, so the signed difference is correct across an overflow.
   const auto published = [&] {
     return static_cast<int32_t>(theirs.published.load(std::memory_order_acquire) - turn) >= 0;
   };
@@ -128,7 +129,7 @@ RankError Ranks::await(int peer, uint32_t turn) {
     const uint32_t seen = theirs.published.load();
     if (static_cast<int32_t>(seen - turn) < 0 && theirs.closed.load() == 0 &&
         line(rank_).closed.load() == 0) {
-      syscall(SYS_futex, &theirs.published, FUTEX_WAIT, seen, &kLookEvery, nullptr, 0);
+      syscall(SYS_futex, &theirs.published, FUTEX_WAIT, seen, &kLivenessInterval, nullptr, 0);
     }
     theirs.sleepers.fetch_sub(1);
     if (published()) return RankError::none;
@@ -139,7 +140,7 @@ RankError Ranks::await(int peer, uint32_t turn) {
   }
 }
 
-void Ranks::close() {
+void AllReduce::close() {
   Line& mine = line(rank_);
   mine.closed.store(1);
   syscall(SYS_futex, &mine.published, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
@@ -147,18 +148,19 @@ void Ranks::close() {
 
 }  // namespace legato
 
-LEGATO_API int64_t legato_ranks_file_bytes(int32_t num_ranks) {
-  return legato::Ranks::file_bytes(num_ranks);
+LEGATO_API int64_t legato_all_reduce_file_bytes(int32_t num_ranks) {
+  return legato::AllReduce::file_bytes(num_ranks);
 }
 
-LEGATO_API legato::Ranks* legato_ranks_open(int32_t fd, int32_t rank, int32_t num_ranks) {
-  return legato::Ranks::open(fd, rank, num_ranks);
+LEGATO_API legato::AllReduce* legato_all_reduce_open(int32_t fd, int32_t rank, int32_t num_ranks) {
+  return legato::AllReduce::open(fd, rank, num_ranks);
 }
 
-LEGATO_API int32_t legato_ranks_sum(legato::Ranks* ranks, void* x, int64_t count, int32_t dtype) {
-  return static_cast<int32_t>(ranks->sum(x, count, static_cast<legato::Dtype>(dtype)));
+LEGATO_API int32_t legato_all_reduce_sum(legato::AllReduce* all_reduce, void* x, int64_t count,
+                                         int32_t dtype) {
+  return static_cast<int32_t>(all_reduce->sum(x, count, static_cast<legato::Dtype>(dtype)));
 }
 
-LEGATO_API void legato_ranks_close(legato::Ranks* ranks) { ranks->close(); }
+LEGATO_API void legato_all_reduce_close(legato::AllReduce* all_reduce) { all_reduce->close(); }
 
-LEGATO_API void legato_ranks_free(legato::Ranks* ranks) { delete ranks; }
+LEGATO_API void legato_all_reduce_free(legato::AllReduce* all_reduce) { delete all_reduce; }

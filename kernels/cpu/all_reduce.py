@@ -1,4 +1,4 @@
-"""Sums over the ranks of a stage on one machine, through memory that all map (src/ranks.cpp)."""
+"""All-reduce among the ranks of one machine, through shared memory (src/all_reduce.cpp)."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _ERRORS = (
 
 
 class RankError(RuntimeError):
-    """Ranks cannot go on together."""
+    """An all-reduce failed: a rank died, left or timed out."""
 
 
 def check(error: int) -> None:
-    """Raises RankError for what a sum returned, if it is one."""
+    """Raise RankError for a non-zero error code of the library."""
     if error:
         raise RankError(_ERRORS[error])
 
 
-class CpuRankSums:
-    """A `RankSums`. Not thread-safe, but for `close`."""
+class SharedMemoryAllReduce:
+    """Implements `AllReduce`. Not thread-safe, except `close`."""
 
     def __init__(self, fd: int, rank: int, num_ranks: int) -> None:
-        """fd: a file of `file_bytes(num_ranks)` zeros that all ranks open; it may be closed then.
-        Raises OSError where it cannot be mapped."""
+        """fd: a zeroed file of `file_bytes(num_ranks)` that all ranks open; the caller may close it
+        afterwards. Raises OSError where it cannot be mapped."""
         pointer, int32 = library.Pointer, ctypes.c_int32
-        opened = library.function("legato_ranks_open", pointer, int32, int32, int32)
+        opened = library.function("legato_all_reduce_open", pointer, int32, int32, int32)
         self.handle: int | None = opened(fd, rank, num_ranks)
         if self.handle is None:
             raise OSError("the file that ranks share cannot be mapped")
         self._sum = library.function(
-            "legato_ranks_sum", int32, pointer, pointer, ctypes.c_int64, int32
+            "legato_all_reduce_sum", int32, pointer, pointer, ctypes.c_int64, int32
         )
 
     def add(self, x: torch.Tensor) -> bool:
@@ -50,14 +50,14 @@ class CpuRankSums:
         return True
 
     def close(self) -> None:
-        library.function("legato_ranks_close", None, library.Pointer)(self.handle)
+        library.function("legato_all_reduce_close", None, library.Pointer)(self.handle)
 
     def __del__(self) -> None:
         if getattr(self, "handle", None) is not None:
-            library.function("legato_ranks_free", None, library.Pointer)(self.handle)
+            library.function("legato_all_reduce_free", None, library.Pointer)(self.handle)
             self.handle = None
 
 
 def file_bytes(num_ranks: int) -> int:
-    size = library.function("legato_ranks_file_bytes", ctypes.c_int64, ctypes.c_int32)
+    size = library.function("legato_all_reduce_file_bytes", ctypes.c_int64, ctypes.c_int32)
     return int(size(num_ranks))
