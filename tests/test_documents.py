@@ -129,7 +129,8 @@ def stands(dotted: str) -> bool:
 
 @every_document
 def test_dotted_names_exist(document: Path) -> None:
-    named = re.findall(r"(?<![\w.])(?:app|actors|kernels|tests)(?:\.\w+)+", "\n".join(code(document)))
+    text = "\n".join(code(document))
+    named = re.findall(r"(?<![\w.])(?:app|actors|kernels|tests)(?:\.\w+)+", text)
     lost = [
         dotted
         for dotted in named

@@ -50,6 +50,7 @@ from actors.transport.messages import (
     Ask,
     Readiness,
     RefuseRequests,
+    StandbyTaken,
     StepError,
     SubmitRequests,
     output_rows,
@@ -102,7 +103,7 @@ class EngineLoop:
         self._questions = Questions(core, self._handle, stages, self._recovery, self.publication)
         self._compiling: set[int] = set()  # requests that wait for their grammar
         self._sent_suspects = False
-        stages.listen(self._answered, self._recovery.lose)
+        stages.listen(self._answered, self._recovery.lose, self._standby_taken)
         self._moves.start()
 
     # ---- from the replica and fronts -----------------------------------------------------------
@@ -182,6 +183,9 @@ class EngineLoop:
     def _stages_rebuilt(self) -> None:
         self._send_readiness(True)
         self._handle(PipelineLost(self._stages.tier))
+
+    def _standby_taken(self, name: str) -> None:
+        self.peers.send(OWNER, StandbyTaken(name))
 
     def _send_readiness(self, is_ready: bool) -> None:
         self.peers.broadcast(Readiness(is_ready))

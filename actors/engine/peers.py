@@ -24,6 +24,7 @@ from actors.transport.messages import (
     Readiness,
     RefuseRequests,
     RequestsStarted,
+    StandbyTaken,
     SubmitRequests,
     Suspects,
     Welcome,
@@ -197,7 +198,9 @@ class Peers:
                 self._send(peer, replace(snapshot, num_received=peer.num_received))
 
     def send(
-        self, number: int, message: RequestsStarted | RefuseRequests | Answer | PrefixUpdate
+        self,
+        number: int,
+        message: RequestsStarted | RefuseRequests | Answer | PrefixUpdate | StandbyTaken,
     ) -> None:
         peer = self._owner if number == OWNER else self._fronts.get(number)
         if peer is not None:

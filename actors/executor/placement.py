@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.engine.config import EngineConfig
 from actors.stage.actor import StageActor
 from actors.stage.spec import StageInfo, StageSpec
+from actors.transport.pipeline import StageHandles
 
 logger = logging.getLogger("legato.stages")
 
@@ -88,7 +89,7 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
 
 def create_stages(
     config: EngineConfig, group: PlacementGroup | None, *, standby: str | None = None
-) -> list[list[Any]]:
+) -> StageHandles:
     """Stage actors [stage][rank], created but not loaded. standby: name of a set beside the running
     one, which holds the bundles' CPUs.
     """
@@ -118,22 +119,25 @@ def _name(standby: str, stage: int, rank: int) -> str:
     return f"{standby}-{stage}-{rank}"
 
 
-def find_stages(config: EngineConfig, standby: str) -> list[list[Any]]:
+def find_stages(config: EngineConfig, standby: str) -> StageHandles:
     """The actors of `create_stages`, from another process. Raises ValueError without them."""
     stages, ranks = range(config.stage.num_stages), range(config.stage.tensor_ranks)
     return [[ray.get_actor(_name(standby, stage, rank)) for rank in ranks] for stage in stages]
 
 
-async def answering(stages: list[list[Any]]) -> list[list[Any]]:
-    """These actors if all of them answer at once; otherwise none, and they are killed."""
+async def unused(stages: StageHandles) -> StageHandles:
+    """These actors if all of them answer at once and none has begun to load; otherwise none, and
+    they are killed.
+    """
     try:
-        pids = asyncio.gather(*[actor.pid.remote() for ranks in stages for actor in ranks])
-        await asyncio.wait_for(pids, _ANSWERS_WITHIN_S)
+        calls = asyncio.gather(*[actor.is_unused.remote() for ranks in stages for actor in ranks])
+        if all(await asyncio.wait_for(calls, _ANSWERS_WITHIN_S)):
+            return stages
+        logger.error("the standby stages are in use")
     except (ray.exceptions.RayError, TimeoutError) as error:
         logger.error("the standby stages are lost too: %s", type(error).__name__)
-        kill_stages(stages)
-        return []
-    return stages
+    kill_stages(stages)
+    return []
 
 
 def kill_stages(stages: Sequence[Sequence[Any]]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,18 +16,18 @@ import ray
 from actors.engine.config import GIB, EngineConfig
 from actors.executor.kv_tier import tier_specs
 from actors.executor.placement import (
-    answering,
     create_stages,
     current_group,
     find_stages,
     kill_stages,
     load_stages,
+    unused,
 )
 from actors.scheduling.events import TierChange
 from actors.scheduling.request import Grammar
 from actors.stage.spec import StageInfo, TierSpec
 from actors.transport.graph_pipeline import GraphPipeline, set_channel_bytes
-from actors.transport.pipeline import CallPipeline, OnAnswer, OnLost, Pipeline
+from actors.transport.pipeline import CallPipeline, OnAnswer, OnLost, Pipeline, StageHandles
 
 logger = logging.getLogger("legato.stages")
 
@@ -35,6 +35,10 @@ _REPORT_EVERY_S = 5.0
 _PREPARE_LIMIT_S = 60.0
 _MAX_STARTS = 3
 _COMPILE_LIMIT_S = 30.0  # the first grammar also imports the compiler
+
+
+def _ignore(name: str) -> None:
+    pass
 
 
 class StagesFailed(Exception):
@@ -48,10 +52,11 @@ class StageDied(StagesFailed):
 class StageSet:
     """Stages and the pipeline through them. `rebuild` makes a new set with equal KV sizes."""
 
-    def __init__(self, config: EngineConfig, actors: list[list[Any]]) -> None:
+    def __init__(self, config: EngineConfig, actors: StageHandles) -> None:
         """actors: [stage][rank], created but not loaded: the first set."""
         self._config = config
         self._listeners: tuple[OnAnswer, OnLost] | None = None
+        self._on_standby_taken: Callable[[str], None] = _ignore
         self._actors = actors
         self.pipeline: Pipeline | None = None  # takes plans; None without stages
         self._sizes = (0, 0)
@@ -60,7 +65,7 @@ class StageSet:
         self.pids: list[list[int]] = []
         self._adapters = dict(config.adapters)  # folder by slot, for rebuilt stages
         self._here: list[psutil.Process] = []  # processes of the stages on this node
-        self._standby: list[list[Any]] = []  # for the next rebuild
+        self._standby: tuple[str, StageHandles] | None = None  # name, actors: for a rebuild
 
     async def build(self) -> tuple[StageInfo, int, int]:
         """Load, size KV from memory, connect. Returns (info, blocks, host blocks).
@@ -92,18 +97,24 @@ class StageSet:
 
         Raises ValueError if they are not there.
         """
-        self._standby = [] if name is None else find_stages(self._config, name)
+        self._standby = None if name is None else (name, find_stages(self._config, name))
 
     @property
     def standby(self) -> Literal["none", "starting", "ready"]:
-        """none: and none will be."""
+        """none: disabled."""
         if not self._config.standby:
             return "none"
         return "ready" if self._standby else "starting"
 
-    def listen(self, on_answer: OnAnswer, on_lost: OnLost) -> None:
+    def listen(
+        self,
+        on_answer: OnAnswer,
+        on_lost: OnLost,
+        on_standby_taken: Callable[[str], None] | None = None,
+    ) -> None:
         """Set the callbacks of this pipeline and of later ones."""
         self._listeners = (on_answer, on_lost)
+        self._on_standby_taken = on_standby_taken or _ignore
         if self.pipeline is not None:
             self.pipeline.listen(on_answer, on_lost)
 
@@ -118,9 +129,10 @@ class StageSet:
         await self._open()
 
     async def _load(self, is_rebuild: bool = False) -> tuple[StageInfo, int]:
-        if is_rebuild and self._standby:
-            standby, self._standby = self._standby, []
-            self._actors = await answering(standby)
+        if is_rebuild and self._standby is not None:
+            (name, standby), self._standby = self._standby, None
+            self._on_standby_taken(name)
+            self._actors = await unused(standby)
         if not self._actors:
             self._actors = create_stages(self._config, current_group())
         flat = [actor for ranks in self._actors for actor in ranks]
@@ -130,7 +142,7 @@ class StageSet:
             pids = iter(await asyncio.gather(*[actor.pid.remote() for actor in flat]))
             self.pids = [[next(pids) for _ in ranks] for ranks in self._actors]
             self._here = await self._processes_here()
-            for slot, folder in self._adapters.items():
+            for slot, folder in list(self._adapters.items()):
                 problem = await self._fill_slot(slot, folder)
                 if problem is not None and not (is_rebuild or self._config.is_rebuild):
                     self._kill_actors()
@@ -222,9 +234,7 @@ class StageSet:
         self, blocks: tuple[tuple[int, bytes], ...], limit_s: float | None
     ) -> list[tuple[int, TierChange]]:
         """`StageActor.move` on every rank. Raises StagesFailed."""
-        flat = [actor for ranks in self._actors for actor in ranks]
-        if not flat:
-            raise StagesFailed("a move of KV failed: there are no stages")
+        flat = self._flat()
         try:
             return await asyncio.gather(*[actor.move.remote(blocks, limit_s) for actor in flat])
         except ray.exceptions.RayError as error:
@@ -241,7 +251,7 @@ class StageSet:
         """`StageActor.compile_grammar` on the last stage. Raises StagesFailed, also when late."""
         try:
             async with asyncio.timeout(_COMPILE_LIMIT_S):
-                return await self._actors[-1][0].compile_grammar.remote(grammar)
+                return await self._flat(-1)[0].compile_grammar.remote(grammar)
         except ray.exceptions.RayError as error:
             raise StagesFailed(str(error)) from error
         except TimeoutError as error:
@@ -258,11 +268,17 @@ class StageSet:
         return problem
 
     async def _fill_slot(self, slot: int, folder: str) -> str | None:
-        flat = [actor for ranks in self._actors for actor in ranks]
+        flat = self._flat()
         problems = await asyncio.gather(
             *[actor.load_adapter.remote(slot, folder) for actor in flat]
         )
         return next((problem for problem in problems if problem is not None), None)
+
+    def _flat(self, begin: int = 0) -> list[Any]:
+        """The ranks of all stages from `begin` on. Raises StagesFailed while there are none."""
+        if not self._actors:
+            raise StagesFailed("there are no stages: they are being rebuilt")
+        return [actor for ranks in self._actors[begin:] for actor in ranks]
 
     async def prepare(self, grammars: Collection[Grammar]) -> None:
         """Compile the grammars of the next steps. Raises StagesFailed.

@@ -249,7 +249,8 @@ class SecondTier:
         state.tier_asked = True
         compute_s = self._compute_s(len(here) * size, count * size)
         if _MOVE_S + (self._block_s or 0.0) * count >= compute_s:
-            self._block_s = (self._block_s or 0.0) * _FORGET
+            if self._block_s is not None:
+                self._block_s *= _FORGET
             return None
         blocks.share(here)
         fresh = blocks.allocate(count)

@@ -47,16 +47,6 @@ logger = logging.getLogger("legato.stage")
 _PAUSE_S = 0.002  # between pieces of loading an adapter
 
 
-def _on_own_device(spec: StageSpec) -> StageSpec:
-    """The spec with the device that Ray has assigned to this process."""
-    from actors.transport.communicator import assigned_device, register_context
-
-    device = assigned_device(spec.device)
-    if device.type == "cuda" and spec.num_stages > 1:
-        register_context(device)
-    return replace(spec, device=str(device))
-
-
 class StageActor:
     """Owns a StageRunner. All methods except gate and forward are ordinary actor calls."""
 
@@ -66,13 +56,18 @@ class StageActor:
             from actors.transport.graph_pipeline import set_channel_bytes
 
             set_channel_bytes(channel_bytes)
-        self._spec = spec = spec if spec.device == "cpu" else _on_own_device(spec)
+        if spec.device != "cpu":
+            from actors.transport.communicator import claim_device
+
+            spec = replace(spec, device=str(claim_device(spec.device, spec.num_stages > 1)))
+        self._spec = spec
         self._is_last, self._is_alone = spec.is_last, spec.is_alone
         self._runner: StageRunner | None = None
         self._mailbox: Mailbox | None = None
         self._next: Sender | None = None
         self._step_times: StepTimes | None = None
         self._mover: KVMover | None = None
+        self._has_begun = False  # to load
         self._loading = 0.0
         self._seen: tuple[bytes, StepPlan] | None = None  # a plan received before its step
         self._next_call = 0  # the ticket that the next call of `step` must carry
@@ -83,6 +78,11 @@ class StageActor:
     def pid(self) -> int:
         return os.getpid()
 
+    @ray.method(concurrency_group="watch")
+    def is_unused(self) -> bool:
+        """Whether this is still a standby that has not begun to load."""
+        return not self._has_begun
+
     def warm_up(self, with_grammars: bool) -> None:
         """See `warm_up.import_all`."""
         import_all(with_grammars)
@@ -91,6 +91,7 @@ class StageActor:
         """group_address: "host:port" where the stage's ranks meet, if there are several."""
         from actors.stage.runner import StageRunner
 
+        self._has_begun = True
         self._enter()
         self._spec = replace(self._spec, group_address=group_address)
         runner = StageRunner(self._spec)
@@ -101,6 +102,7 @@ class StageActor:
     def _note_progress(self, fraction: float) -> None:
         self._loading = fraction
 
+    @ray.method(concurrency_group="watch")
     def loading_progress(self) -> float:
         return self._loading
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 # Below the steps of other processes, which go on meanwhile. Not the lowest: on a machine that is
 # always busy the standby would never be ready.
@@ -16,9 +17,8 @@ _NEEDED_BY_GRAMMARS = ("xgrammar", "transformers.models.auto.tokenization_auto")
 def import_all(with_grammars: bool) -> None:
     """Import what loading and, with_grammars, the first grammar need; returns when done."""
     modules = (*_NEEDED_TO_LOAD, *(_NEEDED_BY_GRAMMARS if with_grammars else ()))
-    thread = threading.Thread(target=_import, args=(modules,))  # a priority is a thread's own
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:  # a priority is a thread's own
+        pool.submit(_import, modules).result()
 
 
 def _import(modules: tuple[str, ...]) -> None:

@@ -24,6 +24,14 @@ from actors.transport.group import RankGroup
 _NEVER_ASKED = "Legato's graphs neither overlap communication nor hold collectives"
 
 
+def claim_device(kind: str, sends: bool) -> torch.device:
+    """This process's device of a kind. sends: activations go from it to other stages."""
+    device = assigned_device(kind)
+    if device.type == "cuda" and sends:
+        register_context(device)
+    return device
+
+
 def assigned_device(kind: str) -> torch.device:
     """This process's device of a kind: among GPUs, the one that Ray has assigned."""
     device = torch.device(kind)

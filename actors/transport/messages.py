@@ -118,6 +118,13 @@ class Readiness:
 
 
 @dataclass(frozen=True, slots=True)
+class StandbyTaken:
+    """The scheduler uses the standby of this name for lost stages; to its replica only."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestsStarted:
     """These requests are now being computed: if the scheduler dies, they may be the cause."""
 
@@ -207,20 +214,9 @@ def read_answer(step_id: int, packed: bytes, error: str | None) -> StepResult | 
 # ---- one way to pack -----------------------------------------------------------------------
 
 _KINDS: tuple[type, ...] = (
-    SubmitRequests,
-    AbortRequests,
-    Ask,
-    IterationOutputs,
-    RefuseRequests,
-    Answer,
-    Readiness,
-    RequestsStarted,
-    Suspects,
-    Hello,
-    Welcome,
-    EngineSnapshot,
-    PrefixUpdate,
-)
+    SubmitRequests, AbortRequests, Ask, IterationOutputs, RefuseRequests, Answer, Readiness,
+    StandbyTaken, RequestsStarted, Suspects, Hello, Welcome, EngineSnapshot, PrefixUpdate,
+)  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from actors.fleet.snapshot import EngineSnapshot
 from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.request import Request
@@ -20,9 +21,13 @@ from actors.transport.messages import (
     Hello,
     IterationOutputs,
     Question,
+    Readiness,
     RefusedSetting,
     RefuseRequests,
+    RequestsStarted,
+    StandbyTaken,
     SubmitRequests,
+    Suspects,
     pack_kind,
     read_value,
     unpack_kind,
@@ -31,6 +36,9 @@ from actors.transport.wire import FrameProtocol
 from app.engine_client.client import EngineUnavailable, RequestRefused
 
 _ANSWER_WITHIN_S = 10.0
+
+# Messages that are neither outputs nor answers.
+FromScheduler = Readiness | StandbyTaken | RequestsStarted | Suspects | EngineSnapshot
 
 
 class QuestionFailed(RuntimeError):

@@ -25,13 +25,12 @@ from actors.executor.placement import (
     kill_stages,
     scheduler_options,
 )
-from actors.fleet.snapshot import EngineSnapshot
 from actors.scheduling.events import Refuse
 from actors.stage.spec import StageInfo
 from actors.transport.addresses import private_directory
-from actors.transport.messages import Readiness, RequestsStarted, Suspects
+from actors.transport.pipeline import StageHandles
 from actors.transport.wire import FrameProtocol, listen
-from app.engine_client.channel import SchedulerChannel
+from app.engine_client.channel import FromScheduler, SchedulerChannel
 from app.engine_client.standby import Standby
 
 logger = logging.getLogger("legato.engine")
@@ -72,7 +71,7 @@ class SchedulerLink(SchedulerChannel):
         on_rows: Callable[[Sequence[Any]], None],
         on_records: Callable[[Sequence[Any]], None],
         on_refused: Callable[[Refuse], None],
-        on_message: Callable[[Readiness | RequestsStarted | Suspects | EngineSnapshot], None],
+        on_message: Callable[[FromScheduler], None],
         on_lost: Callable[[], None],
         standby: Standby,
         fronts: FrontAddress | None = None,
@@ -83,7 +82,7 @@ class SchedulerLink(SchedulerChannel):
         self.fronts = fronts
         self.tcp_address: str | None = None
         self._actor: Any = None
-        self._stages: list[list[Any]] = []
+        self._stages: StageHandles = []
         self._serving: asyncio.Task[None] | None = None  # done when the scheduler ends
 
     async def open(self) -> tuple[StageInfo, int]:
@@ -131,16 +130,16 @@ class SchedulerLink(SchedulerChannel):
             except ray.exceptions.RayTaskError as error:
                 raise EngineFailed(str(error.cause)) from error
             except ray.exceptions.RayError as error:
-                # If it had connected, the end of its socket has already reported the loss.
+                # One that had connected was complete: starting it again would not help.
                 if connected.done() or num_starts == _MAX_STARTS:
                     raise EngineFailed(f"the scheduler died while starting: {error}") from error
                 logger.error("the scheduler died while starting: start %d", num_starts + 1)
                 self.kill()
         raise AssertionError("unreachable")
 
-    def stages_lost(self) -> None:
-        """The scheduler takes the standby in their place; it too ends with this link."""
-        self._stages += self._standby.give()
+    def standby_taken(self, name: str) -> None:
+        """The scheduler, having ended its stages, uses the standby, which ends with this link."""
+        self._stages = self._standby.taken(name)
 
     async def _serve(self) -> None:
         with suppress(ray.exceptions.RayError):

@@ -22,8 +22,8 @@ from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.request import Objective
 from actors.stage.spec import StageInfo
-from actors.transport.messages import Readiness, RequestsStarted, Suspects
-from app.engine_client.channel import QuestionFailed
+from actors.transport.messages import RequestsStarted, StandbyTaken, Suspects
+from app.engine_client.channel import FromScheduler, QuestionFailed
 from app.engine_client.client import (
     EngineUnavailable,
     GenerationRequest,
@@ -32,7 +32,7 @@ from app.engine_client.client import (
     TokenChunk,
     TokenSink,
 )
-from app.engine_client.link import Membership, SchedulerLink
+from app.engine_client.link import EngineFailed, Membership, SchedulerLink
 from app.engine_client.standby import Standby
 from app.engine_client.streams import IterationFeed, OpenRequests, Stream, core_requests
 
@@ -74,6 +74,7 @@ class LiveEngine:
         self._ready = asyncio.Event()
         self._failure: str | None = None
         self._rebuilds = 0
+        self._is_building = False
         self._heartbeat: asyncio.Task[None] | None = None
         self._rebuilding: asyncio.Task[None] | None = None
         self.iterations = IterationFeed()
@@ -88,11 +89,17 @@ class LiveEngine:
         self._standby.keep()
 
     async def _build(self) -> None:
-        self._info, self._num_blocks = await self._link.open()
-        if self._membership is not None and self._link.fronts is not None:
-            await self._membership.join(self._link.fronts, self._link.tcp_address)
+        self._is_building, link = True, self._link
+        try:
+            self._info, self._num_blocks = await link.open()
+            if self._membership is not None and link.fronts is not None:
+                await self._membership.join(link.fronts, link.tcp_address)
+        finally:
+            self._is_building = False
+        if not link.is_open:
+            raise EngineFailed("the scheduler died once it had started")
         if again := [entry.resumed() for entry in self._open.values()]:
-            self._link.submit(again)  # before `_ready`, which lets new requests in
+            link.submit(again)  # before `_ready`, which lets new requests in
         self._ready.set()
         with suppress(EngineUnavailable, QuestionFailed):  # lost: the rebuild asks again
             await self._ask_objective()
@@ -140,6 +147,8 @@ class LiveEngine:
     def _lost(self) -> None:
         self._ready.clear()
         self._open.engine_lost()
+        if self._is_building:
+            return  # `_build` raises
         self._rebuilding = asyncio.create_task(self._rebuild())
 
     async def _rebuild(self) -> None:
@@ -279,18 +288,19 @@ class LiveEngine:
             None if self._membership is None else self._membership.new_front_address(),
         )
 
-    def _on_message(self, message: Readiness | RequestsStarted | Suspects | EngineSnapshot) -> None:
+    def _on_message(self, message: FromScheduler) -> None:
         if isinstance(message, RequestsStarted):
             self._open.started(message.request_ids)
         elif isinstance(message, Suspects):
             self._open.suspected(message.losses, message.on_trial)
         elif isinstance(message, EngineSnapshot):
             self.snapshot = message
+        elif isinstance(message, StandbyTaken):
+            self._link.standby_taken(message.name)
         elif message.is_ready:
             self._ready.set()
         else:
             self._ready.clear()
-            self._link.stages_lost()
 
     def _iterated(self, records: Sequence[Any]) -> None:
         self._rebuilds = 0

@@ -17,7 +17,13 @@ from typing import Any
 import ray
 
 from actors.engine.config import EngineConfig
-from actors.executor.placement import answering, create_stages, current_group, kill_stages
+from actors.executor.placement import (
+    create_stages,
+    current_group,
+    kill_stages,
+    unused,
+)
+from actors.transport.pipeline import StageHandles
 from app.engine_client.channel import QuestionFailed
 from app.engine_client.client import EngineUnavailable
 
@@ -25,6 +31,7 @@ logger = logging.getLogger("legato.engine")
 
 _IDLE_FOR_S = 1.0
 _AT_MOST_LATE_S = 30.0  # an engine that is never idle gets its standby all the same
+_TELL_AGAIN_S = 1.0
 _LOST_AGAIN_S = 30.0  # wait after a loss, so that a machine without memory is left in peace
 _BUSY = ("num_waiting", "num_decoding", "num_prefilling", "num_in_flight", "rebuilding")
 
@@ -39,7 +46,8 @@ class Standby:
     def __init__(self, config: EngineConfig, ask: Callable[..., Awaitable[Any]]) -> None:
         self._config = config
         self._ask = ask
-        self._actors: list[list[Any]] = []
+        self._actors: StageHandles = []
+        self._name = ""
         self._is_ready = False
         self._gone = asyncio.Event()  # taken or given away
         self._keeper: asyncio.Task[None] | None = None
@@ -51,27 +59,26 @@ class Standby:
 
     async def _keep(self) -> None:
         while True:
-            await self._idle()
             try:
+                await self._idle()
                 await self._live()
             except Exception as error:  # of Ray, or without memory or files: tried again
                 logger.warning("standby stages: %s: %s", type(error).__name__, error)
                 kill_stages(self._release())
-                await self._tell(None)
+                await self._told(None)
                 await asyncio.sleep(_LOST_AGAIN_S)
 
     async def _live(self) -> None:
         """One standby, from its creation until it is used. Raises an error if it dies."""
         self._gone.clear()
-        name = f"legato-standby-{uuid.uuid4().hex}"
-        self._actors = create_stages(self._config, current_group(), standby=name)
+        self._name = f"legato-standby-{uuid.uuid4().hex}"
+        self._actors = create_stages(self._config, current_group(), standby=self._name)
         flat = [actor for ranks in self._actors for actor in ranks]
         await asyncio.gather(*[actor.warm_up.remote(self._config.grammars) for actor in flat])
         if self._gone.is_set():
             return
         self._is_ready = True
-        await self._tell(name)
-        ends = [_death(actor) for actor in flat] + [self._gone.wait()]
+        ends = [*[_death(actor) for actor in flat], self._tell(self._name), self._gone.wait()]
         tasks = [asyncio.ensure_future(end) for end in ends]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -81,9 +88,20 @@ class Standby:
         if not self._gone.is_set():
             raise StandbyDied("a process died")
 
-    async def _tell(self, name: str | None) -> None:
-        with suppress(EngineUnavailable, QuestionFailed):  # lost: the next one takes it itself
+    async def _tell(self, name: str) -> None:
+        """Tell the scheduler until it knows; it may be being rebuilt. Returns once it is gone."""
+        while True:
+            if await self._told(name):
+                await self._gone.wait()
+                return
+            await asyncio.sleep(_TELL_AGAIN_S)
+
+    async def _told(self, name: str | None) -> bool:
+        try:
             await self._ask("stand_by", name)
+        except (EngineUnavailable, QuestionFailed):
+            return False
+        return True
 
     async def _idle(self) -> None:
         """Return once the engine has been idle for a moment: starting processes delays steps."""
@@ -103,21 +121,21 @@ class Standby:
             return True
         return any(status[key] for key in _BUSY)
 
-    async def take(self) -> list[list[Any]]:
+    async def take(self) -> StageHandles:
         """For a new scheduler: created and not loaded; empty if there is none that answers."""
         is_ready, actors = self._is_ready, self._release()
-        return await answering(actors) if is_ready else actors  # else it may only be starting
+        return await unused(actors) if is_ready else actors  # else it may only be starting
 
-    def give(self) -> list[list[Any]]:
-        """The scheduler has lost its stages and takes the standby, if there is one."""
-        return self._release() if self._is_ready else []
+    def taken(self, name: str) -> StageHandles:
+        """The scheduler uses the standby of this name, which is no longer this one's to end."""
+        return self._release() if name == self._name else []
 
     def close(self) -> None:
         if self._keeper is not None:
             self._keeper.cancel()
         kill_stages(self._release())
 
-    def _release(self) -> list[list[Any]]:
+    def _release(self) -> StageHandles:
         actors, self._actors, self._is_ready = self._actors, [], False
         self._gone.set()
         return actors

@@ -227,8 +227,12 @@ class FleetClient:
         connections = self._known()
         if not connections:
             raise EngineUnavailable("there is no engine", retry_after_s=RETRY_AFTER_S)
-        await asyncio.gather(*[connection.reconfigure(changes) for connection in connections])
-        self._changes |= changes
+        asked = [connection.reconfigure(changes) for connection in connections]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        errors = [error for error in found if isinstance(error, BaseException)]
+        if any(isinstance(error, RequestRefused) for error in errors) or len(errors) == len(found):
+            raise errors[0]
+        self._changes |= changes  # an engine that has not answered gets them when it joins again
 
     def subscribe_iterations(self) -> AsyncGenerator[list[Mapping[str, Any]], None]:
         return self.iterations.subscribe()

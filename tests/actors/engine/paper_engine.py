@@ -45,7 +45,7 @@ class Stages:
         self.prepared: list[set[Grammar]] = []
         self.adapters: dict[int, str] = {}
 
-    def listen(self, on_answer: Any, on_lost: Any) -> None:
+    def listen(self, on_answer: Any, on_lost: Any, on_standby_taken: Any) -> None:
         self._on_answer, self.lose = on_answer, on_lost
 
     def submit(self, plan: StepPlan) -> None:
