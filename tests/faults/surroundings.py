@@ -32,12 +32,14 @@ _MEMORY = 1.10  # of what was held before
 @dataclass(frozen=True)
 class Surroundings:
     """num_bytes: resident, of all processes. listening: (address, port) of every open port. The
-    standby apart, which comes and goes as the engine is busy or idle."""
+    standby apart, which comes and goes as the engine is busy or idle. is_single: there is at most
+    one."""
 
     kinds: Counter[str]
     pids: frozenset[int]
     listening: frozenset[tuple[str, int]]
     num_bytes: int
+    is_single: bool
 
 
 def processes(server: Server) -> list[psutil.Process]:
@@ -80,21 +82,22 @@ def standby_stages(server: Server) -> list[int]:
 def look(server: Server) -> Surroundings:
     kinds: Counter[str] = Counter()
     listening: set[tuple[str, int]] = set()
-    pids, num_bytes, standby = set(), 0, standby_stages(server)
-    assert len(standby) <= len(serving_stages(server))
+    pids, num_bytes, num_standby, serving = set(), 0, 0, serving_stages(server)
     for process in processes(server):
         with suppress(psutil.Error):
             pids.add(process.pid)
-            if process.pid in standby:
+            kind = kind_of(process)
+            if kind == "ray::StageActor" and process.pid not in serving:
+                num_standby += 1
                 continue
             num_bytes += process.memory_info().rss
-            kind = kind_of(process)
             if kind is not None:
                 kinds[kind] += 1
             for found in process.net_connections(kind="tcp"):
                 if found.status == psutil.CONN_LISTEN:
                     listening.add((found.laddr.ip, found.laddr.port))
-    return Surroundings(kinds, frozenset(pids), frozenset(listening), num_bytes)
+    is_single = num_standby <= len(serving)
+    return Surroundings(kinds, frozenset(pids), frozenset(listening), num_bytes, is_single)
 
 
 def after_each(server: Server, before: Surroundings, canary: Canary) -> None:
@@ -103,6 +106,7 @@ def after_each(server: Server, before: Surroundings, canary: Canary) -> None:
     status = until(lambda: _at_rest(server), "the engine comes to rest")
     assert status["num_free_blocks"] == status["num_blocks"], "KV blocks are lost"
     until(lambda: look(server).kinds == before.kinds, f"the same processes: {before.kinds}")
+    until(lambda: look(server).is_single, "one standby")
     until(lambda: not num_connections(server), "no connections")
     after = look(server)
     mine = {address for address in after.listening if address[1] == _port(server)}

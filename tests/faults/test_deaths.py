@@ -86,6 +86,7 @@ def test_stages_are_lost_while_the_standby_is_stopped(server: Server, canary: Ca
 
 def test_row_3_a_stage_stops(server: Server, canary: Canary) -> None:
     stages = serving_stages(server)
+    prepared(server)
     streams = stream_all(
         server, canary.prompts, MAX_TOKENS, lambda: os.kill(stages[0], signal.SIGSTOP)
     )
@@ -96,6 +97,7 @@ def test_row_4_the_scheduler_is_killed_and_what_was_set_stays(
     server: Server, canary: Canary
 ) -> None:
     (scheduler,) = pids_of(server, "ray::SchedulerActor")
+    prepared(server)
     settings = f"{server.url}/console/settings"
     assert httpx.post(settings, json={"slo.tbt_ms": 250}).status_code == 200
     try:
