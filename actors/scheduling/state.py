@@ -105,8 +105,7 @@ class RequestState:
         "was_trimmed",
     )  # fmt: skip
 
-    def __init__(self, request: Request, sequence_number: int, limit: int) -> None:
-        """limit: longest sequence the engine holds (max_model_len)."""
+    def __init__(self, request: Request, sequence_number: int, max_model_len: int) -> None:
         sampling = request.sampling
         self.request = request
         self.request_id = request.request_id
@@ -117,7 +116,7 @@ class RequestState:
         self.num_prompt_tokens = len(request.prompt)
         self.output_token_ids = list(request.output)
         self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
-        self.max_length = min(self.num_prompt_tokens + sampling.max_tokens, limit)
+        self.max_length = min(self.num_prompt_tokens + sampling.max_tokens, max_model_len)
         if request.pooling is not None:
             self.max_length = self.num_prompt_tokens
         self.end = self.max_length - 1  # positions at and after it are never computed to decode

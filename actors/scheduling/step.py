@@ -133,13 +133,13 @@ class StepBuilder:
             if s.in_flight < limit and s.num_computed_tokens < s.end and s.suspicion is None
         ]
 
+    # ---- calls ------------------------------------------------------------------------
+
     def head(self) -> RequestState | None:
         """The next waiting request; requests that wait for a fetch are set aside."""
         if self._tier is not None:
             self._tier.fetch_ahead()
         return self._requests.waiting.head(self._requests.now_s)
-
-    # ---- calls ------------------------------------------------------------------------
 
     def decode_all(self) -> None:
         """Add a token for every request that can decode (this micro-batch's share of them)."""
@@ -158,6 +158,7 @@ class StepBuilder:
         """Add a token for each of these `decoding` requests that can decode now, best rank first.
 
         A request is left out if it needs a KV block and not even preempting worse ranks frees one.
+        Comes before chunks: the stages' buffers have room for all decodes, whatever follows.
         This loop runs once per generated token, so it calls no functions in the usual case.
         """
         contents, limit = self.contents, self.config.steps_per_request

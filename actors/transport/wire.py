@@ -166,7 +166,7 @@ class FrameProtocol(asyncio.Protocol):
         self._on_lost = on_lost
         self._secret = secret
         self._buffer = bytearray()
-        self._turn_bytes = 0  # handled in this turn of the loop
+        self._turn_bytes = 0  # handled since the loop last had a turn for others
         self._transport: asyncio.Transport | None = None
         self._silence: asyncio.TimerHandle | None = None  # ends a connection without the secret
 

@@ -277,7 +277,7 @@ class FleetClient:
         self._connections[connection.engine_id] = connection
         self._fleet.published(snapshot, time.monotonic())
         self._snapshot_came.set()
-        if not snapshot.accepts and connection.open:
+        if not snapshot.accepts and connection.open_requests:
             self._placement.evacuate(connection, snapshot.state)
         self._placement.place_waiting()
 

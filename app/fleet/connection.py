@@ -77,12 +77,12 @@ class Owner(Protocol):
 
 
 class Connection(SchedulerChannel):
-    """A front's connection to one engine. `open` holds the streams on that engine."""
+    """A front's connection to one engine. `open_requests` holds the streams on that engine."""
 
     def __init__(self, entry: EngineEntry, node: str, owner: Owner) -> None:
-        self.open = OpenRequests()
+        self.open_requests = OpenRequests()
         super().__init__(
-            self.open.deliver,
+            self.open_requests.deliver,
             lambda records: owner.iterated(self, records),
             lambda refusal: owner.refused(self, refusal),
             self._dispatch,
@@ -129,9 +129,9 @@ class Connection(SchedulerChannel):
             self.snapshot = message
             self._owner.published(self, message)
         elif isinstance(message, RequestsStarted):
-            self.open.started(message.request_ids)
+            self.open_requests.started(message.request_ids)
         elif isinstance(message, Suspects):
-            self.open.suspected(message.losses, message.on_trial)
+            self.open_requests.suspected(message.losses, message.on_trial)
         elif isinstance(message, PrefixUpdate):
             self._owner.prefixes_updated(message)
         elif isinstance(message, Welcome) and self._welcomed is not None:
@@ -163,20 +163,20 @@ class Connection(SchedulerChannel):
             request_id = next(self._ids)
             fleet_request.rename(request_id)
             fleet_request.place(self)
-            self.open[request_id] = fleet_request
+            self.open_requests[request_id] = fleet_request
             requests.append(fleet_request.resumed())
         try:
             self.submit(requests)
         except (TypeError, ValueError, OverflowError):
             for fleet_request in fleet_requests:
-                self.open.pop(fleet_request.request.request_id, None)
+                self.open_requests.pop(fleet_request.request.request_id, None)
                 fleet_request.connection = None
             raise
 
     def give_up(self, fleet_requests: Sequence[OpenRequest]) -> None:
         """Abort those of them that are open here."""
         ids = [r.request.request_id for r in fleet_requests]
-        left = [i for i in ids if self.open.pop(i, None) is not None]
+        left = [i for i in ids if self.open_requests.pop(i, None) is not None]
         if left:
             self.abort(left)
 

@@ -103,7 +103,7 @@ def _engine(connection: Connection, answer: Mapping[str, Any]) -> dict[str, Any]
         "node": connection.entry.node,
         "pid": answer.get("pid"),
         "replica_pid": connection.entry.pid,
-        "num_streams_here": len(connection.open),
+        "num_streams_here": len(connection.open_requests),
     }
     if snapshot is not None:
         slack_s = snapshot.least_slack_s

@@ -44,7 +44,7 @@ class StreamPlacement:
 
     @property
     def num_open(self) -> int:
-        return sum(len(c.open) for c in self._connections.values()) + len(self._unplaced)
+        return sum(len(c.open_requests) for c in self._connections.values()) + len(self._unplaced)
 
     @property
     def num_unplaced(self) -> int:
@@ -65,9 +65,11 @@ class StreamPlacement:
 
     def lost(self, connection: Connection) -> None:
         """An engine has died: its streams move, and those it was computing become suspects."""
-        connection.open.engine_lost()
-        fleet_requests = [r for r in connection.open.values() if isinstance(r, FleetRequest)]
-        connection.open.clear()
+        connection.open_requests.engine_lost()
+        fleet_requests = [
+            r for r in connection.open_requests.values() if isinstance(r, FleetRequest)
+        ]
+        connection.open_requests.clear()
         if not connection.was_leaving or fleet_requests:
             num_streams = len(fleet_requests)
             logger.error("engine %s is lost with %d streams", connection.engine_id, num_streams)
@@ -78,7 +80,7 @@ class StreamPlacement:
 
     def refused(self, connection: Connection, refusal: Refuse) -> None:
         """Another engine may take it; if none does, the client gets the last refusal."""
-        fleet_request = connection.open.pop(refusal.request_id, None)
+        fleet_request = connection.open_requests.pop(refusal.request_id, None)
         if isinstance(fleet_request, FleetRequest):
             fleet_request.refused_by.add(connection.engine_id)
             fleet_request.refusal = refusal
@@ -90,7 +92,9 @@ class StreamPlacement:
 
         The others stay until its stages are rebuilt, or until they end.
         """
-        fleet_requests = [r for r in connection.open.values() if isinstance(r, FleetRequest)]
+        fleet_requests = [
+            r for r in connection.open_requests.values() if isinstance(r, FleetRequest)
+        ]
         if state is EngineState.DRAINING:
             fleet_requests = [r for r in fleet_requests if not self._routing.stays(r)]
         for group, engine_id, exact in self._routing.place(fleet_requests, time.monotonic()):

@@ -21,7 +21,7 @@ def requests() -> LiveRequests:
 
 def _add(requests: LiveRequests, number: int, prompt: int = 8) -> RequestState:
     made = replace(request(number, prompt=prompt), arrival_s=float(number))
-    state = RequestState(made, number, limit=64)
+    state = RequestState(made, number, max_model_len=64)
     requests.add(state)
     return state
 

@@ -298,3 +298,18 @@ def test_refusals_name_what_is_wrong() -> None:
         BACKEND.allocate_kv(1, 1, 16, AttentionShape(1, 1, 12, 1.0), torch.float32, CPU)
     with pytest.raises(TypeError, match="cache of object"):
         BACKEND.attention(q, batch, object(), sequences.shape)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=str)
+@pytest.mark.parametrize("length", [1, 3, 9, 16])
+def test_the_next_owner_of_a_block_sees_nothing_of_an_overflow(
+    length: int, kv_dtype: torch.dtype | None
+) -> None:
+    """A block is not cleared between owners: what lies behind the new one's end must not count."""
+    sequences = make([16, length], (4, 2, 64), kv_dtype=kv_dtype)
+    sequences.k[0].fill_(float("inf"))
+    sequences.v[0].fill_(float("nan"))
+    sequences.run([(0, 0, 16)])
+    sequences.tables[1, 0] = sequences.tables[0, 0]
+    (out,) = sequences.run([(1, 0, length)])
+    close(out, sequences.expected(1), INT8_TOLERANCE if kv_dtype else TOLERANCE[torch.bfloat16])

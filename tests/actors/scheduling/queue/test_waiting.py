@@ -17,7 +17,7 @@ def _queue(**settings: object) -> WaitingQueue:
 
 def _state(number: int, tenant: str = "") -> RequestState:
     made = replace(request(number, prompt=5), tenant=tenant, arrival_s=float(number))
-    return RequestState(made, number, limit=64)
+    return RequestState(made, number, max_model_len=64)
 
 
 def _start(queue: WaitingQueue, state: RequestState) -> None:
