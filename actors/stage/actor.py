@@ -94,10 +94,8 @@ class StageActor:
         self._has_begun = True
         self._enter()
         self._spec = replace(self._spec, group_address=group_address)
-        runner = StageRunner(self._spec)
-        info = runner.load(self._note_progress)
-        self._runner = runner
-        return info
+        self._runner = StageRunner(self._spec, self._note_progress)
+        return self._runner.info
 
     def _note_progress(self, fraction: float) -> None:
         self._loading = fraction

@@ -42,12 +42,18 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class StageRunner:
-    """Call `load`, then `allocate`, then `execute` per step. Not thread-safe.
+    """Loaded once constructed: call `allocate`, then `execute` per step. Not thread-safe.
 
     Steps are idempotent: executing a plan again after a failure gives the same answer.
+    info: what this rank reports of itself.
     """
 
-    def __init__(self, spec: StageSpec) -> None:
+    def __init__(self, spec: StageSpec, progress: Callable[[float], None] | None = None) -> None:
+        """Read this rank's weights and join the stage's other ranks.
+
+        progress is called with the fraction done, 0 to 1. Raises ModelError (a ValueError) naming
+        the file where the folder cannot be served, BackendError where the backend cannot run here.
+        """
         self.spec = spec
         self._is_first = spec.is_first
         self._device = torch.device(spec.device)
@@ -59,14 +65,9 @@ class StageRunner:
         self._ahead: RunAhead | None = None
         self._adapters: StageAdapters | None = None
         self._applied_step: int | None = None
+        self.info = self._load(spec, progress or (lambda fraction: None))
 
-    def load(self, progress: Callable[[float], None] | None = None) -> StageInfo:
-        """Read this rank's weights and join the stage's other ranks.
-
-        progress is called with the fraction done, 0 to 1. Raises ModelError (a ValueError) naming
-        the file where the folder cannot be served, BackendError where the backend cannot run here.
-        """
-        spec = self.spec
+    def _load(self, spec: StageSpec, progress: Callable[[float], None]) -> StageInfo:
         folder = Path(spec.model_path)
         self._config = config = load_config(folder)
         part = split(config, spec)
@@ -80,7 +81,7 @@ class StageRunner:
         max_model_len = min(spec.max_model_len, config.max_model_len)
         with open_folder(folder, config, spec, dtype) as (source, packed):
             loader = Loader(source, config, part, spec, self._backend, self._device, dtype, packed)
-            weights = loader.stage(max_model_len, progress or (lambda fraction: None))
+            weights = loader.stage(max_model_len, progress)
         self._group = RankGroup(spec.rank, spec.tensor_ranks, spec.group_address, self._device)
         self._group.use_shared_memory(self._backend.shared_memory_all_reduce)
         if spec.symmetric_memory:

@@ -66,7 +66,6 @@ def test_graphs_and_the_largest_step_come_before_the_cache(
             num_stages=2, max_requests=4, max_model_len=64, max_step_tokens=96, graph_tokens=32,
         )
     )  # fmt: skip
-    runner.load()
     with monkeypatch.context() as patch:
         patch.setattr(Decoder, "layers", watched)
         free = runner.profile(memory, capture)
@@ -86,7 +85,6 @@ def test_a_profiled_stage_gives_the_tokens_of_transformers(
             max_requests=4, max_model_len=64, max_step_tokens=64, graph_tokens=16,
         )
     )  # fmt: skip
-    runner.load()
     runner.profile(FakeMemory(1 << 30, 0), EagerCapture())
     with pytest.raises(RuntimeError, match="allocate the KV cache"):
         MiniPlanner(chain([runner])).run([[1, 2]], SamplingParams(max_tokens=1))
@@ -116,7 +114,6 @@ def test_results_of_all_sizes_lie_in_one_place(tiny_model: Callable[..., Path]) 
             max_requests=4, max_model_len=64, graph_tokens=32,
         )
     )  # fmt: skip
-    runner.load()
     runner.allocate(16)
     runner.capture(capture)
     assert len(outputs) == 5

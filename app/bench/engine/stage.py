@@ -59,7 +59,7 @@ class LoadedStage:
         )
         self.kv_tokens = kv_tokens
         self.runner = StageRunner(self.spec)
-        self.info = self.runner.load()
+        self.info = self.runner.info
         self.runner.allocate(kv_tokens // block_size + max_requests)
         wait_until_prefaulted()
         self._next_request = 0

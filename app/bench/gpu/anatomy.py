@@ -201,7 +201,6 @@ def _runner(folder: Path, num_decodes: int, replays: _Replays) -> StageRunner:
                 max_model_len=_MAX_MODEL_LEN, graph_tokens=0,
             )
         )  # fmt: skip
-        runner.load()
     finally:
         del registry.BACKENDS["anatomy"]
     runner.allocate(1)

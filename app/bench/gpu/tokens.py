@@ -114,7 +114,6 @@ def _reference(
 def _generate(spec: StageSpec, prompts: list[tuple[int, ...]]) -> list[list[int]]:
     """Prompts enter one step after another and decode together: hybrid steps, then decodes."""
     runner = StageRunner(spec)
-    runner.load()
     per_request = -(-spec.max_model_len // spec.block_size)
     runner.allocate(len(prompts) * per_request)
     answers: list[list[int]] = [[] for _ in prompts]

@@ -68,7 +68,6 @@ def logprobs(model: Path, windows: list[tuple[int, ...]], **change: str) -> np.n
             **change,  # type: ignore[arg-type]
         )
     )
-    runner.load()
     runner.allocate(-(-(length + 1) // _BLOCK_SIZE) + 1)
     try:
         return np.concatenate(

@@ -26,7 +26,6 @@ def make_runner(
     """A loaded runner with its cache, on backend `torch` unless another is named."""
     options = {"backend": "torch", "num_threads": 1, "block_size": 4, "max_model_len": 256}
     runner = StageRunner(StageSpec(str(folder), **{**options, **spec}))  # type: ignore[arg-type]
-    runner.load()
     runner.allocate(num_blocks, num_host_blocks)
     return runner
 

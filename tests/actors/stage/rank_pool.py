@@ -36,7 +36,7 @@ def serve_rank(rank: int, pipe: Connection) -> None:
                 for old in runners:
                     old.close()
                 runners = [StageRunner(StageSpec(rank=rank, **spec)) for spec in specs]
-                infos = [runner.load() for runner in runners]
+                infos = [runner.info for runner in runners]
                 for runner in runners:
                     runner.allocate(num_blocks, num_host_blocks)
                     if capture:

@@ -53,7 +53,7 @@ def test_a_step_runs_on_a_backend_of_one_row(
     assert isinstance(second, StepResult)
     assert first.tokens == second.tokens == ((1, 7),)
     whole = make_runner(tiny_model("llama"), backend="seven")
-    assert runner.load().kv_block_bytes * 2 == whole.load().kv_block_bytes
+    assert runner.info.kv_block_bytes * 2 == whole.info.kv_block_bytes
 
 
 def test_what_it_cannot_compute_is_refused(tiny_model: Callable[..., Path]) -> None:
@@ -65,6 +65,6 @@ def test_what_it_cannot_compute_is_refused(tiny_model: Callable[..., Path]) -> N
 def test_auto_takes_the_first_that_has_the_cache_asked_for(tiny_model: Callable[..., Path]) -> None:
     """As on a GPU with blocks of 256, where flash-attn comes first and has no float8 cache."""
     runner = make_runner(tiny_model("llama"), backend="auto", kv_dtype="half")
-    assert runner.load().backend == "seven"
+    assert runner.info.backend == "seven"
     with pytest.raises(registry.BackendError, match="on cpu with a KV cache of dtype 'fp8'"):
         make_runner(tiny_model("llama"), backend="auto", kv_dtype="fp8")

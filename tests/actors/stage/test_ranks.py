@@ -118,7 +118,7 @@ def test_sampled_tokens_and_swaps_reach_every_rank(
 
 
 def test_each_rank_holds_its_part(ranks: RankPool, tiny_model: Callable[..., Path]) -> None:
-    whole = StageRunner(StageSpec(str(tiny_model("llama")), backend="torch", block_size=4)).load()
+    whole = StageRunner(StageSpec(str(tiny_model("llama")), backend="torch", block_size=4)).info
     infos = ranks.make(tiny_model("llama"), 2)
     held = [info.num_parameters for rank in infos for info in rank]
     norms = 64 * (2 * 3 + 1)  # replicated on both ranks

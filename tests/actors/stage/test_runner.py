@@ -165,10 +165,9 @@ def test_errors_of_the_scheduler_are_named(tiny_model: Callable[..., Path]) -> N
     run(runner, StepPlan(2, (), started=(start(),)))
     with pytest.raises(ValueError, match="position 257"):
         run(runner, StepPlan(3, (Slice(1, 256, 1, True),)))
-    unloaded = StageRunner(runner.spec)
-    unloaded.load()
+    loaded = StageRunner(runner.spec)
     with pytest.raises(RuntimeError, match="allocate the KV cache"):
-        run(unloaded, StepPlan(0, ()))
+        run(loaded, StepPlan(0, ()))
 
 
 def test_min_tokens_and_logit_bias(tiny_model: Callable[..., Path]) -> None:

@@ -115,7 +115,7 @@ def test_int8_caches_stay_close(tiny_model: Callable[..., Path]) -> None:
     folder = tiny_model("llama")
     assert 1e-4 < difference(folder, {"kv_dtype": "int8"}, backend="cpu") < 0.1
     small, whole = (
-        StageRunner(StageSpec(str(folder), backend="cpu", kv_dtype=kind)).load().kv_block_bytes
+        StageRunner(StageSpec(str(folder), backend="cpu", kv_dtype=kind)).info.kv_block_bytes
         for kind in ("int8", "auto")
     )
     assert small < 0.4 * whole

@@ -127,7 +127,7 @@ def test_floats_of_two_bytes(tmp_path: Path, kind: Kind) -> None:
     chain = make_chain(folder, dtype="float32")
     assert MiniPlanner(chain).run(make_prompts(LENGTHS), GREEDY) == answers(model)
     wanted = {Kind.F16: "float16", Kind.BF16: "bfloat16"}[kind]
-    assert StageRunner(StageSpec(str(folder), backend="torch")).load().dtype == wanted
+    assert StageRunner(StageSpec(str(folder), backend="torch")).info.dtype == wanted
 
 
 def test_ranks_may_cut_a_block(tmp_path: Path, pool: RankPool) -> None:
@@ -164,7 +164,7 @@ def test_a_folder_of_a_file(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == "the <|im_end|>"
     rendered = tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
     assert rendered == "<|im_start|>x<|im_end|>"
-    info = StageRunner(StageSpec(str(folder), backend="torch")).load()
+    info = StageRunner(StageSpec(str(folder), backend="torch")).info
     assert info.eos_token_ids == (tiny_models.EOS_TOKEN_ID, tiny_models.TURN_END_TOKEN_ID)
     assert "Qwen2ForCausalLM" in check_folder(folder)
     assert "gguf (Q8_0)" in check_folder(folder)

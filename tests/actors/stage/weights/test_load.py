@@ -22,7 +22,7 @@ Edit = Callable[[Path], object]
 
 
 def load(folder: Path, **spec: Any) -> StageInfo:
-    return StageRunner(StageSpec(str(folder), backend="torch", **spec)).load()
+    return StageRunner(StageSpec(str(folder), backend="torch", **spec)).info
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_info(tiny_model: Callable[..., Path]) -> None:
 
 def test_progress_rises_to_one(folder: Path) -> None:
     seen: list[float] = []
-    StageRunner(StageSpec(str(folder), backend="torch")).load(seen.append)
+    StageRunner(StageSpec(str(folder), backend="torch"), seen.append)
     assert seen == sorted(seen)
     assert len(seen) == 5
     assert seen[-1] == 1.0

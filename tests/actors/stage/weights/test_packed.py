@@ -51,7 +51,7 @@ def test_biases_and_stages(tmp_path: Path) -> None:
 
 def refused(folder: Path, message: str, **spec: object) -> None:
     with pytest.raises(ModelError, match=message):
-        StageRunner(StageSpec(str(folder), backend="torch", **spec)).load()  # type: ignore[arg-type]
+        StageRunner(StageSpec(str(folder), backend="torch", **spec))  # type: ignore[arg-type]
 
 
 def test_foreign_formats_are_refused(tmp_path: Path) -> None:
