@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("legato.scheduler")
 
+_LIFE_EVERY_S = 1.0
+
 
 class Engine:
     """One per scheduler actor. All state belongs to the running event loop."""
@@ -46,6 +49,15 @@ class Engine:
         self, socket_path: str, fronts: FrontAddress | None = None
     ) -> tuple[StageInfo, int, str | None]:
         """See `SchedulerActor.start`."""
+        life = asyncio.create_task(_show_life(socket_path))
+        try:
+            return await self._start(socket_path, fronts)
+        finally:
+            life.cancel()
+
+    async def _start(
+        self, socket_path: str, fronts: FrontAddress | None
+    ) -> tuple[StageInfo, int, str | None]:
         info, num_blocks, num_host_blocks = await self._stages.build()
         scheduler = replace(
             self._config.scheduler,
@@ -111,6 +123,13 @@ class Engine:
             self._stages.close()
         finally:
             self._finished.set()
+
+
+async def _show_life(socket_path: str) -> None:
+    """Touch the replica's socket, which shows that this process does something while it starts."""
+    while True:
+        os.utime(socket_path)
+        await asyncio.sleep(_LIFE_EVERY_S)
 
 
 async def _serve_fronts(

@@ -32,6 +32,7 @@ from actors.transport.pipeline import CallPipeline, OnAnswer, OnLost, Pipeline, 
 logger = logging.getLogger("legato.stages")
 
 _REPORT_EVERY_S = 5.0
+_SILENT_S = 30.0  # a stage that answers nothing for so long while it starts is hung
 _PREPARE_LIMIT_S = 60.0
 _MAX_STARTS = 3
 _COMPILE_LIMIT_S = 30.0  # the first grammar also imports the compiler
@@ -135,7 +136,7 @@ class StageSet:
             self._actors = await unused(standby)
         if not self._actors:
             self._actors = create_stages(self._config, current_group())
-        flat = [actor for ranks in self._actors for actor in ranks]
+        flat = self._flat()
         reporter = asyncio.create_task(self._report(flat))
         try:
             infos = await asyncio.wait_for(load_stages(self._actors), self._config.load_timeout_s)
@@ -163,14 +164,21 @@ class StageSet:
         return infos[0], self._blocks_that_fit(infos)
 
     async def _report(self, flat: list[Any]) -> None:
-        """Log the progress of the slowest rank, since large models take minutes."""
+        """Log the progress of the slowest rank, since large models take minutes; kill stages that
+        do not answer: what waits for them then fails."""
         while True:
             await asyncio.sleep(_REPORT_EVERY_S)
             try:
-                shares = await asyncio.gather(*[a.loading_progress.remote() for a in flat])
+                async with asyncio.timeout(_SILENT_S):
+                    shares = await asyncio.gather(*[a.loading_progress.remote() for a in flat])
             except ray.exceptions.RayError:
                 return  # load() raises the error
-            logger.info("loading weights: %.0f %%", 100 * min(shares))
+            except TimeoutError:
+                logger.error("a stage does not answer while it starts: killing all")
+                kill_stages([flat])
+                return
+            if min(shares) < 1.0:
+                logger.info("loading weights: %.0f %%", 100 * min(shares))
 
     async def _processes_here(self) -> list[psutil.Process]:
         flat = [actor for ranks in self._actors for actor in ranks]
@@ -199,8 +207,9 @@ class StageSet:
         return max(2, min(*counts, useful + 1))
 
     async def _open(self) -> None:
-        flat = [actor for ranks in self._actors for actor in ranks]
+        flat = self._flat()
         pipeline = self._make_pipeline()
+        reporter = asyncio.create_task(self._report(flat))
         try:
             async with asyncio.timeout(self._config.load_timeout_s):
                 await asyncio.gather(*[actor.allocate.remote(*self._sizes) for actor in flat])
@@ -214,6 +223,8 @@ class StageSet:
             message = f"the stages could not be connected: {type(error).__name__}: {error}"
             has_died = isinstance(error, ray.exceptions.ActorDiedError)
             raise (StageDied if has_died else StagesFailed)(message) from error
+        finally:
+            reporter.cancel()
         self.pipeline = pipeline
         if self._listeners is not None:
             pipeline.listen(*self._listeners)

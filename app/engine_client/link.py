@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -37,6 +39,8 @@ logger = logging.getLogger("legato.engine")
 
 _LEAVE_WITHIN_S = 10.0
 _MAX_STARTS = 3
+_LOOK_EVERY_S = 1.0
+_SILENT_S = 30.0  # a scheduler touches its replica's socket more often while it starts
 
 
 class EngineFailed(RuntimeError):
@@ -124,9 +128,7 @@ class SchedulerLink(SchedulerChannel):
             scheduler = ray.remote(SchedulerActor).options(**options)
             self._actor = scheduler.remote(self._config, self._stages)
             try:
-                started: tuple[StageInfo, int, str | None]
-                started = await self._actor.start.remote(path, self.fronts)
-                return started
+                return await self._started(path)
             except ray.exceptions.RayTaskError as error:
                 raise EngineFailed(str(error.cause)) from error
             except ray.exceptions.RayError as error:
@@ -136,6 +138,19 @@ class SchedulerLink(SchedulerChannel):
                 logger.error("the scheduler died while starting: start %d", num_starts + 1)
                 self.kill()
         raise AssertionError("unreachable")
+
+    async def _started(self, path: str) -> tuple[StageInfo, int, str | None]:
+        """The result of `SchedulerActor.start`; kills a scheduler that is hung, which ends it."""
+        os.utime(path)
+        start = asyncio.ensure_future(self._actor.start.remote(path, self.fronts))
+        while not start.done():
+            await asyncio.wait({start}, timeout=_LOOK_EVERY_S)
+            if time.time() - os.stat(path).st_mtime > _SILENT_S:
+                logger.error("the scheduler does nothing while it starts: killing it")
+                ray.kill(self._actor)
+                os.utime(path)
+        started: tuple[StageInfo, int, str | None] = start.result()
+        return started
 
     def standby_taken(self, name: str) -> None:
         """The scheduler, having ended its stages, uses the standby, which ends with this link."""

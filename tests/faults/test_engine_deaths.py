@@ -83,23 +83,34 @@ async def test_row_4_a_frozen_scheduler_is_replaced(
 
 
 @pytest.mark.parametrize(
-    "killed",
-    ["ray::StageActor.load", pytest.param("ray::SchedulerActor.start", marks=pytest.mark.long)],
+    ("struck", "blow"),
+    [
+        ("ray::StageActor.load", signal.SIGKILL),
+        ("ray::SchedulerActor.start", signal.SIGSTOP),
+        pytest.param("ray::SchedulerActor.start", signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param("ray::StageActor.load", signal.SIGSTOP, marks=pytest.mark.long),  # 30 s
+    ],
 )
-async def test_row_9_a_process_is_killed_at_the_first_start(
-    make_engine: Callable[..., LiveEngine], tiny_model: Callable[..., Path], killed: str
+async def test_row_9_a_process_is_killed_or_stopped_at_the_first_start(
+    make_engine: Callable[..., LiveEngine],
+    tiny_model: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    struck: str,
+    blow: signal.Signals,
 ) -> None:
     """It is started again; who is told that the engine is ready finds it whole."""
+    monkeypatch.setattr("app.engine_client.link._SILENT_S", 5.0)
     engine = make_engine(tiny_model("llama"), parallel={"pipeline_stages": 2})
     others = _called("ray::")  # of servers that other tests share
     starting = asyncio.create_task(engine.start())
     try:
-        while not (found := _called(killed) - others):
+        while not (found := _called(struck) - others):
             assert not starting.done()
             await asyncio.sleep(0.01)
-        os.kill(found.pop(), signal.SIGKILL)
+        os.kill(found.pop(), blow)
         assert not engine.is_ready()
-        await asyncio.wait_for(starting, within.KILLED_WHILE_LOADING_S)
+        noticed_s = 40.0 if blow == signal.SIGSTOP else 0.0
+        await asyncio.wait_for(starting, noticed_s + within.KILLED_WHILE_LOADING_S)
         prompts = make_prompts(LENGTHS)
         answers = await asyncio.gather(*[ask(engine, prompt, MAX_TOKENS) for prompt in prompts])
         assert answers == expected("llama", LENGTHS, MAX_TOKENS)
