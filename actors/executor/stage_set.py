@@ -146,19 +146,19 @@ class StageSet:
             for slot, folder in list(self._adapters.items()):
                 problem = await self._fill_slot(slot, folder)
                 if problem is not None and not (is_rebuild or self._config.is_rebuild):
-                    self._kill_actors()
                     raise StagesFailed(problem)
                 if problem is not None:  # only the adapter's own requests fail
                     logger.error("adapter slot %d is lost: %s", slot, problem)
-        except TimeoutError as error:
+        except Exception as error:
             self._kill_actors()
-            raise StagesFailed(f"loading took over {self._config.load_timeout_s:.0f} s") from error
-        except ray.exceptions.RayTaskError as error:
-            self._kill_actors()
-            raise StagesFailed(str(error.cause)) from error
-        except ray.exceptions.RayError as error:
-            self._kill_actors()
-            raise StageDied(f"a stage died while loading: {type(error).__name__}") from error
+            if isinstance(error, TimeoutError):
+                limit = f"{self._config.load_timeout_s:.0f} s"
+                raise StagesFailed(f"loading took over {limit}") from error
+            if isinstance(error, ray.exceptions.RayTaskError):
+                raise StagesFailed(str(error.cause)) from error
+            if isinstance(error, ray.exceptions.RayError):
+                raise StageDied(f"a stage died while loading: {type(error).__name__}") from error
+            raise
         finally:
             reporter.cancel()
         return infos[0], self._blocks_that_fit(infos)
