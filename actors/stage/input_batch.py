@@ -258,28 +258,29 @@ class InputBatch:
     def place(self, host: HostBatch, device: torch.device) -> tuple[Batch, torch.Tensor]:
         """The geometry for the kernels and the input tokens, on the device."""
         num_columns = -(-host.max_kv_length // self._block_size)
-        tables = self._device_tables
-        resident = tables is not None and host.rows_S.max() < tables.num_rows
-        tables_S = host.rows_S.astype(np.int32)
+        on_device = self._device_tables
+        resident = on_device is not None and host.rows_S.max() < on_device.num_rows
+        rows_or_tables_S = host.rows_S.astype(np.int32)
         if not resident:
-            tables_S = self.block_tables_RB[host.rows_S, :num_columns]
+            rows_or_tables_S = self.block_tables_RB[host.rows_S, :num_columns]
         arrays = (
             host.positions_T, host.query_starts_S1, host.starts_S, host.lengths_S,
-            host.slot_mapping_T, host.tokens_T, tables_S,
+            host.slot_mapping_T, host.tokens_T, rows_or_tables_S,
         )  # fmt: skip
         if device.type == "cpu":
             placed = [torch.from_numpy(np.ascontiguousarray(a)) for a in arrays]
         else:
             placed = upload_all(arrays, device)
-        if tables is not None and resident:
-            placed[6] = tables.leveled(self.block_tables_RB, placed[6], num_columns)
+        positions_T, query_starts_S1, starts_S, lengths_S, slots_T, tokens_T, tables_SB = placed
+        if on_device is not None and resident:
+            tables_SB = on_device.leveled(self.block_tables_RB, tables_SB, num_columns)
         geometry = Batch(
-            positions_T=placed[0],
-            query_starts_S1=placed[1],
-            starts_S=placed[2],
-            lengths_S=placed[3],
-            block_tables_SB=placed[6],
-            slot_mapping_T=placed[4],
+            positions_T=positions_T,
+            query_starts_S1=query_starts_S1,
+            starts_S=starts_S,
+            lengths_S=lengths_S,
+            block_tables_SB=tables_SB,
+            slot_mapping_T=slots_T,
             num_decodes=host.num_decodes,
             max_length=host.max_length,
             max_kv_length=host.max_kv_length,
@@ -288,7 +289,7 @@ class InputBatch:
             rows_N, run_starts, slots = host.adapters
             on_device_N = torch.from_numpy(rows_N).to(device)
             geometry.adapters = AdapterRuns(on_device_N, run_starts, slots)
-        return geometry, placed[5]
+        return geometry, tokens_T
 
     def _put_blocks(self, row: int, first: int, block_ids: tuple[int, ...]) -> None:
         info, end = self._info[row], first + len(block_ids)

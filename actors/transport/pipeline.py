@@ -114,7 +114,9 @@ class CallPipeline(Watched):
                 return
             failure = next((a[2] for a in answers if a[2] is not None), None)
             if self._on_answer is not None:
-                self._on_answer(read_answer(step_id, answers[0][1], failure))
+                # By the loop, as a socket's callbacks: an error in it does not end the reading.
+                answer = read_answer(step_id, answers[0][1], failure)
+                asyncio.get_running_loop().call_soon(self._on_answer, answer)
 
     def close(self) -> None:
         if self._reader is not None:

@@ -7,7 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from app.text.worker import KillableWorker, WorkerDied, WorkerTimeout, WorkerUnavailable
+from app.text.worker import (
+    KillableWorker,
+    WorkerDied,
+    WorkerStalled,
+    WorkerTimeout,
+    WorkerUnavailable,
+)
 
 TEMPLATE_LIMIT_S: Final = 1.0
 
@@ -99,6 +105,8 @@ class ChatTemplate:
         }
         try:
             answer = self._worker.call(job, self._limit_s)
+        except WorkerStalled as stalled:  # says nothing about the template
+            raise TemplateBusy("the renderer of chats gets no processor") from stalled
         except WorkerTimeout:
             raise TemplateHostile(
                 f"the chat template did not finish within {self._limit_s:g} s"

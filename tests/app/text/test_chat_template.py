@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import signal
+import subprocess
+
 import pytest
 
 from app.text.chat_template import (
     ChatTemplate,
     ConversationInvalid,
+    TemplateBusy,
     TemplateHostile,
     TemplateMissing,
 )
 from app.text.processor import TextProcessor
+from app.text.worker import KillableWorker
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -85,3 +90,23 @@ def test_variables_never_shadow_the_messages() -> None:
     template = ChatTemplate({"default": "{{ messages|length }}{{ deep }}"}, {})
     assert template.render(HELLO, variables={"messages": [], "deep": 7}) == "17"
     template.close()
+
+
+def test_a_renderer_that_gets_no_processor_says_nothing_about_the_template(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of its children is stopped as soon as it is ready: the template is not hostile."""
+    template = ChatTemplate({"default": "x"}, {}, limit_s=0.2)
+    ready = KillableWorker._ready_child
+
+    def stopped(worker: KillableWorker) -> subprocess.Popen[bytes]:
+        child = ready(worker)
+        child.send_signal(signal.SIGSTOP)
+        return child
+
+    monkeypatch.setattr(KillableWorker, "_ready_child", stopped)
+    try:
+        with pytest.raises(TemplateBusy, match="no processor"):
+            template.render(HELLO)
+    finally:
+        template.close()
