@@ -40,7 +40,7 @@ logger = logging.getLogger("legato.engine")
 _LEAVE_WITHIN_S = 10.0
 _MAX_STARTS = 3
 _LOOK_EVERY_S = 1.0
-_SILENT_S = 30.0  # a scheduler touches its replica's socket more often while it starts
+_SILENT_S = 45.0  # a scheduler touches its replica's socket once it runs; this is for its start
 
 
 class EngineFailed(RuntimeError):

@@ -9,6 +9,7 @@ from typing import Any
 import actors.executor.placement
 from actors.engine.config import EngineConfig
 from actors.engine.scheduler import SchedulerActor
+from actors.executor.placement import kill_stages
 from actors.scheduling.plan import StepPlan
 from actors.stage.actor import StageActor
 from actors.stage.runner import StageRunner
@@ -50,7 +51,8 @@ class FaultyStage(StageActor):
 class FaultyScheduler(SchedulerActor):
     """Its stages are faulty, and the first time it builds them anew there is no room on a disk."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, stages: list[list[Any]]) -> None:
+        kill_stages(stages)  # which the replica made, and are sound
         actors.executor.placement.StageActor = FaultyStage  # type: ignore[attr-defined,misc]
         connect, self.num_opened = GraphPipeline.open, 0
 
@@ -61,4 +63,4 @@ class FaultyScheduler(SchedulerActor):
             await connect(pipeline, *callbacks)
 
         GraphPipeline.open = open_or_not  # type: ignore[method-assign]
-        super().__init__(config)
+        super().__init__(config, [])

@@ -52,7 +52,8 @@ def kind_of(process: psutil.Process) -> str | None:
     """Which of a server's processes it is; None for one of Ray's spare workers."""
     with suppress(psutil.Error):
         line = " ".join(process.cmdline())
-        return next((kind for kind in _KINDS if kind in line), None)
+        if "default_worker" not in line:  # one that is about to be
+            return next((kind for kind in _KINDS if kind in line), None)
     return None
 
 

@@ -21,6 +21,8 @@ def make_engine(ray_cluster: None) -> Callable[..., LiveEngine]:
         sections.setdefault("kv", {}).setdefault("block_size", 4)
         sections["kv"].setdefault("memory_gib", 0.01)
         sections.setdefault("scheduling", {}).setdefault("max_requests", 64)
+        # Whose start would compete with the next test's; tests/faults has engines with one.
+        sections.setdefault("engine", {}).setdefault("standby", False)
         settings = parse({"model": {"path": str(model), **sections.pop("model", {})}, **sections})
         return LiveEngine(resolve(settings), "tiny")
 
