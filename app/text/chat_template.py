@@ -16,6 +16,7 @@ from app.text.worker import (
 )
 
 TEMPLATE_LIMIT_S: Final = 1.0
+_START_LIMIT_S: Final = 15.0  # of the child, which imports little: one that needs longer is hung
 
 _CODE: Final = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
 _QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
@@ -63,7 +64,7 @@ class ChatTemplate:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
         self._limit_s = limit_s
-        self._worker = KillableWorker("app.text.template_worker")
+        self._worker = KillableWorker("app.text.template_worker", start_limit_s=_START_LIMIT_S)
 
     def __bool__(self) -> bool:
         return bool(self._templates)

@@ -46,7 +46,10 @@ class KillableWorker:
     Not for the event loop: `call` blocks for up to the limit. Calls from several threads queue.
     """
 
-    def __init__(self, module: str, *args: str, nice: int = 0) -> None:
+    def __init__(
+        self, module: str, *args: str, nice: int = 0, start_limit_s: float = _STARTUP_LIMIT_S
+    ) -> None:
+        self._start_limit_s = start_limit_s
         self._command = [sys.executable, "-m", module, *args]
         self._nice = nice
         self._child: subprocess.Popen[bytes] | None = None
@@ -111,8 +114,11 @@ class KillableWorker:
                     "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
                 },
             )
-            _read_line(child, _STARTUP_LIMIT_S)  # the child's first line says that it is ready
-        except (WorkerTimeout, WorkerDied):
+            _read_line(child, self._start_limit_s)  # its first line says that it is ready
+        except WorkerTimeout as error:  # says nothing about any job
+            self._kill()
+            raise WorkerStalled(f"the worker did not start: {error}") from error
+        except WorkerDied:
             self._kill()
             raise
         except OSError as error:

@@ -108,3 +108,14 @@ def wait_for(condition: Callable[[], bool], within_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.005)
+
+
+def test_a_child_that_does_not_start_says_nothing_about_the_job() -> None:
+    """The second try, with another child, meets the same: this module never says that it is
+    ready."""
+    worker = KillableWorker("http.server", "0", start_limit_s=0.3)
+    try:
+        with pytest.raises(WorkerStalled, match="did not start"):
+            worker.call({}, 1.0)
+    finally:
+        worker.close()
