@@ -113,7 +113,7 @@ def wait_for(condition: Callable[[], bool], within_s: float = 20.0) -> None:
 def test_a_child_that_does_not_start_says_nothing_about_the_job() -> None:
     """The second try, with another child, meets the same: this module never says that it is
     ready."""
-    worker = KillableWorker("http.server", "0", start_limit_s=0.3)
+    worker = KillableWorker("code", start_limit_s=0.3)
     try:
         with pytest.raises(WorkerStalled, match="did not start"):
             worker.call({}, 1.0)
