@@ -149,7 +149,7 @@ class StageSet:
                     raise StagesFailed(problem)
                 if problem is not None:  # only the adapter's own requests fail
                     logger.error("adapter slot %d is lost: %s", slot, problem)
-        except Exception as error:
+        except Exception as error:  # of any type: stages that are half loaded serve nothing
             self._kill_actors()
             if isinstance(error, TimeoutError):
                 limit = f"{self._config.load_timeout_s:.0f} s"

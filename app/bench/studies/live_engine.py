@@ -93,7 +93,8 @@ async def local_engine(args: Mapping[str, Any]) -> AsyncGenerator[EngineClient, 
         from app.engine_client.live import LiveEngine
         from app.settings import parse, resolve
 
-        settings = parse(args)
+        # A standby would start, on the same cores, while something is measured.
+        settings = parse({**args, "engine": {"standby": False, **args.get("engine", {})}})
         name = Path(settings.model.path).name
         engine = LiveEngine(resolve(settings), name)
         if settings.adapters is not None:
