@@ -33,7 +33,7 @@ class ModelSettings(_Section):
         "auto", description="Of weights and activations; auto is what config.json says."
     )
     quantization: Literal["none", "int8", "int4", "fp8"] = Field(
-        "none", description="Weights quantised at load. GPTQ and AWQ folders need nothing here."
+        "none", description="Weights quantized at load. GPTQ and AWQ folders need nothing here."
     )
     max_model_len: int | None = Field(
         None, gt=0, description="Longest prompt plus output, in tokens; the model's own if absent."

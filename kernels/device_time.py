@@ -16,7 +16,7 @@ _LAUNCHES = 32  # in one graph, at least
 
 def graph_time_s(works: Sequence[Callable[[], object]], repeats: int = 10) -> float:
     """Median device time per call, in seconds. works: the same operation on different inputs,
-    called in turn; none may synchronise with the device."""
+    called in turn; none may synchronize with the device."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -18,9 +18,9 @@ class GraphSupport:
 
     hybrid: batches with prefill chunks can be captured as well as decodes (see Batch.captured).
     pack_rows: sampling parameters -> (S, 3) float64 on the host, for one transfer.
-    sample: (logits_SV, packed_S3 on the device) -> int32 tokens_S; no synchronisation.
+    sample: (logits_SV, packed_S3 on the device) -> int32 tokens_S; no synchronization.
     gather_logprobs: as `Backend.chosen_logprobs`, but the result stays on the device; no
-        synchronisation.
+        synchronization.
     """
 
     hybrid: bool

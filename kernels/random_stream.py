@@ -1,7 +1,7 @@
 """The counter-based random number generator of sampling: a number per (seed, position, token id).
 
 A draw depends on these alone, never on the batch, the policy or earlier draws, so a replayed
-request repeats its tokens. Seed and position are mixed by SplitMix64's finaliser (Steele,
+request repeats its tokens. Seed and position are mixed by SplitMix64's finalizer (Steele,
 Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014) into the key of a
 row, and the key is mixed with the token's id by a 32-bit hash of three multiplications (C. Wellons'
 triple32, with the key's other half between them). A row's numbers are all distinct.

@@ -11,7 +11,7 @@ import torch
 
 from kernels.interface import AttentionShape, Batch
 
-# Scores are materialised, so long slices and large groups of decodes are processed in chunks of
+# Scores are materialized, so long slices and large groups of decodes are processed in chunks of
 # this many query rows and this many padded KV positions.
 _CHUNK_ROWS = 256
 _PADDED_POSITIONS = 32_768

@@ -81,7 +81,7 @@ def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
             ids, values = zip(*a.bias, strict=True)
             at = torch.tensor(ids, device=logits_V.device)
             logits_V.index_add_(0, at, torch.tensor(values, device=logits_V.device))
-        _penalise(logits_V, a)
+        _penalize(logits_V, a)
         if a.allowed_W is not None:
             logits_V.masked_fill_(~unpack_mask(a.allowed_W, len(logits_V)), float("-inf"))
         if a.forbidden:
@@ -92,7 +92,7 @@ def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
                 logits_V[list(a.forbidden)] = before
 
 
-def _penalise(logits_V: torch.Tensor, a: Adjustment) -> None:
+def _penalize(logits_V: torch.Tensor, a: Adjustment) -> None:
     device = logits_V.device
     if a.repetition_penalty != 1.0:
         seen = torch.from_numpy(np.union1d(a.prompt, a.output).astype(np.int64)).to(device)
@@ -235,7 +235,7 @@ def gather_logprobs(
     logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(logprob_R, rank_R, top_RK, ids_RK) under the unadjusted distribution: log-probability and
-    rank (1 is the likeliest) of each row's token, and the num_top likeliest. No synchronisation."""
+    rank (1 is the likeliest) of each row's token, and the num_top likeliest. No synchronization."""
     logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
     chosen_R1 = logprobs_RV.gather(1, tokens_R[:, None])
     rank_R = 1 + (logprobs_RV > chosen_R1).sum(dim=-1)

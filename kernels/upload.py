@@ -15,7 +15,7 @@ _ALIGNMENT = 16
 
 def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     """The values on the device; on CPU the array itself. To a GPU through pinned memory: a copy
-    from pageable memory would synchronise with the stream."""
+    from pageable memory would synchronize with the stream."""
     host = torch.from_numpy(np.ascontiguousarray(values))
     if device.type == "cpu":
         return host

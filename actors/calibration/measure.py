@@ -185,7 +185,7 @@ async def check(
 
 
 class _Runner:
-    """Runs steps of any shape on empty stages. Uninitialised KV costs the same as real KV."""
+    """Runs steps of any shape on empty stages. Uninitialized KV costs the same as real KV."""
 
     def __init__(self, execute: Execute, limits: EngineLimits) -> None:
         self._execute = execute

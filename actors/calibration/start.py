@@ -59,6 +59,6 @@ async def calibrate_at_start(
 
 
 def keep_learnt(config: EngineConfig, info: StageInfo, cost: StepTimePredictor | None) -> None:
-    """Save the corrections learnt while serving, for the next start."""
+    """Save the corrections learned while serving, for the next start."""
     if isinstance(cost, OnlineCostModel):
         CostModelFile.of(config.stage, info).save(cost.learnt())

@@ -1,6 +1,6 @@
 """Every event and plan of a live core, as Parquet: `legato replay` runs them through a fresh core.
 
-Rows are those of `actors.scheduling.event_log`. They are serialised at once, because events refer
+Rows are those of `actors.scheduling.event_log`. They are serialized at once, because events refer
 to live objects, and written by a thread.
 """
 

@@ -19,7 +19,7 @@ def bit_class_of(spec: StageSpec, info: StageInfo) -> BitClass:
         dtype=info.dtype,
         backend=info.backend,
         instruction_set=info.instruction_set,
-        quantisation=spec.quantization,
+        quantization=spec.quantization,
         kv_dtype=spec.kv_dtype,
         tensor_ranks=spec.tensor_ranks,
         draw=info.draw_version,

@@ -39,7 +39,7 @@ class BitClass:
     dtype: str
     backend: str
     instruction_set: str
-    quantisation: str = ""
+    quantization: str = ""
     kv_dtype: str = ""
     tensor_ranks: int = 1
     draw: int = 1

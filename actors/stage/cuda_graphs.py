@@ -11,7 +11,7 @@ padded or not.
 
 On the last stage the graph goes on through final norm, language-model head and draw. Drawn tokens
 stay on the device for the next step (`run_ahead`) and are the one thing copied back: that copy is
-the step's only synchronisation.
+the step's only synchronization.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def capture_on_gpu() -> Capture:
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def capture(work: Callable[[], StepOutput]) -> tuple[Callable[[], None], StepOutput]:
-        # Once outside: kernels compile and libraries initialise, which capture forbids.
+        # Once outside: kernels compile and libraries initialize, which capture forbids.
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             work()

@@ -75,7 +75,7 @@ class PromptOutputs:
     def pooled(
         self, pooling: Sequence[int], slices: Sequence[Slice], host: HostBatch, output: StepOutput
     ) -> tuple[tuple[int, tuple[float, ...]], ...]:
-        """Embeddings of the requests whose prompt ends in this step; not normalised."""
+        """Embeddings of the requests whose prompt ends in this step; not normalized."""
 
         def normed(rows: Iterable[int]) -> torch.Tensor:
             return self._decoder.final_norm_of(output.x_TH, output.residual_TH, rows)

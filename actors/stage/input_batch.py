@@ -1,7 +1,7 @@
 """The stage's persistent batch, in flat arrays: one row per running request.
 
 The scheduler's plans carry only changes; everything else that a step needs is looked up here with
-a few vectorised gathers, so building a batch takes microseconds for requests of any length.
+a few vectorized gathers, so building a batch takes microseconds for requests of any length.
 
 Every write goes to a position, never to an end: applying a plan twice leaves the same batch.
 """

@@ -61,7 +61,7 @@ def cache_bytes(
 
 
 def plans_to_measure(spec: StageSpec, max_model_len: int) -> list[StepPlan]:
-    """The largest step; on a GPU preceded by one step per token count for which quantised products
+    """The largest step; on a GPU preceded by one step per token count for which quantized products
     have a kernel, so that all kernels are compiled before the first request."""
     sizes = () if spec.device == "cpu" else _PRODUCT_SIZES
     tokens = [n for n in sizes if n < spec.max_step_tokens] + [spec.max_step_tokens]

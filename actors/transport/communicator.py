@@ -54,7 +54,7 @@ def register_context(device: torch.device) -> None:
 
 
 class StageCommunicator(Communicator):
-    """All ranks of all stages in one group; only neighbours communicate.
+    """All ranks of all stages in one group; only neighbors communicate.
 
     Made where the graph is compiled, then copied into every actor, where Ray calls
     `initialize`. Not thread-safe: Ray's graph loop is the only caller.

@@ -56,7 +56,7 @@ class Context:
         return found
 
     def check_length(self, text: str, param: str) -> None:
-        """Raises 400 for a text that is too long in any case, before it is tokenised."""
+        """Raises 400 for a text that is too long in any case, before it is tokenized."""
         if self.text.surely_exceeds(text, self.engine.card.max_model_len):
             raise invalid(
                 f"The prompt has {len(text)} characters; this model's context holds "

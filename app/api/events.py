@@ -71,7 +71,7 @@ class ApiEvents:
     """Hooks without effect, to be overridden. now_s is the event loop's clock."""
 
     def on_request_start(self, request: RequestInfo, now_s: float, deliveries: Deliveries) -> None:
-        """The request is valid and tokenised, and is about to be sent to the engine.
+        """The request is valid and tokenized, and is about to be sent to the engine.
 
         deliveries: filled as its tokens arrive, without a call per token; to be read and cleared
         periodically.

@@ -17,7 +17,7 @@ from actors.scheduling.config import LIVE_KEYS, ConfigError, SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.event_log import Row
 from app.simulate.hardware.live_log import slowdown
-from app.simulate.run.record import Floats, RunRecord, Summary, summarise
+from app.simulate.run.record import Floats, RunRecord, Summary, summarize
 from app.simulate.run.recorded import Recorded, measured_deployment, read_traffic
 from app.simulate.run.simulation import Deployment, simulate
 from app.simulate.tables import number
@@ -116,7 +116,7 @@ def _simulated(recorded: Recorded, deployment: Deployment) -> RunRecord:
 
 def _judged(record: RunRecord, objectives_s: tuple[Floats, Floats]) -> Summary:
     tbt_s, ttft_s = objectives_s
-    return summarise(record, tbt_objective_s=tbt_s, ttft_objective_s=ttft_s)
+    return summarize(record, tbt_objective_s=tbt_s, ttft_objective_s=ttft_s)
 
 
 def changed_config(config: SchedulerConfig, changes: Mapping[str, Any]) -> SchedulerConfig:

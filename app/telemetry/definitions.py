@@ -28,7 +28,7 @@ METRICS: dict[str, Metric] = {
         Metric("tbt", "s", "token", "token - previous token of the request; none for the first"),
         Metric("scheduling_delay", "s", "request", "start of the first step it is in - arrival"),
         Metric("e2e_time", "s", "request", "last token - arrival"),
-        Metric("e2e_time_normalised", "s/token", "request", "e2e_time / output tokens"),
+        Metric("e2e_time_normalized", "s/token", "request", "e2e_time / output tokens"),
         Metric("execution_time", "s", "request", "last token - start of its first step"),
         Metric("prefill_time", "s", "request", "first token - start of its first step"),
         Metric("decode_time", "s", "request", "last token - first token"),
@@ -55,7 +55,7 @@ METRICS: dict[str, Metric] = {
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """Quantile of ascending values, linear between neighbours; nan of nothing.
+    """Quantile of ascending values, linear between neighbors; nan of nothing.
 
     >>> quantile([1.0, 2.0, 3.0, 4.0], 0.5)
     2.5

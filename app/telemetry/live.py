@@ -221,7 +221,7 @@ class Telemetry(ApiEvents):
                 self._log.gap(entry.request.request_id, index, gap, explanation, engine_id)
         for cause, count in causes.items():
             self._missed[cause] += count
-            self.metrics.labelled(self.metrics.gaps_missed, cause=cause.value).inc(count)
+            self.metrics.labeled(self.metrics.gaps_missed, cause=cause.value).inc(count)
 
     # ---- the console -----------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class Telemetry(ApiEvents):
         for name, count in iterations.new_counts(record).items():
             self._counted[name].inc(count)
         for stage, bubble_s in iterations.bubbles(record):
-            self.metrics.labelled(self.metrics.bubble, stage=str(stage)).inc(bubble_s)
+            self.metrics.labeled(self.metrics.bubble, stage=str(stage)).inc(bubble_s)
         if self._log is not None:
             self._log.iteration({"engine": engine_id, **record._asdict()})
 

@@ -157,10 +157,10 @@ class Metrics:
     def count_finished(self, reason: str) -> None:
         counter = self._finished.get(reason)
         if counter is None:
-            counter = self._finished[reason] = self.labelled(self.finished, finished_reason=reason)
+            counter = self._finished[reason] = self.labeled(self.finished, finished_reason=reason)
         counter.inc()
 
-    def labelled(self, counter: Any, **labels: str) -> Counter:
+    def labeled(self, counter: Any, **labels: str) -> Counter:
         return counter.labels(**self._labels, **labels)
 
     def iterations(self, records: Sequence[IterationRecord], num_blocks: int) -> None:

@@ -36,7 +36,7 @@ class Detokenizer(Protocol):
 
 
 class TableDetokenizer:
-    """Detokenises by table look-up: well under a microsecond per token.
+    """Detokenizes by table look-up: well under a microsecond per token.
 
     table: bytes of every token id, empty for tokens that are not shown.
     """
@@ -65,7 +65,7 @@ class TableDetokenizer:
 
 
 class PrefixDetokenizer:
-    """Detokenises with any tokenizer, by decoding a short window twice.
+    """Detokenizes with any tokenizer, by decoding a short window twice.
 
     The text of the window with the new tokens, less the text of the window without them, is what
     is new; the window moves on whenever it ends in a whole character.
@@ -129,7 +129,7 @@ class TextDelta:
 
 
 class TextStream:
-    """One continuation's tokens becoming text: detokenised, cut at stop strings, counted.
+    """One continuation's tokens becoming text: detokenized, cut at stop strings, counted.
 
     `take` turns each of the engine's chunks into a TextDelta. While `is_plain`, tokens that come
     with nothing else may go through `push`, their detokenizer's own, and be added to `num_tokens`.
@@ -158,7 +158,7 @@ class TextStream:
         self.push = detokenizer.push
         self._stops = StopStrings(rules.stops) if rules.stops else None
         self.is_plain = self._stops is None
-        self._num_chars = 0  # detokenised so far, held back or not
+        self._num_chars = 0  # detokenized so far, held back or not
         self._shown_chars = 0  # given out so far
         self._held_entries: list[tuple[TokenLogprobs, int]] = []
 
@@ -214,7 +214,7 @@ class TextStream:
         return None if self._stops is None else self._stops.found
 
     def _feed(self, text: str, shown: list[str]) -> bool:
-        """Add detokenised text; True when a stop string is complete."""
+        """Add detokenized text; True when a stop string is complete."""
         self._num_chars += len(text)
         if self._stops is None:
             shown.append(text)

@@ -14,20 +14,20 @@ from app.text.incremental import Detokenizer, PrefixDetokenizer, TableDetokenize
 from app.text.output.registry import choose_formats
 from app.text.vocabulary import token_bytes_table
 
-# Tokenising runs at some 1-3 MB/s: up to this length it is quicker than a thread's round trip.
+# Tokenizing runs at some 1-3 MB/s: up to this length it is quicker than a thread's round trip.
 _INLINE_CHARS: Final = 512
 _LONG_CHARS: Final = 1 << 16
 _INLINE_TOKENS: Final = 2048
 
 
 class TextProcessor:
-    """Tokenizer, chat template, detokeniser and grammar check of one model.
+    """Tokenizer, chat template, detokenizer and grammar check of one model.
 
     Loading reads only data: `trust_remote_code` is never set, and the chat template is tried in
     its sandbox first (raises TemplateHostile when it must not be served). Methods named `*_now`
     compute in the calling thread; the others leave the event loop free.
 
-    threads: how many prompts are tokenised at a time beside the event loop. tool_parser,
+    threads: how many prompts are tokenized at a time beside the event loop. tool_parser,
     reasoning_parser: names of `app.text.output.registry`; raises ValueError for an unknown one.
     """
 
@@ -80,7 +80,7 @@ class TextProcessor:
     # ---- text to tokens ---------------------------------------------------------------
 
     def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Tokenise in this thread."""
+        """Tokenize in this thread."""
         if self._backend is not None:  # of its two forms only the batch lets other threads run
             found = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
             ids: list[int] = found[0].ids
@@ -88,7 +88,7 @@ class TextProcessor:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Tokenise; long texts in a thread, very long ones queueing in one of their own."""
+        """Tokenize; long texts in a thread, very long ones queueing in one of their own."""
         if len(text) <= _INLINE_CHARS:
             return self.encode_now(text, add_special_tokens=add_special_tokens)
         return await asyncio.get_running_loop().run_in_executor(
@@ -99,7 +99,7 @@ class TextProcessor:
     def surely_exceeds(self, text: str, num_tokens: int) -> bool:
         """Whether a text must have more tokens than this, told by its length alone.
 
-        Normalising may shorten a text before it is tokenised, hence the margin.
+        Normalizing may shorten a text before it is tokenized, hence the margin.
         """
         return self._longest_token > 0 and len(text) > 4 * self._longest_token * num_tokens
 
@@ -131,7 +131,7 @@ class TextProcessor:
         skip_special_tokens: bool = True,
         shown_special: frozenset[str] = frozenset(),
     ) -> Detokenizer:
-        """A new incremental detokeniser for what follows `prompt`.
+        """A new incremental detokenizer for what follows `prompt`.
 
         shown_special: special tokens that are not skipped; where tokens do not decode on their own,
         none is skipped then.

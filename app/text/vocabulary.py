@@ -1,7 +1,7 @@
 """The bytes of each token, read from the tokenizer's own description.
 
 Byte-level BPE (GPT-2, Llama 3, Qwen) and byte-fallback SentencePiece (Llama 2, Mistral, Yi) both
-let a token be turned into bytes without looking at its neighbours; then detokenising is a table
+let a token be turned into bytes without looking at its neighbors; then detokenizing is a table
 look-up and an incremental UTF-8 decoder. Tokenizers of another make get no table and take the
 slower path of `detokenizer.PrefixDetokenizer`.
 """

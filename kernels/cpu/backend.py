@@ -67,7 +67,7 @@ class CpuBackend(TorchBackend):
         library.set_num_threads(num_threads)
 
     def finish_loading(self) -> None:
-        """Stop torch's intra-op threads. Torch parallelises any operation on 32768 elements or
+        """Stop torch's intra-op threads. Torch parallelizes any operation on 32768 elements or
         more, such as the lookup of 57 embeddings of 576, and its threads then spin for milliseconds
         on the cores that the library computes on."""
         torch.set_num_threads(1)

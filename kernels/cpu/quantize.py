@@ -61,7 +61,7 @@ def quantize(weight_OK: torch.Tensor, quantization: str) -> QuantizedWeight:
         *(clips.data_ptr(), len(clips), values_OK.data_ptr(), scales_OG.data_ptr()),
     )
     if out_of_memory:
-        raise MemoryError(f"no memory to quantise a {out_features} x {in_features} weight")
+        raise MemoryError(f"no memory to quantize a {out_features} x {in_features} weight")
     return QuantizedWeight(values_OK, scales_OG, bits, group)
 
 

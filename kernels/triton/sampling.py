@@ -217,14 +217,14 @@ def _launch(
 
 
 def sample_rows(logits_RV: torch.Tensor, packed_R3: torch.Tensor) -> torch.Tensor:
-    """int32 token per row, on the device; no synchronisation. packed_R3: see `pack_rows`."""
+    """int32 token per row, on the device; no synchronization. packed_R3: see `pack_rows`."""
     return _launch(logits_RV, packed_R3, 0)[1]
 
 
 def gumbel_argmax(
     logits_SV: torch.Tensor, rows: SamplingRows, first_id: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """`kernels.torch_sampling.gumbel_argmax`; synchronises with the GPU."""
+    """`kernels.torch_sampling.gumbel_argmax`; synchronizes with the GPU."""
     packed_R3 = torch.from_numpy(pack_rows(rows)).to(logits_SV.device, non_blocking=True)
     scores_S, tokens_S = _launch(logits_SV, packed_R3, first_id)
     return scores_S.cpu().numpy(), tokens_S.cpu().numpy().astype(np.int64)
@@ -244,7 +244,7 @@ def pack_rows(rows: SamplingRows) -> NDArray[np.float64]:
 
 
 def sample(logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
-    """One token id per row, as `kernels.torch_sampling.sample`; synchronises with the GPU once."""
+    """One token id per row, as `kernels.torch_sampling.sample`; synchronizes with the GPU once."""
     packed_R3 = torch.from_numpy(pack_rows(rows)).to(logits_SV.device, non_blocking=True)
     picked: NDArray[np.int64] = sample_rows(logits_SV, packed_R3).cpu().numpy().astype(np.int64)
     return picked

@@ -58,7 +58,7 @@ def _plan_kernel(
     WINDOW: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ) -> None:
-    # Each program sums all lengths itself, which needs no synchronisation between programs.
+    # Each program sums all lengths itself, which needs no synchronization between programs.
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK_S)
     total = 0

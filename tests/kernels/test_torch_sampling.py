@@ -113,7 +113,7 @@ def test_the_natural_log() -> None:
 
 
 def test_draws_depend_on_seed_and_position_alone() -> None:
-    """Neither the row nor the neighbours matter."""
+    """Neither the row nor the neighbors matter."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(64, 1000, generator=generator)
     together = rows(64, 9, top_p=0.9, temperature=1.3)

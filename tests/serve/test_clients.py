@@ -89,15 +89,15 @@ def test_langchain(demo: LiveServer) -> None:
     assert len(chunks) > 5
     structured = chat.bind(max_tokens=60).with_structured_output(
         {
-            "title": "colour",
+            "title": "color",
             "type": "object",
-            "properties": {"colour": {"enum": ["red", "green"]}},
-            "required": ["colour"],
+            "properties": {"color": {"enum": ["red", "green"]}},
+            "required": ["color"],
             "additionalProperties": False,
         },
         method="json_schema",
     )
-    assert structured.invoke("Which colour?")["colour"] in ("red", "green")
+    assert structured.invoke("Which color?")["color"] in ("red", "green")
     vectors = langchain.OpenAIEmbeddings(
         model=demo.model,
         base_url=f"{demo.url}/v1",

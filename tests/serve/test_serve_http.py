@@ -145,7 +145,7 @@ def test_forty_concurrent_completions_equal_transformers(
 
     with ThreadPoolExecutor(len(prompts)) as pool:
         answers = list(pool.map(complete, prompts))
-    # The tiny model speaks in random bytes; one detokeniser says how broken ones are shown.
+    # The tiny model speaks in random bytes; one detokenizer says how broken ones are shown.
     processor = TextProcessor(tiny_model("llama"))
     for prompt, (count, text), tokens in zip(prompts, answers, expected("llama"), strict=True):
         assert count == MAX_TOKENS

@@ -22,7 +22,7 @@ class SlackRouter(Router):
     they delay. Slack left is the share of the objective that the predicted latency leaves. With
     much slack left the request waits at the engine that holds its prefix, since computing the
     prefix elsewhere would delay the requests there; near the limit the cost grows without bound,
-    and the prefix is computed on another engine. A router that minimises the delay of each request,
+    and the prefix is computed on another engine. A router that minimizes the delay of each request,
     or tokens times load (LMetric, arXiv 2603.15202), leaves the prefix whenever another queue is
     shorter, and in a busy fleet recomputes prefixes all the time.
 

@@ -21,7 +21,7 @@ __all__ = ["BUDGETS", "build_budget"]
 
 # A live step costs its delivery too, which no cost model of stages knows: longer ones pay.
 AUTO_EFFICIENCY = 0.95
-# A prompt of thousands of tokens takes a hundred steps, and its neighbours see the worst of them.
+# A prompt of thousands of tokens takes a hundred steps, and its neighbors see the worst of them.
 AUTO_ALLOWED_MISSES = 0.002
 
 

@@ -37,7 +37,7 @@ LOOK_EVERY, OUTDATED = 256, 1.1  # steps; change of a ratio from which sizes are
 
 @dataclass(slots=True)
 class SizeChoice:
-    """The sizes at which steps end (bound 2), by the profile or by what is learnt of each size."""
+    """The sizes at which steps end (bound 2), by the profile or by what is learned of each size."""
 
     cost: OnlineCostModel
     max_step_tokens: int
@@ -111,7 +111,7 @@ class AdaptiveBudget:
     ease: float = 0.9
     allowed_misses: float = 0.0075  # a P99 objective permits 0.01
     pace: float = 0.01
-    follow_learnt: bool = False  # step sizes follow what is learnt of each size, not the profile
+    follow_learnt: bool = False  # step sizes follow what is learned of each size, not the profile
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
     holds_starts: bool = field(init=False, default=False)
     _slack: Slack = field(init=False)

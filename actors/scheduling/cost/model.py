@@ -30,7 +30,7 @@ class StepTable:
     """A piecewise-linear function of a token count, with jumps.
 
     Knots are (tokens, seconds) in order. Between two knots the value is interpolated; a jump
-    (tile quantisation: 257 tokens cost far more than 256) is a pair of knots one token apart.
+    (tile quantization: 257 tokens cost far more than 256) is a pair of knots one token apart.
     Beyond the last knot it continues with the last slope over at least `tail` tokens.
     """
 

@@ -98,7 +98,7 @@ class Decoder:
             )
 
     def empty_hidden(self, num_tokens: int = 0) -> torch.Tensor:
-        """Uninitialised hidden states; with no tokens, the output of a step without slices."""
+        """Uninitialized hidden states; with no tokens, the output of a step without slices."""
         w = self._weights
         return torch.empty((num_tokens, w.hidden_size), dtype=w.dtype, device=self.device)
 

@@ -86,7 +86,7 @@ def opt(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 def cohere(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Command R: attention and MLP read the same layer norm, without a bias; rotation pairs
-    neighbours; logits are scaled."""
+    neighbors; logits are scaled."""
     keys.only("use_qk_norm", False)
     bias = keys.flag("attention_bias")
     return replace(

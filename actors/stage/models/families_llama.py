@@ -78,7 +78,7 @@ def smollm3(base: DecoderConfig, keys: Keys) -> DecoderConfig:
 
 
 def glm(base: DecoderConfig, keys: Keys) -> DecoderConfig:
-    """GLM-4: half of each head is rotated, in pairs of neighbours. The 0414 models (Glm4) have
+    """GLM-4: half of each head is rotated, in pairs of neighbors. The 0414 models (Glm4) have
     norms before and after attention and MLP."""
     ropes = tuple(replace(rope, interleaved=True) for rope in base.ropes)
     return replace(base, qkv_bias=keys.flag("attention_bias"), ropes=ropes)

@@ -20,7 +20,7 @@ FAMILIES: dict[str, Family] = {  # by the architecture's name
 }
 
 QUANT_METHODS = ("awq", "compressed-tensors", "fp8", "gguf", "gptq")
-# Quantisation methods of families with stacked experts.
+# Quantization methods of families with stacked experts.
 STACKED_METHODS = ("mxfp4",)
 
 # Activations by their name in config.json -> their name in `Backend.activate`.

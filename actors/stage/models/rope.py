@@ -11,7 +11,7 @@ sizes, a replay gives the same keys. transformers computes the same when it gene
 from a prompt within the trained length to beyond it.
 
 Kernels implement one rotation: feature i with i + D/2, by a table as wide as the head. Models that
-pair neighbours, or rotate only a part of each head or nothing, are reduced to it by angles of zero
+pair neighbors, or rotate only a part of each head or nothing, are reduced to it by angles of zero
 in the table and by reordering the features of q and k (`feature_order`), which does not change
 their products.
 """
@@ -33,7 +33,7 @@ class Rope:
     """One layer's rotation; lengths in tokens. Fields a kind does not use keep their default.
 
     dim: number of rotated features, the first of each head; 0 for kind "none".
-    interleaved: pairs are neighbours, not one feature of each half.
+    interleaved: pairs are neighbors, not one feature of each half.
     """
 
     kind: str

@@ -31,7 +31,7 @@ _WITHOUT_EFFECT = {
     "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core",
     "peft_version", "qalora_group_size", "revision", "target_modules",
 }  # fmt: skip
-# Initialisations that leave the base model's weights unchanged.
+# Initializations that leave the base model's weights unchanged.
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 

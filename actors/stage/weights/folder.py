@@ -31,7 +31,7 @@ GGUF_LINK = "model.gguf"
 def open_folder(
     folder: Path, config: DecoderConfig, spec: StageSpec, dtype: torch.dtype
 ) -> Iterator[tuple[WeightSource, PackedSource | None]]:
-    """The folder's tensors, and its quantised layers if it has any; closed on exit.
+    """The folder's tensors, and its quantized layers if it has any; closed on exit.
 
     Raises ModelError naming the file for weights that are missing, broken or of another model.
     """
@@ -67,7 +67,7 @@ def open_folder(
             if not layers:
                 method = config.quantization_config["quant_method"]
                 raise ModelError(
-                    f"{folder / 'config.json'} says {method}, but no layer is quantised"
+                    f"{folder / 'config.json'} says {method}, but no layer is quantized"
                 )
             shapes = {n: s for n, s in shapes.items() if n.removesuffix(".weight") not in layers}
             # GPTQ and AWQ tools store biases of zeros with every layer.
@@ -90,7 +90,7 @@ def _open_scaled(
     weights = ScaledWeights(checkpoint, stored, shapes, dtype, spec.tensor_ranks)
     file = checkpoint.folder / "config.json"
     if not weights.layers:
-        raise ModelError(f"{file} says {stored['quant_method']}, but no layer is quantised")
+        raise ModelError(f"{file} says {stored['quant_method']}, but no layer is quantized")
     if weights.scheme.kind == "packed":  # the other kinds keep the weight's name
         layers = weights.layers
         shapes = {n: s for n, s in shapes.items() if n.removesuffix(".weight") not in layers}

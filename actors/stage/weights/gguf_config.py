@@ -62,7 +62,7 @@ class GgufFamily:
     """How a GGUF architecture maps to one of folders.
 
     extra: keys beyond the shared ones. permuted: rows of q and k are stored in pairs of
-    neighbours, not in halves as in a folder. norms_plus_one: norms are stored as 1 + w.
+    neighbors, not in halves as in a folder. norms_plus_one: norms are stored as 1 + w.
     """
 
     architecture: str
@@ -269,7 +269,7 @@ def _types(file: GgufFile) -> str:
 
 
 def _dtype(file: GgufFile) -> str:
-    """The dtype of most matrices; bfloat16 if they are quantised."""
+    """The dtype of most matrices; bfloat16 if they are quantized."""
     first = _types(file).split()[0]
     return {"F32": "float32", "F16": "float16"}.get(first, "bfloat16")
 

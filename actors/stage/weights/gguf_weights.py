@@ -74,7 +74,7 @@ class GgufWeights:
     def is_packed(self, layer: str) -> bool:
         place = self._places.get(f"{layer}.weight")
         if place is None or place[0] in ("token_embd.weight", "output.weight"):
-            return False  # the embedding is looked up; the head is quantised by its own rules
+            return False  # the embedding is looked up; the head is quantized by its own rules
         stored = self._file.tensors[place[0]]
         return stored.kind.name in PACKED and not stored.shape[-1] % (
             stored.kind.features * self._ranks

@@ -129,7 +129,7 @@ class Loader:
         )
 
     def _experts(self, prefix: str) -> Experts:
-        """This rank's part of every expert; the router is whole and never quantised."""
+        """This rank's part of every expert; the router is whole and never quantized."""
         config, names, inner = self.config, self.config.names, self.split.expert_inner
         router_EH = self._dense(prefix + names.router, self._shapes[names.router][0], WHOLE)
         router_bias_E = self._bias(prefix, names.router, None)
@@ -170,7 +170,7 @@ class Loader:
         parts: list[tuple[str, Shard, torch.Tensor | None]],
         bias_O: torch.Tensor | None,
     ) -> Linear:
-        """Parts of layers, stacked by rows. Layers stored quantised stay so."""
+        """Parts of layers, stacked by rows. Layers stored quantized stay so."""
         shapes = self._shapes
         if self.packed is not None and all(prefix + name in self.packed for name, _, _ in parts):
             whole = [

@@ -19,7 +19,7 @@ PACKED_ENDINGS = (".qweight", ".qzeros", ".scales", ".g_idx")
 
 
 class PackedLayers:
-    """The quantised linear layers of a folder, by name (without the ending)."""
+    """The quantized linear layers of a folder, by name (without the ending)."""
 
     def __init__(self, checkpoint: Checkpoint, config: dict[str, Any]) -> None:
         """config: `quantization_config` of config.json. Raises ModelError for an unsupported
@@ -44,7 +44,7 @@ class PackedLayers:
         return f"{name}.bias" in self._checkpoint.names
 
     def among(self, names: Iterable[str]) -> set[str]:
-        """The named layers that are stored quantised."""
+        """The named layers that are stored quantized."""
         return {name for name in names if name in self}
 
     def read(self, name: str, shape: tuple[int, ...], part: Shard) -> QuantizedWeight:

@@ -43,7 +43,7 @@ class Scheme:
     kind: "packed" (words of several numbers), "int8" or "float8". scale: ending of its tensor.
     group: inputs that share a scale, 0: a whole row. block: (rows, columns) that share a scale, if
     scales are per block. one_scale: one for the whole tensor. rounds_activations: the scheme
-    quantises activations; here they keep their type, so results differ slightly.
+    quantizes activations; here they keep their type, so results differ slightly.
     """
 
     kind: str

@@ -95,7 +95,7 @@ FULL_CASES = (
 
 @contextlib.contextmanager
 def poisoned_outputs() -> Iterator[None]:
-    """Fill uninitialised tensors with NaN, to reveal elements that no kernel wrote."""
+    """Fill uninitialized tensors with NaN, to reveal elements that no kernel wrote."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -211,7 +211,7 @@ def cached_pair(cache: PagedKV) -> tuple[torch.Tensor, torch.Tensor]:
 def check_quantized(
     dtype: torch.dtype, device: torch.device, tokens: int, features: tuple[int, int]
 ) -> Iterator[CheckResult]:
-    """Weight-only quantised products, against the packed numbers in float64."""
+    """Weight-only quantized products, against the packed numbers in float64."""
     K, outputs = features
     weight = torch.randn(outputs, K, device=device) / math.sqrt(K)
     bias = torch.randn(outputs, device=device).to(dtype)

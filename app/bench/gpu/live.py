@@ -1,6 +1,6 @@
 """The scheduling core and a real stage in one process, in real time: a load without a server.
 
-What is measured is what the scheduler and the GPU do; HTTP, Ray and detokenising are left out.
+What is measured is what the scheduler and the GPU do; HTTP, Ray and detokenizing are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import Emit, Execute, Instruction, StepDone, Submit, Tick, WakeAt
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.stage.runner import StageRunner
-from app.simulate.run.record import RunRecord, Summary, summarise
+from app.simulate.run.record import RunRecord, Summary, summarize
 from app.simulate.run.simulation import requests_of
 from app.simulate.workload.requests import Workload
 
@@ -55,7 +55,7 @@ class LiveRun:
         self._record.end_s = self._now_s()
         # The stage forgets them all, those too that were given up; no step has this number.
         self._runner.execute(StepPlan(-1, (), released=tuple(range(len(self._workload)))), None)
-        return summarise(self._record, tbt_objective_s=self._core.config.tbt_s)
+        return summarize(self._record, tbt_objective_s=self._core.config.tbt_s)
 
     def _now_s(self) -> float:
         return time.perf_counter() - self._begin_s

@@ -79,7 +79,7 @@ class CapacitySearch:
 
 
 def search_capacity(search: CapacitySearch, passes: Callable[[float], bool]) -> float:
-    """The capacity, with a synchronous judgement of each load."""
+    """The capacity, with a synchronous judgment of each load."""
     while not search.done:
         search.judge(passes(search.qps))
     return search.low_qps

@@ -1,4 +1,4 @@
-"""`legato bench quote`: a server's quotes (`/v1/slo/quote`) compared with its behaviour.
+"""`legato bench quote`: a server's quotes (`/v1/slo/quote`) compared with its behavior.
 
 Before each request of an open-loop load the client asks for a quote, then sends the request
 regardless of the answer. A refused request is sent again after the quoted retry_after_s, and if

@@ -1,4 +1,4 @@
-// Three small charts on canvas; colours come from the page's custom properties.
+// Three small charts on canvas; colors come from the page's custom properties.
 const PAD = { left: 34, right: 6, top: 8, bottom: 4 };
 const LABELS = 14; // height of a line of labels below
 
@@ -22,7 +22,7 @@ function begin(canvas, top, bottom = PAD.bottom) {
   return { g, area, y: (v) => area.y + area.h * (1 - Math.min(1, v / top)) };
 }
 
-// Colours are light-dark() functions: only a real element knows which side is in force.
+// Colors are light-dark() functions: only a real element knows which side is in force.
 const probe = document.createElement("i");
 probe.hidden = true;
 document.body.append(probe);

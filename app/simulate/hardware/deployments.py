@@ -204,7 +204,7 @@ NOTES = {
     ),
     "falcon-180b-a100-tp4-pp2": (
         "By scaling: no timings of Falcon are published. Matrices from Llama-2-70B at TP 4.",
-        "Stages linked by 100 Gb/s Ethernet, modelled as 0.1 ms + 10 GB/s.",
+        "Stages linked by 100 Gb/s Ethernet, modeled as 0.1 ms + 10 GB/s.",
     ),
     "falcon-180b-a100-tp8": (
         "By scaling, as the TP 4 x PP 2 deployment; two nodes of four over 100 Gb/s Ethernet.",

@@ -2,7 +2,7 @@
 
     python -m app.simulate.hardware.ingest PROFILES_FOLDER configs/hardware/operators
 
-The folder holds CSV files in the format that the authors of Vidur publish (MIT licence): per
+The folder holds CSV files in the format that the authors of Vidur publish (MIT license): per
 layer shape and tensor-parallel degree the time of every operator at many token counts, attention
 by batch, chunk and context, collectives by bytes, and the CPU's share of an iteration. Kept are
 medians at the token counts where the curve bends, so the repository stays small.
@@ -25,7 +25,7 @@ from actors.calibration.fit import nnls
 
 LICENCE = (
     "Medians of operator timings published by the authors of Vidur (github.com/microsoft/vidur), "
-    "MIT licence, Copyright (c) Microsoft Corporation."
+    "MIT license, Copyright (c) Microsoft Corporation."
 )
 
 # Columns kept, and the published operators they sum.

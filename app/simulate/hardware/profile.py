@@ -99,7 +99,7 @@ def measure(
     """Run every shape `repeats` times and keep the fastest of each, in seconds.
 
     Other programs only ever add time, so the fastest is nearest to what the step itself costs; what
-    they add is learnt on line. The first `warm_up` steps are thrown away.
+    they add is learned on line. The first `warm_up` steps are thrown away.
     Repeats of a shape are spread over the whole run, so that a slow minute does not own a corner
     of the grid.
     """

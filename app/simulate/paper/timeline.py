@@ -16,7 +16,7 @@ from actors.scheduling.plan import StepPlan
 
 Call = tuple[float, Event, list[Instruction]]  # now_s, event, what `handle` returned
 
-_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b")
+_COLORS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b")
 
 
 @dataclass(slots=True)
@@ -130,12 +130,12 @@ def as_svg(
         y = top + height * row
         name = escape(names.get(lane.request_id, str(lane.request_id)))
         parts.append(f'<text x="8" y="{y + 16}">{name}</text>')
-        colour = _COLOURS[row % len(_COLOURS)]
+        color = _COLORS[row % len(_COLORS)]
         for step in range(len(chart.step_tokens)):
             cell = chart.cell(lane, step)
             if cell in ("", "."):
                 continue
-            fill, opacity = ("url(#stall)", 1.0) if cell == "-" else (colour, 1.0)
+            fill, opacity = ("url(#stall)", 1.0) if cell == "-" else (color, 1.0)
             if cell == "d":
                 opacity = 0.35
             x, w = edges[step] + 1, edges[step + 1] - edges[step] - 2

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from app.simulate.run.record import Steps
 from app.simulate.run.simulation import SimulatedRun
 
-# Distinguishable without colour vision (Okabe and Ito).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Distinguishable without color vision (Okabe and Ito).
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 def _axes(title: str, x: str, y: str, size: tuple[float, float] = (7.0, 4.0)) -> tuple[Figure, Any]:
@@ -47,14 +47,14 @@ def tbt_cdf(
 ) -> Figure:
     """Share of tokens that came later than x, on log axes to show the tail."""
     figure, axes = _axes(title, "time between tokens (s)", "share of tokens later than this")
-    for colour, (name, values) in zip(_cycle(), gaps.items(), strict=False):
+    for color, (name, values) in zip(_cycle(), gaps.items(), strict=False):
         ordered = np.sort(np.asarray(values, np.float64))
         if not len(ordered):
             continue
         index = np.unique(np.geomspace(1, len(ordered), 600).astype(int)) - 1
         late = np.arange(1, len(ordered) + 1)[index] / len(ordered)
-        axes.plot(ordered[::-1][index], late, label=name, color=colour)
-    axes.axhline(0.01, color="grey", linewidth=0.8)
+        axes.plot(ordered[::-1][index], late, label=name, color=color)
+    axes.axhline(0.01, color="gray", linewidth=0.8)
     axes.text(0.995, 0.0105, "P99", transform=axes.get_yaxis_transform(), ha="right", va="bottom")
     if tbt_s is not None:
         axes.axvline(tbt_s, color="black", linestyle=":", label=f"objective {tbt_s:g} s")
@@ -75,8 +75,8 @@ def batch_composition(
     prefill = np.frombuffer(steps.prefill_tokens, np.int32)[chosen]
     figure, axes = _axes(title, "time (s)", "tokens in the step", (9.0, 3.6))
     where = start[chosen]
-    axes.bar(where, decode, width, align="edge", color=COLOURS[0], label="decode")
-    axes.bar(where, prefill, width, bottom=decode, align="edge", color=COLOURS[1], label="prefill")
+    axes.bar(where, decode, width, align="edge", color=COLORS[0], label="decode")
+    axes.bar(where, prefill, width, bottom=decode, align="edge", color=COLORS[1], label="prefill")
     axes.set_xlim(low, high)
     axes.legend(frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1.0, 1.0))
     return figure
@@ -97,11 +97,11 @@ def budget_trace(
     figure = Figure(figsize=(9, 5), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     above.set_title(title, loc="left")
-    above.step(start[chosen], (end - start)[chosen], where="post", color=COLOURS[0])
+    above.step(start[chosen], (end - start)[chosen], where="post", color=COLORS[0])
     above.axhline(tbt_s, color="black", linestyle=":", label=f"objective {tbt_s:g} s")
     above.set_ylabel("step, first to last stage (s)")
     above.legend(frameon=False)
-    below.step(start[chosen], tokens[chosen], where="post", color=COLOURS[1])
+    below.step(start[chosen], tokens[chosen], where="post", color=COLORS[1])
     below.set_ylabel("tokens in the step")
     below.set_xlabel("time (s)")
     below.set_xlim(low, high)
@@ -114,7 +114,7 @@ def bubbles(shares: Mapping[str, float], title: str = "Pipeline time lost to bub
     """Share of stage time spent waiting while other stages work, one bar per system."""
     figure, axes = _axes(title, "", "share of stage time (%)")
     names = list(shares)
-    bars = axes.bar(names, [100 * shares[n] for n in names], color=COLOURS[0], width=0.6)
+    bars = axes.bar(names, [100 * shares[n] for n in names], color=COLORS[0], width=0.6)
     axes.bar_label(bars, fmt="%.1f")
     return figure
 
@@ -124,10 +124,10 @@ def capacity_bars(capacities: Mapping[str, Mapping[str, float]], title: str = "C
     figure, axes = _axes(title, "", "capacity (requests/s)", (9.0, 4.0))
     systems = list(dict.fromkeys(s for row in capacities.values() for s in row))
     width = 0.8 / max(len(systems), 1)
-    for index, (system, colour) in enumerate(zip(systems, _cycle(), strict=False)):
+    for index, (system, color) in enumerate(zip(systems, _cycle(), strict=False)):
         where = np.arange(len(capacities)) + (index - (len(systems) - 1) / 2) * width
         heights = [row.get(system, 0.0) for row in capacities.values()]
-        bars = axes.bar(where, heights, width * 0.95, label=system, color=colour)
+        bars = axes.bar(where, heights, width * 0.95, label=system, color=color)
         axes.bar_label(bars, fmt="%.2g", fontsize=7)
     axes.set_xticks(range(len(capacities)), list(capacities))
     axes.legend(frameon=False, ncols=len(systems))
@@ -164,4 +164,4 @@ def _window(
 
 
 def _cycle() -> list[str]:
-    return list(COLOURS) * 10
+    return list(COLORS) * 10

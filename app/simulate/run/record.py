@@ -122,7 +122,7 @@ class Summary:
     scheduling_delay_p99: float
     e2e_p50: float
     e2e_p99: float
-    normalised_p50: float
+    normalized_p50: float
     num_preemptions: int
     num_steps: int
     mean_step_s: float
@@ -141,7 +141,7 @@ def _each(objective_s: float | Floats, record: RunRecord) -> Floats:
     return np.broadcast_to(objective_s, len(record.arrival_s))
 
 
-def summarise(
+def summarize(
     record: RunRecord,
     *,
     tbt_objective_s: float | Floats | None = None,
@@ -196,7 +196,7 @@ def summarise(
         scheduling_delay_p99=_quantile(delay, 0.99),
         e2e_p50=_quantile(e2e, 0.5),
         e2e_p99=_quantile(e2e, 0.99),
-        normalised_p50=_quantile(e2e / np.maximum(outputs[done], 1), 0.5),
+        normalized_p50=_quantile(e2e / np.maximum(outputs[done], 1), 0.5),
         num_preemptions=int(np.maximum(starts - 1, 0).sum()),
         num_steps=record.num_steps,
         mean_step_s=record.busy_s / record.num_steps if record.num_steps else math.nan,

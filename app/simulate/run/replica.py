@@ -1,6 +1,6 @@
 """One replica on virtual time: the real scheduling core over a pipeline that only takes time.
 
-The core comes from `actors.scheduling.build_core`, as in a live engine. A stage is modelled by the
+The core comes from `actors.scheduling.build_core`, as in a live engine. A stage is modeled by the
 time at which it becomes free; a plan passes the stages in order and pays the sends between them.
 """
 

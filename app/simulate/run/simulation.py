@@ -16,7 +16,7 @@ from actors.scheduling.cost.model import CostModel
 from actors.scheduling.request import Objective, Request, SamplingParams
 from app.simulate.run.deployment import Autoscale, Deployment
 from app.simulate.run.fleet import SimulatedFleet
-from app.simulate.run.record import RunRecord, Summary, summarise
+from app.simulate.run.record import RunRecord, Summary, summarize
 from app.simulate.run.replica import INFINITY, Replica, TokenOf
 from app.simulate.workload.requests import Workload
 
@@ -49,7 +49,7 @@ class SimulatedRun:
     def summary(self, *, skip: int = 0, ttft_objective_s: float | None = None) -> Summary:
         """Figures against the deployment's own TBT objective."""
         config = self.deployment.config
-        return summarise(
+        return summarize(
             self.record,
             tbt_objective_s=config.tbt_s,
             ttft_objective_s=ttft_objective_s if ttft_objective_s else config.ttft_s,
@@ -68,7 +68,7 @@ def scheduler_config(
     block_size: int = 16,
     **changes: object,
 ) -> SchedulerConfig:
-    """The core's settings for a modelled deployment: memory, stages and cost model from `model`.
+    """The core's settings for a modeled deployment: memory, stages and cost model from `model`.
 
     Plans are made when a step ends (no lookahead), and a prompt is in one step at a time, as in the
     systems that the paper compares.

@@ -41,7 +41,7 @@ GRID = np.concatenate([np.arange(0.0005, 0.99, 0.001), np.arange(0.99, 1.0, 0.00
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One replica's behaviour at one load: quantiles of TTFT and TBT at `GRID`."""
+    """One replica's behavior at one load: quantiles of TTFT and TBT at `GRID`."""
 
     qps: float
     ttft_s: Floats

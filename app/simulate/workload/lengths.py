@@ -1,6 +1,6 @@
 """Length distributions: what draws prompt and output tokens of requests, both in tokens.
 
-The paper's two datasets are synthesised from their published statistics.
+The paper's two datasets are synthesized from their published statistics.
 """
 
 from __future__ import annotations

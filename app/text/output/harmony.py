@@ -32,7 +32,7 @@ _RECIPIENT: Final = re.compile(r"\bto=functions\.([A-Za-z0-9_\-]+)")
 class HarmonyChannels(ReasoningFormat):
     """Reads the whole answer including calls, because reasoning may precede each call."""
 
-    recognised_by = ("<|channel|>analysis", "<|channel|>")
+    recognized_by = ("<|channel|>analysis", "<|channel|>")
     special_tokens = _TOKENS
 
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
@@ -55,7 +55,7 @@ class HarmonyChannels(ReasoningFormat):
 class Harmony(ToolFormat):
     """The same reader as a tool format, for answers whose reasoning is not separated."""
 
-    recognised_by = HarmonyChannels.recognised_by
+    recognized_by = HarmonyChannels.recognized_by
     special_tokens = _TOKENS
 
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:

@@ -11,7 +11,7 @@ from app.text.output.source import Reading, Source
 class Hermes(ToolFormat):
     """JSON between tags."""
 
-    recognised_by = ("<tool_call>",)
+    recognized_by = ("<tool_call>",)
     special_tokens = ("<tool_call>", "</tool_call>")
     openings = ("<tool_call>",)
     closing = ("</tool_call>",)

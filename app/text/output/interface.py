@@ -14,16 +14,16 @@ _MOST_MISREAD: Final = 1 << 15  # characters; bounds the time spent on nested op
 class Format:
     """How a family of models writes calls or reasoning.
 
-    recognised_by: a chat template that contains one of these texts belongs to the family.
+    recognized_by: a chat template that contains one of these texts belongs to the family.
     special_tokens: kept in the text even if the tokenizer marks them as special.
     """
 
-    recognised_by: ClassVar[tuple[str, ...]] = ()
+    recognized_by: ClassVar[tuple[str, ...]] = ()
     special_tokens: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def is_of(cls, template: str) -> bool:
-        return any(text in template for text in cls.recognised_by)
+        return any(text in template for text in cls.recognized_by)
 
 
 class ReasoningFormat(Format, ABC):

@@ -11,7 +11,7 @@ from app.text.output.source import Broken, Reading, Source
 class Llama3Json(ToolFormat):
     """Bare JSON objects, separated by semicolons."""
 
-    recognised_by = ("<|python_tag|>", '{"name": function name, "parameters":')
+    recognized_by = ("<|python_tag|>", '{"name": function name, "parameters":')
     special_tokens = ("<|python_tag|>",)
     openings = ("<|python_tag|>",)
     is_bare = True

@@ -16,7 +16,7 @@ _WORD: Final = re.compile(r"[A-Za-z0-9_\-]+")
 class Mistral(ToolFormat):
     """Reads both forms; the tokenizer's version decides which one a model writes."""
 
-    recognised_by = ("[TOOL_CALLS]",)
+    recognized_by = ("[TOOL_CALLS]",)
     special_tokens = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
     openings = ("[TOOL_CALLS]",)
 

@@ -20,7 +20,7 @@ _PAIRS: Final = {"(": ")", "[": "]", "{": "}"}
 class Pythonic(ToolFormat):
     """Arguments must be keyword literals; anything else is text."""
 
-    recognised_by = ("<|python_start|>", "[func_name1(params_name1=params_value1")
+    recognized_by = ("<|python_start|>", "[func_name1(params_name1=params_value1")
     special_tokens = ("<|python_start|>", "<|python_end|>")
     openings = ("<|python_start|>",)
     closing = ("<|python_end|>",)

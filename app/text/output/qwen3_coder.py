@@ -37,7 +37,7 @@ class Qwen3Coder(ToolFormat):
     model often omits them.
     """
 
-    recognised_by = ("<function=",)
+    recognized_by = ("<function=",)
     special_tokens = ("<tool_call>", "</tool_call>")
     openings = ("<tool_call>", "<function=")
     closing = ("</tool_call>", "</function>")

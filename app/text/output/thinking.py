@@ -14,7 +14,7 @@ class Think(ReasoningFormat):
 
     opening: ClassVar[str] = "<think>"
     closing: ClassVar[str] = "</think>"
-    recognised_by: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
+    recognized_by: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
     special_tokens = ("<think>", "</think>")
 
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
@@ -41,5 +41,5 @@ class MistralThink(Think):
 
     opening = "[THINK]"
     closing = "[/THINK]"
-    recognised_by = ("[THINK]",)
+    recognized_by = ("[THINK]",)
     special_tokens = ("[THINK]", "[/THINK]")

@@ -210,10 +210,10 @@ async def test_refusals_go_to_who_asked() -> None:
 async def test_questions_are_answered_to_who_asked() -> None:
     engine = Engine()
     engine.wires.receive(FRONT, Ask(1, "load_adapter", (1, "folder")))
-    engine.wires.receive(OTHER, Ask(2, "reconfigure", ({"colour": 1},)))
+    engine.wires.receive(OTHER, Ask(2, "reconfigure", ({"color": 1},)))
     await background()
     assert engine.wires.sent == [
-        (OTHER, Answer(2, RefusedSetting("colour", "colour: unknown setting"))),
+        (OTHER, Answer(2, RefusedSetting("color", "color: unknown setting"))),
         (FRONT, Answer(1, None)),
     ]
     assert engine.stages.adapters == {1: "folder"}

@@ -13,13 +13,13 @@ from actors.scheduling.events import Submit
 from actors.scheduling.interfaces import QuoteRequest
 from actors.scheduling.request import Request, SamplingParams
 from tests.actors.fleet.pictures import BITS
-from tests.actors.scheduling.modelled import modelled
+from tests.actors.scheduling.modeled import modeled
 
 MODEL = CostModel(
     "m", ((1, 0.010), (32, 0.010), (2048, 0.200)), decode_kv_s=1e-8, kv_tokens=60_000,
     max_model_len=4096,
 )  # fmt: skip
-ADAPTIVE = modelled(MODEL, budget="adaptive", tbt_s=0.1, ttft_s=1.0)
+ADAPTIVE = modeled(MODEL, budget="adaptive", tbt_s=0.1, ttft_s=1.0)
 
 
 def test_the_outlook_says_what_a_quote_says() -> None:

@@ -186,14 +186,14 @@ def test_repetition_penalty_equals_transformers(tiny_model: Callable[..., Path])
     ids = model.generate(
         torch.tensor([prompt]), max_new_tokens=24, do_sample=False, repetition_penalty=1.8
     )
-    penalised = replace(GREEDY, repetition_penalty=1.8)
-    outputs = MiniPlanner(make_chain(tiny_model("llama"))).run([prompt], penalised)
+    penalized = replace(GREEDY, repetition_penalty=1.8)
+    outputs = MiniPlanner(make_chain(tiny_model("llama"))).run([prompt], penalized)
     assert outputs == [ids[0, 40:].tolist()]
     assert outputs != MiniPlanner(make_chain(tiny_model("llama"))).run([prompt], GREEDY)
 
 
 def test_sampled_tokens_do_not_depend_on_the_batch(tiny_model: Callable[..., Path]) -> None:
-    """Another chunk size, other neighbours, preemption: the same draws."""
+    """Another chunk size, other neighbors, preemption: the same draws."""
     warm = [
         SamplingParams(max_tokens=20, temperature=1.2, top_k=50, top_p=0.95, seed=s,
                        frequency_penalty=0.4)

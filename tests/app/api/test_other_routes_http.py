@@ -140,7 +140,7 @@ async def test_responses_refuse_by_name(server: Server, extra: Any, param: str) 
 # ---- embeddings ---------------------------------------------------------------------------
 
 
-async def test_embeddings_are_normalised_and_in_order(server: Server) -> None:
+async def test_embeddings_are_normalized_and_in_order(server: Server) -> None:
     answer = await server.openai.embeddings.create(model=MODEL, input=["ab", "c"])
     assert answer.usage.prompt_tokens == 3
     for item, total in zip(answer.data, (97 + 98, 99), strict=True):

@@ -24,9 +24,9 @@ def test_it_equals_the_library_s_own(values: list[float]) -> None:
     quick.observe_all(values[:10])
     quick.observe_all(values[10:])
     slow = Histogram("x_seconds", "Some time", ["model_name"], registry=theirs, buckets=BOUNDS)
-    labelled = slow.labels(model_name="m")
+    labeled = slow.labels(model_name="m")
     for value in values:
-        labelled.observe(value)
+        labeled.observe(value)
     assert _lines(ours) == _lines(theirs)
     total = ours.get_sample_value("x_seconds_sum", {"model_name": "m"})
     assert total is not None

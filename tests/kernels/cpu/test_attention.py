@@ -216,7 +216,7 @@ LAYOUTS = [
 def test_a_token_has_the_same_bits_in_every_company(
     dtype: torch.dtype, kv_dtype: torch.dtype | None, block_size: int, window: int | None
 ) -> None:
-    """Whole prompt at once, in chunks of 64, 7 and 1, among neighbours, on 1 to 3 threads."""
+    """Whole prompt at once, in chunks of 64, 7 and 1, among neighbors, on 1 to 3 threads."""
     length = 560
     sinks = None if window is None else torch.linspace(-2, 4, 6)
 

@@ -112,7 +112,7 @@ def test_quantize_gives_the_numbers_of_its_reference(
     ("kind", "largest_error"),
     [("int8", 0.012), ("int8-g32", 0.006), ("int4", 0.09), ("int4-g64", 0.1), ("int4-g128", 0.105)],
 )
-def test_quantising_loses_no_more_than_the_grid(kind: str, largest_error: float) -> None:
+def test_quantizing_loses_no_more_than_the_grid(kind: str, largest_error: float) -> None:
     weight_OK = randn(64, 512)
     restored_OK = quantize_reference(weight_OK, kind).dequantize()
     error = (restored_OK - weight_OK.double()).norm() / weight_OK.double().norm()
@@ -134,7 +134,7 @@ def test_weights_on_the_grid_come_back_exactly() -> None:
     assert torch.equal(made.dequantize(torch.float32), values_OK * 0.125)
 
 
-def test_names_of_quantisations() -> None:
+def test_names_of_quantizations() -> None:
     assert [parse(kind) for kind in KINDS] == [
         (8, 0),
         (8, 32),
@@ -247,7 +247,7 @@ def test_fused_and_divided_layers() -> None:
 
 
 @needs_library
-def test_pack_linear_quantises_by_name() -> None:
+def test_pack_linear_quantizes_by_name() -> None:
     weight_OK, x_TK = randn(32, 64).bfloat16(), randn(3, 64, seed=1).bfloat16()
     expected = pack_quantized(quantize(weight_OK, "int4"), None, torch.bfloat16)(x_TK)
     made = pack_linear(weight_OK, None, "int4")

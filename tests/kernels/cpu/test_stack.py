@@ -147,7 +147,7 @@ def test_fused_is_one_by_one(model: str, kv_dtype: torch.dtype | None) -> None:
         assert torch.equal(mine.data, other.data)
 
 
-def test_a_prompt_has_the_same_bits_in_chunks_and_among_neighbours() -> None:
+def test_a_prompt_has_the_same_bits_in_chunks_and_among_neighbors() -> None:
     shape = AttentionShape(6, 2, 32, scale=32**-0.5)
     layers = make_layers(
         96, 160, shape, torch.bfloat16, biased=False, normed=False, windows=[None] * 3
@@ -157,14 +157,14 @@ def test_a_prompt_has_the_same_bits_in_chunks_and_among_neighbours() -> None:
     x = torch.randn(300, 96).bfloat16()
     other = torch.randn(100, 96).bfloat16()
     outs = []
-    for chunk, neighbour in ((300, False), (64, True), (7, False)):
+    for chunk, neighbor in ((300, False), (64, True), (7, False)):
         caches = BACKEND.allocate_kv(3, num_blocks, 16, shape, torch.bfloat16, torch.device("cpu"))
         stack = BACKEND.decoder_stack(layers, caches, table, shape, LayerForm(EPS))
         parts = []
         for number, start in enumerate(range(0, 300, chunk)):
             count = min(chunk, 300 - start)
             rows, slices, inputs = [0], [(start, count)], [x[start : start + count]]
-            if neighbour:  # in front of the chunk, so that its rows shift
+            if neighbor:  # in front of the chunk, so that its rows shift
                 rows, slices, inputs = (
                     [1, 0],
                     [(number, 1), *slices],

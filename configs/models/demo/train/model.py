@@ -76,7 +76,7 @@ class Layer(nn.Module):
 
 
 class DemoModel(nn.Module):
-    """Decoder with tied embeddings; `forward` returns the normalised hidden states."""
+    """Decoder with tied embeddings; `forward` returns the normalized hidden states."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from actors.scheduling.cost.model import CostModel
 from actors.scheduling.events import Refuse, Submit
 from actors.scheduling.interfaces import QuoteRequest
 from actors.scheduling.request import Objective, Request, SamplingParams
-from tests.actors.scheduling.modelled import modelled
+from tests.actors.scheduling.modeled import modeled
 
 MODEL = CostModel(
     "m", ((1, 0.010), (32, 0.010), (2048, 0.200)), decode_kv_s=2e-8, kv_tokens=60_000,
@@ -22,7 +22,7 @@ USUAL = QuoteRequest(800, 60)
 
 
 def core_of(**changes: Any) -> Core:
-    return build_core(modelled(MODEL, **{"budget": "adaptive", **SETTINGS, **changes}))
+    return build_core(modeled(MODEL, **{"budget": "adaptive", **SETTINGS, **changes}))
 
 
 def test_what_cannot_be_had_is_told_with_what_can() -> None:
@@ -51,7 +51,7 @@ def test_a_constant_budget_is_judged_by_its_own_steps() -> None:
 
 
 def test_without_a_cost_model_nothing_is_predicted() -> None:
-    config = replace(modelled(MODEL), cost_model=None, max_queued_requests=1)
+    config = replace(modeled(MODEL), cost_model=None, max_queued_requests=1)
     core = build_core(config)
     unknown = core.quote(USUAL, 0.0)
     assert unknown.can_serve_now is None

@@ -15,12 +15,12 @@ from actors.scheduling.events import Execute, StepDone, Submit
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Objective, Request, SamplingParams
 from tests.actors.scheduling.budgets.tiled_model import TILED
-from tests.actors.scheduling.modelled import modelled
+from tests.actors.scheduling.modeled import modeled
 
 
 def test_without_decodes_or_objective_nothing_is_held_back() -> None:
     for tbt_s in (0.05, None):
-        config = modelled(TILED, budget="adaptive", max_requests=32, tbt_s=tbt_s)
+        config = modeled(TILED, budget="adaptive", max_requests=32, tbt_s=tbt_s)
         core = build_core(config, cost_model=OnlineCostModel(TILED))
         request = Request(0, (0,) * 3000, SamplingParams(5), 0.0)
         out = core.handle(Submit(request), 0.0)
@@ -30,7 +30,7 @@ def test_without_decodes_or_objective_nothing_is_held_back() -> None:
 
 def test_steps_end_at_tile_edges_while_work_waits() -> None:
     core = build_core(
-        modelled(TILED, budget="adaptive", max_requests=32, tbt_s=0.05),
+        modeled(TILED, budget="adaptive", max_requests=32, tbt_s=0.05),
         cost_model=OnlineCostModel(TILED),
     )
     budget = core.builder.budget
@@ -42,7 +42,7 @@ def test_steps_end_at_tile_edges_while_work_waits() -> None:
 
 def _first_token_beside(tbt_s: float, deployment_tbt_s: float | None) -> float:
     """Seconds until a 300-token prompt has its first token beside a stream with this objective."""
-    config = modelled(
+    config = modeled(
         TILED, budget="adaptive", max_requests=32, tbt_s=deployment_tbt_s, lookahead=False
     )
     core = build_core(config, cost_model=OnlineCostModel(TILED))
@@ -72,7 +72,7 @@ def test_a_stream_with_a_tight_objective_starves_no_prompt(deployment_tbt_s: flo
 def test_where_decodes_alone_are_too_many_it_says_that_starts_wait(tbt_s: float | None) -> None:
     """5 ms a decode: 16 of them take 90 ms."""
     model = dataclasses.replace(TILED, decode_slice_s=0.005)
-    config = modelled(model, budget="adaptive", max_requests=32, tbt_s=tbt_s, lookahead=False)
+    config = modeled(model, budget="adaptive", max_requests=32, tbt_s=tbt_s, lookahead=False)
     core = build_core(config, cost_model=OnlineCostModel(model))
     due = []
     for number in range(16):

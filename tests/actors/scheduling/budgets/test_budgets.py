@@ -16,7 +16,7 @@ from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.plan import StepShape
 from tests.actors.scheduling.budgets.tiled_model import TILED
-from tests.actors.scheduling.modelled import modelled
+from tests.actors.scheduling.modeled import modeled
 
 
 def test_the_profiled_budget_is_the_largest_that_fits() -> None:
@@ -63,7 +63,7 @@ def test_bad_settings_are_named() -> None:
 
 
 def test_profiled_is_built_from_the_config() -> None:
-    config = modelled(TILED, budget="profiled", tbt_s=0.05, max_requests=16)
+    config = modeled(TILED, budget="profiled", tbt_s=0.05, max_requests=16)
     built = build_budget(config, OnlineCostModel(TILED))
     assert isinstance(built, FixedBudget)
     assert 16 < built.tokens < 600
@@ -71,7 +71,7 @@ def test_profiled_is_built_from_the_config() -> None:
 
 
 def test_auto_adapts_unless_its_tokens_are_given() -> None:
-    config = modelled(TILED, budget="auto", tbt_s=0.05)
+    config = modeled(TILED, budget="auto", tbt_s=0.05)
     cost = OnlineCostModel(TILED)
     assert isinstance(build_budget(config, cost), AdaptiveBudget)
     assert build_budget(config, None) == FixedBudget(512)

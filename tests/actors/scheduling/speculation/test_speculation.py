@@ -84,7 +84,7 @@ def test_right_drafts_are_delivered_together(stages: int) -> None:
 @pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize("blocks", [34, 60])
 def test_tokens_are_the_same_on_every_policy(policy: str, stages: int, blocks: int) -> None:
-    """Preemption (34 blocks hold one request and a bit), swapping, wrong drafts, plain neighbours;
+    """Preemption (34 blocks hold one request and a bit), swapping, wrong drafts, plain neighbors;
     the driver compares every token with the answer known in advance, and every KV slot read."""
     driver = Driver(
         config(policy=policy, num_stages=stages, num_blocks=blocks, num_host_blocks=12,

@@ -100,7 +100,7 @@ def test_fused_layers_are_their_operations_bit_by_bit(
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantised_weights_stay_close(
+def test_quantized_weights_stay_close(
     tiny_model: Callable[..., Path], quantization: str, backend: str
 ) -> None:
     """Not equal tokens, but a distribution near the exact one's: int8 nearer than int4."""

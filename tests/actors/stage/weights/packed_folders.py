@@ -41,7 +41,7 @@ def write(
         group_of_K = torch.arange(parameter.shape[1]) // group
         if config.get("desc_act"):
             group_of_K = group_of_K[torch.randperm(len(group_of_K), generator=generator)]
-        parts, dense = _quantise(parameter.detach(), group_of_K, config)
+        parts, dense = _quantize(parameter.detach(), group_of_K, config)
         stem = name.removesuffix(".weight")
         tensors |= {f"{stem}.{part}": tensor for part, tensor in parts.items()}
         if config["quant_method"] == "gptq" and f"{stem}.bias" not in dict(
@@ -61,7 +61,7 @@ def write(
     return model
 
 
-def _quantise(
+def _quantize(
     weight_OK: torch.Tensor, group_of_K: torch.Tensor, config: dict[str, Any]
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """The stored tensors, and the weight they stand for."""

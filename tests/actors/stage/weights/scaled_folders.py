@@ -61,7 +61,7 @@ def write(folder: Path, method: str, variant: str = "llama") -> transformers.Pre
         if not name.endswith("_proj.weight"):
             tensors[name] = parameter.detach().clone()
             continue
-        parts, dense = _quantise(parameter.detach(), config, generator)
+        parts, dense = _quantize(parameter.detach(), config, generator)
         stem = name.removesuffix(".weight")
         tensors |= {f"{stem}.{part}": tensor.contiguous() for part, tensor in parts.items()}
         parameter.data.copy_(dense)
@@ -76,7 +76,7 @@ def write(folder: Path, method: str, variant: str = "llama") -> transformers.Pre
     return model
 
 
-def _quantise(
+def _quantize(
     weight_OK: torch.Tensor, config: dict[str, Any], generator: torch.Generator
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """The stored tensors, and the weight they stand for."""

@@ -142,7 +142,7 @@ BROKEN: dict[str, tuple[Edit, str]] = {
         lambda f: configure(f, num_key_value_heads=3),
         r"4 heads cannot share 3 key/value heads",
     ),
-    "quantised in a foreign way": (
+    "quantized in a foreign way": (
         lambda f: configure(f, quantization_config={"quant_method": "bitsandbytes"}),
         r"quant_method 'bitsandbytes' is not supported; supported: awq, compressed-tensors, ",
     ),

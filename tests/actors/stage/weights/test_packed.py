@@ -84,7 +84,7 @@ def test_a_config_that_promises_what_is_not_there(tmp_path: Path) -> None:
     packed_folders.write(tmp_path, "gptq")
     dense = packed_folders.tiny_models.build("llama").state_dict()
     save_file({k: v.clone() for k, v in dense.items()}, tmp_path / "model.safetensors")
-    refused(tmp_path, r"config\.json says gptq, but no layer is quantised")
+    refused(tmp_path, r"config\.json says gptq, but no layer is quantized")
 
 
 def test_input_order_cannot_be_split_over_ranks(tmp_path: Path) -> None:

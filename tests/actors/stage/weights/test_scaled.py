@@ -108,7 +108,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=rf"model\.safetensors: tensor {LAYER}\.weight_scale of"):
         check_folder(tmp_path)
     save_file({k: v for k, v in tensors.items() if "weight_scale" not in k}, path)
-    with pytest.raises(ModelError, match=r"says compressed-tensors, but no layer is quantised"):
+    with pytest.raises(ModelError, match=r"says compressed-tensors, but no layer is quantized"):
         check_folder(tmp_path)
 
 

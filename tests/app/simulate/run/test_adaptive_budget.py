@@ -181,7 +181,7 @@ def test_without_an_objective_steps_beside_decodes_are_those_worth_their_time() 
 
 
 def test_a_profile_that_is_wrong_of_long_steps_does_not_keep_them_short() -> None:
-    """A neighbour disturbed their measurement: they take half of what the profile says."""
+    """A neighbor disturbed their measurement: they take half of what the profile says."""
     knots = ((1, 0.002), (64, 0.010), (256, 0.024), (2048, 0.180))
     truth = CostModel("truth", knots, kv_tokens=64_000)
     wrong = dataclasses.replace(truth, tokens_s=(*knots[:2], (256, 0.048), (2048, 0.4)))

@@ -73,7 +73,7 @@ def test_bursts_are_burstier_and_days_have_a_peak() -> None:
     assert noon > 5 * night
 
 
-def test_zipf_favours_short_totals_within_bounds() -> None:
+def test_zipf_favors_short_totals_within_bounds() -> None:
     drawn = generate(poisson(1.0), zipf_lengths(), 5000)
     totals = drawn.prompt_tokens + drawn.output_tokens
     assert totals.min() >= 1024

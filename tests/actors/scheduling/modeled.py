@@ -8,7 +8,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 
 
-def modelled(model: CostModel, **changes: object) -> SchedulerConfig:
+def modeled(model: CostModel, **changes: object) -> SchedulerConfig:
     """The settings of a core for it. Plans are made when a step ends, and a prompt is in one step
     at a time; `changes` are fields of the settings."""
     base = SchedulerConfig(
