@@ -71,7 +71,7 @@ class QuantizedWeight:
             zeros_OG=None if self.zeros_OG is None else self.zeros_OG[begin:end],
         )
 
-    def take(self, order: torch.Tensor) -> QuantizedWeight:
+    def reordered(self, order: torch.Tensor) -> QuantizedWeight:
         """Output features in this order."""
         return replace(
             self,

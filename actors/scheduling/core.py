@@ -114,7 +114,7 @@ class Core:
             self.tier.fetch_ahead()  # a fetch may begin while no step can
         self._plan(out)
         if self.tier is not None:
-            out += self.tier.take()
+            out += self.tier.pop_moves()
         return out
 
     def quote(self, asked: QuoteRequest, now_s: float) -> Quote:

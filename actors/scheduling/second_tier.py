@@ -169,7 +169,7 @@ class SecondTier:
 
     # ---- device to store ----------------------------------------------------------------------
 
-    def take(self) -> list[Instruction]:
+    def pop_moves(self) -> list[Instruction]:
         """Instructions for moves; call it after the event's steps are planned."""
         self._save()
         out, self._out = self._out, []

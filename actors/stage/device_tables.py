@@ -15,7 +15,7 @@ from kernels.upload import upload
 
 
 class DeviceTables:
-    """A copy of `InputBatch.block_tables_RB`, updated by `take` or `leveled`.
+    """A copy of `InputBatch.block_tables_RB`, updated by `pop_changes` or `leveled`.
 
     Entries after those in use keep their old value: an existing block, which is not read.
     """
@@ -40,7 +40,7 @@ class DeviceTables:
         if row < self.num_rows and first < end:
             self._spans.append((row, first, end))
 
-    def take(
+    def pop_changes(
         self, host_RB: NDArray[np.int32], most: int
     ) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
         """The changes not yet on the device, for the caller to write: at most `most` of them, more
@@ -61,11 +61,11 @@ class DeviceTables:
         self, host_RB: NDArray[np.int32], rows_S: torch.Tensor, num_columns: int
     ) -> torch.Tensor:
         """The tables of some rows after all changes, to a width; rows_S is on the device."""
-        self.take(host_RB, 0)
+        self.pop_changes(host_RB, 0)
         return self.tables_RB[:, :num_columns].index_select(0, rows_S)
 
     def edit(self, at_E: torch.Tensor, blocks_E: torch.Tensor) -> None:
-        """Write what `take` returned, from the device; waits for nothing."""
+        """Write what `pop_changes` returned, from the device; waits for nothing."""
         self.tables_RB.view(-1).index_copy_(0, at_E.long(), blocks_E)
 
     def _write(self, at: NDArray[np.intp], blocks: NDArray[np.int32]) -> None:

@@ -56,7 +56,7 @@ class KVMover:
 
     def changes(self) -> TierChange:
         """Digests added and removed since the last call."""
-        added, removed = self._store.take_changes()
+        added, removed = self._store.pop_changes()
         return TierChange(tuple(added), tuple(removed))
 
     @torch.inference_mode()

@@ -47,7 +47,7 @@ class RunAhead:
         self._head = head
         self._launched: Launched | None = None
 
-    def take(self, step_id: int) -> Launched | None:
+    def pop(self, step_id: int) -> Launched | None:
         """The step, if it was launched ahead. Any other is dropped: it is executed when its plan
         comes."""
         launched, self._launched = self._launched, None

@@ -191,7 +191,7 @@ class StageRunner:
         Returns hidden states (T, H) with the residual added on all stages but the last; there
         rank 0 returns the StepResult, without stage times, and the other ranks None.
         """
-        launched = None if self._ahead is None else self._ahead.take(plan.step_id)
+        launched = None if self._ahead is None else self._ahead.pop(plan.step_id)
         if launched is None:
             self._apply(plan)
             if not plan.slices:

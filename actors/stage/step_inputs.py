@@ -139,7 +139,7 @@ class StepInputs:
             draws = draws_S3.view(np.int32).ravel()
             self._put("draws", draws, num_slices * _INT32_PER_DRAW, 0)
         self._put("table_rows", host.rows_S, num_slices, self._tables.num_rows)
-        at, blocks = self._tables.take(tables_RB, self._max_slices)
+        at, blocks = self._tables.pop_changes(tables_RB, self._max_slices)
         self._put("edits_at", at, self._max_slices, self._tables.nowhere)
         self._put("edits", blocks, self._max_slices, 0)
         self._device.copy_(self._host, non_blocking=True)

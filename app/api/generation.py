@@ -176,7 +176,7 @@ class Generation:
                 for part in _parts(chunk):
                     if stream.finished:
                         break  # tokens that arrived after its stop string was found
-                    delta = stream.take(part)
+                    delta = stream.detokenize(part)
                     if delta.finish_reason is not None:
                         num_open -= 1
                         if part.finish_reason is None and num_open:

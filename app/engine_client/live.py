@@ -222,7 +222,7 @@ class LiveEngine:
         deadline = asyncio.get_running_loop().call_later(limit_s, stream.fail_late, limit_s)
         try:
             while stream.num_open > 0:
-                for chunk in await stream.take():
+                for chunk in await stream.get():
                     yield chunk
         finally:
             deadline.cancel()

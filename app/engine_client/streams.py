@@ -40,7 +40,7 @@ class Stream:
         self.sink = sink
         self.num_open = 0  # continuations without a finish reason taken by the reader
 
-    def push(self, chunk: TokenChunk) -> None:
+    def put(self, chunk: TokenChunk) -> None:
         queued = self._pending.get(chunk.index)
         if queued is None:
             self._pending[chunk.index] = chunk
@@ -73,7 +73,7 @@ class Stream:
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
-    async def take(self) -> list[TokenChunk]:
+    async def get(self) -> list[TokenChunk]:
         """All new chunks; empty once no continuation is open.
 
         Raises the error given to `fail`, after the chunks.
@@ -114,7 +114,7 @@ class OpenRequest:
         if not (tokens or output.finish_reason or output.prompt_logprobs or output.pooled):
             return
         self.delivered += tokens
-        self.stream.push(
+        self.stream.put(
             TokenChunk(
                 index=self.index,
                 first=known,

@@ -184,7 +184,7 @@ class FleetClient:
         try:
             self._placement.begin(fleet_requests)
             while stream.num_open > 0:
-                for chunk in await stream.take():
+                for chunk in await stream.get():
                     yield chunk
         finally:
             deadline.cancel()

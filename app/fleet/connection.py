@@ -155,7 +155,7 @@ class Connection(SchedulerChannel):
             shifted.append(record._replace(stages_s=stages_s, submitted_s=begin_s, done_s=end_s))
         return shifted
 
-    def take(self, fleet_requests: Sequence[FleetRequest]) -> None:
+    def submit_continuations(self, fleet_requests: Sequence[FleetRequest]) -> None:
         """Submit them here. Raises TypeError, ValueError or OverflowError for values that cannot be
         encoded; none is open here then."""
         requests = []
@@ -173,7 +173,7 @@ class Connection(SchedulerChannel):
                 fleet_request.connection = None
             raise
 
-    def give_up(self, fleet_requests: Sequence[OpenRequest]) -> None:
+    def abort_continuations(self, fleet_requests: Sequence[OpenRequest]) -> None:
         """Abort those of them that are open here."""
         ids = [r.request.request_id for r in fleet_requests]
         left = [i for i in ids if self.open_requests.pop(i, None) is not None]

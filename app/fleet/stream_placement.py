@@ -61,7 +61,7 @@ class StreamPlacement:
         for fleet_request in fleet_requests:
             self._unplaced.pop(id(fleet_request), None)
             if fleet_request.connection is not None:
-                fleet_request.connection.give_up([fleet_request])
+                fleet_request.connection.abort_continuations([fleet_request])
 
     def lost(self, connection: Connection) -> None:
         """An engine has died: its streams move, and those it was computing become suspects."""
@@ -135,9 +135,9 @@ class StreamPlacement:
             if fleet_request.last_engine_id:
                 self.moves.note(fleet_request, to.engine_id, exact)
             if fleet_request.connection is not None:
-                fleet_request.connection.give_up([fleet_request])
+                fleet_request.connection.abort_continuations([fleet_request])
         try:
-            to.take(group)
+            to.submit_continuations(group)
         except (TypeError, ValueError, OverflowError) as error:  # it cannot be encoded
             group[0].stream.fail(RequestRefused(f"a value cannot be sent to the engine: {error}"))
 

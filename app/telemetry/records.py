@@ -163,9 +163,9 @@ class RecordLog:
 
     def _hand_on(self, kind: str, ends_file: bool = False) -> None:
         rows, self._rows[kind] = self._rows[kind], []
-        self._writer.submit(self._take, kind, rows, ends_file).add_done_callback(_complain)
+        self._writer.submit(self._pack, kind, rows, ends_file).add_done_callback(_complain)
 
-    def _take(self, kind: str, rows: list[Mapping[str, Any]], ends_file: bool) -> None:
+    def _pack(self, kind: str, rows: list[Mapping[str, Any]], ends_file: bool) -> None:
         """In the writer's thread: pack the rows, and write the file once it is full."""
         batches = self._batches[kind]
         if rows:

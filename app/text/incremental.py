@@ -131,7 +131,7 @@ class TextDelta:
 class TextStream:
     """One continuation's tokens becoming text: detokenized, cut at stop strings, counted.
 
-    `take` turns each of the engine's chunks into a TextDelta. While `is_plain`, tokens that come
+    `detokenize` turns each of the engine's chunks into a TextDelta. While `is_plain`, tokens that come
     with nothing else may go through `push`, their detokenizer's own, and be added to `num_tokens`.
     """
 
@@ -162,7 +162,7 @@ class TextStream:
         self._shown_chars = 0  # given out so far
         self._held_entries: list[tuple[TokenLogprobs, int]] = []
 
-    def take(self, chunk: TokenChunk) -> TextDelta:
+    def detokenize(self, chunk: TokenChunk) -> TextDelta:
         """The text that this chunk makes certain; raises EngineError if it failed."""
         reason = chunk.finish_reason
         if reason is FinishReason.ERROR:
@@ -173,9 +173,9 @@ class TextStream:
         if self._stops is None and not chunk.logprobs and reason is None and not by_token:
             self.num_tokens += len(chunk.tokens)
             return TextDelta(self.index, self.push(chunk.tokens), len(chunk.tokens))
-        return self._take_carefully(chunk)
+        return self._detokenize_by_token(chunk)
 
-    def _take_carefully(self, chunk: TokenChunk) -> TextDelta:
+    def _detokenize_by_token(self, chunk: TokenChunk) -> TextDelta:
         """Token by token, so that counts, stop strings and log-probabilities are exact."""
         reason = chunk.finish_reason
         tokens = chunk.tokens

@@ -32,15 +32,15 @@ class PromptLookup:
         tokens, num_prompt = self._tokens, self._num_prompt
         known = len(tokens)
         if known < num_prompt:
-            self._take(self._prompt[known : known + _MOST_AT_ONCE], learns=False)
+            self._append(self._prompt[known : known + _MOST_AT_ONCE], learns=False)
             known = len(tokens)
             if known < num_prompt:
                 return False
         new = output[known - num_prompt : known - num_prompt + _MOST_AT_ONCE]
-        self._take(new, learns=True)
+        self._append(new, learns=True)
         return len(tokens) == num_prompt + len(output)
 
-    def _take(self, new: Sequence[int], learns: bool) -> None:
+    def _append(self, new: Sequence[int], learns: bool) -> None:
         tokens, table = self._tokens, self._at
         for token in new:
             match = self._match

@@ -47,12 +47,12 @@ class DiskTier:
         self.most = max_bytes // self.file_bytes
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, None] = OrderedDict()  # the longest unused first
-        self._lost: list[bytes] = []  # since the last `take_lost`
+        self._lost: list[bytes] = []  # since the last `pop_lost`
         self._num_failures = 0
-        self.folder = self._take_folder(folder)
+        self.folder = self._lock_folder(folder)
         self._scan()
 
-    def _take_folder(self, folder: Path) -> Path:
+    def _lock_folder(self, folder: Path) -> Path:
         for slot in range(_MOST_SLOTS):
             own = folder / str(slot)
             own.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ class DiskTier:
                 now_ns = time.time_ns()
                 os.utime(self._path(digest), ns=(now_ns, now_ns))
 
-    def take_lost(self) -> list[bytes]:
+    def pop_lost(self) -> list[bytes]:
         """Blocks that have gone since the last call."""
         with self._lock:
             lost, self._lost = self._lost, []

@@ -30,14 +30,14 @@ class Disk(Protocol):
     def put(self, digest: bytes, block: Block) -> bool: ...
     def get(self, digest: bytes) -> bytearray | None: ...
     def used(self, digests: Iterable[bytes]) -> None: ...
-    def take_lost(self) -> list[bytes]: ...
+    def pop_lost(self) -> list[bytes]: ...
     def close(self) -> None: ...
 
 
 class BlockStore:
     """Blocks of `block_bytes` each; at most `host_bytes` of them in memory, `disk`'s bound there.
 
-    Called by one thread. `take_changes` returns added and removed digests, losses of the disk
+    Called by one thread. `pop_changes` returns added and removed digests, losses of the disk
     included, so that the caller does not rely on lost blocks.
     """
 
@@ -49,7 +49,7 @@ class BlockStore:
         self._host: OrderedDict[bytes, Block] = OrderedDict()  # the longest unused first
         self._backlog: OrderedDict[bytes, Block] = OrderedDict()  # to be written, oldest first
         self._reported = set(() if disk is None else disk.held())  # as reported to the caller
-        self._gone: set[bytes] = set()  # possibly removed since the last `take_changes`
+        self._gone: set[bytes] = set()  # possibly removed since the last `pop_changes`
         self._is_closed = False
         self._wakes = threading.Condition(self._lock)
         self._reader: ThreadPoolExecutor | None = None
@@ -60,7 +60,7 @@ class BlockStore:
             self._writer.start()
 
     def held(self) -> list[bytes]:
-        """Digests of all blocks, at the start: later ones come by `take_changes`."""
+        """Digests of all blocks, at the start: later ones come by `pop_changes`."""
         return sorted(self._reported)
 
     def save(self, digest: bytes, block: Block) -> None:
@@ -109,12 +109,12 @@ class BlockStore:
                     waits.cancel()
             self._used(digests[:count])
 
-    def take_changes(self) -> tuple[list[bytes], list[bytes]]:
+    def pop_changes(self) -> tuple[list[bytes], list[bytes]]:
         """(digests added since the last call, digests removed)."""
         with self._lock:
             suspects, self._gone = self._gone, set()
             if self._disk is not None:
-                suspects.update(self._disk.take_lost())
+                suspects.update(self._disk.pop_lost())
             here = {digest for digest in suspects if self._holds(digest)}
         added, removed = here - self._reported, (suspects - here) & self._reported
         self._reported = (self._reported | added) - removed

@@ -174,7 +174,7 @@ class Loader:
         shapes = self._shapes
         if self.packed is not None and all(prefix + name in self.packed for name, _, _ in parts):
             whole = [
-                _taken(self.packed.read(prefix + name, shapes[name][0], part), order)
+                _reordered(self.packed.read(prefix + name, shapes[name][0], part), order)
                 for name, part, order in parts
             ]
             self.num_parameters += sum(weight.values_OK.numel() for weight in whole)
@@ -278,5 +278,5 @@ class Loader:
         return tensor.to(self.device)
 
 
-def _taken(weight: QuantizedWeight, order: torch.Tensor | None) -> QuantizedWeight:
-    return weight if order is None else weight.take(order)
+def _reordered(weight: QuantizedWeight, order: torch.Tensor | None) -> QuantizedWeight:
+    return weight if order is None else weight.reordered(order)

@@ -82,7 +82,7 @@ class Call:
         """Take the prompt from the key's token allowance; raises 429 when it is used up."""
         allowance = self.scope["state"].get("allowance")
         if allowance is not None:
-            allowance.take_tokens(num_prompt_tokens)
+            allowance.admit_prompt(num_prompt_tokens)
 
     def charge(self, num_completion_tokens: int) -> None:
         """Take generated tokens from the key's allowance, which may go into debt."""

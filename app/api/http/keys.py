@@ -54,20 +54,20 @@ class Allowance:
         self._requests = None if requests is None else TokenBucket(requests, clock)
         self._tokens = None if tokens is None else TokenBucket(tokens, clock)
 
-    def take_request(self) -> None:
+    def admit_request(self) -> None:
         """Count one request; raises 429."""
-        self._take(self._requests, 1.0, "requests")
+        self._admit(self._requests, 1.0, "requests")
 
-    def take_tokens(self, num_tokens: int) -> None:
+    def admit_prompt(self, num_tokens: int) -> None:
         """Count a prompt; raises 429."""
-        self._take(self._tokens, float(num_tokens), "tokens")
+        self._admit(self._tokens, float(num_tokens), "tokens")
 
     def charge_tokens(self, num_tokens: int) -> None:
         """Count generated tokens; an excess delays the next request."""
         if self._tokens is not None:
             self._tokens.charge(num_tokens)
 
-    def _take(self, bucket: TokenBucket | None, amount: float, what: str) -> None:
+    def _admit(self, bucket: TokenBucket | None, amount: float, what: str) -> None:
         if bucket is None:
             return
         wait_s = bucket.wait_s(amount)
@@ -125,5 +125,5 @@ class KeyRing:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        found.take_request()
+        found.admit_request()
         return found

@@ -34,7 +34,7 @@ class Census:
         return asdict(self)
 
 
-def take(server: OwnServer) -> Census:
+def count(server: OwnServer) -> Census:
     """Raises httpx.HTTPError or ValueError where the server does not answer."""
     status = server.status()
     processes = server.processes()
@@ -103,7 +103,7 @@ def settled_leaks(
     """Leaks after a pause, in which ending processes may finish."""
     deadline_s = time.monotonic() + within_s
     while True:
-        after = take(server)
+        after = count(server)
         found = leaks(before, after)
         if not found or time.monotonic() > deadline_s:
             return found, after

@@ -123,7 +123,7 @@ async def _run(
             )
             await run.warm_up()
         await asyncio.to_thread(census.settle, server)
-        before = await asyncio.to_thread(census.take, server)
+        before = await asyncio.to_thread(census.count, server)
         seen = await run.run(load.seconds, load.num_faults)
     await asyncio.to_thread(census.settle, server)
     leaks, after = await asyncio.to_thread(census.settled_leaks, server, before)

@@ -99,7 +99,7 @@ class Fuzzer:
             )
         return {"seconds": time.monotonic() - begin_s, "live": live}
 
-    def _take(self) -> bool:
+    def _claim_one(self) -> bool:
         self._num_left -= 1
         return self._num_left >= 0
 
@@ -109,7 +109,7 @@ class Fuzzer:
         import aiohttp
         import yarl
 
-        while self._take():
+        while self._claim_one():
             bad = next(self._requests)
             url = yarl.URL(self._url + bad.path, encoded=True)
             headers = {"content-type": bad.content_type}
@@ -132,7 +132,7 @@ class Fuzzer:
 
     async def _send_bytes(self, on_done: Callable[[], None]) -> None:
         address = urlsplit(self._url)
-        while self._take():
+        while self._claim_one():
             bad = next(self._bytes)
             answer: bytes | None = b""
             with suppress(ConnectionError):

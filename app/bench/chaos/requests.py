@@ -219,7 +219,7 @@ async def _read(response: aiohttp.ClientResponse, answer: ChaosAnswer, is_quiet:
             data = event.removeprefix(b"data: ")
             ended = ended or data == b"[DONE]"
             if not ended:
-                _take(answer, json.loads(data), now_s)
+                _note_event(answer, json.loads(data), now_s)
         if is_quiet:
             continue
         if request.leaves_after is not None and len(answer.event_times_s) >= request.leaves_after:
@@ -232,7 +232,7 @@ async def _read(response: aiohttp.ClientResponse, answer: ChaosAnswer, is_quiet:
         answer.error = "the stream ended without its last event"
 
 
-def _take(answer: ChaosAnswer, event: dict[str, Any], now_s: float) -> None:
+def _note_event(answer: ChaosAnswer, event: dict[str, Any], now_s: float) -> None:
     if "error" in event:
         answer.error = str(event["error"].get("message"))
         return

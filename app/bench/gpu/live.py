@@ -42,12 +42,12 @@ class LiveRun:
             now_s = self._now_s()
             while arrivals and arrivals[0][1] <= now_s:
                 index, _ = arrivals.popleft()
-                self._take(self._core.handle(Submit(build(index)), self._now_s()))
+                self._carry_out(self._core.handle(Submit(build(index)), self._now_s()))
             if self._plans:
                 self._step(self._plans.popleft())
             elif self._wake_s is not None and self._wake_s <= now_s:
                 self._wake_s = None
-                self._take(self._core.handle(Tick(), now_s))
+                self._carry_out(self._core.handle(Tick(), now_s))
             else:
                 due_s = arrivals[0][1] if arrivals else now_s
                 wake_s = due_s if self._wake_s is None else min(due_s, self._wake_s)
@@ -75,12 +75,12 @@ class LiveRun:
         end_s = self._now_s()
         self._record.num_steps += 1
         self._record.busy_s += end_s - begin_s
-        self._take(self._core.handle(StepDone(result), end_s))
+        self._carry_out(self._core.handle(StepDone(result), end_s))
 
     def _following(self, wait_s: float) -> StepPlan | None:
         return self._plans[0] if self._plans else None
 
-    def _take(self, instructions: Sequence[Instruction]) -> None:
+    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             if isinstance(instruction, Execute):
                 self._plans.append(instruction.plan)

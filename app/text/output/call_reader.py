@@ -77,7 +77,7 @@ class CallReader:
                     return text[position + 1 :]
         return ""
 
-    def take_arguments(self) -> str:
+    def pop_arguments(self) -> str:
         """The arguments' text read since the last call of this method.
 
         Call it only once the name is known.

@@ -21,7 +21,7 @@ class Forced(ToolFormat):
             while text:
                 text = call.push(text)
                 if call.name is not None and not (call.broken and not announced):
-                    arguments = call.take_arguments()
+                    arguments = call.pop_arguments()
                     if not announced:
                         out.call(CallDelta(out.num_calls, call.name, arguments))
                         out.num_calls += 1

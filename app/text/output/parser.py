@@ -48,14 +48,14 @@ class OutputParser:
                 self._source.feed(text)
                 next(self._reading)
             self._count(was, self._out.part)
-        return self._out.take()
+        return self._out.pop_all()
 
     def finish(self) -> list[AnswerPiece]:
         """End of the text; an incomplete call becomes text."""
         self._source.ended = True
         for _ in self._reading:
             raise AssertionError("a reader waits at the end of the text")
-        return self._out.take()
+        return self._out.pop_all()
 
     def _count(self, was: AnswerPart, part: AnswerPart) -> None:
         if AnswerPart.REASONING in (was, part):

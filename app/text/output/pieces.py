@@ -106,7 +106,7 @@ class AnswerPieces:
             self._pieces.pop()
         self._pieces.append(delta)
 
-    def take(self) -> list[AnswerPiece]:
+    def pop_all(self) -> list[AnswerPiece]:
         """The pieces found since the last call of this method."""
         taken, self._pieces = self._pieces, []
         return taken

@@ -81,11 +81,11 @@ def test_many_changes_at_once_go_ahead_of_the_graph() -> None:
     tables = DeviceTables(host, CPU)
     host[1, :10] = range(5, 15)
     tables.note(1, 0, 10)
-    at, blocks = tables.take(host, 4)
+    at, blocks = tables.pop_changes(host, 4)
     assert at.tolist() == [16, 17, 18, 19]
     assert blocks.tolist() == [5, 6, 7, 8]
     assert tables.tables_RB[1].tolist()[4:10] == [9, 10, 11, 12, 13, 14]
-    assert tables.take(host, 4)[0].size == 0
+    assert tables.pop_changes(host, 4)[0].size == 0
 
 
 def test_rows_that_came_later_are_carried_by_each_step() -> None:

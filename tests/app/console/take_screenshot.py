@@ -39,7 +39,7 @@ def begin(browser: Any, url: str) -> None:
     wait(browser, lambda d: len(d.find_elements("css selector", ".lane")) == 9)
 
 
-def take(browser: Any) -> tuple[int, bytes]:
+def capture(browser: Any) -> tuple[int, bytes]:
     """Send the long prompt; (longest gap in ms, the page as PNG in the moment after it is read)."""
     time.sleep(STREAMS_S)
     browser.find_element("id", "long").click()
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
         chromium(WIDTH, HEIGHT) as browser,
     ):
         begin(browser, server.url)
-        longest_ms, picture = min(take(browser) for _ in range(TRIES))
+        longest_ms, picture = min(capture(browser) for _ in range(TRIES))
     target.write_bytes(picture)
     sys.stdout.write(f"{target}: longest gap {longest_ms} ms, {len(picture) // 1000} kB\n")
     return 0

@@ -39,12 +39,12 @@ async def test_only_a_waiting_reader_is_passed() -> None:
     requests, stream = _open(sink)
     requests.deliver([(1, 0, (10,))])  # nothing reads yet
     assert sink.taken == []
-    assert [chunk.tokens for chunk in await stream.take()] == [[10]]
-    reader = asyncio.create_task(stream.take())
+    assert [chunk.tokens for chunk in await stream.get()] == [[10]]
+    reader = asyncio.create_task(stream.get())
     await asyncio.sleep(0)
     requests.deliver([(1, 1, (11,))])
     assert sink.taken == [11]
-    stream.push(TokenChunk(0, 2, [12]))
+    stream.put(TokenChunk(0, 2, [12]))
     requests[1].delivered.append(12)
     requests.deliver([(1, 3, (13,))])  # the reader has 12 still to take
     assert [chunk.tokens for chunk in await reader] == [[12, 13]]
@@ -56,7 +56,7 @@ async def test_only_a_waiting_reader_is_passed() -> None:
 async def test_a_token_that_was_delivered_before_is_dropped() -> None:
     sink = Taking()
     requests, stream = _open(sink)
-    reader = asyncio.create_task(stream.take())
+    reader = asyncio.create_task(stream.get())
     await asyncio.sleep(0)
     requests.deliver([(1, 0, (10,)), (1, 0, (10,)), (1, 1, (11,)), (2, 0, (99,))])
     assert sink.taken == [10, 11]
@@ -65,7 +65,7 @@ async def test_a_token_that_was_delivered_before_is_dropped() -> None:
 
 async def test_the_reader_gets_what_the_sink_raises() -> None:
     requests, stream = _open(Taking(RuntimeError("torn")))
-    reader = asyncio.create_task(stream.take())
+    reader = asyncio.create_task(stream.get())
     await asyncio.sleep(0)
     requests.deliver([(1, 0, (10,))])
     with pytest.raises(RuntimeError, match="torn"):
@@ -76,11 +76,11 @@ async def test_a_slow_reader_gets_one_chunk_of_all_it_missed() -> None:
     requests, stream = _open(Taking())
     requests.deliver([(1, 0, (10,))])
     requests.deliver([(1, 1, (11,)), Output(1, 2, (12,), FinishReason.LENGTH)])
-    (chunk,) = await stream.take()
+    (chunk,) = await stream.get()
     assert (chunk.first, chunk.tokens) == (0, [10, 11, 12])
     assert chunk.finish_reason is FinishReason.LENGTH
     assert not requests
-    assert await stream.take() == []
+    assert await stream.get() == []
 
 
 async def test_a_replay_starts_behind_what_was_delivered() -> None:
@@ -98,11 +98,11 @@ async def test_an_error_reaches_its_own_reader_alone() -> None:
     requests[2] = OpenRequest(Request(2, (5,), SamplingParams(9), 0.0), 0, other)
     requests.deliver([Output(1, 0, (), FinishReason.ERROR, error="broken")])
     with pytest.raises(GenerationFailed, match="broken"):
-        await stream.take()
+        await stream.get()
     assert list(requests) == [2]
     requests.fail_all(EngineUnavailable("gone"))
     with pytest.raises(EngineUnavailable, match="gone"):
-        await other.take()
+        await other.get()
     assert not requests
 
 
@@ -131,4 +131,4 @@ async def test_who_cost_three_engines_is_told_so() -> None:
     requests.suspected([(1, 2)], (1,))
     requests.engine_lost()
     with pytest.raises(GenerationFailed, match="whenever this request runs"):
-        await streams[1].take()
+        await streams[1].get()

@@ -58,10 +58,10 @@ def test_host_memory_is_bounded_and_forgets_the_longest_unused() -> None:
     store = BlockStore(SIZE, 3 * SIZE + 10)
     for number in range(3):
         store.save(digest(number), block(number))
-    assert store.take_changes() == ([digest(0), digest(1), digest(2)], [])
+    assert store.pop_changes() == ([digest(0), digest(1), digest(2)], [])
     assert load(store, 0) == [block(0)]  # used: now 1 is the longest unused
     store.save(digest(3), block(3))
-    assert store.take_changes() == ([digest(3)], [digest(1)])
+    assert store.pop_changes() == ([digest(3)], [digest(1)])
     assert load(store, 0, 2, 3) == [block(0), block(2), block(3)]
     assert load(store, 0, 1, 2) == [block(0)], "what follows an absent block is of no use"
 
@@ -70,7 +70,7 @@ def test_a_block_that_came_and_went_between_two_calls_is_not_told() -> None:
     store = BlockStore(SIZE, SIZE)
     for number in range(5):
         store.save(digest(number), block(number))
-    assert store.take_changes() == ([digest(4)], [])
+    assert store.pop_changes() == ([digest(4)], [])
 
 
 # ---- disk -----------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_a_disk_survives_its_engine(make_disk: MakeDisk) -> None:
     again = BlockStore(SIZE, 2 * SIZE, make_disk())
     assert again.held() == [digest(number) for number in range(5)]
     assert load(again, 3, 1, 4, 9) == [block(3), block(1), block(4)]
-    assert again.take_changes() == ([], []), "read into memory, they are held as before"
+    assert again.pop_changes() == ([], []), "read into memory, they are held as before"
     again.close()
 
 
@@ -95,7 +95,7 @@ def test_a_disk_is_bounded_and_forgets_the_longest_unused(make_disk: MakeDisk) -
         assert disk.put(digest(number), block(number))
     disk.used([digest(0)])
     disk.put(digest(3), block(3))
-    assert disk.take_lost() == [digest(1)]
+    assert disk.pop_lost() == [digest(1)]
     assert disk.held() == [digest(2), digest(0), digest(3)]
     assert len(files(disk.folder)) == 3
     disk.close()
@@ -115,7 +115,7 @@ def test_a_flipped_byte_is_an_absent_block(make_disk: MakeDisk, at: int) -> None
     path.write_bytes(content)
     store = BlockStore(SIZE, 10 * SIZE, disk)
     assert load(store, 0, 1, 2) == [block(0)]
-    assert store.take_changes() == ([], [digest(1)])
+    assert store.pop_changes() == ([], [digest(1)])
     assert not path.exists()
     store.close()
 
@@ -198,7 +198,7 @@ class SlowDisk:
     def used(self, digests: Iterable[bytes]) -> None:
         pass
 
-    def take_lost(self) -> list[bytes]:
+    def pop_lost(self) -> list[bytes]:
         return []
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ def test_saving_does_not_wait_for_the_disk() -> None:
     store = BlockStore(SIZE, 0, disk)
     for number in range(4):
         store.save(digest(number), block(number))
-    assert store.take_changes() == ([digest(n) for n in range(4)], [])
+    assert store.pop_changes() == ([digest(n) for n in range(4)], [])
     assert load(store, 0, 3) == [block(0), block(3)], "served while it waits to be written"
     disk.may_write.set()
     assert store.flush(30.0)
