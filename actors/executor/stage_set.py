@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -73,14 +72,15 @@ class StageSet:
 
         Raises StagesFailed with the loader's message, which names a file or parameter.
         """
-        for num_starts in itertools.count(1):
+        num_starts = 1
+        while True:
             try:
                 return await self._build()
             except StageDied as death:
                 if num_starts == _MAX_STARTS:
                     raise
-                logger.error("%s: start %d", death, num_starts + 1)
-        raise AssertionError("unreachable")
+                num_starts += 1
+                logger.error("%s: start %d", death, num_starts)
 
     async def _build(self) -> tuple[StageInfo, int, int]:
         info, num_blocks = await self._load()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-from actors.fleet.snapshot import EngineSnapshot
+from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
 from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.request import Request
@@ -28,40 +28,47 @@ from actors.transport.messages import (
     StandbyTaken,
     SubmitRequests,
     Suspects,
+    Welcome,
     pack_kind,
     read_value,
     unpack_kind,
 )
 from actors.transport.wire import FrameProtocol
 from app.engine_client.client import EngineUnavailable, RequestRefused
+from app.engine_client.streams import OpenRequests
 
 _ANSWER_WITHIN_S = 10.0
 
-# Messages that are neither outputs nor answers.
-FromScheduler = Readiness | StandbyTaken | RequestsStarted | Suspects | EngineSnapshot
+# Messages about the engine as a whole.
+EngineMessage = Readiness | StandbyTaken | EngineSnapshot | PrefixUpdate | Welcome
 
 
 class QuestionFailed(RuntimeError):
     """The scheduler raised an error instead of answering; the message names it."""
 
 
-class SchedulerChannel:
-    """on_rows, on_records: rows of outputs and of iterations, as `IterationOutputs` holds them.
-    on_lost is called once if the socket ends before `close`."""
+class ChannelOwner(Protocol):
+    """What the owner of a channel does with what the scheduler says."""
 
-    def __init__(
-        self,
-        on_rows: Callable[[Sequence[Any]], None],
-        on_records: Callable[[Sequence[Any]], None],
-        on_refused: Callable[[Refuse], None],
-        on_message: Callable[[Any], None],
-        on_lost: Callable[[], None],
-    ) -> None:
-        self._on_rows = on_rows
-        self._on_records = on_records
-        self._on_refused = on_refused
-        self._on_message = on_message
-        self._on_lost = on_lost
+    def on_records(self, records: Sequence[Any]) -> None:
+        """Rows of iterations, as `IterationOutputs` holds them."""
+        ...
+
+    def on_refusal(self, refusal: Refuse) -> None: ...
+
+    def on_message(self, message: EngineMessage) -> None: ...
+
+    def on_lost(self) -> None:
+        """The socket has ended, before `close`; called once."""
+        ...
+
+
+class SchedulerChannel:
+    """open_requests: those at this scheduler; its outputs are delivered to them."""
+
+    def __init__(self, open_requests: OpenRequests, owner: ChannelOwner) -> None:
+        self.open_requests = open_requests
+        self._owner = owner
         self._socket: FrameProtocol | None = None
         self._tickets = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -77,23 +84,27 @@ class SchedulerChannel:
         self._send(AbortRequests(tuple(request_ids)))
 
     def _send(self, message: SubmitRequests | AbortRequests | Ask | Hello) -> None:
-        """Send; dropped if the scheduler has ended, which `on_lost` reports."""
+        """Send; dropped if the scheduler has ended, which `ChannelOwner.on_lost` reports."""
         if self._socket is not None:
             self._socket.send(pack_kind(message))
 
     def _received(self, frame: bytes) -> None:
         message = unpack_kind(frame)
         if isinstance(message, IterationOutputs):
-            self._on_rows(message.rows)
+            self.open_requests.deliver(message.rows)
             if message.records:
-                self._on_records(message.records)
+                self._owner.on_records(message.records)
+        elif isinstance(message, RequestsStarted):
+            self.open_requests.started(message.request_ids)
+        elif isinstance(message, Suspects):
+            self.open_requests.suspected(message.losses, message.on_trial)
         elif isinstance(message, RefuseRequests):
             for refusal in message.refusals:
-                self._on_refused(refusal)
+                self._owner.on_refusal(refusal)
         elif isinstance(message, Answer):
             self._answered(message)
         else:
-            self._on_message(message)
+            self._owner.on_message(message)
 
     async def ask(
         self, question: Question, *arguments: Any, within_s: float = _ANSWER_WITHIN_S
@@ -144,4 +155,4 @@ class SchedulerChannel:
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(EngineUnavailable("the scheduler has ended"))
-        self._on_lost()
+        self._owner.on_lost()

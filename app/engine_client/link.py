@@ -7,12 +7,10 @@ remote calls use the socket too (`channel`).
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -27,13 +25,13 @@ from actors.executor.placement import (
     kill_stages,
     scheduler_options,
 )
-from actors.scheduling.events import Refuse
 from actors.stage.spec import StageInfo
 from actors.transport.addresses import private_directory
 from actors.transport.pipeline import StageHandles
 from actors.transport.wire import FrameProtocol, listen
-from app.engine_client.channel import FromScheduler, SchedulerChannel
+from app.engine_client.channel import ChannelOwner, SchedulerChannel
 from app.engine_client.standby import Standby
+from app.engine_client.streams import OpenRequests
 
 logger = logging.getLogger("legato.engine")
 
@@ -64,7 +62,7 @@ class Membership(Protocol):
 
 
 class SchedulerLink(SchedulerChannel):
-    """One scheduler, from start to end. `on_lost` is called once if it ends before `close`.
+    """One scheduler, from start to end.
 
     fronts: where fronts connect; None outside a fleet. `tcp_address`: likewise, by TCP.
     """
@@ -72,15 +70,12 @@ class SchedulerLink(SchedulerChannel):
     def __init__(
         self,
         config: EngineConfig,
-        on_rows: Callable[[Sequence[Any]], None],
-        on_records: Callable[[Sequence[Any]], None],
-        on_refused: Callable[[Refuse], None],
-        on_message: Callable[[FromScheduler], None],
-        on_lost: Callable[[], None],
+        open_requests: OpenRequests,
+        owner: ChannelOwner,
         standby: Standby,
         fronts: FrontAddress | None = None,
     ) -> None:
-        super().__init__(on_rows, on_records, on_refused, on_message, on_lost)
+        super().__init__(open_requests, owner)
         self._config = config
         self._standby = standby
         self.fronts = fronts
@@ -122,7 +117,8 @@ class SchedulerLink(SchedulerChannel):
         """The result of `SchedulerActor.start`, with retries if the process dies."""
         group = current_group()
         options = scheduler_options(group)
-        for num_starts in itertools.count(1):
+        num_starts = 1
+        while True:
             # The stages import torch while the scheduler starts.
             self._stages = await self._standby.take() or create_stages(self._config, group)
             scheduler = ray.remote(SchedulerActor).options(**options)
@@ -135,9 +131,9 @@ class SchedulerLink(SchedulerChannel):
                 # One that had connected was complete: starting it again would not help.
                 if connected.done() or num_starts == _MAX_STARTS:
                     raise EngineFailed(f"the scheduler died while starting: {error}") from error
-                logger.error("the scheduler died while starting: start %d", num_starts + 1)
-                self.kill()
-        raise AssertionError("unreachable")
+            num_starts += 1
+            logger.error("the scheduler died while starting: start %d", num_starts)
+            self.kill()
 
     async def _started(self, path: str) -> tuple[StageInfo, int, str | None]:
         """The result of `SchedulerActor.start`; kills a scheduler that is hung, which ends it."""

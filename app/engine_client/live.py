@@ -22,8 +22,8 @@ from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.request import Objective
 from actors.stage.spec import StageInfo
-from actors.transport.messages import RequestsStarted, StandbyTaken, Suspects
-from app.engine_client.channel import FromScheduler, QuestionFailed
+from actors.transport.messages import Readiness, StandbyTaken
+from app.engine_client.channel import EngineMessage, QuestionFailed
 from app.engine_client.client import (
     EngineUnavailable,
     GenerationRequest,
@@ -45,7 +45,7 @@ _READY_WITHIN_S = 20.0  # longest wait of a new request for an engine that is be
 
 
 class LiveEngine:
-    """Implements `client.EngineClient`; everything runs on the replica's event loop.
+    """Implements `EngineClient` and `ChannelOwner`; everything runs on the replica's event loop.
 
     membership: None for an engine without a fleet, which serves only its own replica.
     """
@@ -143,13 +143,6 @@ class LiveEngine:
                 if link.is_open:
                     logger.error("scheduler does not answer: killing it")
                     link.kill()
-
-    def _lost(self) -> None:
-        self._ready.clear()
-        self._open.engine_lost()
-        if self._is_building:
-            return  # `_build` raises
-        self._rebuilding = asyncio.create_task(self._rebuild())
 
     async def _rebuild(self) -> None:
         begin_s = time.monotonic()
@@ -277,38 +270,33 @@ class LiveEngine:
     # ---- from the scheduler ----------------------------------------------------------------------
 
     def _new_link(self) -> SchedulerLink:
-        return SchedulerLink(
-            self._config,
-            self._open.deliver,
-            self._iterated,
-            self._refused,
-            self._on_message,
-            self._lost,
-            self._standby,
-            None if self._membership is None else self._membership.new_front_address(),
-        )
+        fronts = None if self._membership is None else self._membership.new_front_address()
+        return SchedulerLink(self._config, self._open, self, self._standby, fronts)
 
-    def _on_message(self, message: FromScheduler) -> None:
-        if isinstance(message, RequestsStarted):
-            self._open.started(message.request_ids)
-        elif isinstance(message, Suspects):
-            self._open.suspected(message.losses, message.on_trial)
-        elif isinstance(message, EngineSnapshot):
+    def on_message(self, message: EngineMessage) -> None:
+        if isinstance(message, EngineSnapshot):
             self.snapshot = message
         elif isinstance(message, StandbyTaken):
             self._link.standby_taken(message.name)
-        elif message.is_ready:
-            self._ready.set()
-        else:
-            self._ready.clear()
+        elif isinstance(message, Readiness):
+            if message.is_ready:
+                self._ready.set()
+            else:
+                self._ready.clear()
 
-    def _iterated(self, records: Sequence[Any]) -> None:
+    def on_records(self, records: Sequence[Any]) -> None:
         self._rebuilds = 0
         # After the streams that were just resumed, so that their tokens are sent first.
         asyncio.get_running_loop().call_soon(self.iterations.publish, records)
 
-    def _refused(self, refusal: Refuse) -> None:
+    def on_refusal(self, refusal: Refuse) -> None:
         error = RequestRefused(
             refusal.message, param=refusal.param, retry_after_s=refusal.retry_after_s
         )
         self._open.fail(refusal.request_id, error)
+
+    def on_lost(self) -> None:
+        self._ready.clear()
+        self._open.engine_lost()
+        if not self._is_building:  # else `_build` raises
+            self._rebuilding = asyncio.create_task(self._rebuild())

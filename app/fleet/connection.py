@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from actors.engine.peers import SAME_CLOCK_S, first_id
 from actors.fleet.snapshot import BitClass, EngineSnapshot, EngineState, PrefixUpdate
 from actors.scheduling.events import Refuse
-from actors.transport.messages import Hello, IterationRecord, RequestsStarted, Suspects, Welcome
+from actors.transport.messages import Hello, IterationRecord, Welcome
 from actors.transport.wire import connect
-from app.engine_client.channel import SchedulerChannel
+from app.engine_client.channel import EngineMessage, SchedulerChannel
 from app.engine_client.streams import OpenRequest, OpenRequests
 from app.fleet.registry import EngineEntry
 
@@ -67,7 +67,7 @@ class FleetRequest(OpenRequest):
 
 
 class Owner(Protocol):
-    """The callbacks of a connection; implemented by `app.fleet.client`."""
+    """What a front does with what its connections say; implemented by `app.fleet.client`."""
 
     def published(self, connection: Connection, snapshot: EngineSnapshot) -> None: ...
     def prefixes_updated(self, update: PrefixUpdate) -> None: ...
@@ -77,23 +77,17 @@ class Owner(Protocol):
 
 
 class Connection(SchedulerChannel):
-    """A front's connection to one engine. `open_requests` holds the streams on that engine."""
+    """A front's connection to one engine, and the `ChannelOwner` of its socket.
+    `open_requests` holds the streams on that engine."""
 
-    def __init__(self, entry: EngineEntry, node: str, owner: Owner) -> None:
-        self.open_requests = OpenRequests()
-        super().__init__(
-            self.open_requests.deliver,
-            lambda records: owner.iterated(self, records),
-            lambda refusal: owner.refused(self, refusal),
-            self._dispatch,
-            lambda: owner.lost(self),
-        )
+    def __init__(self, entry: EngineEntry, node: str, front: Owner) -> None:
+        super().__init__(OpenRequests(), self)
         self.engine_id = entry.engine_id
         self.welcome: Welcome | None = None
         self.snapshot: EngineSnapshot | None = None
         self.entry = entry
         self._address = entry.local if entry.node == node else entry.tcp
-        self._owner = owner
+        self._front = front
         self.offset_s = 0.0  # the engine's clock minus this front's
         self._ids = itertools.count(1)
         self._welcomed: asyncio.Future[None] | None = None
@@ -124,16 +118,21 @@ class Connection(SchedulerChannel):
             return
         super()._lost()
 
-    def _dispatch(self, message: Any) -> None:
+    def on_records(self, records: Sequence[Any]) -> None:
+        self._front.iterated(self, records)
+
+    def on_refusal(self, refusal: Refuse) -> None:
+        self._front.refused(self, refusal)
+
+    def on_lost(self) -> None:
+        self._front.lost(self)
+
+    def on_message(self, message: EngineMessage) -> None:
         if isinstance(message, EngineSnapshot):
             self.snapshot = message
-            self._owner.published(self, message)
-        elif isinstance(message, RequestsStarted):
-            self.open_requests.started(message.request_ids)
-        elif isinstance(message, Suspects):
-            self.open_requests.suspected(message.losses, message.on_trial)
+            self._front.published(self, message)
         elif isinstance(message, PrefixUpdate):
-            self._owner.prefixes_updated(message)
+            self._front.prefixes_updated(message)
         elif isinstance(message, Welcome) and self._welcomed is not None:
             self.welcome = message
             offset_s = message.now_s - time.monotonic()

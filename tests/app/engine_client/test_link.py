@@ -1,64 +1,68 @@
-"""The replica's link to a real scheduler: typed callbacks out, questions answered, ends noticed."""
+"""The replica's link to a real scheduler: tokens delivered, questions answered, ends noticed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actors.scheduling.events import Refuse
-from actors.scheduling.request import Request, SamplingParams
-from app.engine_client.channel import QuestionFailed
+from actors.scheduling.request import FinishReason, Request, SamplingParams
+from app.engine_client.channel import EngineMessage, QuestionFailed
 from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.engine_client.link import EngineFailed, SchedulerLink
 from app.engine_client.standby import Standby
+from app.engine_client.streams import OpenRequests, Stream
 from app.settings import parse, resolve
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
 class Replica:
-    """What a link tells."""
+    """The owner of a link, and what the link has said to it."""
 
     def __init__(self, model: Path, **sections: Any) -> None:
         args = {"model": {"path": str(model)}, "kv": {"memory_gib": 0.01}, **sections}
-        self.rows: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+        self.requests = OpenRequests()
         self.refusals: asyncio.Queue[Refuse] = asyncio.Queue()
         self.num_records = 0
-        self.messages: list[object] = []
         self.lost = asyncio.Event()
         config = resolve(parse(args))
         self.standby = Standby(config, lambda *asked: self.link.ask(*asked))
-        self.link = SchedulerLink(
-            config,
-            self._rows,
-            self._records,
-            self.refusals.put_nowait,
-            self.messages.append,
-            self.lost.set,
-            self.standby,
-        )
+        self.link = SchedulerLink(config, self.requests, self, self.standby)
 
-    def _rows(self, rows: Any) -> None:
-        for row in rows:
-            self.rows.put_nowait(row)
-
-    def _records(self, records: Any) -> None:
+    def on_records(self, records: Sequence[Any]) -> None:
         self.num_records += len(records)
 
-    async def output(self, request_id: int) -> list[int]:
-        """All of a request's tokens."""
-        tokens: list[int] = []
-        while True:
-            row = await asyncio.wait_for(self.rows.get(), 60)
-            assert row[0] == request_id
-            assert row[1] == len(tokens)
-            tokens += row[2]
-            if len(row) > 3 and row[3] is not None:
-                return tokens
+    def on_refusal(self, refusal: Refuse) -> None:
+        self.refusals.put_nowait(refusal)
+
+    def on_message(self, message: EngineMessage) -> None:
+        pass
+
+    def on_lost(self) -> None:
+        self.lost.set()
+
+    def submit(self, request: Request) -> Stream:
+        stream = Stream()
+        self.requests.add([request], stream)
+        self.link.submit([request])
+        return stream
+
+
+async def read(stream: Stream) -> tuple[list[int], FinishReason | None]:
+    """The tokens that a stream still gets, and how it ends."""
+    tokens, reason = list[int](), None
+    async with asyncio.timeout(60):
+        while chunks := await stream.get():
+            for chunk in chunks:
+                assert chunk.first == len(tokens)
+                tokens += chunk.tokens
+                reason = chunk.finish_reason
+    return tokens, reason
 
 
 async def test_a_life_of_the_link(tiny_model: Callable[..., Path]) -> None:
@@ -68,19 +72,19 @@ async def test_a_life_of_the_link(tiny_model: Callable[..., Path]) -> None:
     assert link.is_open
     assert num_blocks > 1
 
-    link.submit([Request(1, (5, 6, 7), SamplingParams(6), 0.0)])
-    assert len(await replica.output(1)) == 6
+    tokens, reason = await read(replica.submit(Request(1, (5, 6, 7), SamplingParams(6), 0.0)))
+    assert (len(tokens), reason) == (6, FinishReason.LENGTH)
 
-    link.submit([Request(2, (5,) * info.max_model_len, SamplingParams(6), 0.0)])
+    replica.submit(Request(2, (5,) * info.max_model_len, SamplingParams(6), 0.0))
     refusal = await asyncio.wait_for(replica.refusals.get(), 60)
     assert (refusal.request_id, refusal.param) == (2, "prompt")
 
-    link.submit([Request(3, (5, 6, 7), SamplingParams(10_000, min_tokens=10_000), 0.0)])
-    await asyncio.wait_for(replica.rows.get(), 60)
+    endless = SamplingParams(10_000, min_tokens=10_000)
+    stream = replica.submit(Request(3, (5, 6, 7), endless, 0.0))
+    while not replica.requests[3].delivered:
+        await asyncio.sleep(0.01)
     link.abort([3])
-    while len(row := await asyncio.wait_for(replica.rows.get(), 60)) == 3:
-        pass
-    assert row[3] == "abort"
+    assert (await read(stream))[1] is FinishReason.ABORT
 
     status = await link.ask("status")
     assert status["num_waiting"] == status["num_decoding"] == status["num_prefilling"] == 0
