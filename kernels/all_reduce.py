@@ -14,7 +14,7 @@ ShareFile = Callable[[int], int | None]
 class AllReduce(Protocol):
     """Sums through shared memory. Every rank makes the same calls in the same order."""
 
-    def add(self, x: torch.Tensor) -> bool:
+    def try_all_reduce(self, x: torch.Tensor) -> bool:
         """Replace x by the sum of all ranks' x, bit-identical on each; False where x cannot be
         summed this way (dtype, strides). Raises RuntimeError when a rank is gone."""
         ...

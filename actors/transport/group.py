@@ -55,7 +55,7 @@ class RankGroup:
         """The sum over ranks, in place; returns x."""
         if self._symmetric is not None and self._symmetric.fits(x):
             return self._symmetric.all_reduce(x)
-        if self.sums is not None and self.sums.add(x):
+        if self.sums is not None and self.sums.try_all_reduce(x):
             return x
         if self._group is not None:
             self._group.allreduce([x]).wait()

@@ -42,7 +42,7 @@ class SharedMemoryAllReduce:
             "legato_all_reduce_sum", int32, pointer, pointer, ctypes.c_int64, int32
         )
 
-    def add(self, x: torch.Tensor) -> bool:
+    def try_all_reduce(self, x: torch.Tensor) -> bool:
         code = FLOAT_CODES.get(x.dtype)
         if code is None or not x.is_contiguous():
             return False
