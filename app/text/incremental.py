@@ -131,8 +131,9 @@ class TextDelta:
 class TextStream:
     """One continuation's tokens becoming text: detokenized, cut at stop strings, counted.
 
-    `detokenize` turns each of the engine's chunks into a TextDelta. While `is_plain`, tokens that come
-    with nothing else may go through `push`, their detokenizer's own, and be added to `num_tokens`.
+    `detokenize` turns each of the engine's chunks into a TextDelta. While `is_plain`, tokens that
+    come with nothing else may go through `push`, their detokenizer's own, and be added to
+    `num_tokens`.
     """
 
     __slots__ = (
