@@ -1,7 +1,9 @@
 """The deployment without a fleet: one replica is both HTTP ingress and owner of the engine.
 
 Its child actors (scheduler, stages) live in the replica's placement group, so autoscaling adds
-and removes whole engines. Python callers use the same replica through a Serve handle:
+and removes whole engines. A lone replica answers HTTP itself, because a load balancer copies each
+token and adds idle processes; several replicas keep Serve's HAProxy. Python callers use the same
+replica through a Serve handle:
 `handle.generate.options(stream=True).remote(prompt, max_tokens=32)`.
 """
 

@@ -1,4 +1,8 @@
-"""The cost model of a starting engine: loaded from the cache and checked, or measured."""
+"""The cost model of a starting engine: loaded from the cache and checked, or measured.
+
+The first start times a few dozen kinds of steps for 3 to 16 seconds, and caches the fitted model by
+model, settings and machine. Later starts check it, and measure again if it is off by too much.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Activations from stage to stage over torch.distributed, for the graph's accelerator transport.
 
 Ray's own communicator needs cupy; this one is a process group like those of tensor parallelism:
-NCCL between GPUs, so that hidden states never touch host memory. (The tests use gloo, which has the
-same interface, to check the ordering without a GPU.)
+NCCL between GPUs, so that hidden states never touch host memory. Sends are asynchronous, so a
+stage's next micro-batch does not wait for the receiver. (The tests use gloo, which has the same
+interface, to check the ordering without a GPU.)
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """One file in memory that all ranks of a stage have open, where all run on one machine.
 
+Ranks on CPUs sum through it (`kernels.cpu.all_reduce`), because gloo would take most of a small
+step's time. Parts are added in rank order, so that all ranks get the same bits; a waiting rank
+sleeps on a futex and checks that its peer is alive. Without the file all use gloo.
+
 Rank 0 creates it without a name, so it disappears with the last process that has it open. The
 others open it through rank 0's entry in /proc, and check a token in it to be sure that it is the
 same file.

@@ -1,8 +1,10 @@
 """Standby stages: processes that have imported everything, ready to load when stages are lost.
 
 Starting Python and importing torch take most of a rebuild of a small model. A standby rank holds
-no weights and no KV cache. The replica keeps it, so that it outlives the scheduler: the scheduler
-is told its name and takes it for lost stages; a new scheduler gets it as its first stages.
+no weights and no KV cache (200 MB a rank; `engine.standby`). It is made while the engine is idle,
+at low priority. The replica keeps it, so that it outlives the scheduler: the scheduler is told its
+name and takes it for lost stages; a new scheduler gets it as its first stages. On GPUs there is
+none: Ray gives a GPU to one process.
 """
 
 from __future__ import annotations
