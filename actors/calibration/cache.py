@@ -25,7 +25,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "legato"
 
 
-def key_of(spec: StageSpec, info: StageInfo, gpu: str = "") -> dict[str, Any]:
+def key_of(spec: StageSpec, info: StageInfo) -> dict[str, Any]:
     """Everything that affects step times."""
     config = (Path(spec.model_path) / "config.json").read_bytes()
     return {
@@ -37,7 +37,7 @@ def key_of(spec: StageSpec, info: StageInfo, gpu: str = "") -> dict[str, Any]:
         "device": spec.device,
         "threads": spec.num_threads,
         "cores": os.cpu_count(),
-        "processor": gpu or _processor(),
+        "processor": _processor(),
         "instruction_set": info.instruction_set,
         "num_stages": spec.num_stages,
         "tensor_ranks": spec.tensor_ranks,

@@ -23,6 +23,7 @@ from actors.scheduling.plan import StepShape
 Floats = NDArray[np.float64]
 
 HUBER, DISTURBED, ROUNDS = 0.05, 1.25, 16  # see `_robust`
+_TOLERANCE = 1e-10  # of a gradient that counts as zero, of the largest
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 
 
@@ -56,7 +57,7 @@ class FitReport:
         }
 
 
-def nnls(matrix: Floats, target: Floats, tolerance: float = 1e-10) -> Floats:
+def nnls(matrix: Floats, target: Floats) -> Floats:
     """min ||matrix x - target|| with x >= 0, by the active-set method of Lawson and Hanson.
 
     matrix: (rows, columns); target: (rows,). Columns are scaled to unit length internally, because
@@ -74,7 +75,7 @@ def nnls(matrix: Floats, target: Floats, tolerance: float = 1e-10) -> Floats:
     for _ in range(10 * columns + 10):
         gradient = moment - gram @ solution
         candidates = (
-            ~passive & used & (gradient > tolerance * max(1.0, float(np.abs(moment).max())))
+            ~passive & used & (gradient > _TOLERANCE * max(1.0, float(np.abs(moment).max())))
         )
         if not candidates.any():
             break

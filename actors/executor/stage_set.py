@@ -181,8 +181,7 @@ class StageSet:
                 logger.info("loading weights: %.0f %%", 100 * min(shares))
 
     async def _processes_here(self) -> list[psutil.Process]:
-        flat = [actor for ranks in self._actors for actor in ranks]
-        nodes = await asyncio.gather(*[actor.node_id.remote() for actor in flat])
+        nodes = await asyncio.gather(*[actor.node_id.remote() for actor in self._flat()])
         here, found = ray.get_runtime_context().get_node_id(), []
         for pid, node in zip([pid for ranks in self.pids for pid in ranks], nodes, strict=True):
             if node == here:
@@ -233,7 +232,7 @@ class StageSet:
         """Raises StagesFailed naming an invalid setting; a rebuild goes on without an unusable
         disk.
         """
-        flat, specs = [actor for ranks in self._actors for actor in ranks], self._tier_specs
+        flat, specs = self._flat(), self._tier_specs
         self._tier_specs = [replace(spec, needs_disk=False) for spec in specs]
         pairs = zip(flat, specs, strict=False)  # of all ranks, or of none
         try:

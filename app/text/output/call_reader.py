@@ -24,9 +24,9 @@ class _State(enum.Enum):
 
 
 class CallReader:
-    """An incremental JSON scanner that returns the arguments' text as it arrives.
+    """An incremental JSON scanner that returns the arguments' text as it arrives. List punctuation
+    around the object is skipped.
 
-    in_list: skip list punctuation around the object.
     name: set once read. raw: the text read so far, returned as text if it is not a call.
     """
 
@@ -34,7 +34,6 @@ class CallReader:
         "_arguments",
         "_depth",
         "_escaped",
-        "_in_list",
         "_in_string",
         "_key",
         "_state",
@@ -43,10 +42,9 @@ class CallReader:
         "raw",
     )
 
-    def __init__(self, *, in_list: bool) -> None:
+    def __init__(self) -> None:
         self.name: str | None = None
         self.raw = ""
-        self._in_list = in_list
         self._state = _State.START
         self._key = ""
         self._value: list[str] = []
@@ -66,15 +64,12 @@ class CallReader:
     def push(self, text: str) -> str:
         """Read more text; return the rest after the object's closing brace."""
         for position, char in enumerate(text):
-            skipped = self._state is _State.START and (
-                char in _BLANK or (self._in_list and char in _LIST_MARKS)
-            )
-            if not skipped or not self._in_list:
-                self.raw += char
-            if not skipped:
-                self._read(char)
-                if self.done or self.broken:
-                    return text[position + 1 :]
+            if self._state is _State.START and (char in _BLANK or char in _LIST_MARKS):
+                continue
+            self.raw += char
+            self._read(char)
+            if self.done or self.broken:
+                return text[position + 1 :]
         return ""
 
     def pop_arguments(self) -> str:

@@ -13,7 +13,7 @@ class Forced(ToolFormat):
 
     def read(self, source: Source, out: AnswerPieces) -> Reading[None]:
         out.part = AnswerPart.ANSWER
-        call, announced = CallReader(in_list=True), False
+        call, announced = CallReader(), False
         while True:
             text = source.text[source.at :]
             source.at = len(source.text)
@@ -33,7 +33,7 @@ class Forced(ToolFormat):
                     yield from source.shown_until((), out.text)
                     return
                 if call.done:
-                    call, announced = CallReader(in_list=True), False
+                    call, announced = CallReader(), False
             if source.ended:
                 out.text("" if announced else call.raw)
                 return
