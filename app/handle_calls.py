@@ -23,7 +23,7 @@ from app.engine_client.client import (
     ModelCard,
 )
 from app.engine_client.streams import IterationFeed
-from app.handle_params import check_ids, sampling_from
+from app.handle_params import check_ids, parse_params
 from app.text.chat_template import TemplateError
 from app.text.processor import TextProcessor
 
@@ -76,14 +76,14 @@ class HandleCalls:
         card: ModelCard = engine.card
         tokens = await text_of.encode(prompt) if isinstance(prompt, str) else list(prompt)
         check_ids(tokens, card, "prompt")
-        call = sampling_from(params, len(tokens), card)
+        call = parse_params(params, len(tokens), card)
         request = GenerationRequest(
             request_id=f"handle-{uuid.uuid4().hex}",
             prompt=tuple(tokens),
             sampling=call.sampling,
             tenant=call.tenant,
             priority=call.priority,
-            objective=Objective(call.tbt_s, call.ttft_s),
+            objective=call.objective,
             output=call.output,
         )
         detokenizer = text_of.detokenizer()
@@ -132,7 +132,7 @@ class HandleCalls:
             raise ValueError("this model gives no embeddings")
         tokens = await text.encode(prompt) if isinstance(prompt, str) else list(prompt)
         check_ids(tokens, card, "prompt")
-        sampling_from({}, len(tokens), card)  # raises for an invalid length
+        parse_params({}, len(tokens), card)  # raises for an invalid length
         request = GenerationRequest(
             request_id=f"handle-{uuid.uuid4().hex}",
             prompt=tuple(tokens),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from actors.scheduling.request import Grammar, SamplingParams
+from actors.scheduling.request import Grammar, Objective, SamplingParams
 from app.engine_client.client import ModelCard
 
 _SAMPLING = {f.name for f in fields(SamplingParams)}
@@ -19,12 +19,11 @@ class HandleCall:
     sampling: SamplingParams
     tenant: str
     priority: int
-    tbt_s: float | None
-    ttft_s: float | None
+    objective: Objective
     output: tuple[int, ...]
 
 
-def sampling_from(params: Mapping[str, Any], num_prompt_tokens: int, card: ModelCard) -> HandleCall:
+def parse_params(params: Mapping[str, Any], num_prompt_tokens: int, card: ModelCard) -> HandleCall:
     """Raises ValueError naming an unknown or invalid parameter.
 
     max_tokens defaults to the rest of the model's context, temperature to 0 (greedy), and the seed
@@ -65,8 +64,7 @@ def sampling_from(params: Mapping[str, Any], num_prompt_tokens: int, card: Model
         SamplingParams(**values, stop_token_ids=stop_ids),
         tenant,
         priority,
-        _seconds(slo.get("tbt_ms")),
-        _seconds(slo.get("ttft_ms")),
+        Objective(_seconds(slo.get("tbt_ms")), _seconds(slo.get("ttft_ms"))),
         output,
     )
 

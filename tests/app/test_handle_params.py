@@ -6,31 +6,29 @@ from typing import Any
 
 import pytest
 
-from actors.scheduling.request import Grammar
+from actors.scheduling.request import Grammar, Objective
 from app.engine_client.client import ModelCard
-from app.handle_params import sampling_from
+from app.handle_params import parse_params
 
 CARD = ModelCard("tiny", "/models/tiny", 100, 64, (2, 3), 0)
 
 
 def test_defaults_fill_the_context_and_stop_at_the_end_of_sequence() -> None:
-    call = sampling_from({}, 10, CARD)
+    call = parse_params({}, 10, CARD)
     assert call.sampling.max_tokens == 90
     assert call.sampling.temperature == 0.0
     assert call.sampling.stop_token_ids == (2, 3)
-    assert (call.tenant, call.priority, call.tbt_s, call.ttft_s, call.output) == (
-        "", 0, None, None, ()
-    )  # fmt: skip
+    assert (call.tenant, call.priority, call.objective, call.output) == ("", 0, Objective(), ())
 
 
 def test_an_unseeded_draw_gets_a_seed_of_its_own() -> None:
-    seeds = {sampling_from({"temperature": 1.0}, 10, CARD).sampling.seed for _ in range(4)}
+    seeds = {parse_params({"temperature": 1.0}, 10, CARD).sampling.seed for _ in range(4)}
     assert len(seeds) == 4
-    assert sampling_from({"seed": 7}, 10, CARD).sampling.seed == 7
+    assert parse_params({"seed": 7}, 10, CARD).sampling.seed == 7
 
 
 def test_everything_that_may_be_said() -> None:
-    call = sampling_from(
+    call = parse_params(
         {
             "max_tokens": 1000,
             "top_k": 5,
@@ -51,7 +49,7 @@ def test_everything_that_may_be_said() -> None:
     assert call.sampling.logit_bias == ((4, -1.5),)
     assert call.sampling.grammar == Grammar("regex", "a+")
     assert call.sampling.stop_token_ids == (9,)
-    assert (call.tbt_s, call.ttft_s, call.priority) == (0.05, 2.0, 3)
+    assert (call.objective, call.priority) == (Objective(0.05, 2.0), 3)
     assert (call.tenant, call.output) == ("red", (1, 2))
 
 
@@ -70,4 +68,4 @@ def test_what_cannot_be_is_refused_by_name(
     params: dict[str, Any], num_prompt_tokens: int, named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):
-        sampling_from(params, num_prompt_tokens, CARD)
+        parse_params(params, num_prompt_tokens, CARD)
