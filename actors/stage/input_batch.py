@@ -255,7 +255,7 @@ class InputBatch:
         adapters_S = self.columns.adapter_R[rows_S]
         return runs_of(adapters_S - 1, lengths_S) if adapters_S.any() else None
 
-    def place(self, host: HostBatch, device: torch.device) -> tuple[Batch, torch.Tensor]:
+    def to_device(self, host: HostBatch, device: torch.device) -> tuple[Batch, torch.Tensor]:
         """The geometry for the kernels and the input tokens, on the device."""
         num_columns = -(-host.max_kv_length // self._block_size)
         on_device = self._device_tables

@@ -219,7 +219,7 @@ class StageRunner:
             output = captured.run(host, hidden_TH)
             if output is not None:
                 return output
-        batch, tokens_T = self._input_batch.place(host, self._device)
+        batch, tokens_T = self._input_batch.to_device(host, self._device)
         if hidden_TH is None:
             x_TH = self._decoder.embed(tokens_T, batch.positions_T)
         else:

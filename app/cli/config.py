@@ -13,7 +13,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from actors.engine.config import EngineConfig
-from app.cli.serve_config import DEFAULT_CONFIG, load_config, place
+from app.cli.serve_config import DEFAULT_CONFIG, load_config, set_address
 from app.settings import Settings, SettingsError
 from app.settings_models import resolve_each
 from app.terminal import WRONG_USAGE, fail
@@ -32,7 +32,7 @@ def _resolved(target: Path) -> list[EngineConfig]:
     except SettingsError as error:
         fail(error, code=WRONG_USAGE)  # it names the file
     try:
-        place(config, None, None)
+        set_address(config, None, None)
         return [r for a in config["applications"] for r in resolve_each(a.get("args") or {})]
     except SettingsError as error:
         fail(f"{target}: {error}", code=WRONG_USAGE)

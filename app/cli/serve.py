@@ -24,7 +24,7 @@ from rich.status import Status
 
 from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
 from actors.transport import semaphores
-from app.cli.serve_config import DEFAULT_CONFIG, load_config, num_cpus_of, place
+from app.cli.serve_config import DEFAULT_CONFIG, load_config, num_cpus_of, set_address
 from app.ray_environment import DRAIN_S, set_environment
 from app.settings import SettingsError
 from app.settings_models import parse_each, resolve_each, served_name
@@ -60,7 +60,7 @@ def serve(
 
     def read() -> dict[str, Any]:
         config = load_config(target)
-        place(config, host, port)
+        set_address(config, host, port)
         for application in config["applications"]:
             resolve_each(application.get("args") or {})
         return config

@@ -59,7 +59,7 @@ def _read(path: Path) -> dict[str, Any]:
     return config
 
 
-def place(config: dict[str, Any], host: str | None, port: int | None) -> tuple[str, int]:
+def set_address(config: dict[str, Any], host: str | None, port: int | None) -> tuple[str, int]:
     """Set and return the config's HTTP address: the proxies', or a lone replica's own.
 
     Raises SettingsError if nothing would answer, or `listen` contradicts the rest.

@@ -72,7 +72,7 @@ def test_they_follow_starts_growth_trims_and_releases(captured: bool) -> None:
             inputs.place_tables(ROWS)
             placed = inputs.batch(ROWS, ROWS, True, MAX_LEN).block_tables_SB
         else:
-            placed = batch.place(host, CPU)[0].block_tables_SB
+            placed = batch.to_device(host, CPU)[0].block_tables_SB
         in_use(batch, placed, [*counts])
 
 
@@ -93,4 +93,4 @@ def test_rows_that_came_later_are_carried_by_each_step() -> None:
     batch.tables_on(CPU)
     batch.apply(StepPlan(0, (), started=(start(7, (3,)), start(8, (5, 6)))))
     host = batch.gather((Slice(7, 3, 1, True), Slice(8, 7, 1, True)))
-    in_use(batch, batch.place(host, CPU)[0].block_tables_SB, [7, 8])
+    in_use(batch, batch.to_device(host, CPU)[0].block_tables_SB, [7, 8])

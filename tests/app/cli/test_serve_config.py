@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.serve_config import load_config, num_cpus_of, place
+from app.cli.serve_config import load_config, num_cpus_of, set_address
 from app.settings import SettingsError
 
 pytestmark = pytest.mark.ray  # counting the CPUs of a deployment imports Ray
@@ -35,6 +35,6 @@ def test_a_fleet_that_sleeps_is_one_that_wakes(sleeps: bool, least: int, said: s
     application["args"]["fleet"]["sleeps"] = sleeps
     application["deployments"][0]["autoscaling_config"]["min_replicas"] = least
     with pytest.raises(SettingsError, match=said):
-        place(config, None, None)
+        set_address(config, None, None)
     application["args"]["fleet"]["sleeps"] = not sleeps
-    place(config, None, None)
+    set_address(config, None, None)
