@@ -15,7 +15,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 from actors.engine.config import EngineConfig
 from actors.engine.iteration_records import IterationRecords
@@ -34,6 +33,7 @@ from actors.scheduling.events import (
     Execute,
     Instruction,
     KVMove,
+    OutputRow,
     PipelineLost,
     Refuse,
     StepDone,
@@ -53,7 +53,6 @@ from actors.transport.messages import (
     StandbyTaken,
     StepError,
     SubmitRequests,
-    output_rows,
 )
 
 logger = logging.getLogger("legato.scheduler")
@@ -196,12 +195,12 @@ class EngineLoop:
 
     def _handle(self, event: Event) -> None:
         now_s = self._clock()
-        rows: list[tuple[Any, ...]] = []
+        rows: list[OutputRow] = []
         for instruction in self._core_handle(event, now_s):
             if isinstance(instruction, Execute):
                 self._execute(instruction)
             elif isinstance(instruction, Emit):
-                rows += output_rows(instruction.outputs)
+                rows += instruction.rows
             elif isinstance(instruction, Refuse):
                 self.peers.refuse(RefuseRequests((instruction,)))
             elif isinstance(instruction, WakeAt):
@@ -215,7 +214,7 @@ class EngineLoop:
             self._sent_suspects = bool(suspects.losses)
             self.peers.broadcast(suspects)
 
-    def _send_outputs(self, rows: list[tuple[Any, ...]]) -> None:
+    def _send_outputs(self, rows: list[OutputRow]) -> None:
         records, self._records.due = self._records.due, []
         self.peers.outputs(rows, records)
 

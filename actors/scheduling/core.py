@@ -23,6 +23,7 @@ from actors.scheduling.events import (
     Instruction,
     Moved,
     Output,
+    OutputRow,
     PipelineLost,
     Reconfigure,
     StepDone,
@@ -208,9 +209,9 @@ class Core:
         self._learn(step, duration_s)
         if self.requests.trials or self.faults.num_failures_in_a_row:
             self.faults.succeeded(step)
-        self._emit(self.outcomes.take(step, event.result), out)
+        self._emit(self.outcomes.apply(step, event.result), out)
 
-    def _emit(self, outputs: Sequence[Output], out: list[Instruction]) -> None:
+    def _emit(self, outputs: Sequence[OutputRow], out: list[Instruction]) -> None:
         if outputs:
             out.append(Emit(tuple(outputs)))
 

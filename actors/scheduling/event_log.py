@@ -19,7 +19,7 @@ from actors.scheduling import events
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
-from actors.scheduling.events import Event, Instruction
+from actors.scheduling.events import Emit, Event, Instruction, Output
 
 Row = dict[str, Any]
 
@@ -45,6 +45,8 @@ def encode(value: Any) -> Any:
     """
     if isinstance(value, enum.Enum):
         return value.value
+    if isinstance(value, Emit):
+        return {"outputs": encode(value.outputs)}
     if isinstance(value, tuple):
         return [encode(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -90,6 +92,9 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
         return kind
     if kind is bytes:
         return bytes.fromhex
+    if kind is Emit:
+        decoder = _decoder(tuple[Output, ...])
+        return lambda data: Emit(decoder(data["outputs"]))
     if isinstance(kind, type) and issubclass(kind, tuple):  # a NamedTuple
         hints = get_type_hints(kind)
         decoders = [_decoder(hints[name]) for name in kind._fields]  # type: ignore[attr-defined]

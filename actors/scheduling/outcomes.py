@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actors.scheduling.events import Output
+from actors.scheduling.events import Output, OutputRow
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.plan import StepResult, TokenLogprobs
 from actors.scheduling.request import FinishReason
 from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus
-
-_make = tuple.__new__
 
 
 class Outcomes:
@@ -20,10 +18,11 @@ class Outcomes:
         self.num_prefilled_tokens = 0  # computed in answered steps
         self.num_accepted_drafts = 0
 
-    def take(self, step: InFlight, result: StepResult) -> list[Output]:
+    def apply(self, step: InFlight, result: StepResult) -> list[OutputRow]:
         """Apply the answer to a step; returns at most one output per request.
 
-        The loop runs once per generated token, so rare cases are behind `slow_path_at`.
+        The loop runs once per generated token, so it makes plain tuples, and rare cases are behind
+        `slow_path_at`.
         """
         if len(result.tokens) != len(step.sampled):
             raise ValueError(
@@ -32,8 +31,9 @@ class Outcomes:
             )
         self.num_prefilled_tokens += step.num_tokens - step.num_decode_tokens
         now_s = self.requests.now_s
-        outputs: list[Output] = []
+        outputs: list[OutputRow] = []
         add = outputs.append
+        complete_block = self.running.complete_block
         logprobs: dict[int, list[TokenLogprobs]] | None = None
         if result.logprobs:
             logprobs = {}
@@ -54,26 +54,36 @@ class Outcomes:
             state.in_flight -= 1
             num_tokens = state.num_tokens
             if num_tokens >= state.slow_path_at or token in state.stops:
-                more = further.get(request_id, ()) if further else ()
-                self._slow_path(state, (token, *more), outputs, logprobs)
-                continue
+                if not self._only_fills_block(state, token):
+                    more = further.get(request_id, ()) if further else ()
+                    self._slow_path(state, (token, *more), outputs, logprobs)
+                    continue
+                complete_block(state)
             state.output_token_ids.append(token)
             state.num_tokens = num_tokens + 1
             state.last_token_s = now_s
             if logprobs is None:
-                index = num_tokens - state.num_prompt_tokens
-                add(_make(Output, (request_id, index, (token,), None, 0, (), (), (), None, 0.0)))
+                add((request_id, num_tokens - state.num_prompt_tokens, (token,)))
             else:
                 add(_output(state, (token,), None, logprobs))
         if step.partial:
             self._take_partial(step, result, outputs)
         return outputs
 
+    @staticmethod
+    def _only_fills_block(state: RequestState, token: int) -> bool:
+        """Whether all that is rare is that the tokens before this one fill a block."""
+        return (
+            state.num_tokens == state.slow_path_at < state.end
+            and state.request.group is None
+            and token not in state.stops
+        )
+
     def _slow_path(
         self,
         state: RequestState,
         tokens: tuple[int, ...],
-        outputs: list[Output],
+        outputs: list[OutputRow],
         logprobs: dict[int, list[TokenLogprobs]] | None,
     ) -> None:
         """Handle rare tokens: the first, the last of a block, an end, several, or late ones.
@@ -146,7 +156,7 @@ class Outcomes:
             return None
         return self._finish_reason(state, state.output_token_ids[-1])
 
-    def _take_partial(self, step: InFlight, result: StepResult, outputs: list[Output]) -> None:
+    def _take_partial(self, step: InFlight, result: StepResult, outputs: list[OutputRow]) -> None:
         """Prefill slices that sampled nothing."""
         pooled = dict(result.pooled)
         for state, end in step.partial:
@@ -199,8 +209,10 @@ def _output(
     reason: FinishReason | None,
     logprobs: dict[int, list[TokenLogprobs]] | None,
     is_first: bool = False,
-) -> Output:
+) -> OutputRow:
     request_id = state.request_id
+    if not (is_first or reason or logprobs):
+        return request_id, state.num_output_tokens - len(tokens), tokens
     entries = logprobs.get(request_id, ()) if logprobs else ()
     wants_prompt = is_first and state.request.sampling.prompt_logprobs is not None
     return Output(

@@ -189,16 +189,24 @@ class RequestState:
 
     def block_hashes(self, num_blocks: int, block_size: int) -> list[bytes]:
         """Content names of the first `num_blocks` full blocks; computed once, grown as needed."""
+        if num_blocks > 0:
+            self.block_hash(num_blocks - 1, block_size)
+        return self._block_hashes[1 : num_blocks + 1]
+
+    def block_hash(self, index: int, block_size: int) -> bytes:
+        """The content name of one full block."""
         chain = self._block_hashes
-        prompt, num_prompt = self.request.prompt, self.num_prompt_tokens
-        for index in range(len(chain) - 1, num_blocks):
-            start, stop = index * block_size, (index + 1) * block_size
-            tokens = prompt[start:stop]
-            if stop > num_prompt:
-                outputs = self.output_token_ids[max(0, start - num_prompt) : stop - num_prompt]
-                tokens = (*tokens, *outputs)
-            chain.append(chain_next(chain[-1], tokens))
-        return chain[1 : num_blocks + 1]
+        while len(chain) < index + 2:
+            start = (len(chain) - 1) * block_size
+            chain.append(chain_next(chain[-1], self._known_tokens(start, start + block_size)))
+        return chain[index + 1]
+
+    def _known_tokens(self, start: int, stop: int) -> Sequence[int]:
+        num_prompt = self.num_prompt_tokens
+        if start >= num_prompt:
+            return self.output_token_ids[start - num_prompt : stop - num_prompt]
+        tokens = self.request.prompt[start:stop]
+        return (*tokens, *self.output_token_ids[: max(0, stop - num_prompt)])
 
 
 @dataclass(frozen=True, slots=True)

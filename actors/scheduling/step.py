@@ -12,12 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from actors.scheduling.interfaces import Admission, TokenBudget
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.microbatch import decode_share, prefill_share, spread
-from actors.scheduling.plan import Slice, StepShape
+from actors.scheduling.plan import StepShape
 from actors.scheduling.second_tier import SecondTier
 from actors.scheduling.state import Drafted, InFlight, RequestState, RequestStatus
 from actors.scheduling.step_contents import StepContents
 
-_make = tuple.__new__  # a NamedTuple without the Python-level constructor: once per token
 LEAST_TRIAL_TOKENS, MOST_TRIAL_TOKENS = 64, 2048  # of a step, whatever the budget
 
 
@@ -170,8 +169,8 @@ class StepBuilder:
             states = [s for s in states if s.step_id != step_id]
         if states is not self._running.decoding:  # growing one may preempt a later one
             states = (s for s in states if s.status is RequestStatus.RUNNING)
-        slices, members, context = contents.decode_slices, contents.decode_states, 0
-        before = len(slices)
+        starts: list[int] = []
+        add_start, add_member = starts.append, contents.decode_states.append
         for state in states:
             start = state.num_computed_tokens
             if start >= state.end or state.in_flight >= limit:
@@ -184,13 +183,9 @@ class StepBuilder:
             state.num_computed_tokens = start + 1
             state.in_flight += 1
             state.step_id = step_id
-            context += start + 1
-            slices.append(_make(Slice, (state.request_id, start, 1, True)))
-            members.append(state)
-        contents.decode_context_tokens += context
-        added = len(slices) - before
-        contents.num_decodes += added
-        contents.num_tokens += added
+            add_start(start)
+            add_member(state)
+        contents.added_decodes(starts)
 
     def chunk(self, state: RequestState, limit: int) -> int:
         """Add up to `limit` tokens of an admitted prompt; returns how many.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+from operator import attrgetter
+
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.plan import Slice, StepPlan, StepShape
 from actors.scheduling.state import Drafted, InFlight, RequestState
 
-_make = tuple.__new__  # a NamedTuple without the Python-level constructor: once per step
+_make = tuple.__new__  # a NamedTuple without the Python-level constructor
+_request_id = attrgetter("request_id")
 
 
 class StepContents:
@@ -69,6 +73,19 @@ class StepContents:
         return _make(
             StepShape, (self.num_decodes, self.decode_context_tokens, prefills, beside_move)
         )
+
+    def added_decodes(self, starts: list[int]) -> None:
+        """Make the slices of the decodes last appended to `decode_states`, which begin at `starts`.
+
+        The loop runs in C: it makes a NamedTuple per token.
+        """
+        added = len(starts)
+        ids = map(_request_id, self.decode_states[len(self.decode_states) - added :])
+        rows = zip(ids, starts, repeat(1), repeat(True))
+        self.decode_slices += map(_make, repeat(Slice), rows)
+        self.decode_context_tokens += sum(starts) + added
+        self.num_decodes += added
+        self.num_tokens += added
 
     def give_drafts(self, drafted: Drafted, drafts: tuple[int, ...]) -> None:
         """Make one of the decodes, whose slice was a single token, one with drafts."""

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 import msgpack
 
 from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
-from actors.scheduling.events import Output, Refuse
+from actors.scheduling.events import PLAIN_FIELDS, Output, OutputRow, Refuse
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request
 
@@ -81,7 +81,7 @@ class Welcome:
 class IterationOutputs:
     """One message per iteration carries the tokens of all of a replica's streams.
 
-    rows: `Output` as tuples; those of plain tokens are cut to PLAIN_FIELDS.
+    rows: as in `Emit`.
     records: rows of `IterationRecord`, some iterations at a time.
     """
 
@@ -166,17 +166,8 @@ class IterationRecord(NamedTuple):
     holds_starts: bool = False
 
 
-PLAIN_FIELDS = 3  # request_id, index, tokens: the row of tokens without other data
-_PLAIN = Output(0, 0, ())[PLAIN_FIELDS:]
-
-
-def output_rows(outputs: tuple[Output, ...]) -> list[tuple[Any, ...]]:
-    """Rows for `IterationOutputs`."""
-    return [o[:PLAIN_FIELDS] if o[PLAIN_FIELDS:] == _PLAIN else o for o in outputs]
-
-
-def output_of(row: tuple[Any, ...]) -> Output:
-    """The `Output` of such a row."""
+def output_of(row: OutputRow) -> Output:
+    """The `Output` of a row as it arrived."""
     if len(row) == PLAIN_FIELDS:
         return Output(*row)
     output: Output = _reader(Output)(row)

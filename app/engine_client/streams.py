@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from actors.scheduling.events import Output
+from actors.scheduling.events import PLAIN_FIELDS, Output
 from actors.scheduling.request import MAX_LOSSES, Request
-from actors.transport.messages import PLAIN_FIELDS, IterationRecord, output_of
+from actors.transport.messages import IterationRecord, output_of
 from app.engine_client.client import (
     EngineUnavailable,
     GenerationFailed,

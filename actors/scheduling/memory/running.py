@@ -242,11 +242,17 @@ class RunningRequests:
         """Add the full blocks of a RUNNING request's first `num_tokens` to the prefix cache."""
         size = self.config.block_size
         num_full, num_known = num_tokens // size, state.num_committed_blocks
-        if num_full > num_known:
-            hashes = state.block_hashes(num_full, size)
-            for index in range(num_known, num_full):
-                self.block_manager.commit(state.block_table[index], hashes[index])
-            state.num_committed_blocks = num_full
+        for index in range(num_known, num_full):
+            self.block_manager.commit(state.block_table[index], state.block_hash(index, size))
+        state.num_committed_blocks = max(num_full, num_known)
+
+    def complete_block(self, state: RequestState) -> None:
+        """The same where the known tokens of a decode have just filled one more block."""
+        index = state.num_committed_blocks
+        digest = state.block_hash(index, self.config.block_size)
+        self.block_manager.commit(state.block_table[index], digest)
+        state.num_committed_blocks = index + 1
+        state.slow_path_at = self.next_slow_path(state)
 
     def next_slow_path(self, state: RequestState) -> int:
         """The known length at which the next token completes a block or ends the request."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.scheduling.events import Output, Refuse
+from actors.scheduling.events import PLAIN_FIELDS, OutputRow, Refuse
 
 Floats = NDArray[np.float64]
 
@@ -49,6 +49,7 @@ class RunRecord:
         self.finished_s = [nan] * num_requests
         self.refused_s = [nan] * num_requests
         self.retry_after_s = [nan] * num_requests
+        self.handover_s = [0.0] * num_requests  # see `continued`
         self.max_gap_s = [0.0] * num_requests
         self.num_output_tokens = [0] * num_requests
         self.num_starts = [0] * num_requests
@@ -68,14 +69,14 @@ class RunRecord:
             self.started_s[request_id] = now_s
         self.num_starts[request_id] += 1
 
-    def emitted(self, outputs: Sequence[Output], now_s: float) -> int:
+    def emitted(self, rows: Sequence[OutputRow], now_s: float) -> int:
         """Record one message of the core; returns the number of requests that it ended."""
         last_s, max_gap_s = self.last_token_s, self.max_gap_s
         counts, gap = self.num_output_tokens, self.gaps_s.append
         num_ended = 0
-        for output in outputs:
-            request_id = output[0]
-            tokens = output[2]
+        for row in rows:
+            request_id = row[0]
+            tokens = row[2]
             if tokens:
                 if counts[request_id]:
                     waited_s = now_s - last_s[request_id]
@@ -84,10 +85,10 @@ class RunRecord:
                         max_gap_s[request_id] = waited_s
                 else:
                     self.first_token_s[request_id] = now_s
-                    self.num_cached_tokens[request_id] = output[4]
+                    self.num_cached_tokens[request_id] = row[4]
                 last_s[request_id] = now_s
                 counts[request_id] += len(tokens)
-            if output[3] is not None:
+            if len(row) > PLAIN_FIELDS and row[3] is not None:
                 self.finished_s[request_id] = now_s
                 num_ended += 1
         self.end_s = now_s
@@ -101,7 +102,11 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The figures of one run; times in seconds, rates per second."""
+    """The figures of one run; times in seconds, rates per second.
+
+    Scheduling delay: until a request's first step, and where another engine continues its stream,
+    from its first token until the first step there.
+    """
 
     num_requests: int
     num_completed: int
@@ -163,7 +168,7 @@ def summarize(
     done = ~np.isnan(finished)
     gaps = np.frombuffer(record.gaps_s, np.float64) if len(record.gaps_s) else np.empty(0)
     ttft = (first - arrival)[~np.isnan(first)]
-    delay = (started - arrival)[~np.isnan(started)]
+    delay = (started - arrival + np.array(record.handover_s)[skip:])[~np.isnan(started)]
     e2e = (finished - arrival)[done]
     kept = done.copy()
     if tbt_objective_s is not None:

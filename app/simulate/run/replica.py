@@ -19,12 +19,13 @@ from actors.scheduling.events import (
     Event,
     Execute,
     Instruction,
+    OutputRow,
     Refuse,
     StepDone,
     Tick,
     WakeAt,
 )
-from actors.scheduling.plan import StepPlan, StepResult
+from actors.scheduling.plan import Slice, StepPlan, StepResult
 from app.simulate.hardware.step_ratios import StepRatios
 from app.simulate.run.record import RunRecord
 
@@ -41,7 +42,8 @@ class Replica:
 
     __slots__ = (
         "_core", "_in_flight", "_index", "_jitter", "_model", "_ratios", "_record", "_rng",
-        "_stages", "_token_of", "_window", "host_s", "next_s", "num_live", "on_refuse", "wake_s",
+        "_stages", "_token_of", "_window", "host_s", "next_s", "num_live", "on_answer", "on_emit",
+        "on_refuse", "on_start", "wake_s",
     )  # fmt: skip
 
     def __init__(
@@ -72,7 +74,7 @@ class Replica:
         self._ratios = ratios
         self._rng = random.Random(seed * 1_000_003 + index)
         self._stages = [0.0] * model.num_stages  # when each stage is free
-        self._in_flight: deque[tuple[float, StepResult]] = deque()
+        self._in_flight: deque[tuple[float, StepResult, Sequence[Slice]]] = deque()
         self._window = model.attention_window
         self._token_of = token_of
         self.host_s = host_s
@@ -80,6 +82,10 @@ class Replica:
         self.next_s = INFINITY
         self.num_live = 0  # submitted and not finished
         self.on_refuse: Callable[[Refuse, float], None] = record.refused
+        self.on_emit: Callable[[Sequence[OutputRow], float], int] = record.emitted
+        self.on_start: Callable[[int, float], None] = record.started
+        # What a step computed, before the core hears of it
+        self.on_answer: Callable[[Sequence[Slice], float], None] | None = None
 
     @property
     def core(self) -> Core:
@@ -104,7 +110,9 @@ class Replica:
         """Deliver the finished step or the tick due at `next_s`; returns that time."""
         now_s = self.next_s
         if self._in_flight and self._in_flight[0][0] <= now_s:
-            _, result = self._in_flight.popleft()
+            _, result, slices = self._in_flight.popleft()
+            if self.on_answer is not None:
+                self.on_answer(slices, now_s)
             self._apply(self._core.handle(StepDone(result), now_s), now_s)
         else:
             self.wake_s = INFINITY
@@ -119,7 +127,7 @@ class Replica:
             if kind is Execute:
                 self._execute(instruction.plan, now_s)  # type: ignore[union-attr]
             elif kind is Emit:
-                self.num_live -= self._record.emitted(instruction.outputs, now_s)  # type: ignore[union-attr]
+                self.num_live -= self.on_emit(instruction.rows, now_s)  # type: ignore[union-attr]
             elif kind is Refuse:
                 self.on_refuse(instruction, now_s)  # type: ignore[arg-type]
                 self.num_live -= 1
@@ -150,14 +158,14 @@ class Replica:
             start_s, end_s, bubble_s, times = self._pass_stages(mix, stage_s, now_s)
         if plan.started:
             for started in plan.started:
-                record.started(started.request_id, start_s)
+                self.on_start(started.request_id, start_s)
         token_of = self._token_of
         if token_of is None:
             tokens = tuple([(piece[0], 0) for piece in slices if piece[3]])
         else:
             tokens = tuple([(p[0], token_of(p[0], p[1] + p[2])) for p in slices if p[3]])
         result = StepResult(plan.step_id, tokens, stage_times_s=times)
-        self._in_flight.append((end_s + self.host_s, result))
+        self._in_flight.append((end_s + self.host_s, result, slices))
         record.num_steps += 1
         record.busy_s += stage_s * len(stages)
         record.bubble_s += bubble_s

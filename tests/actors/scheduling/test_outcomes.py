@@ -6,6 +6,7 @@ import pytest
 
 from actors.scheduling.build import build_core
 from actors.scheduling.events import (
+    PLAIN_FIELDS,
     Abort,
     Emit,
     PipelineLost,
@@ -65,6 +66,20 @@ def test_logprobs_travel_with_their_tokens() -> None:
     emit, *_ = core.handle(StepDone(StepResult(2, ((1, 8),), logprobs=((1, own),))), 0.3)
     assert isinstance(emit, Emit)
     assert emit.outputs[0].prompt_logprobs == ()
+
+
+def test_a_token_without_other_data_is_a_plain_row_also_where_a_block_is_full() -> None:
+    core = build_core(config(block_size=4, prefix_cache=True))
+    core.handle(Submit(request(1, prompt=5, output=9)), 0.0)
+    state, rows = core.requests.by_id[1], []
+    for step in range(9):
+        emit, *_ = core.handle(StepDone(StepResult(step, ((1, 7),))), 0.1 * step)
+        assert isinstance(emit, Emit)
+        rows += emit.rows
+        full = state.block_hashes((5 + step) // 4, 4)
+        assert len(core.prefix_cache.match(full)) == len(full)
+    assert [len(row) == PLAIN_FIELDS for row in rows] == [False, *[True] * 7, False]
+    assert [row[1] for row in rows] == list(range(9))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])

@@ -5,12 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.events import Output, Refuse
+from actors.scheduling.events import PLAIN_FIELDS, Output, Refuse
 from actors.scheduling.interfaces import QuoteRequest
 from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult, TokenLogprobs
 from actors.scheduling.request import FinishReason, Grammar, Objective, Request, SamplingParams
 from actors.transport.messages import (
-    PLAIN_FIELDS,
     AbortRequests,
     Answer,
     Ask,
@@ -20,7 +19,6 @@ from actors.transport.messages import (
     StepError,
     SubmitRequests,
     output_of,
-    output_rows,
     pack,
     pack_kind,
     read_answer,
@@ -136,15 +134,10 @@ def test_submission(requests: tuple[Request, ...]) -> None:
     ).map(tuple)
 )
 def test_outputs(outputs: tuple[Output, ...]) -> None:
-    rows = tuple(output_rows(outputs))
+    rows = (*outputs, (7, 3, (11,)))
     message = unpack_kind(pack_kind(IterationOutputs(rows)))
-    assert tuple(output_of(row) for row in message.rows) == outputs
-
-
-def test_a_plain_token_travels_as_three_numbers() -> None:
-    (row,) = output_rows((Output(7, 3, (11,)),))
-    assert row == (7, 3, (11,))
-    assert len(row) == PLAIN_FIELDS
+    assert tuple(output_of(row) for row in message.rows) == (*outputs, Output(7, 3, (11,)))
+    assert len(message.rows[-1]) == PLAIN_FIELDS
 
 
 def test_every_other_kind_survives() -> None:
