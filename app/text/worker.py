@@ -46,12 +46,9 @@ class KillableWorker:
     Not for the event loop: `call` blocks for up to the limit. Calls from several threads queue.
     """
 
-    def __init__(
-        self, module: str, *args: str, nice: int = 0, start_limit_s: float = _STARTUP_LIMIT_S
-    ) -> None:
+    def __init__(self, module: str, *args: str, start_limit_s: float = _STARTUP_LIMIT_S) -> None:
         self._start_limit_s = start_limit_s
         self._command = [sys.executable, "-m", module, *args]
-        self._nice = nice
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
