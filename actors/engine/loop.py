@@ -49,7 +49,6 @@ from actors.transport.messages import (
     AbortRequests,
     Ask,
     Readiness,
-    RefuseRequests,
     StandbyTaken,
     StepError,
     SubmitRequests,
@@ -140,8 +139,7 @@ class EngineLoop:
             if self.peers.knows(request.request_id):
                 self._handle(Submit(request))
         else:
-            refusal = Refuse(request.request_id, problem, "response_format")
-            self.peers.refuse(RefuseRequests((refusal,)))
+            self.peers.send_refusal(Refuse(request.request_id, problem, "response_format"))
 
     def _gone(self, number: int) -> None:
         if number == OWNER:
@@ -202,7 +200,7 @@ class EngineLoop:
             elif isinstance(instruction, Emit):
                 rows += instruction.rows
             elif isinstance(instruction, Refuse):
-                self.peers.refuse(RefuseRequests((instruction,)))
+                self.peers.send_refusal(instruction)
             elif isinstance(instruction, WakeAt):
                 self._wake_at(instruction.time_s - now_s)
             elif isinstance(instruction, KVMove) and not self._recovery.is_rebuilding:
@@ -216,14 +214,14 @@ class EngineLoop:
 
     def _send_outputs(self, rows: list[OutputRow]) -> None:
         records, self._records.due = self._records.due, []
-        self.peers.outputs(rows, records)
+        self.peers.send_outputs(rows, records)
 
     def _execute(self, instruction: Execute) -> None:
         if self._recovery.is_rebuilding:
             return  # PipelineLost follows the rebuild and plans this work again
         self._deadline.watch()
         if instruction.plan.started:
-            self.peers.started([s.request_id for s in instruction.plan.started])
+            self.peers.send_started([s.request_id for s in instruction.plan.started])
         if self._stages.pipeline is not None:
             self._stages.pipeline.submit(instruction.plan)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
+from actors.scheduling.events import Refuse
 from actors.transport.messages import (
     AbortRequests,
     Answer,
@@ -22,7 +23,6 @@ from actors.transport.messages import (
     Hello,
     IterationOutputs,
     Readiness,
-    RefuseRequests,
     RequestsStarted,
     StandbyTaken,
     SubmitRequests,
@@ -155,7 +155,7 @@ class Peers:
 
     # ---- sending ---------------------------------------------------------------------------
 
-    def outputs(self, rows: Sequence[tuple[Any, ...]], records: Sequence[Any]) -> None:
+    def send_outputs(self, rows: Sequence[tuple[Any, ...]], records: Sequence[Any]) -> None:
         """One message to each connection that has tokens in this iteration; records go to all."""
         if not self._fronts:
             self._send(self._owner, IterationOutputs(tuple(rows), tuple(records)))
@@ -168,7 +168,7 @@ class Peers:
             if share or records:
                 self._send(peer, IterationOutputs(tuple(share or ()), tuple(records)))
 
-    def started(self, request_ids: Sequence[int]) -> None:
+    def send_started(self, request_ids: Sequence[int]) -> None:
         if not self._fronts:
             self._send(self._owner, RequestsStarted(tuple(request_ids)))
             return
@@ -178,9 +178,8 @@ class Peers:
         for number, share in shares.items():
             self.send(number, RequestsStarted(tuple(share)))
 
-    def refuse(self, refusal: RefuseRequests) -> None:
-        """Send to the connection of the refused request (there is one per message)."""
-        self.send(connection_of(refusal.refusals[0].request_id), refusal)
+    def send_refusal(self, refusal: Refuse) -> None:
+        self.send(connection_of(refusal.request_id), refusal)
 
     def broadcast(self, message: Readiness | Suspects | PrefixUpdate) -> None:
         for peer in (self._owner, *self._fronts.values()):
@@ -200,7 +199,7 @@ class Peers:
     def send(
         self,
         number: int,
-        message: RequestsStarted | RefuseRequests | Answer | PrefixUpdate | StandbyTaken,
+        message: RequestsStarted | Refuse | Answer | PrefixUpdate | StandbyTaken,
     ) -> None:
         peer = self._owner if number == OWNER else self._fronts.get(number)
         if peer is not None:

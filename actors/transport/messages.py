@@ -90,11 +90,6 @@ class IterationOutputs:
 
 
 @dataclass(frozen=True, slots=True)
-class RefuseRequests:
-    refusals: tuple[Refuse, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """failure: the error that was raised instead of an answer."""
 
@@ -205,7 +200,7 @@ def read_answer(step_id: int, packed: bytes, error: str | None) -> StepResult | 
 # ---- one way to pack -----------------------------------------------------------------------
 
 _KINDS: tuple[type, ...] = (
-    SubmitRequests, AbortRequests, Ask, IterationOutputs, RefuseRequests, Answer, Readiness,
+    SubmitRequests, AbortRequests, Ask, IterationOutputs, Refuse, Answer, Readiness,
     StandbyTaken, RequestsStarted, Suspects, Hello, Welcome, EngineSnapshot, PrefixUpdate,
 )  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}

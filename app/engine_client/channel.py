@@ -23,7 +23,6 @@ from actors.transport.messages import (
     Question,
     Readiness,
     RefusedSetting,
-    RefuseRequests,
     RequestsStarted,
     StandbyTaken,
     SubmitRequests,
@@ -98,9 +97,8 @@ class SchedulerChannel:
             self.open_requests.started(message.request_ids)
         elif isinstance(message, Suspects):
             self.open_requests.suspected(message.losses, message.on_trial)
-        elif isinstance(message, RefuseRequests):
-            for refusal in message.refusals:
-                self._owner.on_refusal(refusal)
+        elif isinstance(message, Refuse):
+            self._owner.on_refusal(message)
         elif isinstance(message, Answer):
             self._answered(message)
         else:

@@ -15,13 +15,13 @@ from actors.engine.loop import EngineLoop
 from actors.engine.peers import OnGone, OnMessage, connection_of
 from actors.executor.stage_set import StagesFailed
 from actors.scheduling.build import build_core
+from actors.scheduling.events import Refuse
 from actors.scheduling.interfaces import TokenBudget
 from actors.scheduling.plan import StepPlan
 from actors.scheduling.request import FinishReason, Grammar, Request
 from actors.stage.spec import StageSpec
 from actors.transport.messages import (
     IterationOutputs,
-    RefuseRequests,
     RequestsStarted,
     StepError,
     SubmitRequests,
@@ -103,14 +103,14 @@ class Wires:
     def knows(self, request_id: int) -> bool:
         return connection_of(request_id) not in self._closed
 
-    def outputs(self, rows: Sequence[Any], records: Sequence[Any]) -> None:
+    def send_outputs(self, rows: Sequence[Any], records: Sequence[Any]) -> None:
         self.sent.append((None, IterationOutputs(tuple(rows), tuple(records))))
 
-    def started(self, request_ids: Sequence[int]) -> None:
+    def send_started(self, request_ids: Sequence[int]) -> None:
         self.sent.append((None, RequestsStarted(tuple(request_ids))))
 
-    def refuse(self, refusal: RefuseRequests) -> None:
-        self.send(connection_of(refusal.refusals[0].request_id), refusal)
+    def send_refusal(self, refusal: Refuse) -> None:
+        self.send(connection_of(refusal.request_id), refusal)
 
     def broadcast(self, message: Any) -> None:
         self.sent.append((None, message))

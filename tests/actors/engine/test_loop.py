@@ -11,6 +11,7 @@ from actors.engine.peers import OWNER, first_id
 from actors.engine.questions import ANSWERED_LATER, Questions
 from actors.executor.stage_set import StagesFailed
 from actors.scheduling.budgets.fixed import FixedBudget
+from actors.scheduling.events import Refuse
 from actors.scheduling.request import FinishReason, Grammar, Request
 from actors.transport.messages import (
     AbortRequests,
@@ -21,7 +22,6 @@ from actors.transport.messages import (
     Question,
     Readiness,
     RefusedSetting,
-    RefuseRequests,
     RequestsStarted,
     Suspects,
 )
@@ -48,7 +48,7 @@ async def test_tokens_arrive_in_order_and_nothing_stays(lookahead: bool) -> None
     engine.check_complete(*requests)
     engine.check_empty()
     assert [message.request_ids for message in engine.told(RequestsStarted)] == [(1,), (2,)]
-    assert not engine.told(RefuseRequests) + engine.told(Readiness) + engine.told(Suspects)
+    assert not engine.told(Refuse) + engine.told(Readiness) + engine.told(Suspects)
 
 
 @both
@@ -197,7 +197,7 @@ async def test_refusals_go_to_who_asked() -> None:
     engine.submit(with_grammar(name))
     engine.submit(request(1, prompt=64), request(2, tokens=(), prompt=0))
     await background()
-    refusals = [(n, m.refusals[0]) for n, m in engine.wires.sent if isinstance(m, RefuseRequests)]
+    refusals = [(n, m) for n, m in engine.wires.sent if isinstance(m, Refuse)]
     assert [(n, r.request_id, r.param) for n, r in refusals] == [
         (OWNER, 1, "prompt"),
         (OWNER, 2, "prompt"),

@@ -17,7 +17,6 @@ from actors.transport.messages import (
     AbortRequests,
     Hello,
     IterationOutputs,
-    RefuseRequests,
     RequestsStarted,
     SubmitRequests,
     Welcome,
@@ -87,20 +86,20 @@ async def test_everybody_gets_their_own_outputs(scheduler: Scheduler) -> None:
         front.send(request(request_id))
         number, message = await asyncio.wait_for(scheduler.received.get(), 10)
         assert (number, message.requests[0].request_id) == (connection_of(request_id), request_id)
-    scheduler.peers.outputs([(ids[0], 0, (7,)), (ids[1], 0, (8,)), (ids[0], 1, (9,))], [])
+    scheduler.peers.send_outputs([(ids[0], 0, (7,)), (ids[1], 0, (8,)), (ids[0], 1, (9,))], [])
     assert (await fronts[0].next()).rows == ((ids[0], 0, (7,)), (ids[0], 1, (9,)))
     assert (await fronts[1].next()).rows == ((ids[1], 0, (8,)),)
-    scheduler.peers.outputs([(ids[1], 1, (3,))], [])
-    scheduler.peers.started([ids[1]])
-    scheduler.peers.refuse(RefuseRequests((Refuse(ids[0], "no"),)))
+    scheduler.peers.send_outputs([(ids[1], 1, (3,))], [])
+    scheduler.peers.send_started([ids[1]])
+    scheduler.peers.send_refusal(Refuse(ids[0], "no"))
     assert isinstance(await fronts[1].next(), IterationOutputs)
     assert (await fronts[1].next()) == RequestsStarted((ids[1],))
-    assert (await fronts[0].next()).refusals[0].message == "no"
+    assert (await fronts[0].next()) == Refuse(ids[0], "no")
     fronts[0].socket.close()
     assert await asyncio.wait_for(scheduler.gone.get(), 10) == numbers[0]
     assert not scheduler.peers.knows(ids[0])
     assert scheduler.peers.knows(ids[1])
-    scheduler.peers.outputs([(ids[0], 2, (7,))], [])  # nobody's any more
+    scheduler.peers.send_outputs([(ids[0], 2, (7,))], [])  # nobody's any more
 
 
 @pytest.mark.parametrize("kind", ["submit", "abort", "hello"])

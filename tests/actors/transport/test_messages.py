@@ -15,7 +15,6 @@ from actors.transport.messages import (
     Ask,
     IterationOutputs,
     IterationRecord,
-    RefuseRequests,
     StepError,
     SubmitRequests,
     output_of,
@@ -147,7 +146,8 @@ def test_every_other_kind_survives() -> None:
         Ask(3, "reconfigure", ({"policy": "orca", "policy_options": {"max_batch": 4}},)),
         Answer(3, {"num_waiting": 0}),
         Answer(4, None, "ValueError: no"),
-        RefuseRequests((Refuse(1, "full", None, 1.5), Refuse(2, "never", "prompt"))),
+        Refuse(1, "full", None, 1.5),
+        Refuse(2, "never", "prompt"),
         IterationOutputs(((1, 0, (5,)),), (tuple(record),)),
     ):
         assert unpack_kind(pack_kind(message)) == message
