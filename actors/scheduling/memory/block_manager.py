@@ -54,22 +54,25 @@ class BlockManager:
 
         Requires `can_allocate`; raises MemoryError otherwise and takes nothing.
         """
-        if not self.can_allocate(num_blocks):
+        empty, references = self._empty, self._references
+        if num_blocks > len(empty) + len(self._cached):
             raise MemoryError(f"{num_blocks} blocks asked for, {self.num_free} free")
         taken: list[int] = []
         for _ in range(num_blocks):
-            if self._empty:
-                block = self._empty.pop()
-            else:
-                block, _ = self._cached.popitem(last=False)
-                digest = self._digest_of.pop(block)
-                del self._by_digest[digest]
-                self.num_evictions += 1
-                if self._changed is not None:
-                    self._changed[digest] = False
-            self._references[block] = 1
+            block = empty.pop() if empty else self._evict()
+            references[block] = 1
             taken.append(block)
         return taken
+
+    def _evict(self) -> int:
+        """Take the cached block that was used least recently; its content is lost."""
+        block, _ = self._cached.popitem(last=False)
+        digest = self._digest_of.pop(block)
+        del self._by_digest[digest]
+        self.num_evictions += 1
+        if self._changed is not None:
+            self._changed[digest] = False
+        return block
 
     def share(self, blocks: Iterable[int]) -> None:
         """Add a reference to blocks that are held or cached."""
