@@ -1,0 +1,89 @@
+"""A standby imports ahead of its use, below the steps of other processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import actors.stage.warm_up as module
+from actors.stage.warm_up import import_all
+
+MODULE = """
+import os, threading
+where = threading.get_native_id()
+priority = os.getpriority(os.PRIO_PROCESS, where)
+"""
+NAMES = ("warm_up_needed_to_load", "warm_up_needed_by_grammars", "warm_up_broken")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Modules in place of those that take seconds."""
+    for name in NAMES[:2]:
+        (tmp_path / f"{name}.py").write_text(MODULE)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / f"{NAMES[2]}.py").write_text("raise OSError('Too many open files')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(module, "_NEEDED_TO_LOAD", NAMES[:1])
+    monkeypatch.setattr(module, "_NEEDED_BY_GRAMMARS", NAMES[1:2])
+    return tmp_path
+
+
+def own_priority() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def imported_from(nice: int) -> tuple[int, int, int]:
+    """The priority of the module's thread, and that of the caller's before and after."""
+
+    def work() -> tuple[int, int, int]:
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(nice, own_priority()))
+        before = own_priority()
+        import_all(with_grammars=False)
+        found = sys.modules[NAMES[0]]
+        assert found.where != thread
+        return found.priority, before, own_priority()
+
+    with ThreadPoolExecutor(1) as pool:  # a priority is a thread's own
+        return pool.submit(work).result()
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("nice", [0, 15, 19])
+def test_imports_are_slow_and_their_caller_is_not(nice: int) -> None:
+    """A process that was started at a lower priority may not raise it."""
+    priority, before, after = imported_from(nice)
+    assert priority == max(10, before)
+    assert after == before
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("with_grammars", [False, True])
+def test_the_grammar_compiler_is_imported_where_it_is_used(with_grammars: bool) -> None:
+    import_all(with_grammars)
+    assert [name in sys.modules for name in NAMES] == [True, with_grammars, False]
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The standby is then not ready, and another one is made."""
+    monkeypatch.setattr(module, "_NEEDED_TO_LOAD", NAMES[2:])
+    with pytest.raises(OSError, match="Too many open files"):
+        import_all(with_grammars=False)
+
+
+@pytest.mark.parametrize("name", [*module._NEEDED_TO_LOAD, *module._NEEDED_BY_GRAMMARS])
+def test_the_modules_exist(name: str) -> None:
+    package, *rest = name.split(".")
+    found = importlib.util.find_spec(package)
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    path = Path(found.submodule_search_locations[0]).joinpath(*rest)
+    assert path.is_dir() or path.with_suffix(".py").exists()
