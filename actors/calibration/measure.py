@@ -121,6 +121,8 @@ async def calibrate(
             decode_s = measured[0].seconds
             limit_s = min(MOST_S, max(LEAST_S, STEPS_OF_TIME * decode_s))
             longest_s = max(LONGEST_STEP_S, LONGEST_IN_DECODES * decode_s)
+    if len(measured) < LEAST:
+        await runner.leave()  # the engine runs without a cost model
     model, _ = _fit(measured, base)
     until_s = begin_s + min(MOST_S, LONGER * (limit_s or LEAST_S))
     for number in range(ROUNDS):

@@ -1,0 +1,108 @@
+"""The cost model of a starting engine: measured once, then checked, and kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from actors.calibration.cache import CostModelFile
+from actors.calibration.fit import predict
+from actors.calibration.probe import ProbeFailed
+from actors.calibration.start import calibrate_at_start, keep_learnt
+from actors.engine.config import EngineConfig
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.cost.online import OnlineCostModel
+from actors.scheduling.plan import StepPlan, StepResult, StepShape
+from actors.stage.spec import StageInfo, StageSpec
+from tests.actors.calibration.modeled_stages import LIMITS, TRUTH, Stages
+
+INFO = StageInfo(64, 128, 4096, "bfloat16", "cpu", 4096, 1 << 30, (2,), 1000)
+DECODES = StepShape(8, 8 * 900)
+SLOWER = CostModel("slower", tokens_s=tuple((n, 3 * s) for n, s in TRUTH.tokens_s))
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineConfig:
+    monkeypatch.setenv("LEGATO_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "config.json").write_text("{}")
+    scheduler = SchedulerConfig(
+        num_blocks=LIMITS.kv_tokens // 16,
+        max_requests=LIMITS.max_requests,
+        max_model_len=LIMITS.max_model_len,
+        max_step_tokens=LIMITS.max_step_tokens,
+    )
+    return EngineConfig(StageSpec(str(tmp_path)), scheduler)
+
+
+def kept(engine: EngineConfig) -> CostModel | None:
+    return CostModelFile.of(engine.stage, INFO).load()
+
+
+async def test_what_was_measured_once_is_checked_later(engine: EngineConfig) -> None:
+    stages = Stages()
+    found = await calibrate_at_start(engine, engine.scheduler, INFO, stages.execute)
+    assert found is not None
+    assert predict(found.model, DECODES) == pytest.approx(predict(TRUTH, DECODES), rel=0.05)
+    assert kept(engine) == found.model
+    assert (found.model.num_stages, found.model.max_model_len) == (1, LIMITS.max_model_len)
+    later = Stages()
+    checked = await calibrate_at_start(engine, engine.scheduler, INFO, later.execute)
+    assert checked is not None
+    assert checked.model == found.model
+    assert 0 < later.num_steps < 20 < stages.num_steps
+
+
+async def test_a_rebuild_keeps_no_stream_waiting_for_a_check(engine: EngineConfig) -> None:
+    CostModelFile.of(engine.stage, INFO).save(TRUTH)
+    stages, rebuilt = Stages(SLOWER), replace(engine, is_rebuild=True)
+    found = await calibrate_at_start(rebuilt, engine.scheduler, INFO, stages.execute)
+    assert found is not None
+    assert (found.model, stages.num_steps) == (TRUTH, 0)
+
+
+async def test_a_model_that_does_not_fit_is_measured_anew(engine: EngineConfig) -> None:
+    CostModelFile.of(engine.stage, INFO).save(TRUTH)
+    stages = Stages(SLOWER)
+
+    async def execute(plan: StepPlan) -> StepResult:
+        if plan.step_id == 0:  # of the check, and of what follows it
+            stages.num_steps = 0
+        return await stages.execute(plan)
+
+    found = await calibrate_at_start(engine, engine.scheduler, INFO, execute)
+    assert found is not None
+    assert predict(found.model, DECODES) == pytest.approx(predict(SLOWER, DECODES), rel=0.05)
+    assert kept(engine) == found.model
+
+
+async def test_an_engine_too_small_to_measure_goes_without(engine: EngineConfig) -> None:
+    small = replace(engine.scheduler, max_step_tokens=4, max_requests=2, max_model_len=64)
+    stages = Stages()
+    assert await calibrate_at_start(engine, small, INFO, stages.execute) is None
+    assert kept(engine) is None
+    assert not stages.known
+
+
+async def test_stages_that_fail_are_not_taken_for_small_ones(engine: EngineConfig) -> None:
+    async def execute(plan: StepPlan) -> StepResult:
+        raise ProbeFailed("stage 0 rank 0 died")
+
+    with pytest.raises(ProbeFailed, match="died"):
+        await calibrate_at_start(engine, engine.scheduler, INFO, execute)
+    assert kept(engine) is None
+
+
+def test_what_was_learned_while_serving_is_kept(engine: EngineConfig) -> None:
+    keep_learnt(engine, INFO, None)
+    assert kept(engine) is None
+    cost = OnlineCostModel(TRUTH)
+    profile_s = cost.step_s(DECODES)
+    for _ in range(200):
+        cost.observe(DECODES, 2 * profile_s)
+    keep_learnt(engine, INFO, cost)
+    found = kept(engine)
+    assert found is not None
+    assert OnlineCostModel(found).step_s(DECODES) == pytest.approx(2 * profile_s, rel=0.1)
