@@ -1,0 +1,238 @@
+"""The calls of a policy: each allocates what it needs or changes nothing, in whatever order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.scheduling.admission.limits import AcceptAll
+from actors.scheduling.budgets.fixed import FixedBudget
+from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.interfaces import EngineView
+from actors.scheduling.lifecycle import LiveRequests
+from actors.scheduling.state import RequestState, RequestStatus, Suspicion
+from actors.scheduling.step import LEAST_TRIAL_TOKENS, MOST_TRIAL_TOKENS, StepBuilder
+from tests.actors.scheduling.driver import Driver
+from tests.actors.scheduling.short_lives import config, request
+from tests.actors.scheduling.whims import NAMES, Call, Whims
+
+
+class Patient(Driver):
+    """A driver that lets decodes wait, as the policy decides."""
+
+    def _check_no_decode_skipped(self) -> None:
+        pass
+
+
+CONFIGS = st.builds(
+    config,
+    num_blocks=st.integers(10, 24),
+    max_model_len=st.just(40),
+    max_requests=st.integers(2, 6),
+    max_step_tokens=st.sampled_from([8, 13, 64]),
+    token_budget=st.just(64),
+    num_stages=st.sampled_from([1, 1, 2]),
+    lookahead=st.booleans(),
+    overlap_chunks=st.booleans(),
+    allocation=st.sampled_from(["prompt", "chunk"]),
+    prefix_cache=st.booleans(),
+    num_host_blocks=st.sampled_from([0, 8]),
+    swap=st.just("always"),
+    tile=st.sampled_from([1, 4]),
+    drafter=st.sampled_from(["none", "lookup"]),
+    policy=st.sampled_from(["vllm", "orca"]),  # orca reserves
+)
+CALLS = st.builds(Call, st.sampled_from(NAMES), st.integers(0, 5), st.integers(1, 12))
+STEPS = st.lists(st.lists(CALLS, min_size=1, max_size=8), max_size=25)
+LIVES = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 12)), min_size=1, max_size=6)
+
+
+@settings(max_examples=60)
+@given(CONFIGS, STEPS, LIVES)
+def test_whatever_a_policy_calls_tokens_and_memory_are_right(
+    chosen: SchedulerConfig, steps: list[list[Call]], lives: list[tuple[int, int]]
+) -> None:
+    """The driver compares every token, and every KV slot that is read, with what it must be."""
+    core = build_core(chosen)
+    if chosen.drafter == "none":
+        steps = [[call for call in calls if call.name != "add_drafts"] for calls in steps]
+    core.policy = Whims(core, steps, core.policy)
+    driver = Patient(chosen, core)
+    for number, (prompt, output) in enumerate(lives):
+        driver.submit(request(number, prompt=prompt, output=output))
+    driver.drain()
+    driver.check_everyone_finished()
+
+
+class Bench:
+    """A builder and its requests without a core: the test answers the steps. Blocks of 4."""
+
+    def __init__(self, budget: FixedBudget | None = None, **changes: Any) -> None:
+        self.requests = LiveRequests(config(watermark=0.0, **changes), "fcfs", None)
+        self.step = StepBuilder(
+            self.requests, budget or FixedBudget(64), AcceptAll(), reserve=False, tier=None
+        )
+        self.num_steps = 0
+
+    def begin(self) -> StepBuilder:
+        self.num_steps += 1
+        self.step.begin(self.num_steps)
+        return self.step
+
+    def waiting(self, number: int, prompt: int) -> RequestState:
+        state = RequestState(request(number, prompt=prompt, output=20), number, max_model_len=64)
+        self.requests.add(state)
+        return state
+
+    def decoding(self, number: int, prompt: int) -> RequestState:
+        """Its prompt is computed and its first token known."""
+        state = self.waiting(number, prompt)
+        assert self.begin().start(state, prompt) == prompt
+        self.step.build()
+        state.in_flight = 0
+        state.output_token_ids.append(7)
+        state.num_tokens += 1
+        return state
+
+    def ids(self) -> list[int]:
+        return [part.request_id for part in self.step.contents.decode_slices]
+
+
+def test_a_request_decodes_once_in_a_step() -> None:
+    bench = Bench()
+    first, second = bench.decoding(1, 4), bench.decoding(2, 4)
+    step = bench.begin()
+    step.decode((second,))
+    step.decode_all()
+    step.decode((first, second))
+    assert bench.ids() == [2, 1]
+    assert step.shape == (2, 10, (), False)
+
+
+def test_who_is_preempted_for_another_is_left_out() -> None:
+    bench = Bench(num_blocks=4)
+    first, second = bench.decoding(1, 8), bench.decoding(2, 7)  # the memory is full
+    bench.begin().decode_all()
+    assert bench.ids() == [1]
+    assert second.status is RequestStatus.WAITING
+    assert (len(first.block_table), first.num_computed_tokens) == (3, 9)
+
+
+def test_who_is_in_the_step_already_is_not_preempted() -> None:
+    bench = Bench(num_blocks=4)
+    first, second = bench.decoding(1, 8), bench.decoding(2, 7)
+    step = bench.begin()
+    step.decode((second,))
+    step.decode((first,))
+    assert bench.ids() == [2]
+    assert (len(first.block_table), first.num_computed_tokens, first.in_flight) == (2, 8, 0)
+    assert bench.requests.running.claimant is first
+    step.preempt(second)
+    assert second.status is RequestStatus.RUNNING
+    assert step.add_drafts(second, (1, 2)) == 0  # nor for drafts
+
+
+def test_drafts_take_no_block_that_a_request_waits_for() -> None:
+    bench = Bench(num_blocks=6)
+    first, second, third = (bench.decoding(n, prompt) for n, prompt in ((1, 8), (2, 7), (3, 5)))
+    bench.requests.preempt(first)  # two blocks are free
+    step = bench.begin()
+    step.decode((second, third))
+    bench.requests.running.claim(second)
+    assert step.add_drafts(second, (1, 2, 3)) == 0
+    assert step.add_drafts(third, (1, 2, 3)) == 2  # the rest of its block
+    bench.requests.running.claimant = None
+    assert step.add_drafts(second, (1, 2, 3)) == 3
+    assert [len(s.block_table) for s in (second, third)] == [3, 2]
+    assert step.contents.drafts == [(3, (1, 2)), (2, (1, 2, 3))]
+    assert step.shape == (0, 0, ((5, 3), (7, 4)), False)
+    assert not step.contents.decodes_alone
+
+
+def test_a_chunk_is_cut_to_the_memory_that_is_left() -> None:
+    bench = Bench(num_blocks=4, allocation="chunk")
+    first, second = bench.decoding(1, 7), bench.waiting(2, 20)
+    assert bench.begin().start(second, 3) == 3
+    second.in_flight = 0
+    step = bench.begin()
+    assert step.chunk(second, 12) == 5  # the rest of its block, and the last free one
+    assert (second.num_computed_tokens, len(second.block_table)) == (8, 2)
+    assert bench.requests.running.claimant is None
+    second.in_flight = 0
+    assert bench.begin().chunk(second, 12) == 0
+    assert (second.num_computed_tokens, second.in_flight) == (8, 0)
+    assert first.status is RequestStatus.RUNNING  # of a better rank
+
+
+def test_a_prompt_that_is_to_be_whole_starts_whole_or_not_at_all() -> None:
+    bench = Bench(max_step_tokens=12)
+    short, long = bench.waiting(1, 10), bench.waiting(2, 30)
+    step = bench.begin()
+    assert step.start(short, 9, whole=True) == 0
+    assert step.head() is short
+    assert step.start(short, 10, whole=True) == 10
+    assert step.start(long, 12, whole=True) == 0  # 2 are left of the stages' buffers
+    assert bench.begin().start(long, 12, whole=True) == 12  # which never hold it
+
+
+class Closed(FixedBudget):
+    def may_start(self, engine: EngineView) -> bool:
+        return False
+
+
+def test_a_budget_that_lets_nobody_start_lets_one_run() -> None:
+    bench = Bench(Closed(64))
+    first, second = bench.waiting(1, 4), bench.waiting(2, 4)
+    step = bench.begin()
+    assert step.start(first, 64) == 4
+    assert step.start(second, 64) == 0
+    assert step.head() is second
+
+
+@pytest.mark.parametrize("is_trial", [True, False])
+def test_suspects_share_no_step_with_others(is_trial: bool) -> None:
+    bench = Bench(max_step_tokens=32)
+    decodes = [bench.decoding(n, 4) for n in (1, 2)]
+    prompts = [bench.waiting(n, 40) for n in (3, 4)]
+    for state in prompts:
+        bench.begin().start(state, 8)
+        state.in_flight = 0
+    for suspect in (decodes[1], prompts[1]):
+        suspect.suspicion = Suspicion(9)
+    bench.requests.trials.append([decodes[1], prompts[1]])
+    step = bench.begin()
+    step.is_trial = is_trial
+    assert step.runnable_decodes() == decodes[:1]
+    assert step.runnable_prefills() == prompts[:1]
+    step.decode_all()
+    chunks = [step.chunk(state, 8) for state in prompts]
+    assert (bench.ids(), chunks) == (([2], [0, 8]) if is_trial else ([1], [8, 0]))
+
+
+def test_what_the_budget_leaves_is_never_negative() -> None:
+    bench = Bench(FixedBudget(3), max_step_tokens=8)
+    for number in range(4):
+        bench.decoding(number, 4)
+    step = bench.begin()
+    assert step.tokens_left() == 3
+    step.decode_all()
+    assert (step.tokens_left(), step.token_budget, step.room_for_drafts()) == (0, 3, 0)
+    large = Bench(FixedBudget(100), max_step_tokens=8)
+    large.decoding(1, 4)
+    large.begin().decode_all()
+    assert (large.step.tokens_left(), large.step.room_for_drafts()) == (7, 7)
+
+
+@pytest.mark.parametrize(
+    ("budget", "tokens"),
+    [(10, LEAST_TRIAL_TOKENS), (500, 498), (10**6, MOST_TRIAL_TOKENS)],
+)
+def test_a_trial_is_as_long_as_the_budget_beside_all_decodes(budget: int, tokens: int) -> None:
+    bench = Bench(FixedBudget(budget))
+    bench.decoding(1, 4)
+    bench.decoding(2, 4)
+    assert bench.begin().trial_tokens() == tokens
