@@ -1,4 +1,4 @@
-"""On submission and in the queue: what is refused, capped, timed out or held back."""
+"""On submission and in the queue: what is refused, capped or held back."""
 
 from __future__ import annotations
 
@@ -10,15 +10,9 @@ from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
-from actors.scheduling.events import (
-    Emit,
-    Refuse,
-    Submit,
-    Tick,
-    WakeAt,
-)
+from actors.scheduling.events import Emit, Refuse, Submit
 from actors.scheduling.interfaces import EngineView, RequestView
-from actors.scheduling.request import FinishReason, Objective, Request, SamplingParams
+from actors.scheduling.request import Objective, Request, SamplingParams
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.short_lives import config, request
 
@@ -101,20 +95,6 @@ def test_tenants_have_caps() -> None:
     assert running == {0, 7}
     driver.drain()
     driver.check_everyone_finished()
-
-
-def test_whoever_waits_too_long_is_refused_on_time() -> None:
-    driver = Driver(config(max_requests=1, queue_timeout_s=5.0))
-    driver.submit(request(1, output=30))
-    driver.submit(request(2))
-    assert driver.wake_at_s is not None
-    instructions = driver.send(Tick(), after_s=5.5)
-    assert isinstance(instructions[0], Refuse)
-    assert instructions[0].request_id == 2
-    assert instructions[0].retry_after_s is not None
-    driver.drain()
-    assert driver.callers[1].finish is FinishReason.LENGTH
-    assert not any(isinstance(i, WakeAt) for i in driver.send(Tick()))
 
 
 class Picky:

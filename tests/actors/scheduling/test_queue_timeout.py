@@ -1,0 +1,87 @@
+"""Whoever waits too long is refused on time, and only who has never started."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.scheduling.events import Reconfigure, Refuse, StepFailed, Tick, WakeAt
+from actors.scheduling.request import FinishReason
+from actors.scheduling.state import RequestStatus
+from tests.actors.scheduling.driver import Driver
+from tests.actors.scheduling.short_lives import config, request
+
+
+def refused(driver: Driver) -> list[int]:
+    return [number for number, caller in driver.callers.items() if caller.refused is not None]
+
+
+def test_whoever_waits_too_long_is_refused_on_time() -> None:
+    driver = Driver(config(max_requests=1, queue_timeout_s=5.0))
+    driver.submit(request(1, output=30))
+    driver.submit(request(2))
+    assert driver.wake_at_s is not None
+    instructions = driver.send(Tick(), after_s=5.5)
+    assert isinstance(instructions[0], Refuse)
+    assert instructions[0].request_id == 2
+    assert instructions[0].retry_after_s is not None
+    driver.drain()
+    assert driver.callers[1].finish is FinishReason.LENGTH
+    assert not any(isinstance(i, WakeAt) for i in driver.send(Tick()))
+
+
+def test_each_is_woken_for_at_its_own_time() -> None:
+    driver = Driver(config(max_requests=1, queue_timeout_s=5.0))
+    driver.submit(request(1, output=30))  # at 0.01 s
+    for number, after_s in ((2, 0.99), (3, 1.0), (4, 1.0)):
+        driver.now_s += after_s - 0.01
+        driver.submit(request(number))
+    driver.abort(3)
+    wakes = []
+    while driver.wake_at_s is not None:
+        wakes.append(driver.wake_at_s)
+        after_s, driver.wake_at_s = driver.wake_at_s - driver.now_s, None
+        driver.send(Tick(), after_s)
+    # The first one has started and the third has left: nothing is due for them.
+    assert wakes == pytest.approx([6.0, 8.0])
+    assert refused(driver) == [2, 4]
+    driver.drain()
+    driver.check_everyone_finished()
+
+
+@pytest.mark.parametrize("how", ["preempted", "suspected"])
+def test_who_has_started_once_is_never_refused(how: str) -> None:
+    driver = Driver(config(num_blocks=6, max_model_len=24, watermark=0.0, queue_timeout_s=5.0))
+    for number in (1, 2):
+        driver.submit(request(number, prompt=8, output=10))
+    if how == "suspected":
+        driver.answer()
+        step = driver.outstanding.popleft()
+        driver.stages.fail(step, applied=True)
+        driver.failures += 1
+        driver.send(StepFailed(step.step_id, "kernel panic"))
+    state = driver.core.requests.by_id[2]
+    for _ in range(30):
+        if state.num_preemptions or how == "suspected":
+            break
+        driver.answer()
+    assert state.status is RequestStatus.WAITING
+    driver.send(Tick(), after_s=100.0)
+    assert refused(driver) == []
+    driver.drain()
+    driver.check_everyone_finished()
+
+
+def test_a_shorter_timeout_applies_to_who_waits_already() -> None:
+    driver = Driver(config(max_requests=1, queue_timeout_s=50.0))
+    driver.submit(request(1, output=30))
+    driver.submit(request(2))
+    driver.send(Reconfigure({"queue_timeout_s": 5.0}))
+    assert driver.wake_at_s == pytest.approx(5.02)
+    driver.send(Tick(), after_s=5.5)
+    assert refused(driver) == [2]
+    driver.send(Reconfigure({"queue_timeout_s": None}))
+    driver.submit(request(3))
+    driver.send(Tick(), after_s=500.0)
+    assert refused(driver) == [2]
+    driver.drain()
+    driver.check_everyone_finished()
