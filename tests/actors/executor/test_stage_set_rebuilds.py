@@ -1,0 +1,167 @@
+"""Lost stages are replaced, from a standby if there is one. No process of a stage is started."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.engine.config import KVMemory
+from actors.executor.stage_set import StageSet, StagesFailed
+from actors.scheduling.plan import Slice, StepPlan
+from tests.actors.executor.paper_ranks import (
+    HERE,
+    Cluster,
+    Rank,
+    died,
+    drawn,
+    flat,
+    in_place_of_ray,
+    info,
+    stage_set,
+    until,
+)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return in_place_of_ray(monkeypatch, 2, 2)
+
+
+class Listener:
+    def __init__(self, stages: StageSet) -> None:
+        self.answers: list[Any] = []
+        self.losses: list[str] = []
+        self.standbys: list[str] = []
+        stages.listen(self.answers.append, self.losses.append, self.standbys.append)
+
+
+async def test_new_stages_have_the_sizes_and_listeners_of_the_old(cluster: Cluster) -> None:
+    stages = stage_set(cluster, kv=KVMemory(fraction=0.1))
+    listener = Listener(stages)
+    _, num_blocks, swap = await stages.build()
+    await until(lambda: all(rank.called("watch") for rank in flat(cluster.sets[0])))
+    cluster.sets[0][1][0].die()
+    await until(lambda: listener.losses)
+    assert listener.losses == ["stage 1 rank 0 died: ActorDiedError"]
+    cluster.answers = [{"load": info(available_bytes=0)}]  # the old ones' memory is not free yet
+    await stages.rebuild()
+    assert all(rank.dead.is_set() for rank in flat(cluster.sets[0]))
+    for rank in flat(cluster.sets[1]):
+        assert rank.called("allocate") == [(num_blocks, swap)]
+    assert stages.pids == [[1000, 1001], [1010, 1011]]
+    assert stages.pipeline is not None
+    stages.pipeline.submit(StepPlan(0, (Slice(5, 0, 3, True), Slice(6, 0, 3, False))))
+    await until(lambda: listener.answers)
+    assert listener.answers[0].tokens == ((5, 7),)
+    cluster.sets[1][0][1].die()
+    await until(lambda: len(listener.losses) == 2)
+    stages.close()
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as made:
+        yield made
+        made.kill()
+
+
+async def test_a_process_of_this_node_that_does_not_end_is_killed(
+    cluster: Cluster, process: subprocess.Popen[bytes]
+) -> None:
+    stages = stage_set(cluster)
+    cluster.sets[0][0][1].answers |= {"pid": process.pid, "node_id": HERE}
+    cluster.sets[0][1][1].answers |= {"pid": 1 << 22, "node_id": HERE}  # it has died already
+    await stages.build()
+    assert process.poll() is None
+    await stages.rebuild()
+    assert process.wait(10) == -signal.SIGKILL
+    stages.close()
+
+
+async def test_adapters_are_loaded_into_new_stages(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    stages = stage_set(cluster, adapters=((1, "first"),))
+    await stages.build()
+    assert await stages.load_adapter(2, "second") is None
+    cluster.sets[0][1][0].answers["load_adapter"] = "rank too high"
+    assert await stages.load_adapter(3, "third") == "rank too high"
+    cluster.answers = [{"load_adapter": [None, "its folder is gone"]}]
+    await stages.rebuild()
+    for rank in flat(cluster.sets[1]):
+        assert rank.called("load_adapter") == [(1, "first"), (2, "second")]
+    assert "adapter slot 2 is lost: its folder is gone" in caplog.text
+    for rank in flat(cluster.sets[1]):
+        rank.answers["load_adapter"] = died()
+    with pytest.raises(StagesFailed):
+        await stages.load_adapter(4, "fourth")
+    stages.close()
+
+
+async def test_a_tier_must_have_its_disk_at_the_first_start_alone(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    stages = stage_set(cluster, kv=KVMemory(host_cache_gib=1.0), stage=drawn(tmp_path))
+    for rank in flat(cluster.sets[0]):
+        rank.answers["open_tier"] = (b"found", bytes(rank.place))
+    await stages.build()
+    assert stages.tier == tuple((b"found", bytes(rank.place)) for rank in flat(cluster.sets[0]))
+    await stages.rebuild()
+    for number, needs_disk in ((0, True), (1, False)):
+        specs = [rank.called("open_tier")[0][0] for rank in flat(cluster.sets[number])]
+        assert [spec.needs_disk for spec in specs] == [needs_disk] * 4
+        assert len({spec.folder for spec in specs}) == 4
+    assert stages.tier == ((),) * 4
+    stages.close()
+
+
+# ---- the standby ---------------------------------------------------------------------------------
+
+
+def standby(cluster: Cluster, name: str, **answers: Any) -> list[list[Rank]]:
+    cluster.answers.append(answers)
+    made = cluster.create()
+    cluster.named |= {f"{name}-{r.place[0]}-{r.place[1]}": r for r in flat(made)}
+    return made
+
+
+async def test_a_rebuild_uses_the_standby_once(cluster: Cluster) -> None:
+    stages = stage_set(cluster, standby=True)
+    listener = Listener(stages)
+    await stages.build()
+    with pytest.raises(ValueError, match="gone-0-0"):
+        stages.stand_by("gone")
+    assert stages.standby == "starting"
+    ready = standby(cluster, "s")
+    stages.stand_by("s")
+    assert stages.standby == "ready"
+    await stages.rebuild()
+    assert all(rank.called("allocate") for rank in flat(ready))
+    assert (len(cluster.sets), listener.standbys, stages.standby) == (2, ["s"], "starting")
+    await stages.rebuild()
+    assert (len(cluster.sets), listener.standbys) == (3, ["s"])
+    stages.stand_by("s")
+    stages.stand_by(None)
+    assert stages.standby == "starting"
+    stages.close()
+
+
+@pytest.mark.parametrize("answer", [False, died()])
+async def test_a_standby_that_cannot_be_used_is_replaced(cluster: Cluster, answer: Any) -> None:
+    stages = stage_set(cluster, standby=True)
+    await stages.build()
+    unfit = standby(cluster, "s", is_unused=answer)
+    stages.stand_by("s")
+    await stages.rebuild()
+    assert all(rank.dead.is_set() for rank in flat(unfit))
+    assert all(rank.called("allocate") for rank in flat(cluster.sets[2]))
+    stages.close()
+
+
+async def test_an_engine_without_a_standby_says_so(cluster: Cluster) -> None:
+    assert stage_set(cluster).standby == "none"
