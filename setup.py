@@ -17,7 +17,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCE = Path("kernels/cpu/src")
-# g++ 12 takes the undefined-on-purpose registers of its own intrinsics for uninitialised ones.
+# g++ 12 takes the undefined-on-purpose registers of its own intrinsics for uninitialized ones.
 WARNINGS = ["-Wall", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 BASELINE = [
     "-std=c++17",
@@ -53,7 +53,7 @@ class BuildLibrary(build_ext):
         return str(Path(*fullname.split(".")).with_suffix(".so"))
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
-        """What extern "C" marks as visible, and no module initialiser."""
+        """What extern "C" marks as visible, and no module initializer."""
         return []
 
     def build_extension(self, ext: Extension) -> None:

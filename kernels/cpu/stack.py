@@ -94,7 +94,7 @@ class _StackView(ctypes.Structure):
         ("num_layers", ctypes.c_int32),
         ("eps", ctypes.c_float),
         ("activation", ctypes.c_int32),
-        ("centred", ctypes.c_bool),
+        ("centered", ctypes.c_bool),
         ("gated", ctypes.c_bool),
         ("parallel", ctypes.c_bool),
         ("whole_qk_norm", ctypes.c_bool),

@@ -13,7 +13,7 @@
 namespace legato {
 
 // y = weight * round(x / rms(x)); with `residual`, first residual += x, and its norm is taken.
-// centred: y = round(weight * (x - mean) / deviation + bias) instead.
+// centered: y = round(weight * (x - mean) / deviation + bias) instead.
 struct NormArgs {
   const void* x;
   void* residual;      // or null
@@ -23,7 +23,7 @@ struct NormArgs {
   float eps;
   Dtype dtype;
   const void* bias = nullptr;
-  bool centred = false;
+  bool centered = false;
   int64_t stride = 0;  // of the rows of x and y, where it is not the width; then without residual
 };
 

@@ -46,7 +46,7 @@ struct Stored {
 
 // Symmetric int8 with one scale per token and head.
 template <class T>
-struct Quantised {
+struct Quantized {
   using Bits = uint8_t;
   static void make(const T* x, int dim, Bits* bits, float* scale) {
     float values[kMaxHeadDim];
@@ -155,7 +155,7 @@ void rope_of(const RopeArgs& args, int64_t begin, int64_t end) {
     case Dtype::float32: return rope_in<T, Stored<T, float>>(args, begin, end);
     case Dtype::bfloat16: return rope_in<T, Stored<T, bf16>>(args, begin, end);
     case Dtype::float16: return rope_in<T, Stored<T, fp16>>(args, begin, end);
-    case Dtype::int8: return rope_in<T, Quantised<T>>(args, begin, end);
+    case Dtype::int8: return rope_in<T, Quantized<T>>(args, begin, end);
   }
 }
 

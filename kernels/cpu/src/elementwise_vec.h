@@ -83,14 +83,14 @@ inline float inverse_rms(const T* x, int64_t width, float eps) {
 
 // y = round(weight * (x - mean) / sqrt(variance + eps) + bias); bias may be null.
 template <class T>
-inline void centre_row(const T* x, const T* weight, const T* bias, T* y, int64_t width, float eps) {
+inline void center_row(const T* x, const T* weight, const T* bias, T* y, int64_t width, float eps) {
   Vec sum = Vec::zero(), squares = Vec::zero();
   for_lanes(width, [&](int64_t i, int n) { sum = sum + load_lanes(x + i, n); });
   const float mean = sum.sum() / static_cast<float>(width);
-  const Vec centre = Vec::set(mean);
+  const Vec center = Vec::set(mean);
   float rest = 0.0f;  // of the lanes behind the last whole register
   for_lanes(width, [&](int64_t i, int n) {
-    const Vec d = load_lanes(x + i, n) - centre;
+    const Vec d = load_lanes(x + i, n) - center;
     if (n == Vec::kLanes) {
       squares = fma(d, d, squares);
     } else {
@@ -102,7 +102,7 @@ inline void centre_row(const T* x, const T* weight, const T* bias, T* y, int64_t
   const float variance = (squares.sum() + rest) / static_cast<float>(width);
   const Vec scale = Vec::set(1.0f / __builtin_sqrtf(variance + eps));
   for_lanes(width, [&](int64_t i, int n) {
-    Vec normed = (load_lanes(x + i, n) - centre) * scale * load_lanes(weight + i, n);
+    Vec normed = (load_lanes(x + i, n) - center) * scale * load_lanes(weight + i, n);
     if (bias != nullptr) normed = normed + load_lanes(bias + i, n);
     store_lanes(normed, y + i, n);
   });

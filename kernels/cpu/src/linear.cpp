@@ -58,7 +58,7 @@ PreparedInput prepare(const PackedLinear& linear, const void* x, int64_t ldx, in
   return {copy ? rows : static_cast<const char*>(x), row_bytes, linear.has_zeros ? sums : nullptr};
 }
 
-// Panels per task: about kTaskBytes of weight, minimising the share of the busiest thread.
+// Panels per task: about kTaskBytes of weight, minimizing the share of the busiest thread.
 int64_t panels_per_task(const PackedLinear& linear, int64_t num_row_blocks, int threads) {
   if (num_row_blocks > 1) return 1;
   const int64_t most = std::max<int64_t>(1, kTaskBytes / linear.panel_bytes);

@@ -9,7 +9,7 @@
 //   i8         [k / 2][row][k % 2]              one byte each
 //   i4         [k / 8][row][k % 2][(k / 2) % 4]  four bits each, stored as value + 8
 //
-// Group-quantised weights have, before each group, a header: fp16 scales [row] and, if there are
+// Group-quantized weights have, before each group, a header: fp16 scales [row] and, if there are
 // any, fp16 zero points [row]. k is padded with zeros to whole units (and groups).
 //
 // Where both halves of the rows fill whole registers, a panel interleaves one register of the first

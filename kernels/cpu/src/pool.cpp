@@ -71,7 +71,7 @@ Pool& Pool::get() {
 
 Pool::Pool() : size_(default_size()) {}
 
-// The child has no workers, and the mutex may have been held: the pool is reinitialised.
+// The child has no workers, and the mutex may have been held: the pool is reinitialized.
 void Pool::after_fork_in_child() {
   Pool& pool = get();
   const int size = pool.size();

@@ -30,7 +30,7 @@ namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-void penalise_repetition(const Adjustment& a, int64_t vocabulary) {
+void penalize_repetition(const Adjustment& a, int64_t vocabulary) {
   thread_local std::vector<uint64_t> seen;
   seen.assign((vocabulary + 63) / 64, 0);
   const auto visit = [&](const int32_t* tokens, int64_t count) {
@@ -47,7 +47,7 @@ void penalise_repetition(const Adjustment& a, int64_t vocabulary) {
   visit(a.output, a.num_output);
 }
 
-void penalise_output(const Adjustment& a) {
+void penalize_output(const Adjustment& a) {
   thread_local std::vector<int32_t> sorted;
   sorted.assign(a.output, a.output + a.num_output);
   std::sort(sorted.begin(), sorted.end());
@@ -85,8 +85,8 @@ void forbid(const Adjustment& a, int64_t vocabulary) {
 
 void adjust(const Adjustment& a, int64_t vocabulary) {
   for (int64_t i = 0; i < a.num_biases; ++i) a.logits[a.bias_ids[i]] += a.biases[i];
-  if (a.repetition != 1.0f) penalise_repetition(a, vocabulary);
-  if (a.num_output > 0 && (a.presence != 0.0 || a.frequency != 0.0)) penalise_output(a);
+  if (a.repetition != 1.0f) penalize_repetition(a, vocabulary);
+  if (a.num_output > 0 && (a.presence != 0.0 || a.frequency != 0.0)) penalize_output(a);
   if (a.allowed != nullptr) mask(a, vocabulary);
   if (a.num_forbidden > 0) forbid(a, vocabulary);
 }

@@ -43,7 +43,7 @@ struct Stack {
   int32_t num_layers;
   float eps;
   Activation activation;
-  bool centred;  // layer norms
+  bool centered;  // layer norms
   bool gated;
   bool parallel;
   bool whole_qk_norm;
@@ -149,7 +149,7 @@ class Run {
   const void* sum_normed(const void* added, const void* weight, const void* bias, void* y) {
     if (added == nullptr && weight == nullptr) return residual_;
     norm({added == nullptr ? residual_ : added, added == nullptr ? nullptr : residual_, weight, y,
-          size_.hidden, stack_.eps, stack_.shape.dtype, bias, stack_.centred},
+          size_.hidden, stack_.eps, stack_.shape.dtype, bias, stack_.centered},
          size_.tokens);
     return weight == nullptr ? residual_ : y;
   }
@@ -168,7 +168,7 @@ class Run {
     sum_ranks();
     if (weight != nullptr) {
       norm({out_, nullptr, weight, out_, H, stack_.eps, stack_.shape.dtype, nullptr,
-            stack_.centred},
+            stack_.centered},
            T);
     }
     return out_;
