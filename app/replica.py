@@ -17,6 +17,7 @@ from app.api.application import build_api
 from app.api.context import Context, Running
 from app.api.http.http_server import HttpServer
 from app.api.http.options import at_address
+from app.batch_service import BatchService
 from app.console.routes import console_routes
 from app.engine_client.link import EngineFailed
 from app.handle_calls import HandleCalls, ReplicaEngine
@@ -50,6 +51,7 @@ class HttpReplica(HandleCalls):
     telemetry: Mapping[str, Telemetry]  # of every model
     api: ASGIApp
     http: HttpServer | None
+    batches: BatchService
     loop_lag: LoopLag
 
     async def open(self, configs: Sequence[EngineConfig]) -> None:
@@ -60,6 +62,8 @@ class HttpReplica(HandleCalls):
         }
         self.loop_lag = LoopLag()
         self.loop_lag.start()
+        self.batches = BatchService(self.settings)
+        await self.batches.open()
         self.api = self._build_api()
         self.http = await self._open_http()
 
@@ -93,7 +97,7 @@ class HttpReplica(HandleCalls):
                 context.models = contexts
         consoles = [(name, one.engine, self.telemetry[name]) for name, one in self.models.items()]
         routes = [Route("/metrics", self._metrics), *console_routes(consoles, options)]
-        return build_api(next(iter(contexts.values())), routes)
+        return build_api(next(iter(contexts.values())), routes, self.batches)
 
     async def _open_http(self) -> HttpServer | None:
         if self.settings.listen is None:
@@ -114,6 +118,8 @@ class HttpReplica(HandleCalls):
     async def close(self) -> None:
         """Waits for the requests of the replica's own server, which Serve does not count."""
         engines = getattr(self, "engines", ())
+        if (batches := getattr(self, "batches", None)) is not None:
+            await batches.close()  # at once: no client can fetch what they would still write
         http = getattr(self, "http", None)
         if http is not None:
             for engine in engines:

@@ -10,7 +10,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -63,10 +63,17 @@ def _suggestion(location: tuple[int | str, ...]) -> str:
         inner = getattr(section, "model_fields", {}).get(part)
         if inner is None:  # inside a value, such as one key's limits
             return ""
-        section = inner.annotation
-    known = getattr(section, "model_fields", None) or section.__dataclass_fields__
+        kinds = (inner.annotation, *get_args(inner.annotation))  # a section may be optional
+        section = next(filter(_fields, kinds), None)
+    known = _fields(section)
     close = difflib.get_close_matches(str(location[-1]), known, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _fields(section: Any) -> Mapping[str, Any]:
+    """The settings of a section; empty for a value."""
+    found: Mapping[str, Any] = getattr(section, "model_fields", {})
+    return found or getattr(section, "__dataclass_fields__", {})
 
 
 def model_folder(path: str) -> Path:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 from actors.fleet.routers import build_router
 from actors.scheduling.config import KINDS, SETTINGS, SchedulerConfig
 from app.api.http.options import ApiOptions
+from app.settings_batches import BatchSettings
 
 
 class _Section(BaseModel):
@@ -254,6 +255,7 @@ class Settings(_Section):
         None, description="Absent: every replica is a front and an engine in one."
     )
     adapters: AdapterSettings | None = Field(None, description="Absent: none; not with `models`.")
+    batches: BatchSettings | None = Field(BatchSettings(), description="null: none.")
     listen: str | None = Field(
         None,
         pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\[\]]+):\d{1,5}$",

@@ -45,7 +45,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "fleet.routers": ("actors/fleet/routers/*.py", "vocabulary fleet.picture"),
     "fleet": (
-        "actors/fleet/{moves,scaling/*}.py",
+        "actors/fleet/{moves,roles,scaling/*}.py",
         "vocabulary fleet.picture fleet.routers",
     ),
     # the running engine
@@ -88,18 +88,19 @@ ROOMS: dict[str, tuple[str, str]] = {
     "text": ("app/text/*.py", "vocabulary stage client output"),
     "http": ("app/api/http/*.py", "client"),
     "schema": ("app/api/schema/*.py", ""),
+    "batches": ("app/api/batches/*.py", "http"),
     "api": (
         "app/api/{context,events,generation,sampling_params,sse}.py",
         "vocabulary client text http schema",
     ),
     "endpoints": (
         "app/api/{application,endpoints/*}.py",
-        "vocabulary client output text http schema api",
+        "vocabulary client output text http schema batches api",
     ),
     "telemetry": ("app/telemetry/*.py", "vocabulary transport api"),
     "console": ("app/console/*.py", "policies client http"),
     "settings": (
-        "app/{settings,settings_schema,settings_models}.py",
+        "app/{settings,settings_schema,settings_batches,settings_models}.py",
         "vocabulary core fleet.routers engine.config calibration stage stage.spec http"
         " installation",
     ),
@@ -120,17 +121,18 @@ ROOMS: dict[str, tuple[str, str]] = {
         "app/bench/**.py",
         "kernels kernels.backends vocabulary cost core policies calibration engine stage stage.spec"
         " transport app.engine_client client telemetry settings installation simulate.inputs"
-        " simulate.run fleet fleet.routers app.fleet",
+        " simulate.run simulate fleet fleet.routers app.fleet",
     ),
     "composition": (
-        "app/{main,server,fleet_server,replica,handle_calls,handle_params}.py",
-        "vocabulary fleet.routers fleet engine.config executor engine app.engine_client app.fleet"
-        " text api endpoints http telemetry console settings client installation",
+        "app/{main,server,fleet_server,replica,batch_service,handle_calls,handle_params}.py",
+        "vocabulary calibration batches fleet.routers fleet engine.config executor engine"
+        " app.engine_client app.fleet text api endpoints http telemetry console settings client"
+        " installation",
     ),
     "cli": (
         "app/cli/*.py",
         "core calibration engine.config executor engine transport stage settings installation"
-        " telemetry bench simulate simulate.inputs simulate.run http",
+        " telemetry bench simulate simulate.inputs simulate.run http batches",
     ),
 }
 

@@ -18,9 +18,11 @@ from starlette.types import ASGIApp
 
 from app.api.context import Context
 from app.api.endpoints.adapters import AdapterChanges
+from app.api.endpoints.batches import BatchCalls, BatchesOf, no_batches
 from app.api.endpoints.chat import Chat
 from app.api.endpoints.completions import Completions
 from app.api.endpoints.embeddings import Embeddings
+from app.api.endpoints.files import Files
 from app.api.endpoints.messages import Messages
 from app.api.endpoints.probes import Probes
 from app.api.endpoints.quote import Quotes
@@ -38,17 +40,23 @@ from app.api.schema.openapi import document
 _log = logging.getLogger("legato.api")
 
 
-def build_api(context: Context, extra_routes: Sequence[BaseRoute] = ()) -> ASGIApp:
+def build_api(
+    context: Context,
+    extra_routes: Sequence[BaseRoute] = (),
+    batches: BatchesOf = no_batches,
+) -> ASGIApp:
     """The application served by every replica.
 
     context: of the first model. extra_routes: further routes (metrics, console), with the
-    same guard.
+    same guard. batches: asked for them with every request to them.
     """
     options = context.options
     probes = Probes(context)
     tokens = Tokens(context)
     messages = Messages(context)
     adapters = AdapterChanges(context)
+    files = Files(batches)
+    batch = BatchCalls(batches)
 
     def route(path: str, handler: Callable[[Call], Awaitable[None]], method: str) -> Route:
         return Route(path, Endpoint(handler, options, _log), methods=[method])
@@ -67,6 +75,15 @@ def build_api(context: Context, extra_routes: Sequence[BaseRoute] = ()) -> ASGIA
         route("/v1/slo/quote", Quotes(context), "POST"),
         route("/v1/load_lora_adapter", adapters.load, "POST"),
         route("/v1/unload_lora_adapter", adapters.unload, "POST"),
+        route("/v1/files", files.create, "POST"),
+        route("/v1/files", files.list, "GET"),
+        route("/v1/files/{file_id}", files.retrieve, "GET"),
+        route("/v1/files/{file_id}", files.delete, "DELETE"),
+        route("/v1/files/{file_id}/content", files.content, "GET"),
+        route("/v1/batches", batch.create, "POST"),
+        route("/v1/batches", batch.list, "GET"),
+        route("/v1/batches/{batch_id}", batch.retrieve, "GET"),
+        route("/v1/batches/{batch_id}/cancel", batch.cancel, "POST"),
         route("/tokenize", tokens.tokenize, "POST"),
         route("/detokenize", tokens.detokenize, "POST"),
         route("/openapi.json", _document(context), "GET"),

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, BinaryIO, Final
 
 import httpx
 import typer
 
+from app.api.batches.lines import Line, LineError, parse_line
+from app.api.batches.runner import Answer, BatchRunner, Reply, SendError
 from app.bench.load.client import server_root
-from app.cli.batch_runner import BatchRunner, Line, Totals
 from app.cli.talk import DEFAULT_URL, Key, Url
 from app.terminal import FAILED, console, fail
 
@@ -84,13 +89,72 @@ async def _run(
             await client.get("/v1/models", timeout=10.0)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             fail(f"no server answers at {root} ({error})")
-        with target.open("a") as file:
+        with target.open("ab") as file:
+            return await answer_all(client, lines, file, concurrency, give_up_s)
 
-            def write(answer: dict[str, Any]) -> None:
-                file.write(json.dumps(answer) + "\n")
-                file.flush()
 
-            return await BatchRunner(client, write, concurrency, give_up_s).run(lines)
+async def answer_all(
+    client: httpx.AsyncClient,
+    lines: Sequence[Line],
+    file: BinaryIO,
+    concurrency: int = 32,
+    give_up_s: float = 86_400.0,
+) -> Totals:
+    """Send these requests and append their answers to the file."""
+    totals = Totals()
+    began_s = time.monotonic()
+
+    async def write(answer: Answer) -> None:
+        file.write(answer.line())
+        file.flush()
+        totals.add(answer)
+
+    async def each() -> AsyncGenerator[Line, None]:
+        for line in lines:
+            yield line
+
+    runner = BatchRunner(HttpCalls(client), write, min(concurrency, len(lines)), give_up_s)
+    async with aclosing(each()) as source:
+        await runner.run(source)
+    totals.seconds = time.monotonic() - began_s
+    return totals
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts of the results."""
+
+    num_done: int = 0
+    num_failed: int = 0
+    num_completion_tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, answer: Answer) -> None:
+        """Count one more."""
+        if answer.reply is None or not answer.is_done:
+            self.num_failed += 1
+            return
+        self.num_done += 1
+        usage = json.loads(answer.reply.content).get("usage") or {}
+        tokens = usage.get("completion_tokens", usage.get("output_tokens", 0))
+        self.num_completion_tokens += tokens
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCalls:
+    """Implements `runner.Server` over HTTP."""
+
+    client: httpx.AsyncClient
+
+    async def post(self, url: str, body: bytes) -> Reply:
+        headers = {"content-type": "application/json"}
+        try:
+            answer = await self.client.post(url, content=body, headers=headers)
+            content = json.dumps(answer.json()).encode()  # on one line, whoever wrote it
+        except (httpx.HTTPError, ValueError) as error:
+            raise SendError(repr(error)) from error
+        request_id = answer.headers.get("x-request-id", "")
+        return Reply(answer.status_code, content, request_id, answer.headers.get("retry-after"))
 
 
 def read_lines(source: Path) -> list[Line]:
@@ -99,7 +163,13 @@ def read_lines(source: Path) -> list[Line]:
         texts = source.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         fail(f"{source}: {error}")
-    lines = [_line(f"{source}:{n}", text) for n, text in enumerate(texts, 1) if text.strip()]
+    lines: list[Line] = []
+    for number, text in enumerate(texts, 1):
+        if text.strip():
+            try:
+                lines.append(parse_line(text, URLS))
+            except LineError as error:
+                fail(f"{source}:{number}: {error}")
     seen: set[str] = set()
     for line in lines:
         if line.custom_id in seen:
@@ -108,27 +178,6 @@ def read_lines(source: Path) -> list[Line]:
     if not lines:
         fail(f"{source} holds no request")
     return lines
-
-
-def _line(where: str, text: str) -> Line:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        fail(f"{where}: not JSON: {error}")
-    if not isinstance(found, dict):
-        fail(f"{where}: not an object")
-    custom_id, url, body = found.get("custom_id"), found.get("url"), found.get("body")
-    if not isinstance(custom_id, str) or not custom_id:
-        fail(f"{where}: custom_id: a text is wanted")
-    if found.get("method", "POST") != "POST":
-        fail(f"{where}: method: only POST is known")
-    if url not in URLS:
-        fail(f"{where}: url: {url!r} is none of {', '.join(URLS)}")
-    if not isinstance(body, dict):
-        fail(f"{where}: body: an object is wanted")
-    if body.get("stream"):
-        fail(f"{where}: body.stream: a batch is not streamed")
-    return Line(custom_id, url, body)
 
 
 def keep_answers(target: Path) -> set[str]:

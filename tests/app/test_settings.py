@@ -154,6 +154,10 @@ def test_a_second_tier_that_says_nothing_is_refused(kv: dict[str, Any], key: str
             {"parallel": {"activations": "accelerator"}},
             "accelerator needs parallel.device: cuda and",
         ),
+        ({"batches": {"max_lines": 0}}, "batches.max_lines: "),
+        ({"batches": {"max_file_mib": 2000}}, "max_file_mib: 2000 MiB exceed what a key may keep"),
+        ({"batches": {"max_line": 3}}, "unknown setting; did you mean 'max_lines'"),
+        ({"fleet": {"routin": "slack"}}, "fleet.routin: unknown setting; did you mean 'routing'"),
         ({"api": {"max_m": 3}}, "api.max_m: unknown setting; did you mean 'max_n'"),
     ],
 )

@@ -18,6 +18,7 @@ from app.api.application import build_api
 from app.api.context import Context
 from app.api.events import ApiEvents
 from app.api.http.options import at_address
+from app.batch_service import BatchService
 from app.engine_client.adapters import AdapterEngine
 from app.engine_client.live import LiveEngine
 from app.settings import parse, resolve
@@ -55,7 +56,9 @@ def live_server(
         # Adapters are loaded by whoever is on this machine.
         options = settings.api if adapters is None else at_address(settings.api, "127.0.0.1")
         context = Context(engine, text, options, events or ApiEvents(), adapters=adapters)
-        app = build_api(context)
+        batches = BatchService(settings)
+        await batches.open()
+        app = build_api(context, batches=batches)
         listener = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(app, log_level="warning")
@@ -66,6 +69,7 @@ def live_server(
         loop = asyncio.get_running_loop()
         started.set_result(LiveServer(url, folder.name, engine, text, loop))
         await ended.wait()
+        await batches.close()
         await server.shutdown()
         await engine.close()
         text.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from app.main import build_app
@@ -98,6 +100,29 @@ def test_every_endpoint_takes_the_model_that_is_named(
     unknown = client.post(path, json={"model": "three", **body})
     assert unknown.status_code == 404
     assert unknown.json()["error"]["code"] == "model_not_found"
+
+
+def test_a_front_answers_a_batch_for_all_of_them(served: tuple[httpx.Client, Any]) -> None:
+    client, _ = served
+    caller = openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none")
+    bodies = [{"model": name, "prompt": "a", "max_tokens": 3} for name in ("one", "two", "three")]
+    lines = [
+        {"custom_id": body["model"], "method": "POST", "url": "/v1/completions", "body": body}
+        for body in bodies
+    ]
+    content = "\n".join(json.dumps(line) for line in lines).encode()
+    file = caller.files.create(file=("in.jsonl", content), purpose="batch")
+    batch = caller.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+    )
+    end_s = time.monotonic() + 60
+    while (batch := caller.batches.retrieve(batch.id)).status != "completed":
+        assert time.monotonic() < end_s
+        time.sleep(0.05)  # polling, bounded
+    answers = [json.loads(x) for x in caller.files.content(batch.output_file_id).text.splitlines()]
+    models = {one["custom_id"]: one["response"]["body"]["model"] for one in answers}
+    assert models == {"one": "one", "two": "two"}
+    assert batch.request_counts.failed == 1
 
 
 def test_limits_and_objectives_are_the_models_own(served: tuple[httpx.Client, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -105,31 +105,30 @@ class Call:
         return _parse_body(model, await self._read_body(), self.options.max_json_nodes)
 
     async def _read_body(self) -> bytes:
-        limit = self.options.max_body_bytes
+        try:
+            async with asyncio.timeout(self.options.body_timeout_s):
+                parts = self.body_parts(self.options.max_body_bytes)
+                return b"".join([part async for part in parts])
+        except TimeoutError:
+            raise too_slow(self.options.body_timeout_s) from None
+
+    async def body_parts(self, limit: int) -> AsyncGenerator[bytes, None]:
+        """The body as it arrives; raises ApiError 413 for more than `limit` bytes."""
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared[:20]) > limit:
             raise _too_large(limit)
-        parts: list[bytes] = []
         num_bytes = 0
-        try:
-            async with asyncio.timeout(self.options.body_timeout_s):
-                while True:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    part = message.get("body", b"")
-                    num_bytes += len(part)
-                    if num_bytes > limit:
-                        raise _too_large(limit)
-                    parts.append(part)
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
-        except TimeoutError:
-            raise ApiError(
-                408,
-                f"The body did not arrive within {self.options.body_timeout_s:g} s.",
-                headers={"connection": "close"},
-            ) from None
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            num_bytes += len(part)
+            if num_bytes > limit:
+                raise _too_large(limit)
+            yield part
+            if not message.get("more_body", False):
+                return
 
     def watch_client(self) -> ClientWatch:
         """A context that ends with ClientGone as soon as the client disconnects."""
@@ -200,6 +199,13 @@ def _of_a_size(parts: Sequence[bytes]) -> Iterator[bytes]:
                 gathered.clear()
                 num_bytes = 0
     yield b"".join(gathered)
+
+
+def too_slow(limit_s: float) -> ApiError:
+    """408: a body took too long to arrive."""
+    return ApiError(
+        408, f"The body did not arrive within {limit_s:g} s.", headers={"connection": "close"}
+    )
 
 
 def _too_large(limit: int) -> ApiError:

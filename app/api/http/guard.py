@@ -208,7 +208,7 @@ async def _allow(asked: bytes | None, send: Send) -> None:
     """Answer the preflight of an allowed origin: any header may be sent, because clients add
     their own; a key among them is checked with the request itself."""
     headers = [
-        (b"access-control-allow-methods", b"GET, POST"),
+        (b"access-control-allow-methods", b"GET, POST, DELETE"),
         (b"access-control-max-age", b"600"),
         (b"vary", b"Access-Control-Request-Headers"),
     ]

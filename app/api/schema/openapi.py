@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
+from app.api.schema.batches import (
+    BatchList,
+    BatchObject,
+    BatchRequest,
+    FileDeleted,
+    FileList,
+    FileObject,
+)
 from app.api.schema.chat import ChatRequest, ChatResponse
 from app.api.schema.completions import CompletionRequest, CompletionResponse
 from app.api.schema.messages import (
@@ -42,11 +50,11 @@ _REASONS: Final[Mapping[int, str]] = {
     400: "The request is wrong; `param` names the parameter.",
     401: "No valid API key.",
     403: "The browser origin or host name is not allowed.",
-    404: "No such model or path.",
+    404: "No such model, file, batch or path.",
     405: "No such method on this path.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    415: "The body is not declared as JSON.",
+    415: "The body is not declared as what is wanted: JSON, or a form.",
     429: "Too much load, or a key's limit is reached: see Retry-After.",
     431: "The headers are too large.",
     500: "The generation failed.",
@@ -54,26 +62,75 @@ _REASONS: Final[Mapping[int, str]] = {
 }
 _ALWAYS: Final = (401, 403, 404, 405, 429, 431, 500)
 _WITH_BODY: Final = (400, 408, 413, 415)
-
-
+_FORM: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "purpose": {"const": "batch"},
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+    },
+    "required": ["purpose", "file"],
+    "additionalProperties": False,
+}
 _References = Mapping[tuple[Any, JsonSchemaMode], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One documented route."""
+    """One documented route. is_form: it takes an upload. gives_file: it answers with one."""
 
     path: str
-    method: Literal["get", "post"]
+    method: Literal["get", "post", "delete"]
     summary: str
     answer: type[BaseModel]
     request: type[BaseModel] | None = None
     streams: bool = False
     path_parameter: str | None = None
+    query: tuple[str, ...] = ()
+    is_form: bool = False
+    gives_file: bool = False
+    may_be_refused: bool = False  # with 400, though it has no body
     may_be_unavailable: bool = True
     error: type[BaseModel] = ErrorResponse
 
 
+FILES: Final = tuple(
+    replace(operation, may_be_refused=True)
+    for operation in (
+        Operation("/v1/files", "post", "Keep a file.", FileObject, is_form=True),
+        Operation(
+            "/v1/files", "get", "The files.", FileList, query=("after", "limit", "order", "purpose")
+        ),
+        Operation("/v1/files/{file_id}", "get", "One file.", FileObject, path_parameter="file_id"),
+        Operation(
+            "/v1/files/{file_id}", "delete", "Delete it.", FileDeleted, path_parameter="file_id"
+        ),
+        Operation(
+            "/v1/files/{file_id}/content",
+            "get",
+            "What it holds.",
+            FileObject,
+            path_parameter="file_id",
+            gives_file=True,
+        ),
+    )
+)
+BATCHES: Final = tuple(
+    replace(operation, may_be_refused=True)
+    for operation in (
+        Operation("/v1/batches", "post", "Begin a batch.", BatchObject, BatchRequest),
+        Operation("/v1/batches", "get", "The batches.", BatchList, query=("after", "limit")),
+        Operation(
+            "/v1/batches/{batch_id}", "get", "One batch.", BatchObject, path_parameter="batch_id"
+        ),
+        Operation(
+            "/v1/batches/{batch_id}/cancel",
+            "post",
+            "End a batch early.",
+            BatchObject,
+            path_parameter="batch_id",
+        ),
+    )
+)
 OPERATIONS: Final = (
     Operation(
         "/v1/completions",
@@ -128,6 +185,8 @@ OPERATIONS: Final = (
     ),
     Operation("/v1/models", "get", "The models served here.", ModelList),
     Operation("/v1/models/{model}", "get", "One model.", Model, path_parameter="model"),
+    *FILES,
+    *BATCHES,
     Operation("/v1/load_lora_adapter", "post", "Load an adapter.", Model, LoadAdapterRequest),
     Operation(
         "/v1/unload_lora_adapter",
@@ -177,11 +236,15 @@ def _operation(operation: Operation, references: _References) -> dict[str, Any]:
     content: dict[str, Any] = {
         "application/json": {"schema": references[operation.answer, "serialization"]}
     }
+    if operation.gives_file:
+        content = {"application/octet-stream": {}}
     if operation.streams:
         # No type: tools disagree on whether it is the whole text's or an event's.
         content["text/event-stream"] = {"schema": {"title": "Server-sent events"}}
     responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
-    statuses = {*_ALWAYS, *(_WITH_BODY if operation.request else ())}
+    statuses = {*_ALWAYS, *(_WITH_BODY if operation.request or operation.is_form else ())}
+    if operation.may_be_refused:
+        statuses.add(400)
     if operation.may_be_unavailable:
         statuses.add(503)
     for status in sorted(statuses):
@@ -194,15 +257,24 @@ def _operation(operation: Operation, references: _References) -> dict[str, Any]:
     if operation.request is not None:
         body = {"application/json": {"schema": references[operation.request, "validation"]}}
         found["requestBody"] = {"required": True, "content": body}
+    if operation.is_form:
+        form = {"multipart/form-data": {"schema": _FORM}}
+        found["requestBody"] = {"required": True, "content": form}
+    parameters = [
+        {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
+        for name in operation.query
+    ]
     if operation.path_parameter is not None:
-        found["parameters"] = [
+        parameters.append(
             {
                 "name": operation.path_parameter,
                 "in": "path",
                 "required": True,
                 "schema": {"type": "string", "minLength": 1},
             }
-        ]
+        )
+    if parameters:
+        found["parameters"] = parameters
     return found
 
 

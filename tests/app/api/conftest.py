@@ -12,7 +12,11 @@ import pytest
 import uvicorn
 
 from app.api.application import build_api
+from app.api.batches.files import FileStore
+from app.api.batches.jobs import Batches
+from app.api.batches.limits import BatchLimits
 from app.api.context import Context
+from app.api.endpoints.batches import no_batches
 from app.api.events import ApiEvents
 from app.api.http.options import ApiOptions
 from app.api.http.server import RequestProtocol
@@ -58,14 +62,18 @@ def protocol(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-async def start_server(text: TextProcessor, protocol: Any) -> AsyncIterator[StartServer]:
+async def start_server(
+    text: TextProcessor, protocol: Any, tmp_path: Path
+) -> AsyncIterator[StartServer]:
     """Start servers on ephemeral loopback ports; they stop with the test."""
     running: list[tuple[uvicorn.Server, httpx.AsyncClient]] = []
+    kept: list[Batches] = []
 
     async def start(
         options: ApiOptions | None = None,
         events: ApiEvents | None = None,
         processor: TextProcessor | None = None,
+        batches: BatchLimits | None = None,
         **card: Any,
     ) -> Server:
         used = processor or text
@@ -78,7 +86,10 @@ async def start_server(text: TextProcessor, protocol: Any) -> AsyncIterator[Star
             "created_s": 1_700_000_000,
         }
         engine = HandEngine(ModelCard(**{**fields, **card}))
-        app = build_api(Context(engine, used, options or ApiOptions(), events or ApiEvents()))
+        context = Context(engine, used, options or ApiOptions(), events or ApiEvents())
+        if batches is not None:
+            kept.append(Batches(FileStore(tmp_path / "batches", batches)))
+        app = build_api(context, batches=no_batches if batches is None else lambda: kept[-1])
         listener = socket.create_server(("127.0.0.1", 0))
         # Small, so that a slow reader is one after kilobytes instead of megabytes.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
@@ -95,6 +106,8 @@ async def start_server(text: TextProcessor, protocol: Any) -> AsyncIterator[Star
         return Server(engine, http, url, port)
 
     yield start
+    for batches in kept:
+        await batches.close()
     for server, http in running:
         await http.aclose()
         await server.shutdown()

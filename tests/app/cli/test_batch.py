@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,9 @@ import typer
 
 from actors.scheduling.interfaces import Quote
 from actors.scheduling.request import Objective
-from app.cli.batch import keep_answers, read_lines
-from app.cli.batch_runner import LAST, BatchRunner, Line
+from app.api.batches.lines import Line
+from app.api.batches.runner import LAST
+from app.cli.batch import answer_all, keep_answers, read_lines
 from app.engine_client.client import RequestRefused
 from tests.app.api.conftest import MODEL, Server, StartServer, start_server, text
 
@@ -39,10 +41,10 @@ def chat(number: int, **body: Any) -> Line:
 
 
 async def run(server: Server, lines: list[Line], **options: Any) -> tuple[list[Any], Any]:
-    answers: list[Any] = []
+    file = io.BytesIO()
     async with httpx.AsyncClient(base_url=server.url, timeout=30.0, verify=False) as client:
-        totals = await BatchRunner(client, answers.append, **options).run(lines)
-    return answers, totals
+        totals = await answer_all(client, lines, file, **options)
+    return [json.loads(text) for text in file.getvalue().splitlines()], totals
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -85,6 +87,21 @@ async def test_nothing_is_sent_without_slack(server: Server) -> None:
     server.engine.quoted = Quote(True)
     answers, _ = await asyncio.wait_for(running, 20)
     assert len(answers) == 6
+
+
+async def test_a_quote_is_of_the_model_and_the_tokens_of_the_request(server: Server) -> None:
+    server.engine.quoted = Quote(False, retry_after_s=0.05)
+    body = {"model": MODEL, "prompt": "abc", "max_tokens": 5}
+    line = Line("a", "/v1/completions", body)
+    running = asyncio.create_task(run(server, [line]))
+    await until(lambda: len(server.engine.asked) >= 4)
+    server.engine.quoted = Quote(True)
+    await asyncio.wait_for(running, 20)
+    first, *others = server.engine.asked
+    assert first.num_prompt_tokens == 1  # whether there are quotes at all
+    assert {(asked.num_prompt_tokens, asked.max_tokens) for asked in others} == {(3, 5)}
+    answers, _ = await run(server, [Line("b", "/v1/completions", {**body, "model": "other"})])
+    assert answers[0]["response"]["body"]["error"]["code"] == "model_not_found"
 
 
 async def test_what_is_refused_for_now_comes_again(server: Server) -> None:

@@ -1,0 +1,219 @@
+"""Sends the requests of a batch in the slack of live streams.
+
+Each is sent without an objective and with the lowest priority, and only while the server's quote
+(`/v1/slo/quote`) says that one more request fits the deployment's objectives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from app.api.batches.lines import Line
+
+QUOTE: Final = "/v1/slo/quote"
+NO_OBJECTIVE: Final = {"tbt_ms": 3_600_000.0, "ttft_ms": 3_600_000.0}
+LAST: Final = -1000
+EXPIRED: Final = "batch_expired"
+_BUSY: Final = (429, 503)
+_LONGEST_PAUSE_S: Final = 5.0
+_MAX_BREAKS: Final = 5  # broken connections per request
+_QUOTED: Final = ("prompt", "messages", "tools")
+_TOKEN_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_DEFAULT_QUOTED_TOKENS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP answer. content: JSON on one line."""
+
+    status: int
+    content: bytes
+    request_id: str = ""
+    retry_after: str | None = None
+
+
+class SendError(Exception):
+    """No answer came, or none in JSON."""
+
+
+class Server(Protocol):
+    async def post(self, url: str, body: bytes) -> Reply:
+        """Send JSON; raises SendError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The outcome of a line. reply: None if it has none; then code and message say why."""
+
+    custom_id: str
+    reply: Reply | None
+    code: str | None = None
+    message: str | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.reply is not None and self.reply.status == 200
+
+    def line(self) -> bytes:
+        """A line of the output, as OpenAI's batches write it."""
+        head = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": self.custom_id}
+        error = None if self.code is None else {"code": self.code, "message": self.message}
+        response = b"null"
+        if self.reply is not None:
+            about = {"status_code": self.reply.status, "request_id": self.reply.request_id}
+            response = _opened(about) + b', "body": ' + self.reply.content + b"}"
+        shown = json.dumps(error).encode()
+        return b"".join([_opened(head), b', "response": ', response, b', "error": ', shown, b"}\n"])
+
+
+def _opened(content: Mapping[str, Any]) -> bytes:
+    """JSON of an object to which members will be added."""
+    return json.dumps(content)[:-1].encode()
+
+
+@dataclass(slots=True)
+class BatchRunner:
+    """write: called with each answer. concurrency: most requests of this batch at a time.
+
+    give_up_s: after this time remaining requests fail. gate: held while asking for a quote. places:
+    one for each request that is being sent. Batches of one server share both.
+    has_quotes: None if not known, which is then found out.
+    """
+
+    server: Server
+    write: Callable[[Answer], Awaitable[None]]
+    concurrency: int = 32
+    give_up_s: float = 86_400.0
+    has_quotes: bool | None = None
+    gate: asyncio.Lock = field(default_factory=asyncio.Lock)
+    places: asyncio.Semaphore | None = None
+    _begin_s: float = field(default=0.0, init=False)
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    async def run(self, lines: AsyncIterator[Line]) -> None:
+        """Answer every line; answers are written in order of completion."""
+        self._begin_s = time.monotonic()
+        if self.places is None:
+            self.places = asyncio.Semaphore(self.concurrency)
+        if self.has_quotes is None:
+            self.has_quotes = await self._gives_quotes()
+        workers = [asyncio.create_task(self._work(lines)) for _ in range(self.concurrency)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _work(self, lines: AsyncIterator[Line]) -> None:
+        while True:
+            async with self._reading:
+                line = await anext(lines, None)
+            if line is None:
+                return
+            await self.write(await self._answer(line))
+
+    async def _answer(self, line: Line) -> Answer:
+        body = dict(line.body)
+        if self.has_quotes:
+            body = {"priority": LAST, "slo": NO_OBJECTIVE, **body}
+        sent, quoted = _written(body), _quoted(line)
+        num_breaks = 0
+        while time.monotonic() - self._begin_s < self.give_up_s:
+            try:
+                pause_s, reply = await self._send(line.url, sent, quoted)
+            except SendError as error:
+                num_breaks += 1
+                if num_breaks == _MAX_BREAKS:
+                    return Answer(line.custom_id, None, "connection_failed", str(error))
+                pause_s, reply = min(0.2 * 2**num_breaks, _LONGEST_PAUSE_S), None
+            if reply is not None and reply.status not in _BUSY:
+                return Answer(line.custom_id, reply)
+            await asyncio.sleep(pause_s if reply is None else _pause_s(reply.retry_after))
+        message = "This request could not be executed before the completion window expired."
+        return Answer(line.custom_id, None, EXPIRED, message)
+
+    async def _send(
+        self, url: str, body: bytes, quoted: dict[str, Any]
+    ) -> tuple[float, Reply | None]:
+        """The answer, or how long to wait for room.
+
+        One worker asks for a quote at a time, because two that are told yes could count the same
+        room twice.
+        """
+        assert self.places is not None
+        async with self.places:
+            async with self.gate:
+                pause_s = await self._pause_before(quoted) if self.has_quotes else 0.0
+            return pause_s, None if pause_s else await self.server.post(url, body)
+
+    async def _pause_before(self, quoted: dict[str, Any]) -> float:
+        """Time to wait before sending; 0 if the line may be sent now."""
+        pause_s = await self._quoted_pause(quoted)
+        if pause_s is None:  # never fits the objectives: wait until any request does
+            least = {key: quoted[key] for key in ("model",) if key in quoted}
+            pause_s = await self._quoted_pause({**least, "prompt_tokens": 1, "max_tokens": 1})
+        return pause_s or 0.0
+
+    async def _quoted_pause(self, quoted: dict[str, Any]) -> float | None:
+        """Quoted time until there is room; None if waiting does not help.
+
+        Puts the number of tokens in the place of the prompt, which need not be tokenised again.
+        """
+        try:
+            reply = await self.server.post(QUOTE, _written(quoted))
+            quote = json.loads(reply.content)
+        except SendError:
+            return 0.0  # the request itself will report the error
+        if reply.status in _BUSY:
+            return _pause_s(reply.retry_after)
+        if reply.status != 200:
+            return 0.0
+        for key in _QUOTED:
+            quoted.pop(key, None)
+        quoted["prompt_tokens"] = quote["prompt_tokens"]
+        if quote["can_serve_now"] is not False:
+            return 0.0
+        if quote["retry_after_s"] is None:
+            return None
+        return _pause_s(quote["retry_after_s"])
+
+    async def _gives_quotes(self) -> bool:
+        """Whether the server gives quotes; otherwise requests are sent without them."""
+        try:
+            reply = await self.server.post(QUOTE, _written({"prompt_tokens": 1, "max_tokens": 1}))
+        except SendError:
+            return False
+        return reply.status not in (404, 405)
+
+
+def _quoted(line: Line) -> dict[str, Any]:
+    """What to ask a quote for."""
+    quoted = {key: line.body[key] for key in _QUOTED if line.body.get(key) is not None}
+    if not {"prompt", "messages"} & quoted.keys() or not isinstance(quoted.get("prompt", ""), str):
+        quoted = {"prompt_tokens": 1}
+    if line.body.get("model") is not None:
+        quoted["model"] = line.body["model"]
+    limits = (line.body.get(key) for key in _TOKEN_LIMITS)
+    quoted["max_tokens"] = next((n for n in limits if n is not None), _DEFAULT_QUOTED_TOKENS)
+    return quoted
+
+
+def _written(body: Mapping[str, Any]) -> bytes:
+    """JSON in UTF-8; half a surrogate pair stays one, for the server to refuse."""
+    return json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _pause_s(retry_after: object) -> float:
+    try:
+        wanted = float(str(retry_after))
+    except ValueError:
+        wanted = 1.0
+    return min(max(wanted, 0.05), _LONGEST_PAUSE_S)
