@@ -43,6 +43,7 @@ logger = logging.getLogger("legato.fleet")
 _SILENT_AFTER_S = 5.0  # an idle engine publishes once a second
 _WATCH_PERIOD_S = 0.5
 _ACQUAINTED_WITHIN_S = 10.0  # after a front's start
+_ASLEEP = "no engine is running: a request starts one"
 
 
 class FleetClient:
@@ -141,9 +142,14 @@ class FleetClient:
         return self._card
 
     def is_ready(self) -> bool:
-        if self._sleeps and self._card is not None and not self._fleet.engines:
-            return True  # a request starts one
+        if self._is_asleep:
+            return True
         return any(engine.snapshot.accepts for engine in self._fleet.engines.values())
+
+    @property
+    def _is_asleep(self) -> bool:
+        """No engine runs, and a request starts one."""
+        return self._sleeps and self._card is not None and not self._fleet.engines
 
     @property
     def failure(self) -> str | None:
@@ -202,7 +208,7 @@ class FleetClient:
         connections = self._known()
         if not connections:
             asleep = self._sleeps and self._card is not None
-            why = "no engine is running: a request starts one" if asleep else "there is no engine"
+            why = _ASLEEP if asleep else "there is no engine"
             raise EngineUnavailable(why, retry_after_s=RETRY_AFTER_S)
         asked = [connection.ask("status") for connection in connections]
         found = await asyncio.gather(*asked, return_exceptions=True)
@@ -219,6 +225,8 @@ class FleetClient:
         now_s = time.monotonic()
         best = self._routing.best(asked, now_s)
         connection = None if best is None else self._connections.get(best)
+        if connection is None and self._is_asleep:
+            return Quote(None, message=_ASLEEP)  # who waited for a yes would sleep as well
         if connection is None:
             raise EngineUnavailable("no engine can serve now", retry_after_s=RETRY_AFTER_S)
         return await connection.quote(asked, now_s + connection.offset_s)

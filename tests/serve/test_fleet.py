@@ -240,6 +240,9 @@ def test_a_fleet_that_nobody_asks_sleeps_and_a_request_wakes_it(
             assert "sleep" in said
             assert client.get(f"{server.url}/health").status_code == 200
             assert client.get(f"{server.url}/v1/models").json()["data"][0]["id"] == server.model
+            asked = {"prompt_tokens": 3, "max_tokens": 16}
+            quote = client.post(f"{server.url}/v1/slo/quote", json=asked).json()
+            assert (quote["can_serve_now"], quote["retry_after_s"]) == (None, None)
             assert ask() == awake
 
 

@@ -111,7 +111,9 @@ class SloQuoteResponse(BaseModel):
     model: str
     prompt_tokens: int
     max_tokens: int
-    can_serve_now: bool | None = Field(description="Null: there is no cost model to predict by.")
+    can_serve_now: bool | None = Field(
+        description="Null: nothing to predict by, no cost model or no engine awake."
+    )
     predicted: Prediction | None
     attainable: Attainable | None
     retry_after_s: float | None = Field(description="Null with a reason: waiting does not help.")
