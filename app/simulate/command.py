@@ -13,7 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from app.simulate import tables
-from app.simulate.options import EngineOptions, RunOptions, TaskOptions, TrafficOptions, command_of
+from app.simulate.options import (
+    EngineOptions,
+    RunOptions,
+    TaskOptions,
+    TrafficOptions,
+    WayOptions,
+    command_of,
+)
 from app.simulate.paper import evaluation, figure7
 from app.simulate.paper.timeline import as_text
 from app.simulate.run.campaign import run_jobs
@@ -37,14 +44,20 @@ def register(app: typer.Typer) -> None:
     app.command(
         "simulate",
         help="Simulate a deployment: one run, its capacity, the cheapest configuration, the paper.",
-    )(command_of(run, TrafficOptions, EngineOptions, TaskOptions, RunOptions))
+    )(command_of(run, TrafficOptions, EngineOptions, WayOptions, TaskOptions, RunOptions))
 
 
 def run(
-    traffic: TrafficOptions, engines: EngineOptions, task: TaskOptions, options: RunOptions
+    traffic: TrafficOptions,
+    engines: EngineOptions,
+    ways: WayOptions,
+    task: TaskOptions,
+    options: RunOptions,
 ) -> None:
     console = Console(stderr=options.as_json)
     try:
+        if ways != WayOptions() and (other := task.without_deployment):
+            raise ValueError(f"{other} has deployments of its own: --way says nothing to it")
         if task.figure7:
             result = _figure7(console, options.out)
         elif task.paper:
@@ -54,9 +67,9 @@ def run(
         elif task.search:
             result = _search(console, task.search, traffic, engines.tbt_s, options.workers)
         elif task.capacity:
-            result = _capacity(console, engines, traffic)
+            result = _capacity(console, engines, ways, traffic)
         else:
-            result = _run(console, engines.deployment(), traffic, options.out)
+            result = _run(console, engines.deployment(ways), traffic, options.out)
     except OSError as error:
         raise typer.BadParameter(f"{error.filename}: {error.strerror}") from error
     except (ConfigError, ValueError, KeyError) as error:
@@ -81,7 +94,15 @@ def _run(
         (out / "summary.json").write_text(json.dumps(summary.to_dict(), indent=1) + "\n", "utf-8")
         plots.save_run(result, out)
         console.print(f"written to {out}")
-    return summary.to_dict()
+    if result.handovers is None:
+        return summary.to_dict()
+    moved = result.handovers.to_dict()
+    console.print(
+        f"{moved['num_requests']} requests moved with {moved['num_bytes'] / 1e9:.3g} GB of KV, "
+        f"the busiest link {moved['busiest_link']:.1%} of the time; from the first token to the "
+        f"next step {moved['handover_p50_s']:.3g} s, P99 {moved['handover_p99_s']:.3g} s"
+    )
+    return {**summary.to_dict(), "handovers": moved}
 
 
 def _words(config: SchedulerConfig) -> str:
@@ -89,9 +110,11 @@ def _words(config: SchedulerConfig) -> str:
     return f"{config.policy}, {config.budget}{size} budget"
 
 
-def _capacity(console: Console, engines: EngineOptions, traffic: TrafficOptions) -> dict[str, Any]:
+def _capacity(
+    console: Console, engines: EngineOptions, ways: WayOptions, traffic: TrafficOptions
+) -> dict[str, Any]:
     found = search_capacity(
-        engines.deployment(),
+        engines.deployment(ways),
         parse_lengths(traffic.workload),
         engines.tbt_s,
         guess_qps=traffic.qps,

@@ -10,9 +10,17 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from actors.fleet.roles import WAYS
 from actors.fleet.routers import ROUTERS
 from app.paths import locate
 from app.simulate.hardware.deployments import load_model
+from app.simulate.hardware.interconnect import (
+    INTERCONNECTS,
+    kv_bytes_per_token,
+    parse_interconnect,
+    shape_of,
+)
+from app.simulate.run.deployment import Division
 from app.simulate.run.simulation import Deployment, scheduler_config
 from app.simulate.workload.requests import Workload, generate
 from app.simulate.workload.specs import load_workload, parse_arrivals, parse_lengths
@@ -87,7 +95,9 @@ class EngineOptions:
     def tbt_s(self) -> float:
         return self.tbt_ms / 1e3
 
-    def deployment(self) -> Deployment:
+    def deployment(self, ways: WayOptions) -> Deployment:
+        """Raises ValueError for options that say nothing to each other."""
+        ways.check(self)
         truth = load_model(self.model)
         config = scheduler_config(
             truth,
@@ -99,8 +109,71 @@ class EngineOptions:
             admission=self.admission,
             order=self.order,
         )
-        num_replicas, routing = self.replicas or 1, self.routing or "slack"
-        return Deployment(config, truth, num_replicas=num_replicas, routing=routing)
+        num_replicas, routing = self.replicas or ways.num_engines or 1, self.routing or "slack"
+        division = ways.division(truth.name)
+        return Deployment(
+            config, truth, num_replicas=num_replicas, routing=routing, division=division
+        )
+
+
+@dataclass(frozen=True)
+class WayOptions:
+    """How prompts and streams are divided over the engines."""
+
+    way: Annotated[
+        str, typer.Option(help=f"{', '.join(WAYS)}: which engines compute prompts, which decode.")
+    ] = "colocated"
+    prefill_engines: Annotated[
+        int | None, typer.Option(help="Engines that only compute prompts.", min=1)
+    ] = None
+    decode_engines: Annotated[
+        int | None, typer.Option(help="Engines that decode; flexible: prompts too.", min=1)
+    ] = None
+    interconnect: Annotated[
+        str, typer.Option(help=f"{', '.join(INTERCONNECTS)} (nvlink), or GB/s,microseconds.")
+    ] = ""
+    shape: Annotated[
+        str, typer.Option(help="Of configs/models/shapes, for the size of KV; else by the name.")
+    ] = ""
+
+    @property
+    def num_engines(self) -> int:
+        return (self.prefill_engines or 0) + (self.decode_engines or 0)
+
+    def check(self, engines: EngineOptions) -> None:
+        """Raises ValueError naming an option that is unknown, missing or without effect."""
+        if self.way not in WAYS:
+            raise ValueError(f"unknown way {self.way!r}; known: {', '.join(WAYS)}")
+        numbers = {
+            "--prefill-engines": self.prefill_engines,
+            "--decode-engines": self.decode_engines,
+        }
+        if self.way == "colocated":
+            given = {**numbers, "--interconnect": self.interconnect, "--shape": self.shape}
+            for option, value in given.items():
+                if value:
+                    raise ValueError(f"{option} says nothing to --way colocated")
+            return
+        for option, value in numbers.items():
+            if value is None:
+                raise ValueError(f"--way {self.way} needs {option}")
+        if engines.replicas is not None:
+            raise ValueError(f"--replicas says nothing to --way {self.way}, which has two numbers")
+        if engines.admission != "all":
+            message = "a stream that has begun is not refused where it goes on"
+            raise ValueError(f"--admission {engines.admission} and --way {self.way}: {message}")
+
+    def division(self, model: str) -> Division | None:
+        """None: colocated."""
+        if self.way == "colocated":
+            return None
+        shape = self.shape or shape_of(model)
+        if not shape:
+            raise ValueError(f"--way {self.way} needs --shape: {model!r} names no shape")
+        interconnect = parse_interconnect(self.interconnect or "nvlink")
+        return Division(
+            self.way, self.prefill_engines or 0, interconnect, kv_bytes_per_token(shape)
+        )
 
 
 @dataclass(frozen=True)
@@ -124,6 +197,12 @@ class TaskOptions:
     trace: Annotated[
         list[str] | None, typer.Option(help="With --paper: DATASET=FILE, lengths in its place.")
     ] = None
+
+    @property
+    def without_deployment(self) -> str:
+        """The option of a task that simulates deployments of its own; "": of none."""
+        tasks = ("search", "paper", "figure7", "study")
+        return next((f"--{name}" for name in tasks if getattr(self, name)), "")
 
 
 @dataclass(frozen=True)

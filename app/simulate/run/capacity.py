@@ -158,6 +158,7 @@ class _CannotPass:
         arrival = np.array(record.arrival_s[:arrived])
         started = np.array(record.started_s[:arrived])
         waited = np.where(np.isnan(started), now_s, started) - arrival
+        waited += np.array(record.handover_s[:arrived])
         late_starts = int((waited > self._delay_limit_s).sum())
         self.gave_up = self._late_gaps > self._allowed_gaps or late_starts > self._half
         return self.gave_up

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from actors.fleet.roles import Role
 from actors.fleet.scaling import Bounds
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
+from app.simulate.hardware.interconnect import Interconnect
 from app.simulate.hardware.step_ratios import StepRatios
+
+# A step of an engine that only computes prompts: no stream waits for it, longer ones gain little,
+# and the KV of a chunk moves while the next one is computed.
+PREFILL_STEP_TOKENS = 2048
+
+# Most tokens of one prompt in a step of an engine that also continues streams, while others wait:
+# otherwise the few tokens that such a stream lacks would wait until running prompts are computed.
+SHARED_CHUNK_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,31 @@ class Autoscale:
 
 
 @dataclass(frozen=True, slots=True)
+class Division:
+    """Prompts and streams divided over the engines by a row of `WAYS`.
+
+    num_prefill: engines, of the deployment's, that only compute prompts.
+    interconnect, kv_bytes_per_token: what moves KV, and how much of it a token has.
+    """
+
+    way: str
+    num_prefill: int
+    interconnect: Interconnect
+    kv_bytes_per_token: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def config_of(self, role: Role, config: SchedulerConfig) -> SchedulerConfig:
+        """The settings of an engine: KV has names, by which what has arrived is found."""
+        config = replace(config, prefix_cache=True)
+        if role is Role.BOTH and self.num_prefill and config.max_chunk is None:
+            return replace(config, max_chunk=SHARED_CHUNK_TOKENS)
+        if role is not Role.PREFILL:
+            return config
+        size = max(PREFILL_STEP_TOKENS, config.token_budget or 0)
+        return replace(config, budget="fixed", budget_options={}, token_budget=size)
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """The settings of a simulation.
 
@@ -38,6 +73,8 @@ class Deployment:
     publish_s, delay_s: interval between an engine's snapshots, and their delay to the front.
     num_retries: further engines tried after a refusal.
     failures: (time, engine): engines, numbered by start, that die and lose all state.
+    division: None: colocated. It takes neither autoscaling nor failures, and since KV moves by its
+        name, requests share no prefix.
     """
 
     config: SchedulerConfig
@@ -54,8 +91,18 @@ class Deployment:
     jitter: float = 0.0
     host_s: float = 0.0
     ratios: StepRatios | None = None
+    division: Division | None = None
+
+    def __post_init__(self) -> None:
+        if self.division is not None:
+            for name in ("autoscale", "failures"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} says nothing to engines divided by roles")
+            if self.config.prefix_cache:
+                raise ValueError("engines divided by roles share no prefixes: prefix_cache")
 
     @property
     def is_lone(self) -> bool:
         """Whether there is one engine throughout, so no routing."""
-        return self.num_replicas == 1 and self.autoscale is None and not self.failures
+        plain = self.autoscale is None and not self.failures and self.division is None
+        return self.num_replicas == 1 and plain

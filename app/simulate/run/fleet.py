@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
 from actors.fleet.fleet import Fleet
 from actors.fleet.moves import OpenStream, move_streams, stays
+from actors.fleet.roles import Placement
 from actors.fleet.routers import build_router
 from actors.fleet.scaling import EngineLoad, build_scaling, load_of
 from actors.fleet.snapshot import (
@@ -23,13 +24,16 @@ from actors.fleet.snapshot import (
     PrefixUpdate,
 )
 from actors.scheduling.build import build_core
+from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.online import OnlineCostModel
 from actors.scheduling.events import Refuse, Submit
 from actors.scheduling.request import Request
 from app.simulate.run.deployment import Autoscale, Deployment
 from app.simulate.run.engine import SimulatedEngine, arrival_of
+from app.simulate.run.handover import HandoverTotals
 from app.simulate.run.record import RunRecord
 from app.simulate.run.replica import INFINITY, Replica, TokenOf
+from app.simulate.run.timers import Timers
 
 
 class SimulatedFleet:
@@ -47,7 +51,8 @@ class SimulatedFleet:
         self._seed = seed
         self._token_of = token_of
         self._heap: list[tuple[float, int, Replica]] = []
-        self._timers: list[tuple[float, int, Callable[[float], None]]] = []
+        self.timers = Timers()
+        self._at = self.timers.at
         self._order = 0
         self.all: list[Replica] = []
         self.engines: dict[str, SimulatedEngine] = {}  # alive, by name
@@ -66,6 +71,8 @@ class SimulatedFleet:
         self._router = build_router(deployment.routing, options)
         scale = deployment.autoscale
         self._scaling = build_scaling(scale.scaling, scale.options) if scale else None
+        self._predicts = self._router.reads_outlook  # whether snapshots hold predictions
+        self._prepare()
         for _ in range(deployment.num_replicas):
             self._start(0.0)
         self._alone = self.all[0] if deployment.is_lone else None
@@ -74,19 +81,31 @@ class SimulatedFleet:
         for time_s, index in deployment.failures:
             self._at(time_s, partial(self.fail, f"engine-{index}"))
 
-    # ---- time -------------------------------------------------------------------------
+    # ---- what engines with roles do otherwise -----------------------------------------------
+
+    def _prepare(self) -> None:
+        """Called before the first engine starts."""
+
+    def _config_of(self, name: str) -> SchedulerConfig:
+        return self._deployment.config
+
+    def _place(self, arrival: Arrival, now_s: float) -> Placement | None:
+        there = self._router.choose(arrival, self._picture, now_s)
+        return None if there is None else Placement(there, moves=False)
+
+    def _begin(self, engine: SimulatedEngine, request: Request, moves: bool, now_s: float) -> bool:
+        """Submit a request to its first engine; returns whether that accepted it."""
+        return self._send(engine, request, now_s)
 
     @property
-    def next_timer_s(self) -> float:
-        return self._timers[0][0] if self._timers else INFINITY
+    def has_pending(self) -> bool:
+        """Whether requests wait outside the engines."""
+        return bool(self.queued)
 
-    def run_timer(self) -> None:
-        time_s, _, act = heapq.heappop(self._timers)
-        act(time_s)
+    def handover_totals(self) -> HandoverTotals | None:
+        return None
 
-    def _at(self, time_s: float, act: Callable[[float], None]) -> None:
-        self._order += 1
-        heapq.heappush(self._timers, (time_s, self._order, act))
+    # ---- time -------------------------------------------------------------------------
 
     def earliest(self) -> Replica | None:
         """The replica whose next event comes first."""
@@ -100,7 +119,7 @@ class SimulatedFleet:
             heapq.heappop(heap)  # superseded by a later push
         return None
 
-    def touched(self, replica: Replica) -> None:
+    def touched(self, replica: Replica, now_s: float) -> None:
         """Note a replica's new time after a change; retire it if it has drained."""
         if self._alone is not None:
             return
@@ -120,8 +139,9 @@ class SimulatedFleet:
     def _start(self, now_s: float) -> None:
         d = self._deployment
         index = len(self.all)
+        name = f"engine-{index}"
         replica = Replica(
-            build_core(d.config, cost_model=OnlineCostModel(d.believed or d.model)),
+            build_core(self._config_of(name), cost_model=OnlineCostModel(d.believed or d.model)),
             d.model,
             self._record,
             index=index,
@@ -132,11 +152,11 @@ class SimulatedFleet:
             token_of=self._token_of,
         )
         self.all.append(replica)
-        engine = self.engines[f"engine-{index}"] = SimulatedEngine(replica, now_s)
+        engine = self.engines[name] = SimulatedEngine(replica, now_s)
         if d.is_lone:
             return
         replica.on_refuse = self._refused
-        self._picture.published(engine.snapshot(now_s, self._router.reads_outlook), now_s)
+        self._picture.published(engine.snapshot(now_s, self._predicts), now_s)
         # Engines publish at different times.
         first_s = now_s + d.publish_s * (1.0 + (index * 0.618) % 1.0)
         self._at(first_s, partial(self._publish, engine))
@@ -146,7 +166,7 @@ class SimulatedFleet:
             return
         d = self._deployment
         if engine.changed:
-            snapshot = engine.snapshot(now_s, self._router.reads_outlook)
+            snapshot = engine.snapshot(now_s, self._predicts)
             update = engine.publisher.prefix_update() if d.config.prefix_cache else None
             self._at(now_s + d.delay_s, partial(self._published, snapshot, update))
         self._at(now_s + d.publish_s, partial(self._publish, engine))
@@ -173,7 +193,7 @@ class SimulatedFleet:
     def _drain(self, engine: SimulatedEngine, scale: Autoscale, now_s: float) -> None:
         """Accept nothing new; move streams that would take too long, and finish the rest."""
         engine.state = EngineState.DRAINING
-        self._picture.published(engine.snapshot(now_s, self._router.reads_outlook), now_s)
+        self._picture.published(engine.snapshot(now_s, self._predicts), now_s)
         leaving = [
             stream
             for stream in engine.streams()
@@ -184,7 +204,7 @@ class SimulatedFleet:
         if engine.replica.num_live == 0:
             self._retire(engine, now_s)
         else:
-            self.touched(engine.replica)
+            self.touched(engine.replica, now_s)
 
     def _retire(self, engine: SimulatedEngine, now_s: float) -> None:
         del self.engines[engine.name]
@@ -208,13 +228,14 @@ class SimulatedFleet:
     def _route(self, request: Request, arrival: Arrival, now_s: float) -> bool:
         """Send a request to an engine, or to another if it refuses; False: it must wait."""
         for _ in range(1 + self._deployment.num_retries):
-            there = self._router.choose(arrival, self._picture, now_s)
-            if there is None:
+            placement = self._place(arrival, now_s)
+            if placement is None:
                 break
-            self._picture.sent(there.engine_id, arrival)
-            if self._send(self.engines[there.engine_id], request, now_s):
+            name = placement.prompt.engine_id
+            self._picture.sent(name, arrival)
+            if self._begin(self.engines[name], request, placement.moves, now_s):
                 return True
-            arrival = replace(arrival, refused_by=arrival.refused_by | {there.engine_id})
+            arrival = replace(arrival, refused_by=arrival.refused_by | {name})
         if arrival.refused_by and self._refusal is not None:
             self._record.refused(self._refusal, now_s)
             return True
@@ -230,7 +251,7 @@ class SimulatedFleet:
         replica.num_live += 1
         replica.submit(Submit(request), now_s)
         self._sending = -1
-        self.touched(replica)
+        self.touched(replica, now_s)
         return self._refusal is None
 
     def _refused(self, refusal: Refuse, now_s: float) -> None:

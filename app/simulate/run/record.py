@@ -69,6 +69,10 @@ class RunRecord:
             self.started_s[request_id] = now_s
         self.num_starts[request_id] += 1
 
+    def continued(self, request_id: int, now_s: float) -> None:
+        """The stream goes on at a second engine: since its first token it was in no step."""
+        self.handover_s[request_id] = now_s - self.first_token_s[request_id]
+
     def emitted(self, rows: Sequence[OutputRow], now_s: float) -> int:
         """Record one message of the core; returns the number of requests that it ended."""
         last_s, max_gap_s = self.last_token_s, self.max_gap_s

@@ -15,7 +15,9 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.request import Objective, Request, SamplingParams
 from app.simulate.run.deployment import Autoscale, Deployment
+from app.simulate.run.divided import DividedFleet
 from app.simulate.run.fleet import SimulatedFleet
+from app.simulate.run.handover import HandoverTotals
 from app.simulate.run.record import RunRecord, Summary, summarize
 from app.simulate.run.replica import INFINITY, Replica, TokenOf
 from app.simulate.workload.requests import Workload
@@ -45,6 +47,7 @@ class SimulatedRun:
     scaling: list[tuple[float, int]] = field(default_factory=list)  # (time, replicas wanted)
     moves: list[tuple[float, int]] = field(default_factory=list)  # (time, request that moved)
     loads: list[Mapping[str, EngineLoad]] = field(default_factory=list)  # at each scaling decision
+    handovers: HandoverTotals | None = None  # of engines divided by roles
 
     def summary(self, *, skip: int = 0, ttft_objective_s: float | None = None) -> Summary:
         """Figures against the deployment's own TBT objective."""
@@ -144,25 +147,25 @@ def simulate(
     record.arrival_s = workload.arrival_s.tolist()
     has_sessions = int(workload.sessions.max(initial=-1)) >= 0
     tokens = token_of or (_session_tokens(workload) if has_sessions else None)
-    fleet = SimulatedFleet(deployment, record, seed, tokens)
+    kind = SimulatedFleet if deployment.division is None else DividedFleet
+    fleet = kind(deployment, record, seed, tokens)
     build = requests_of(workload, objective) if requests is None else requests.__getitem__
     arrivals = [*record.arrival_s, INFINITY]
     next_arrival_s, index = arrivals[0], 0
     while True:
         replica = fleet.earliest()
         step_s = replica.next_s if replica is not None else INFINITY
-        if next_arrival_s == INFINITY and step_s == INFINITY and not fleet.queued:
+        if next_arrival_s == INFINITY and step_s == INFINITY and not fleet.has_pending:
             break
-        if fleet.next_timer_s < min(step_s, next_arrival_s):
-            if fleet.next_timer_s > until_s:
+        if fleet.timers.next_s < min(step_s, next_arrival_s):
+            if fleet.timers.next_s > until_s:
                 break
-            fleet.run_timer()
+            fleet.timers.run_next()
             continue
         if step_s <= next_arrival_s:
             if step_s == INFINITY or step_s > until_s or replica is None:
                 break
-            replica.advance()
-            fleet.touched(replica)
+            fleet.touched(replica, replica.advance())
             continue
         if next_arrival_s > until_s:
             break
@@ -181,6 +184,7 @@ def simulate(
         fleet.scaling,
         fleet.moves,
         fleet.loads,
+        fleet.handover_totals(),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import actors.fleet
+from actors.fleet.roles import WAYS
 from actors.fleet.routers import ROUTERS
 from actors.fleet.scaling import SCALINGS
 
@@ -25,7 +26,7 @@ def test_doctests(module: str) -> None:
 
 def test_the_readme_has_a_row_for_every_part_and_file() -> None:
     readme = (ROOM / "README.md").read_text()
-    for name in (*ROUTERS, *SCALINGS):
+    for name in (*ROUTERS, *SCALINGS, *WAYS):
         assert f"| `{name}` |" in readme, name
     named = set(re.findall(r"^\| `(\w+\.py|\w+/)` \|", readme, re.MULTILINE))
     here = {path.name for path in ROOM.glob("*.py")} - {"__init__.py"}

@@ -64,10 +64,37 @@ def test_capacity_prints_its_probes() -> None:
     assert found["qps"] == max(p["qps"] for p in found["probes"] if p["passed"])
 
 
+def test_a_way_of_dividing_engines_runs_and_has_a_capacity() -> None:
+    split = ["mistral-7b-a100", "--way", "split", "--prefill-engines", "1", "--decode-engines", "1",
+             "--interconnect", "ethernet", "--workload", "fixed:500,20", "--requests", "60",
+             "--tbt-ms", "100", "--qps", "4", "--json"]  # fmt: skip
+    result = runner.invoke(app, split)
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert summary["num_completed"] == summary["handovers"]["num_requests"] == 60
+    assert summary["handovers"]["num_bytes"] == 60 * 496 * 32 * 2 * 8 * 128 * 2
+    result = runner.invoke(app, [*split, "--capacity"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["qps"] > 4.0
+
+
+TWO = ["--prefill-engines", "1", "--decode-engines", "1"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nope"], "nope"),
+        (["--way", "apart"], "apart"),
+        (["--way", "split", "--prefill-engines", "1"], "--decode-engines"),
+        (["--way", "flexible", "--decode-engines", "1"], "--prefill-engines"),
+        (["--way", "split", *TWO, "--replicas", "2"], "--replicas"),
+        (["--way", "split", *TWO, "--admission", "predictive"], "--admission"),
+        (["--way", "split", *TWO, "--interconnect", "string"], "string"),
+        (["--way", "split", *TWO, "--shape", "round"], "round"),
+        (["--way", "split", *TWO, "--study", "routing"], "--study"),
+        (["--prefill-engines", "1"], "--prefill-engines"),
+        (["--interconnect", "nvlink"], "--interconnect"),
         (["--workload", "novels"], "novels"),
         (["--policy", "magic"], "magic"),
         (["--routing", "teleport", "--replicas", "2"], "teleport"),
