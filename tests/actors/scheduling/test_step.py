@@ -103,7 +103,7 @@ class Bench:
 
 
 def test_a_request_decodes_once_in_a_step() -> None:
-    bench = Bench()
+    bench = Bench(lookahead=True)  # and may be in two
     first, second = bench.decoding(1, 4), bench.decoding(2, 4)
     step = bench.begin()
     step.decode((second,))
@@ -113,10 +113,12 @@ def test_a_request_decodes_once_in_a_step() -> None:
     assert step.shape == (2, 10, (), False)
 
 
-def test_who_is_preempted_for_another_is_left_out() -> None:
+@pytest.mark.parametrize("are_chosen", [True, False])
+def test_who_is_preempted_for_another_is_left_out(are_chosen: bool) -> None:
     bench = Bench(num_blocks=4)
     first, second = bench.decoding(1, 8), bench.decoding(2, 7)  # the memory is full
-    bench.begin().decode_all()
+    step = bench.begin()
+    step.decode(step.runnable_decodes() if are_chosen else step.decoding)
     assert bench.ids() == [1]
     assert second.status is RequestStatus.WAITING
     assert (len(first.block_table), first.num_computed_tokens) == (3, 9)
@@ -153,6 +155,16 @@ def test_drafts_take_no_block_that_a_request_waits_for() -> None:
     assert not step.contents.decodes_alone
 
 
+def test_drafts_preempt_nobody() -> None:
+    bench = Bench(num_blocks=4)
+    first, second = bench.decoding(1, 7), bench.decoding(2, 8)  # the memory is full
+    step = bench.begin()
+    step.decode((first,))
+    assert step.add_drafts(first, (1, 2)) == 0
+    assert (second.status, first.num_drafts) == (RequestStatus.RUNNING, 0)
+    assert step.contents.decodes_alone == [first]
+
+
 def test_a_chunk_is_cut_to_the_memory_that_is_left() -> None:
     bench = Bench(num_blocks=4, allocation="chunk")
     first, second = bench.decoding(1, 7), bench.waiting(2, 20)
@@ -177,6 +189,20 @@ def test_a_prompt_that_is_to_be_whole_starts_whole_or_not_at_all() -> None:
     assert step.start(short, 10, whole=True) == 10
     assert step.start(long, 12, whole=True) == 0  # 2 are left of the stages' buffers
     assert bench.begin().start(long, 12, whole=True) == 12  # which never hold it
+
+
+def test_chunks_end_with_the_stages_buffers() -> None:
+    bench = Bench(max_step_tokens=12)
+    prompts = [bench.waiting(n, 30) for n in (1, 2)]
+    for state in prompts:
+        bench.begin().start(state, 5)
+        state.in_flight = 0
+    step = bench.begin()
+    calls = ((prompts[0], 4), (prompts[0], 6), (prompts[1], 10))
+    assert [step.chunk(state, limit) for state, limit in calls] == [4, 6, 2]
+    assert step.room == 0
+    assert step.shape == (0, 0, ((5, 10), (5, 2)), False)
+    assert prompts[0].in_flight == 1
 
 
 class Closed(FixedBudget):
