@@ -22,6 +22,7 @@ from tests.actors.executor.paper_ranks import (
     flat,
     in_place_of_ray,
     info,
+    raised,
     stage_set,
     until,
 )
@@ -68,6 +69,23 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["sleep", "60"]) as made:
         yield made
         made.kill()
+
+
+async def test_a_rebuild_that_fails_leaves_nothing_and_the_next_one_is_free(
+    cluster: Cluster,
+) -> None:
+    stages = stage_set(cluster)
+    await stages.build()
+    cluster.answers = [{"load": raised(MemoryError("no memory"))}, {"allocate": died()}]
+    for message in ("no memory", "could not be connected"):
+        with pytest.raises(StagesFailed, match=message):
+            await stages.rebuild()
+        assert stages.pipeline is None
+        assert all(rank.dead.is_set() for rank in flat(cluster.sets[-1]))
+    await stages.rebuild()
+    assert stages.pipeline is not None
+    assert len(cluster.sets) == 4
+    stages.close()
 
 
 async def test_a_process_of_this_node_that_does_not_end_is_killed(
