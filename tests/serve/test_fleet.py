@@ -237,7 +237,7 @@ def test_a_fleet_that_nobody_asks_sleeps_and_a_request_wakes_it(
                 assert time.monotonic() < end_s
                 time.sleep(0.2)  # polling, bounded
             said = client.get(f"{server.url}/console/status").json()["reason"]
-            assert "sleep" in said
+            assert "a request starts one" in said
             assert client.get(f"{server.url}/health").status_code == 200
             assert client.get(f"{server.url}/v1/models").json()["data"][0]["id"] == server.model
             asked = {"prompt_tokens": 3, "max_tokens": 16}

@@ -165,7 +165,7 @@ class BatchRunner:
     async def _quoted_pause(self, quoted: dict[str, Any]) -> float | None:
         """Quoted time until there is room; None if waiting does not help.
 
-        Puts the number of tokens in the place of the prompt, which need not be tokenised again.
+        Puts the number of tokens in the place of the prompt, which need not be tokenized again.
         """
         try:
             reply = await self.server.post(QUOTE, _written(quoted))
