@@ -130,7 +130,7 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
             problem = _wait(ray_serve, address, status, done)
         except KeyboardInterrupt:
             problem = "interrupted"
-    guard = _guard()
+    guard = _guard(ray.get_runtime_context().get_session_name())
     if problem is None and not done.is_set():
         _banner(config, address, time.monotonic() - begin_s)
         while asked.get():
@@ -174,13 +174,26 @@ def _deploy_again(
     return changed
 
 
-def _guard() -> subprocess.Popen[bytes]:
-    """A shell that ends this server's processes if the command is killed, because Ray's agents do
-    not notice it. It waits in a read that returns when the command ends."""
+# Waits in a read that returns when the command ends. Ray's agents do not notice that, and a worker
+# that is just starting, whose command line names the session, notices it after half a minute.
+_GUARD = """
+read none
+sleep 5
+kill -9 "$@" 2>/dev/null
+for found in $(echo "$SESSION" | grep -lsf - /proc/[0-9]*/cmdline); do
+    pid=${found#/proc/}
+    kill -9 "${pid%/cmdline}" 2>/dev/null
+done
+"""
+
+
+def _guard(session: str) -> subprocess.Popen[bytes]:
+    """A shell that ends this server's processes if the command is killed. session: Ray's name."""
     pids = [str(process.pid) for process in psutil.Process().children(recursive=True)]
     return subprocess.Popen(
-        ["/bin/sh", "-c", 'read none; sleep 5; kill -9 "$@" 2>/dev/null', "guard", *pids],
+        ["/bin/sh", "-c", _GUARD, "guard", *pids],
         stdin=subprocess.PIPE,
+        env={**os.environ, "SESSION": session},
         start_new_session=True,  # Ctrl-C in a terminal must reach only the command
     )
 

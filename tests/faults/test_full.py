@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.bench.chaos.faults import strike
+from app.bench.chaos.faults import FAULTS, strike
 from app.bench.chaos.own_server import SERVING, OwnServer, has_corners, own_server
 from tests.faults import within
 from tests.faults.surroundings import until
@@ -34,7 +34,7 @@ def test_row_12_a_stage_is_killed_in_full_shared_memory(tmp_path: Path) -> None:
 
         wanted = ask().json()["choices"]
         before = serving(server)
-        _, lift = strike("stage killed in full shared memory", server, random.Random(0))
+        _, lift = strike(FAULTS["stage killed in full shared memory"], server, random.Random(0))
         try:
             begin_s = time.monotonic()
             answer = ask()

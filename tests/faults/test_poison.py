@@ -31,14 +31,14 @@ async def test_rows_2_and_10_nothing_is_lost_but_the_culprits(
     engine = make_engine(tiny_model("llama"))
     await engine.start()
     prompts, stages_lost = make_prompts(LENGTHS), asyncio.Event()
-    handle = engine._on_message
+    handle = engine.on_message
 
     def listen(message: object) -> None:
         handle(message)  # type: ignore[arg-type]
         if message == Readiness(is_ready=False):
             stages_lost.set()
 
-    engine._link._on_message = listen
+    monkeypatch.setattr(engine, "on_message", listen)
 
     async def beside(culprit: tuple[int, ...]) -> object:
         """How a culprit's request ends; the others' answers are those of an unfailed run."""

@@ -43,8 +43,9 @@ NOT_THE_WAY_BACK = {
     "Questions.answer",  # what the replica asks now and then
     "IterationFeed.publish",
     "IterationRecords.note",
-    "LiveEngine._iterated",
-    "Outcomes._slow_path",  # once per block, not per token
+    "LiveEngine.on_records",
+    "Outcomes._slow_path",  # this and the next once per block, not per token
+    "RunningRequests.complete_block",
 }
 
 Row = tuple[str, str, list[str]]
