@@ -164,9 +164,13 @@ async def test_an_answer_that_comes_too_late_is_nobodys(ends: Ends) -> None:
     again = asyncio.create_task(channel.ask("stage_pids"))
     last: Ask = await scheduler.next()
     assert len({ask.ticket for ask in (*asked, last)}) == 3
-    for ask in (*asked, last):
+    for ask in (*asked, last, last):
         scheduler.send(Answer(ask.ticket, ask.question))
     assert await again == "stage_pids"
+    last_of_all = asyncio.create_task(channel.ask("status"))
+    scheduler.send(Answer((await scheduler.next()).ticket, 3))
+    assert await last_of_all == 3
+    assert channel._asked == {}
 
 
 async def test_its_loss_is_told_once_and_fails_every_question(ends: Ends) -> None:

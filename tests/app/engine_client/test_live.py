@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import ray
 
 import app.engine_client.live as live
 from actors.scheduling.request import FinishReason, SamplingParams
@@ -18,7 +17,6 @@ from app.engine_client.client import (
     GenerationRequest,
     RequestRefused,
 )
-from app.engine_client.link import EngineFailed
 from app.engine_client.live import LiveEngine
 from tests.actors.scheduling.fake_stages import expected_output
 from tests.actors.scheduling.short_lives import request
@@ -278,31 +276,3 @@ async def test_leaving_waits_for_what_was_accepted(
     await leaving
     await reader.done
     assert reader.tokens == [answer()]
-
-
-async def test_an_engine_that_does_not_start_says_why(cluster: Cluster) -> None:
-    engine = LiveEngine(settings(), "name")
-    with pytest.raises(EngineUnavailable, match="still loading"):
-        _ = engine.card
-    cause = ValueError("no such folder")
-    cluster.start_errors = [ray.exceptions.RayTaskError("start", "", cause)]
-    with pytest.raises(EngineFailed, match="no such folder"):
-        await engine.start()
-    assert len(cluster.schedulers) == 1
-    assert not engine.is_ready()
-
-
-@pytest.mark.parametrize("num_deaths", [2, 3])
-async def test_a_scheduler_that_dies_while_it_starts_is_started_again(
-    cluster: Cluster, num_deaths: int
-) -> None:
-    engine = LiveEngine(settings(), "name")
-    cluster.start_errors = [ray.exceptions.ActorDiedError() for _ in range(num_deaths)]
-    if num_deaths == 3:
-        with pytest.raises(EngineFailed, match="died while starting"):
-            await engine.start()
-    else:
-        await engine.start()
-        await Reader(engine, wanted()).done
-    assert len(cluster.schedulers) == 3
-    await engine.close()
