@@ -95,7 +95,7 @@ class Publisher:
 
     def prefix_update(self) -> PrefixUpdate | None:
         """Changes of the prefix cache since the last call, for all fronts; None if none."""
-        whole, added, removed = self._core.prefix_cache.take_changes()
+        whole, added, removed = self._core.prefix_cache.pop_changes()
         if not (whole or added or removed):
             return None
         return PrefixUpdate(self.engine_id, short_digests(added), short_digests(removed), whole)

@@ -124,8 +124,8 @@ class PrefixCache(Protocol):
         """Digests of all blocks that can be hit."""
         ...
 
-    def take_changes(self) -> tuple[bool, list[bytes], list[bytes]]:
-        """See `BlockManager.take_changes`."""
+    def pop_changes(self) -> tuple[bool, list[bytes], list[bytes]]:
+        """See `BlockManager.pop_changes`."""
         ...
 
 

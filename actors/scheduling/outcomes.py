@@ -41,7 +41,7 @@ class Outcomes:
                 logprobs.setdefault(request_id, []).append(entry)
         further = self._settle_drafts(step, result) if step.drafted else None
         for request_id, first, entries in result.prompt_logprobs:
-            self._take_prompt_logprobs(request_id, first, entries)
+            self._apply_prompt_logprobs(request_id, first, entries)
         order = self.requests.waiting.order
         if order.follows_service:
             served = [state for state in step.sampled if state.status is RequestStatus.RUNNING]
@@ -67,7 +67,7 @@ class Outcomes:
             else:
                 add(_output(state, (token,), None, logprobs))
         if step.partial:
-            self._take_partial(step, result, outputs)
+            self._apply_partial(step, result, outputs)
         return outputs
 
     @staticmethod
@@ -131,7 +131,7 @@ class Outcomes:
             if self._counts(state):
                 state.num_computed_tokens -= part.num_drafts - stood
                 needed = -(-(state.num_computed_tokens + 1) // size)
-                self.running.take_back(state, max(part.num_blocks, needed))
+                self.running.free_tail(state, max(part.num_blocks, needed))
         return further
 
     @staticmethod
@@ -156,7 +156,7 @@ class Outcomes:
             return None
         return self._finish_reason(state, state.output_token_ids[-1])
 
-    def _take_partial(self, step: InFlight, result: StepResult, outputs: list[OutputRow]) -> None:
+    def _apply_partial(self, step: InFlight, result: StepResult, outputs: list[OutputRow]) -> None:
         """Prefill slices that sampled nothing."""
         pooled = dict(result.pooled)
         for state, end in step.partial:
@@ -187,7 +187,7 @@ class Outcomes:
             queued_s=_queued_s(state),
         )
 
-    def _take_prompt_logprobs(
+    def _apply_prompt_logprobs(
         self, request_id: int, first: int, entries: Sequence[TokenLogprobs]
     ) -> None:
         """Keep new entries; a recomputed prompt repeats equal ones."""

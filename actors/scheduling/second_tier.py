@@ -48,7 +48,7 @@ class SecondTier:
         self.requests = requests
         self.cost_model = cost_model
         self.blocks = requests.running.block_manager
-        self.blocks.take_completed()  # starts recording completed blocks
+        self.blocks.pop_completed()  # starts recording completed blocks
         self.moves: dict[int, PendingMove] = {}
         self.num_moves = 0
         self.num_saved_blocks = 0
@@ -178,7 +178,7 @@ class SecondTier:
     def _save(self) -> None:
         """Begin a save: in batches while steps run, of any size when the engine is idle."""
         unsaved = self._unsaved
-        for digest in self.blocks.take_completed():
+        for digest in self.blocks.pop_completed():
             if not self.holds(digest):
                 unsaved[digest] = None
         while len(unsaved) > self.blocks.num_blocks:  # most of them have been evicted

@@ -24,7 +24,7 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.version = 0
         self.num_evictions = 0
-        self._completed: list[bytes] | None = None  # see `take_completed`
+        self._completed: list[bytes] | None = None  # see `pop_completed`
         self.reset()
 
     def reset(self) -> None:
@@ -34,7 +34,7 @@ class BlockManager:
         self._digest_of: dict[int, bytes] = {}  # of held and cached blocks with known content
         self._by_digest: dict[bytes, int] = {}  # the inverse
         self._cached: OrderedDict[int, None] = OrderedDict()  # free but named, oldest first
-        self._changed: dict[bytes, bool] | None = None  # see `take_changes`
+        self._changed: dict[bytes, bool] | None = None  # see `pop_changes`
         self.version += 1
 
     @property
@@ -123,12 +123,12 @@ class BlockManager:
         """Digests of all that can be hit."""
         return list(self._by_digest)
 
-    def take_completed(self) -> list[bytes]:
+    def pop_completed(self) -> list[bytes]:
         """Digests of blocks whose content became final since the last call; none on the first."""
         completed, self._completed = self._completed or [], []
         return completed
 
-    def take_changes(self) -> tuple[bool, list[bytes], list[bytes]]:
+    def pop_changes(self) -> tuple[bool, list[bytes], list[bytes]]:
         """(whole, digests added since the last call, digests removed).
 
         whole: the first list is complete, on the first call or after a reset. Changes are

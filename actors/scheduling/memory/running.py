@@ -150,7 +150,7 @@ class RunningRequests:
         state.capacity = len(state.block_table) * self.config.block_size
         return fresh
 
-    def take_back(self, state: RequestState, num_blocks: int) -> None:
+    def free_tail(self, state: RequestState, num_blocks: int) -> None:
         """Free a table's blocks after its first `num_blocks`: the drafts in them were rejected.
 
         Only while no step in flight holds the request.
