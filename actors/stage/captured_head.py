@@ -61,12 +61,12 @@ class CapturedHead:
         special = sampler.adjusted(rows_S, positions_S)
         if special.size:
             rows_R, positions_R = rows_S[special], positions_S[special]
-            everyone = np.arange(len(special))
+            all_special = np.arange(len(special))
             self._graphs.redraw(
                 output,
                 sampling[special],
                 rows_R,
-                lambda logits_RV: sampler.adjust(logits_RV, rows_R, positions_R, everyone),
+                lambda logits_RV: sampler.adjust(logits_RV, rows_R, positions_R, all_special),
                 columns.draws(rows_R, positions_R),
             )
         asking = np.flatnonzero(columns.logprobs_R[rows_S] >= 0)

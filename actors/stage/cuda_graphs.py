@@ -146,8 +146,8 @@ class StepGraphs:
         if self._draw is not None:
             rows = self._input_batch.columns.draws(host.rows_S, host.ends_S.astype(np.int64))
             draws = self._draw.pack_rows(rows)
-        tables_RB = self._input_batch.block_tables_RB
-        self._inputs.fill(host, tables_RB, draws, *size[:2], nowhere=self._num_rows)
+        block_tables_RB = self._input_batch.block_tables_RB
+        self._inputs.fill(host, block_tables_RB, draws, *size[:2], nowhere=self._num_rows)
         if self._hidden_TH is not None and hidden_TH is not None:
             self._hidden_TH[: host.num_tokens].copy_(hidden_TH, non_blocking=True)
         replay, output = self._graphs[size]

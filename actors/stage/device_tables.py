@@ -25,9 +25,9 @@ class DeviceTables:
         self.num_rows, self._width = host_RB.shape
         self._device = device
         # One more row, which padding reads and writes.
-        self.tables_RB = torch.zeros((self.num_rows + 1, self._width), dtype=torch.int32)
-        self.tables_RB[: self.num_rows] = torch.from_numpy(host_RB)
-        self.tables_RB = self.tables_RB.to(device)
+        self.block_tables_RB = torch.zeros((self.num_rows + 1, self._width), dtype=torch.int32)
+        self.block_tables_RB[: self.num_rows] = torch.from_numpy(host_RB)
+        self.block_tables_RB = self.block_tables_RB.to(device)
         self._spans: list[tuple[int, int, int]] = []
 
     @property
@@ -62,11 +62,11 @@ class DeviceTables:
     ) -> torch.Tensor:
         """The tables of some rows after all changes, to a width; rows_S is on the device."""
         self.pop_changes(host_RB, 0)
-        return self.tables_RB[:, :num_columns].index_select(0, rows_S)
+        return self.block_tables_RB[:, :num_columns].index_select(0, rows_S)
 
     def edit(self, at_E: torch.Tensor, blocks_E: torch.Tensor) -> None:
         """Write what `pop_changes` returned, from the device; waits for nothing."""
-        self.tables_RB.view(-1).index_copy_(0, at_E.long(), blocks_E)
+        self.block_tables_RB.view(-1).index_copy_(0, at_E.long(), blocks_E)
 
     def _write(self, at: NDArray[np.intp], blocks: NDArray[np.int32]) -> None:
         both = upload(np.stack((at.astype(np.int32), blocks)), self._device)

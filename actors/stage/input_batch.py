@@ -271,7 +271,8 @@ class InputBatch:
             placed = [torch.from_numpy(np.ascontiguousarray(a)) for a in arrays]
         else:
             placed = upload_all(arrays, device)
-        positions_T, query_starts_S1, starts_S, lengths_S, slots_T, tokens_T, tables_SB = placed
+        positions_T, query_starts_S1, starts_S, lengths_S = placed[:4]
+        slot_mapping_T, tokens_T, tables_SB = placed[4:]
         if on_device is not None and resident:
             tables_SB = on_device.leveled(self.block_tables_RB, tables_SB, num_columns)
         geometry = Batch(
@@ -280,7 +281,7 @@ class InputBatch:
             starts_S=starts_S,
             lengths_S=lengths_S,
             block_tables_SB=tables_SB,
-            slot_mapping_T=slots_T,
+            slot_mapping_T=slot_mapping_T,
             num_decodes=host.num_decodes,
             max_length=host.max_length,
             max_kv_length=host.max_kv_length,

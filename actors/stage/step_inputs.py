@@ -66,7 +66,7 @@ class StepInputs:
         self._table_rows_S = views["table_rows"]
         self._edits_at_E = views["edits_at"]
         self._edits_E = views["edits"]
-        width = tables.tables_RB.shape[1]
+        width = tables.block_tables_RB.shape[1]
         self._block_tables_SB = torch.zeros(max_slices, width, dtype=torch.int32, device=device)
         self.tokens_T = views["tokens"]
         self.last_rows_S = views["last_rows"]
@@ -92,7 +92,7 @@ class StepInputs:
         """Bring the tables level and gather the slices' rows: the first thing in a graph."""
         self._tables.edit(self._edits_at_E, self._edits_E)
         torch.index_select(
-            self._tables.tables_RB,
+            self._tables.block_tables_RB,
             0,
             self._table_rows_S[:num_slices],
             out=self._block_tables_SB[:num_slices],
@@ -110,7 +110,7 @@ class StepInputs:
     def fill(
         self,
         host: HostBatch,
-        tables_RB: NDArray[np.int32],
+        block_tables_RB: NDArray[np.int32],
         draws_S3: NDArray[np.float64] | None,
         num_tokens: int,
         num_slices: int,
@@ -118,8 +118,8 @@ class StepInputs:
     ) -> None:
         """Write a step of this (padded) size and start its transfer.
 
-        tables_RB: the persistent batch's. nowhere: the row that takes the tokens of slices without
-        a draw.
+        block_tables_RB: the persistent batch's. nowhere: the row that takes the tokens of slices
+        without a draw.
 
         Waits for the transfer of the step before, which reads the same host memory.
         """
@@ -139,7 +139,7 @@ class StepInputs:
             draws = draws_S3.view(np.int32).ravel()
             self._put("draws", draws, num_slices * _INT32_PER_DRAW, 0)
         self._put("table_rows", host.rows_S, num_slices, self._tables.num_rows)
-        at, blocks = self._tables.pop_changes(tables_RB, self._max_slices)
+        at, blocks = self._tables.pop_changes(block_tables_RB, self._max_slices)
         self._put("edits_at", at, self._max_slices, self._tables.nowhere)
         self._put("edits", blocks, self._max_slices, 0)
         self._device.copy_(self._host, non_blocking=True)

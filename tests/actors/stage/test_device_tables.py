@@ -84,7 +84,7 @@ def test_many_changes_at_once_go_ahead_of_the_graph() -> None:
     at, blocks = tables.pop_changes(host, 4)
     assert at.tolist() == [16, 17, 18, 19]
     assert blocks.tolist() == [5, 6, 7, 8]
-    assert tables.tables_RB[1].tolist()[4:10] == [9, 10, 11, 12, 13, 14]
+    assert tables.block_tables_RB[1].tolist()[4:10] == [9, 10, 11, 12, 13, 14]
     assert tables.pop_changes(host, 4)[0].size == 0
 
 
