@@ -192,19 +192,19 @@ def _kv_memory(kv: KVSettings, fraction: float, prefix_cache: bool) -> KVMemory:
     path = None
     if kv.disk_cache_path is not None:
         if not kv.disk_cache_gib:
-            raise SettingsError("kv.disk_cache_path: says nothing where `kv.disk_cache_gib` is 0")
+            raise SettingsError("kv.disk_cache_path: has no effect without `kv.disk_cache_gib`")
         path = str(Path(kv.disk_cache_path).expanduser().absolute())
     memory = KVMemory(
         kv.memory_gib, fraction, kv.swap_gib, kv.host_cache_gib, kv.disk_cache_gib, path
     )
     if memory.has_tier and not prefix_cache:
         key = "host_cache_gib" if kv.host_cache_gib else "disk_cache_gib"
-        raise SettingsError(f"kv.{key}: says nothing where `kv.prefix_cache` is false")
+        raise SettingsError(f"kv.{key}: has no effect with `kv.prefix_cache: false`")
     return memory
 
 
 def _standby(wanted: bool | None, device: str) -> bool:
-    """Raises SettingsError where it cannot be had."""
+    """Raises SettingsError where it is wanted but not available."""
     if wanted and device != "cpu":
         raise SettingsError("engine.standby: needs parallel.device: cpu (a GPU has one process)")
     return device == "cpu" if wanted is None else wanted
