@@ -288,8 +288,7 @@ class InputBatch:
         )
         if host.adapters is not None:
             rows_N, run_starts, slots = host.adapters
-            on_device_N = torch.from_numpy(rows_N).to(device)
-            geometry.adapters = AdapterRuns(on_device_N, run_starts, slots)
+            geometry.adapters = AdapterRuns(torch.from_numpy(rows_N).to(device), run_starts, slots)
         return geometry, tokens_T
 
     def _put_blocks(self, row: int, first: int, block_ids: tuple[int, ...]) -> None:
