@@ -158,10 +158,10 @@ class StepTimePredictor(Protocol):
 class Drafter(Protocol):
     """Guesses the next tokens of one request; equal tokens give equal guesses.
 
-    chance: probability that its next guess is right, learned from the tokens so far.
+    acceptance_rate: probability that its next guess is right, learned from the tokens so far.
     """
 
-    chance: float
+    acceptance_rate: float
 
     def follow(self, output: Sequence[int]) -> bool:
         """Take in new output tokens; False if more are left than one call may take."""

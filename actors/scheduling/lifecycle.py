@@ -86,10 +86,7 @@ class LiveRequests:
 
     def start(self, state: RequestState, first_chunk: int, reserve: bool) -> bool:
         """Start the head of the queue (or a suspect); False, and no change, if it must wait."""
-        donor = None
-        if state.request.group is not None:
-            donor = self.waiting.groups.donor(state)
-        if not self.running.start(state, first_chunk, reserve, donor):
+        if not self.running.start(state, first_chunk, reserve, self.waiting.donor(state)):
             return False
         self.waiting.started(state)
         self.waiting.pop(state)
@@ -122,8 +119,6 @@ class LiveRequests:
     def stop(self, state: RequestState, fate: Fate) -> None:
         """Stop planning a RUNNING request; its `Fate` is carried out after the steps in flight."""
         self.running.stop(state)
-        if state.request.group is not None:
-            self.waiting.groups.vacated(state)
         self.waiting.stopped(state, self.now_s)
         state.fate = fate
         if state.in_flight == 0:
@@ -148,9 +143,7 @@ class LiveRequests:
         del self.by_id[state.request_id]
         if state.host_blocks:
             self.running.swap.drop(state)
-        if state.request.group is not None:
-            for heir in self.waiting.groups.ended(state):
-                self.waiting.order.push(heir, self.now_s)
+        self.waiting.ended(state, self.now_s)
 
     def drop_waiting(self, state: RequestState) -> None:
         """End a WAITING request."""

@@ -34,20 +34,14 @@ class Outcomes:
         outputs: list[OutputRow] = []
         add = outputs.append
         complete_block = self.running.complete_block
-        logprobs: dict[int, list[TokenLogprobs]] | None = None
-        if result.logprobs:
-            logprobs = {}
-            for request_id, entry in result.logprobs:
-                logprobs.setdefault(request_id, []).append(entry)
+        logprobs = _by_request(result) if result.logprobs else None
         further = self._settle_drafts(step, result) if step.drafted else None
         for request_id, first, entries in result.prompt_logprobs:
             self._apply_prompt_logprobs(request_id, first, entries)
-        order = self.requests.waiting.order
-        if order.follows_service:
-            served = [state for state in step.sampled if state.status is RequestStatus.RUNNING]
-            if further:
-                served += [s for s in served for _ in further.get(s.request_id, ())]
-            order.serve(served)
+        self.requests.waiting.served(step.sampled)
+        if further:
+            drafted = [part.state for part in step.drafted]
+            self.requests.waiting.served(s for s in drafted for _ in further.get(s.request_id, ()))
         for state, (request_id, token) in zip(step.sampled, result.tokens, strict=True):
             if request_id != state.request_id:
                 raise ValueError(f"step {step.plan.step_id}: token for {request_id} out of order")
@@ -109,9 +103,7 @@ class Outcomes:
         if state.status is RequestStatus.RUNNING:
             if requests.config.prefix_cache:
                 running.commit(state, state.num_tokens - 1)  # those computed to sample the last
-            if state.request.group is not None:
-                for follower in requests.waiting.groups.prompt_done(state):
-                    requests.waiting.order.push(follower, requests.now_s)
+            requests.waiting.prompt_done(state, requests.now_s)
             state.slow_path_at = running.next_slow_path(state)
         outputs.append(_output(state, tokens, reason, logprobs, is_first))
         if reason is not None:
@@ -201,6 +193,13 @@ class Outcomes:
         """Count an answered step of a FINISHING request."""
         if state.in_flight == 0:
             self.requests.drained(state)
+
+
+def _by_request(result: StepResult) -> dict[int, list[TokenLogprobs]]:
+    found: dict[int, list[TokenLogprobs]] = {}
+    for request_id, entry in result.logprobs:
+        found.setdefault(request_id, []).append(entry)
+    return found
 
 
 def _output(

@@ -151,7 +151,7 @@ class SecondTier:
         for state in reversed(move.waiting):  # each is restored ahead of its peers
             if state.status is RequestStatus.WAITING:
                 state.tier_asked = state.tier_asked or not is_whole
-                waiting.order.restore(state, self.requests.now_s)
+                waiting.put_back(state, self.requests.now_s)
 
     def lost(self, ranks: Sequence[Sequence[bytes]]) -> None:
         """The stages were rebuilt and store these blocks; no pending move will be answered.
@@ -215,8 +215,7 @@ class SecondTier:
             move = self._fetch(state)
             if move is None:
                 return
-            requests.waiting.order.pop()
-            move.waiting.append(state)
+            move.waiting.append(requests.waiting.set_aside())
 
     def _fetch(self, state: RequestState) -> PendingMove | None:
         """Begin or join a move for the request.
@@ -224,8 +223,7 @@ class SecondTier:
         None: the request starts without a fetch, or must wait for memory.
         """
         blocks, size = self.blocks, self.requests.config.block_size
-        group, groups = state.request.group, self.requests.waiting.groups
-        has_donor = group is not None and groups.donor(state) is not None
+        has_donor = self.requests.waiting.donor(state) is not None
         num_full = (state.num_tokens - 1) // size  # the last known token is always computed
         if not state.cacheable or state.host_blocks or has_donor or not num_full:
             state.tier_asked = True

@@ -93,12 +93,21 @@ class WaitingQueue:
             self.order.pop()
 
     def stopped(self, state: RequestState, now_s: float) -> None:
-        """Count a request that has stopped running."""
+        """Count a request that has stopped running; its blocks are no longer reliable."""
+        self.groups.vacated(state)
         tenant = state.request.tenant
         self.running_of[tenant] -= 1
         if self.running_of[tenant] == 0:
             del self.running_of[tenant]
         self.unpark(tenant, now_s)
+
+    def set_aside(self) -> RequestState:
+        """Take the head out of the order, until it is put back."""
+        return self.order.pop()
+
+    def put_back(self, state: RequestState, now_s: float) -> None:
+        """Return a request that was set aside to the order, before its peers."""
+        self.order.restore(state, now_s)
 
     def unpark(self, tenant: str, now_s: float) -> None:
         """Return a request of the tenant that was set aside to the order."""
@@ -119,10 +128,33 @@ class WaitingQueue:
                     self.order.restore(state, now_s)
         self.parked.clear()
 
+    def served(self, states: Iterable[RequestState]) -> None:
+        """Each of these, once per token, has got a token."""
+        if self.order.follows_service:
+            self.order.serve([s for s in states if s.status is RequestStatus.RUNNING])
+
     def finished(self, state: RequestState) -> None:
         """A request has finished (not called for aborts)."""
         if self.order.follows_service:
             self.order.finish(state)
+
+    # ---- groups: continuations of one prompt ----------------------------------------------
+
+    def donor(self, state: RequestState) -> RequestState | None:
+        """A running request of its group whose computed prompt is the same."""
+        return None if state.request.group is None else self.groups.donor(state)
+
+    def prompt_done(self, state: RequestState, now_s: float) -> None:
+        """The request's prompt is computed: members of its group that were held back may start."""
+        if state.request.group is not None:
+            for member in self.groups.prompt_done(state):
+                self.order.push(member, now_s)
+
+    def ended(self, state: RequestState, now_s: float) -> None:
+        """The request has left; another member of its group may have to compute the prompt."""
+        if state.request.group is not None:
+            for leader in self.groups.ended(state):
+                self.order.push(leader, now_s)
 
     # ---- another order ------------------------------------------------------------------
 

@@ -18,10 +18,10 @@ _MEMORY = 0.9  # weight of the earlier estimate at each further guess
 class PromptLookup:
     """Implements `interfaces.Drafter`."""
 
-    __slots__ = ("_at", "_match", "_num_prompt", "_prompt", "_tokens", "chance")
+    __slots__ = ("_at", "_match", "_num_prompt", "_prompt", "_tokens", "acceptance_rate")
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        self.chance = _PRIOR
+        self.acceptance_rate = _PRIOR
         self._prompt = prompt
         self._num_prompt = len(prompt)
         self._tokens: list[int] = []  # of prompt and output, taken in so far
@@ -47,7 +47,7 @@ class PromptLookup:
             if match is not None:
                 is_right = tokens[match] == token
                 if learns:
-                    self.chance = _MEMORY * self.chance + (1.0 - _MEMORY) * is_right
+                    self.acceptance_rate = _MEMORY * self.acceptance_rate + (1.0 - _MEMORY) * is_right
                 match = match + 1 if is_right else None
             tokens.append(token)
             gram = tuple(tokens[-_GRAM:])

@@ -14,7 +14,7 @@ from actors.scheduling.speculation.lookup import PromptLookup
 from actors.scheduling.state import RequestState
 from actors.scheduling.step import StepBuilder
 
-_LEAST_CHANCE = 0.25  # of being reached and right, for a draft to be worth its compute
+_LEAST_RATE = 0.25  # of being reached and right, for a draft to be worth its compute
 _LEAST_GAIN = 1.05  # least ratio of tokens per second with drafts to those without
 # Share of a step saved by planning it ahead; drafts must gain more to make the core wait.
 _AHEAD_SHARE = 0.05
@@ -47,8 +47,9 @@ class Speculation:
             if state.in_flight and self._may_draft(state) and self._follow(state):
                 drafter = state.drafter
                 # The first guess is of the token in flight.
-                if drafter is not None and drafter.chance**2 >= _LEAST_CHANCE and drafter.draft(2):
-                    worth += drafter.chance**2
+                both_right = 0.0 if drafter is None else drafter.acceptance_rate**2
+                if drafter is not None and both_right >= _LEAST_RATE and drafter.draft(2):
+                    worth += both_right
         return worth > _AHEAD_SHARE * len(decoding)
 
     def extend(self, step: StepBuilder) -> None:
@@ -63,7 +64,9 @@ class Speculation:
         counts = [0] * len(offers)
         for depth in range(1, self.config.most_drafts + 1):
             for i, (state, drafts) in enumerate(offers):
-                if depth <= len(drafts) and room > 0 and _chance(state) ** depth >= _LEAST_CHANCE:
+                if depth > len(drafts) or room <= 0:
+                    continue
+                if _acceptance_rate(state) ** depth >= _LEAST_RATE:
                     counts[i] = depth
                     room -= 1
         while any(counts) and not self._pays(step, offers, counts):
@@ -105,7 +108,7 @@ class Speculation:
         num_decodes, context = shape.num_decodes, shape.decode_context_tokens
         for (state, _), count in zip(offers, counts, strict=True):
             if count:
-                gained += sum(_chance(state) ** k for k in range(1, count + 1))
+                gained += sum(_acceptance_rate(state) ** k for k in range(1, count + 1))
                 prefills.append((state.num_computed_tokens - 1, 1 + count))
                 num_decodes -= 1
                 context -= state.num_computed_tokens
@@ -114,7 +117,7 @@ class Speculation:
         return (shape.num_decodes + gained) / shape.num_decodes >= _LEAST_GAIN * longer
 
 
-def _chance(state: RequestState) -> float:
+def _acceptance_rate(state: RequestState) -> float:
     drafter: Drafter | None = state.drafter
     assert drafter is not None
-    return drafter.chance
+    return drafter.acceptance_rate
