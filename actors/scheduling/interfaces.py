@@ -158,7 +158,7 @@ class StepTimePredictor(Protocol):
 class Drafter(Protocol):
     """Guesses the next tokens of one request; equal tokens give equal guesses.
 
-    acceptance_rate: probability that its next guess is right, learned from the tokens so far.
+    acceptance_rate: of its next guess, estimated from the tokens so far.
     """
 
     acceptance_rate: float

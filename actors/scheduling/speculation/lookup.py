@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 _GRAM = 3  # tokens that must match
 _MOST_AT_ONCE = 2048  # tokens taken in by one call: about a millisecond
-_PRIOR = 0.5  # assumed chance of a request's first draft
+_PRIOR = 0.5  # assumed acceptance rate before a request's first draft
 _MEMORY = 0.9  # weight of the earlier estimate at each further guess
 
 
@@ -47,7 +47,8 @@ class PromptLookup:
             if match is not None:
                 is_right = tokens[match] == token
                 if learns:
-                    self.acceptance_rate = _MEMORY * self.acceptance_rate + (1.0 - _MEMORY) * is_right
+                    self.acceptance_rate *= _MEMORY
+                    self.acceptance_rate += (1.0 - _MEMORY) * is_right
                 match = match + 1 if is_right else None
             tokens.append(token)
             gram = tuple(tokens[-_GRAM:])

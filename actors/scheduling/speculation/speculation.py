@@ -45,10 +45,10 @@ class Speculation:
             if state.num_drafts:
                 return True
             if state.in_flight and self._may_draft(state) and self._follow(state):
-                drafter = state.drafter
+                assert state.drafter is not None
                 # The first guess is of the token in flight.
-                both_right = 0.0 if drafter is None else drafter.acceptance_rate**2
-                if drafter is not None and both_right >= _LEAST_RATE and drafter.draft(2):
+                both_right = state.drafter.acceptance_rate**2
+                if both_right >= _LEAST_RATE and state.drafter.draft(2):
                     worth += both_right
         return worth > _AHEAD_SHARE * len(decoding)
 
@@ -64,9 +64,8 @@ class Speculation:
         counts = [0] * len(offers)
         for depth in range(1, self.config.most_drafts + 1):
             for i, (state, drafts) in enumerate(offers):
-                if depth > len(drafts) or room <= 0:
-                    continue
-                if _acceptance_rate(state) ** depth >= _LEAST_RATE:
+                reached = _acceptance_rate(state) ** depth
+                if depth <= len(drafts) and room > 0 and reached >= _LEAST_RATE:
                     counts[i] = depth
                     room -= 1
         while any(counts) and not self._pays(step, offers, counts):

@@ -63,7 +63,7 @@ class KnownAnswer:
     """A drafter for random weights: the known answer, each token right with a given probability."""
 
     def __init__(self, answer: Sequence[int], chance: float, seed: int) -> None:
-        self.chance = chance
+        self.acceptance_rate = chance
         draw = random.Random(seed)
         self._drafts = [t if draw.random() < chance else t ^ 1 for t in answer]
         self._known = 0

@@ -63,7 +63,7 @@ class Answer:
 class Known:
     """Drafts the right answer, but for every `wrong`-th token."""
 
-    chance = 0.95
+    acceptance_rate = 0.95
 
     def __init__(self, answer: Answer, wrong: int) -> None:
         self._tokens, self._wrong, self._known = answer.tokens, wrong, 0

@@ -27,8 +27,8 @@ def test_lookup_learns_how_often_it_is_right() -> None:
     right, wrong = PromptLookup((*prompt, 0, 1, 2)), PromptLookup((*prompt, 0, 1, 2))
     right.follow(list(range(3, 30)))
     wrong.follow([t for k in range(30) for t in (3 * k, 3 * k + 1, 3 * k + 2, 200 + k)])
-    assert right.chance > 0.9
-    assert wrong.chance < 0.5
+    assert right.acceptance_rate > 0.9
+    assert wrong.acceptance_rate < 0.5
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 60))
@@ -39,7 +39,7 @@ def test_lookup_is_the_same_however_it_is_fed(tokens: list[int], cut: int) -> No
     for end in range(len(output) + 1):
         bit_by_bit.follow(output[:end])
     assert at_once.draft(5) == bit_by_bit.draft(5)
-    assert at_once.chance == bit_by_bit.chance
+    assert at_once.acceptance_rate == bit_by_bit.acceptance_rate
 
 
 def test_a_long_prompt_is_read_in_parts() -> None:

@@ -46,7 +46,7 @@ class Oracle:
     """A drafter that knows the answer, but for every `wrong`-th token. Of the fake stages."""
 
     def __init__(self, request: Request, wrong: int) -> None:
-        self.chance = 0.9
+        self.acceptance_rate = 0.9
         self._answer, _ = expected_output(request, LIMIT)
         self._wrong = wrong
         self._known = 0
