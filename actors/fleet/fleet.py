@@ -63,7 +63,7 @@ class FleetEngine:
             self.sent_prefill_tokens -= num_new
             self.sent_tokens -= num_tokens
 
-    def send(self, num_new: int, num_tokens: int) -> None:
+    def note_sent(self, num_new: int, num_tokens: int) -> None:
         self.num_sent += 1
         self.sent.append((self.num_sent, num_new, num_tokens))
         self.sent_prefill_tokens += num_new
@@ -123,7 +123,7 @@ class Fleet:
         """Record that the arrival was sent to this engine."""
         engine = self.engines[engine_id]
         cached = self.num_cached_tokens(arrival).get(engine_id, 0)
-        engine.send(arrival.num_tokens - cached, arrival.num_tokens)
+        engine.note_sent(arrival.num_tokens - cached, arrival.num_tokens)
         self.prefixes.note(engine_id, arrival.prefix)
         if arrival.session:
             self._sessions[arrival.session] = (engine_id, arrival.num_tokens)

@@ -8,7 +8,7 @@ request itself follows. `WAYS` holds the ways of dividing the work; each is one 
     fleet.sent(placement.prompt.engine_id, arrival)
     # if placement.moves, once its first chunk is computed:
     receiver = way.receiver(arrival, roles, fleet, now_s)
-    receiver.send(1, arrival.num_tokens)
+    receiver.note_sent(1, arrival.num_tokens)
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class DividedFleet(SimulatedFleet):
         target = self._way.receiver(arrival, self._roles, self._picture, now_s)
         if target is None:
             raise RuntimeError("no engine decodes")
-        target.send(1, arrival.num_tokens)
+        target.note_sent(1, arrival.num_tokens)
         return self.engines[target.engine_id]
 
     def touched(self, replica: Replica, now_s: float) -> None:

@@ -100,7 +100,7 @@ def test_a_stream_goes_on_where_there_is_room_and_its_tokens_come_soonest() -> N
     for _ in range(4):
         receiver = way.receiver(arrival, roles, fleet, 0.0)
         assert receiver is not None
-        receiver.send(1, arrival.num_tokens)
+        receiver.note_sent(1, arrival.num_tokens)
         went.append(receiver.engine_id)
     assert went == ["b", "c", "b", "c"]  # 60 blocks hold 960 tokens
     short = way.receiver(Arrival(900, 10), roles, fleet, 0.0)
