@@ -17,7 +17,7 @@ from app.api.batches.limits import BatchLimits
 from app.api.endpoints.batches import no_batches
 from app.api.http.errors import ApiError
 from app.engine_client.link import EngineFailed
-from app.settings import Settings
+from app.settings.schema import Settings
 
 _LINE_BYTES = 8 << 10  # of a request's line, beside its body
 _log = logging.getLogger("legato.batches")

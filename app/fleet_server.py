@@ -33,8 +33,9 @@ from app.fleet.registry import Member, Registry, registry_of, this_node
 from app.handle_calls import ServedModel
 from app.replica import HttpReplica, load_text
 from app.server import FOR_STREAMS
-from app.settings import FleetSettings, Settings, parse, resolve
-from app.settings_models import served_name
+from app.settings.load import parse, resolve
+from app.settings.models import served_name
+from app.settings.schema import FleetSettings, Settings
 
 logger = logging.getLogger("legato.fleet")
 
@@ -44,7 +45,7 @@ _CONFIRM_PERIOD_S = 10.0
 @serve.deployment(name="Front", max_surge_percent=100, **FOR_STREAMS)
 @serve.ingress()
 class Front(HttpReplica):
-    """each: the `args` of every model (`app.settings_models.expand`). engines: their deployments,
+    """each: the `args` of every model (`app.settings.models.expand`). engines: their deployments,
     passed only so that Serve starts them."""
 
     engines: Sequence[FleetClient]

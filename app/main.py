@@ -11,8 +11,8 @@ from actors.engine.config import EngineConfig
 from actors.executor.placement import REPLICA_CPUS, bundles
 from app.fleet_server import EngineReplica, Front
 from app.server import LLMServer
-from app.settings import parse, resolve
-from app.settings_models import engine_deployments, expand, is_fleet, resolve_each
+from app.settings.load import parse, resolve
+from app.settings.models import engine_deployments, expand, is_fleet, resolve_each
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:

@@ -21,8 +21,7 @@ from app.batch_service import BatchService
 from app.console.routes import console_routes
 from app.engine_client.link import EngineFailed
 from app.handle_calls import HandleCalls, ReplicaEngine
-from app.settings import Settings
-from app.settings_schema import ModelSettings
+from app.settings.schema import ModelSettings, Settings
 from app.telemetry.live import Telemetry
 from app.telemetry.loop_lag import LoopLag
 from app.telemetry.prometheus import CONTENT_TYPE, render

@@ -24,8 +24,8 @@ from app.engine_client.live import LiveEngine
 from app.handle_calls import ServedModel
 from app.ray_environment import DRAIN_S
 from app.replica import HttpReplica, load_text
-from app.settings import parse, resolve
-from app.settings_models import served_name
+from app.settings.load import parse, resolve
+from app.settings.models import served_name
 
 # Serve's defaults (5 ongoing requests, drain of 20 s, checks every 10 s) suit functions, not
 # token streams: the scheduler does admission, and long streams need time to drain.
@@ -41,7 +41,7 @@ FOR_STREAMS: Mapping[str, Any] = {
 @serve.deployment(name="LLMServer", **FOR_STREAMS)
 @serve.ingress()
 class LLMServer(HttpReplica):
-    """args: the YAML's `args` (schema: `app.settings.Settings`)."""
+    """args: the YAML's `args` (schema: `app.settings.schema.Settings`)."""
 
     engine: LiveEngine
 

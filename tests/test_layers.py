@@ -100,7 +100,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "telemetry": ("app/telemetry/*.py", "vocabulary transport api"),
     "console": ("app/console/*.py", "policies client http"),
     "settings": (
-        "app/{settings,settings_schema,settings_batches,settings_models}.py",
+        "app/settings/*.py",
         "vocabulary core fleet.routers engine.config calibration stage stage.spec http"
         " installation",
     ),

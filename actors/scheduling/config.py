@@ -1,7 +1,7 @@
 """The configuration of a core, as data; `build.build_core` makes a core from it.
 
 A setting is declared once, as a field of `SchedulerConfig` with its `Setting`. The YAML's schema
-(`app.settings_schema`), the reference, the checks and the list of live settings derive from these.
+(`app.settings.schema`), the reference, the checks and the list of live settings derive from these.
 """
 
 from __future__ import annotations

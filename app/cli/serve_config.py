@@ -10,8 +10,8 @@ import yaml
 
 from app.api.http.options import at_address
 from app.paths import CONFIGS, locate
-from app.settings import SettingsError
-from app.settings_models import engine_deployments, is_fleet, parse_each, resolve_each
+from app.settings.load import SettingsError
+from app.settings.models import engine_deployments, is_fleet, parse_each, resolve_each
 
 DEFAULT_CONFIG = Path("configs/serve/demo.yaml")
 

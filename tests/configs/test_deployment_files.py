@@ -14,7 +14,7 @@ import ray
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from app.settings_models import resolve_each
+from app.settings.models import resolve_each
 
 DEPLOY = Path(__file__).resolve().parents[2] / "configs/deploy"
 DOCUMENTS = list(yaml.safe_load_all((DEPLOY / "rayservice.yaml").read_text("utf-8")))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.engine_client.live import LiveEngine
-from app.settings import parse, resolve
+from app.settings.load import parse, resolve
 
 
 @pytest.fixture

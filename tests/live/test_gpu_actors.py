@@ -19,7 +19,7 @@ from ray.experimental.channel.torch_tensor_accelerator_channel import (
 )
 
 from actors.executor.placement import create_stages, load_stages
-from app.settings import parse, resolve
+from app.settings.load import parse, resolve
 
 pytestmark = pytest.mark.ray
 

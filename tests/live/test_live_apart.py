@@ -27,7 +27,7 @@ from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request, SamplingParams
 from actors.transport.graph_pipeline import GraphPipeline, set_channel_bytes
 from actors.transport.messages import StepError
-from app.settings import parse, resolve
+from app.settings.load import parse, resolve
 from tests.live.accelerated_stage import SECONDS, AcceleratedStage
 from tests.live.reference import MAX_TOKENS, expected, make_prompts
 

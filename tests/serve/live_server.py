@@ -21,7 +21,7 @@ from app.api.http.options import at_address
 from app.batch_service import BatchService
 from app.engine_client.adapters import AdapterEngine
 from app.engine_client.live import LiveEngine
-from app.settings import parse, resolve
+from app.settings.load import parse, resolve
 from app.text.processor import TextProcessor
 
 DEMO = Path(__file__).resolve().parents[2] / "configs/models/demo"

@@ -17,8 +17,8 @@ import pytest
 from actors.scheduling.request import SamplingParams
 from app.engine_client.adapters import AdapterEngine
 from app.engine_client.client import EngineClient, GenerationRequest
-from app.settings import SettingsError, parse
-from app.settings_models import resolve_each
+from app.settings.load import SettingsError, parse
+from app.settings.models import resolve_each
 from app.text.processor import TextProcessor
 from tests import tiny_adapters
 from tests.actors.stage.greedy_reference import GREEDY, MAX_TOKENS, expected, make_prompts

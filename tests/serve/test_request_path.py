@@ -26,7 +26,7 @@ MOST_FILES, MOST_FILES_BACK = 45, 12  # five of them plan to the running streams
 DEADLINE_S = 60.0
 BESIDE = (
     "app/cli/",
-    "app/settings",
+    "app/settings/",
     "app/api/endpoints/probes.py",
     "app/server.py",
     "app/telemetry/loop_lag.py",

@@ -91,7 +91,7 @@ async def local_engine(args: Mapping[str, Any]) -> AsyncGenerator[EngineClient, 
     with local_cluster():
         from app.engine_client.adapters import AdapterEngine
         from app.engine_client.live import LiveEngine
-        from app.settings import parse, resolve
+        from app.settings.load import parse, resolve
 
         # A standby would start, on the same cores, while something is measured.
         settings = parse({**args, "engine": {"standby": False, **args.get("engine", {})}})

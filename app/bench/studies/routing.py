@@ -152,7 +152,7 @@ async def _engines(args: Mapping[str, Any], count: int) -> AsyncGenerator[Any, N
     from app.fleet.client import FleetClient
     from app.fleet.finder import Finder
     from app.fleet.registry import Member, Registry, this_node
-    from app.settings import parse, resolve
+    from app.settings.load import parse, resolve
 
     settings = parse(args)
     registry = Registry(f"bench-{secrets.token_hex(4)}")

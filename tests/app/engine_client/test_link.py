@@ -16,7 +16,7 @@ from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.engine_client.link import EngineFailed, SchedulerLink
 from app.engine_client.standby import Standby
 from app.engine_client.streams import OpenRequests, Stream
-from app.settings import parse, resolve
+from app.settings.load import parse, resolve
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

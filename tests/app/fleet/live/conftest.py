@@ -16,7 +16,7 @@ from app.engine_client.live import LiveEngine
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
 from app.fleet.registry import Member, Registry, this_node
-from app.settings import parse, resolve
+from app.settings.load import parse, resolve
 from tests.app.fleet.live.waiting import until
 
 

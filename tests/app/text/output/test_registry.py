@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from app.settings_schema import ModelSettings
+from app.settings.schema import ModelSettings
 from app.text.output.harmony import Harmony, HarmonyChannels
 from app.text.output.hermes import Hermes
 from app.text.output.mistral import Mistral

@@ -21,17 +21,7 @@ from actors.scheduling.build import check_config
 from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig, in_seconds
 from actors.stage.spec import StageSpec
 from app.paths import locate
-from app.settings_schema import FleetSettings, KVSettings, ParallelSettings, Settings
-
-__all__ = [
-    "FleetSettings",
-    "Settings",
-    "SettingsError",
-    "model_config",
-    "parse",
-    "read_cost_model",
-    "resolve",
-]
+from app.settings.schema import KVSettings, ParallelSettings, Settings
 
 # Default share of free memory for the KV cache. A GPU serves only the engine, and its other needs
 # are measured first; a machine's memory is also for other programs.

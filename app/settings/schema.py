@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 from actors.fleet.routers import build_router
 from actors.scheduling.config import KINDS, SETTINGS, SchedulerConfig
 from app.api.http.options import ApiOptions
-from app.settings_batches import BatchSettings
+from app.settings.batches import BatchSettings
 
 
 class _Section(BaseModel):

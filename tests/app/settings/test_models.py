@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from app.cli.serve_config import load_config, num_cpus_of, place
-from app.settings import SettingsError, parse
-from app.settings_models import engine_deployments, expand, parse_each, resolve_each, served_name
+from app.settings.load import SettingsError, parse
+from app.settings.models import engine_deployments, expand, parse_each, resolve_each, served_name
 
 DEMO = "configs/models/demo"
 

@@ -20,7 +20,8 @@ from typing import Any, Final
 
 from actors.engine.config import EngineConfig
 from app.paths import locate
-from app.settings import Settings, SettingsError, parse, resolve
+from app.settings.load import SettingsError, parse, resolve
+from app.settings.schema import Settings
 
 # Allowed keys of an entry; the others apply to the address.
 OWN: Final = ("model", "parallel", "scheduling", "slo", "kv", "speculation", "engine", "fleet")
@@ -79,7 +80,7 @@ def expand(args: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def parse_each(args: Mapping[str, Any]) -> list[Settings]:
-    """`app.settings.parse` for every model."""
+    """`app.settings.load.parse` for every model."""
     if "models" not in args:
         return [parse(args)]
     found = []
@@ -93,7 +94,7 @@ def parse_each(args: Mapping[str, Any]) -> list[Settings]:
 
 
 def resolve_each(args: Mapping[str, Any]) -> list[EngineConfig]:
-    """`app.settings.resolve` for every model."""
+    """`app.settings.load.resolve` for every model."""
     found = []
     for number, settings in enumerate(parse_each(args)):
         try:

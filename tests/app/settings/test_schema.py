@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from actors.scheduling.config import LIVE_KEYS, SETTINGS, ConfigError, SchedulerConfig
-from app.settings import SettingsError, parse, resolve
-from app.settings_schema import Settings
+from app.settings.load import SettingsError, parse, resolve
+from app.settings.schema import Settings
 
 MODEL = {"model": {"path": "configs/models/demo"}}
 LIVE = {
