@@ -35,13 +35,13 @@ class Outcomes:
         add = outputs.append
         complete_block = self.running.complete_block
         logprobs = _by_request(result) if result.logprobs else None
-        further = self._settle_drafts(step, result) if step.drafted else None
+        extra = self._settle_drafts(step, result) if step.drafted else None
         for request_id, first, entries in result.prompt_logprobs:
             self._apply_prompt_logprobs(request_id, first, entries)
         self.requests.waiting.served(step.sampled)
-        if further:
+        if extra:
             drafted = [part.state for part in step.drafted]
-            self.requests.waiting.served(s for s in drafted for _ in further.get(s.request_id, ()))
+            self.requests.waiting.served(s for s in drafted for _ in extra.get(s.request_id, ()))
         for state, (request_id, token) in zip(step.sampled, result.tokens, strict=True):
             if request_id != state.request_id:
                 raise ValueError(f"step {step.plan.step_id}: token for {request_id} out of order")
@@ -49,7 +49,7 @@ class Outcomes:
             num_tokens = state.num_tokens
             if num_tokens >= state.slow_path_at or token in state.stops:
                 if not self._only_fills_block(state, token):
-                    more = further.get(request_id, ()) if further else ()
+                    more = extra.get(request_id, ()) if extra else ()
                     self._slow_path(state, (token, *more), outputs, logprobs)
                     continue
                 complete_block(state)
@@ -114,17 +114,17 @@ class Outcomes:
 
     def _settle_drafts(self, step: InFlight, result: StepResult) -> dict[int, tuple[int, ...]]:
         """Subtract rejected drafts from the computed tokens; their positions are computed again."""
-        further = dict(result.further)
+        extra = dict(result.extra_tokens)
         for part in step.drafted:
             state, size = part.state, self.requests.config.block_size
-            stood = len(further.get(state.request_id, ()))
+            stood = len(extra.get(state.request_id, ()))
             state.num_drafts = 0
             self.num_accepted_drafts += stood
             if self._counts(state):
                 state.num_computed_tokens -= part.num_drafts - stood
                 needed = -(-(state.num_computed_tokens + 1) // size)
                 self.running.free_tail(state, max(part.num_blocks, needed))
-        return further
+        return extra
 
     @staticmethod
     def _counts(state: RequestState) -> bool:

@@ -132,8 +132,8 @@ class StepResult:
     """The answer of the last stage.
 
     tokens: (request_id, token) for every slice with `samples`, in slice order.
-    further: (request_id, tokens) after that token, one for each accepted draft. logprobs has one
-        entry per token, in order.
+    extra_tokens: (request_id, tokens) after that token, one for each accepted draft. logprobs has
+        one entry per token, in order.
     logprobs / prompt_logprobs / pooled: only for requests that asked; prompt_logprobs carries
         (request_id, first position, one entry per position).
     stage_times_s: (start, end) per stage on the host's monotonic clock.
@@ -145,4 +145,4 @@ class StepResult:
     prompt_logprobs: tuple[tuple[int, int, tuple[TokenLogprobs, ...]], ...] = ()
     pooled: tuple[tuple[int, tuple[float, ...]], ...] = ()
     stage_times_s: tuple[tuple[float, float], ...] = ()
-    further: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    extra_tokens: tuple[tuple[int, tuple[int, ...]], ...] = ()

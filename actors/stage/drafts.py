@@ -44,7 +44,7 @@ def accept(
 
     >>> accept(0, [(1, 7), (1, 8), (1, 9)], (), {1: (7, 5)})
     StepResult(step_id=0, tokens=((1, 7),), logprobs=(), prompt_logprobs=(), pooled=(), \
-stage_times_s=(), further=((1, (8,)),))
+stage_times_s=(), extra_tokens=((1, (8,)),))
     """
     of_id: dict[int, list[int]] = {}
     for request_id, token in drawn:
@@ -52,7 +52,7 @@ stage_times_s=(), further=((1, (8,)),))
     judged: dict[int, list[TokenLogprobs]] = {}
     for request_id, entry in logprobs:
         judged.setdefault(request_id, []).append(entry)
-    further: list[tuple[int, tuple[int, ...]]] = []
+    extra_tokens: list[tuple[int, tuple[int, ...]]] = []
     for request_id, tokens in of_id.items():
         stood = 0
         for draft, token in zip(drafts.get(request_id, ()), tokens, strict=False):
@@ -60,11 +60,11 @@ stage_times_s=(), further=((1, (8,)),))
                 break
             stood += 1
         if stood:
-            further.append((request_id, tuple(tokens[1 : 1 + stood])))
+            extra_tokens.append((request_id, tuple(tokens[1 : 1 + stood])))
         del tokens[1 + stood :], judged.get(request_id, [])[1 + stood :]
     return StepResult(
         step_id,
         tuple((request_id, tokens[0]) for request_id, tokens in of_id.items()),
         tuple((i, entry) for i, entries in judged.items() for entry in entries),
-        further=tuple(further),
+        extra_tokens=tuple(extra_tokens),
     )

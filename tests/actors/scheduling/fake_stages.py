@@ -74,14 +74,14 @@ class FakeStages:
         tokens: list[tuple[int, int]] = []
         pooled: list[tuple[int, tuple[float, ...]]] = []
         prompt_logprobs: list[tuple[int, int, tuple[TokenLogprobs, ...]]] = []
-        drafts, further = dict(plan.drafts), list[tuple[int, tuple[int, ...]]]()
+        drafts, extra_tokens = dict(plan.drafts), list[tuple[int, tuple[int, ...]]]()
         for part in plan.slices:
             mirror = self.known[part.request_id]
             if part.request_id in drafts:
                 first, *more = self._verify(part, mirror, drafts[part.request_id])
                 tokens.append((part.request_id, first))
                 if more:
-                    further.append((part.request_id, tuple(more)))
+                    extra_tokens.append((part.request_id, tuple(more)))
                 continue
             token = GARBAGE if mirror.corrupt else self._compute(part, mirror)
             end = part.start + part.num_tokens
@@ -103,7 +103,7 @@ class FakeStages:
             tuple(tokens),
             pooled=tuple(pooled),
             prompt_logprobs=tuple(prompt_logprobs),
-            further=tuple(further),
+            extra_tokens=tuple(extra_tokens),
         )
 
     def _verify(self, part: Slice, mirror: Mirror, drafts: tuple[int, ...]) -> list[int]:
