@@ -73,7 +73,8 @@ class Core:
         self.cost_model = cost_model
         self.policy = build_policy(config)
         self.order = order_name(config, self.policy)  # of the waiting queue
-        self.requests = LiveRequests(config, self.order, cost_model)
+        self.in_flight: deque[InFlight] = deque()
+        self.requests = LiveRequests(config, self.order, cost_model, self.in_flight)
         self.limits = QueueLimits(config, admission, cost_model)
         self.timeout = QueueTimeout(self.requests)
         self.outcomes = Outcomes(self.requests)
@@ -82,8 +83,6 @@ class Core:
         has_tier = config.tier_ranks > 0 and config.prefix_cache
         self.tier = SecondTier(self.requests, cost_model) if has_tier else None
         self.builder = StepBuilder(self.requests, budget, admission, self.policy.reserve, self.tier)
-        self.in_flight: deque[InFlight] = deque()
-        self.requests.in_flight = self.in_flight
         self.num_steps = 0  # planned so far: the next step's id
         self.num_forced_steps = 0  # planned because the policy alone would have stood still
         self._num_submitted = 0

@@ -20,14 +20,19 @@ class LiveRequests:
     """The queue and the running requests together. Implements `interfaces.EngineView`."""
 
     def __init__(
-        self, config: SchedulerConfig, order: str, cost_model: StepTimePredictor | None
+        self,
+        config: SchedulerConfig,
+        order: str,
+        cost_model: StepTimePredictor | None,
+        in_flight: Sequence[StepView] = (),
     ) -> None:
+        """in_flight: the core's own queue of steps, for reading."""
         self.waiting = WaitingQueue(config, build_order(order, config))
         self.running = RunningRequests(config, cost_model)
         self.by_id: dict[int, RequestState] = {}  # every request not ENDED
         self.now_s = 0.0
         self.trials: deque[list[RequestState]] = deque()  # suspects; the first group is being tried
-        self.in_flight: Sequence[StepView] = ()  # the core's own queue of steps, for reading
+        self.in_flight = in_flight
         self.num_preemptions = 0
         self.tokens_per_s = 0.0  # running mean of computed tokens, for retry_after_s
         # The lists of `running`, which change in place

@@ -53,9 +53,9 @@ class RunningRequests:
         reserve: blocks for its maximum length at once (request-level systems).
         donor: a running request whose computed prompt is the same.
         """
-        config, blocks, size = self.config, self.block_manager, self.config.block_size
+        blocks, size = self.block_manager, self.config.block_size
         num_slots_taken = self.num_slots_taken
-        if num_slots_taken >= config.max_requests:
+        if num_slots_taken >= self.config.max_requests:
             return False
         claimant = self.claimant
         if claimant is not None and claimant.rank < state.rank:
@@ -66,14 +66,10 @@ class RunningRequests:
         if state.refused_version == blocks.version and not (alone or self._is_cached_now(state)):
             return False
         shared, begin, source = self._reusable(state, donor)
-        num_tokens = state.num_tokens
-        if reserve:
-            num_tokens = max(num_tokens, state.end)
-        elif config.allocation == "chunk":
-            num_tokens = max(min(num_tokens, begin + first_chunk), len(state.host_blocks) * size)
+        num_tokens = self._num_tokens_at_start(state, begin + first_chunk, reserve)
         num_new = -(-num_tokens // size) - len(shared)
         need = num_new + blocks.num_unreferenced(shared)
-        spare = 0 if alone else int(config.watermark * config.num_blocks)
+        spare = 0 if alone else int(self.config.watermark * self.config.num_blocks)
         if need + spare > blocks.num_free:
             state.refused_version = blocks.version
             state.awaited_digest = self._missing_digest(state, len(shared))
@@ -95,6 +91,15 @@ class RunningRequests:
         state.was_trimmed = False
         insort(self.prefilling, state, key=_by_rank)
         return True
+
+    def _num_tokens_at_start(self, state: RequestState, end: int, reserve: bool) -> int:
+        """Tokens to have blocks for at the start. end: of its first chunk."""
+        if reserve:
+            return max(state.num_tokens, state.end)
+        if self.config.allocation == "chunk":
+            swapped = len(state.host_blocks) * self.config.block_size
+            return max(min(state.num_tokens, end), swapped)
+        return state.num_tokens
 
     def _reusable(
         self, state: RequestState, donor: RequestState | None
