@@ -57,7 +57,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "kernels transport stage.spec",
     ),
     "stage": (
-        "actors/stage/*.py",
+        "actors/stage/{*,cuda/*}.py",
         "kernels vocabulary transport stage.spec stage.model stage.tier",
     ),
     "engine.config": ("actors/engine/config.py", "vocabulary stage.spec"),

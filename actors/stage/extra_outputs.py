@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from actors.scheduling.plan import Slice, TokenLogprobs
-from actors.stage.cuda_graphs import StepOutput
+from actors.stage.cuda.graphs import StepOutput
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 from actors.stage.models.decoder import Decoder, NotFinite

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
-from actors.stage.cuda_graphs import StepOutput
+from actors.stage.cuda.graphs import StepOutput
 from actors.stage.drafts import accept, drawing_rows
 from actors.stage.extra_outputs import PromptLogprobs, PromptOutputs, token_logprobs
 from actors.stage.grammar import GrammarMasks

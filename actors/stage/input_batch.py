@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from actors.scheduling.plan import RequestStart, Slice, StepPlan
 from actors.scheduling.request import SamplingParams
-from actors.stage.device_tables import DeviceTables
+from actors.stage.cuda.device_tables import DeviceTables
 from actors.stage.host_batch import HostBatch
 from kernels.adapters import AdapterRuns, HostRuns, runs_of
 from kernels.interface import Batch

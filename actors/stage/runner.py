@@ -15,8 +15,9 @@ import torch
 from actors.scheduling.plan import StepPlan, StepResult, logit_rows
 from actors.scheduling.request import Grammar
 from actors.stage.adapters import Pause, StageAdapters, no_pause
-from actors.stage.captured_head import CapturedHead
-from actors.stage.cuda_graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
+from actors.stage.cuda.captured_head import CapturedHead
+from actors.stage.cuda.graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
+from actors.stage.cuda.run_ahead import Following, Launched, RunAhead
 from actors.stage.head import Head, Sampler
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
@@ -27,7 +28,6 @@ from actors.stage.models.decoder import Decoder
 from actors.stage.models.read import load_config
 from actors.stage.models.split import Split, split
 from actors.stage.profile import DeviceMemory, GpuMemory, cache_bytes, ending, plans_to_measure
-from actors.stage.run_ahead import Following, Launched, RunAhead
 from actors.stage.spec import StageInfo, StageSpec
 from actors.stage.weights.folder import open_folder
 from actors.stage.weights.load import Loader

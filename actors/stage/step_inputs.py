@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.stage.device_tables import DeviceTables
+from actors.stage.cuda.device_tables import DeviceTables
 from actors.stage.host_batch import HostBatch
 from kernels.interface import Batch
 

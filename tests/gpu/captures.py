@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actors.stage.cuda_graphs import StepOutput
+from actors.stage.cuda.graphs import StepOutput
 
 # Operations that wait for the device or whose result's size depends on data: capture forbids them.
 _FORBIDDEN = {

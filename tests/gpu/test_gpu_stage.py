@@ -17,7 +17,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed: the GPU backends need it")
 
 from actors.scheduling.request import SamplingParams
-from actors.stage.cuda_graphs import TILE, decode_sizes, hybrid_sizes
+from actors.stage.cuda.graphs import TILE, decode_sizes, hybrid_sizes
 from actors.stage.models.config import ModelError
 from actors.stage.runner import StageRunner
 from kernels import registry

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed: the GPU backends need it")
 
 from actors.scheduling.request import SamplingParams
-from actors.stage.cuda_graphs import StepOutput, capture_on_gpu
+from actors.stage.cuda.graphs import StepOutput, capture_on_gpu
 from actors.stage.models.decoder import Decoder
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec

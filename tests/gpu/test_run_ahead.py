@@ -16,7 +16,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.events import Abort, Emit, Event, Execute, StepDone, Submit
 from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from actors.scheduling.request import Grammar, Request, SamplingParams
-from actors.stage.cuda_graphs import StepGraphs
+from actors.stage.cuda.graphs import StepGraphs
 from actors.stage.landing import Landing
 from actors.stage.runner import StageRunner
 from tests.actors.stage.greedy_reference import expected, make_prompts

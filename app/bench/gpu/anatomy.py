@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult
 from actors.scheduling.request import SamplingParams
-from actors.stage.cuda_graphs import StepOutput
+from actors.stage.cuda.graphs import StepOutput
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
 from actors.transport.messages import pack, unpack

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
-from actors.stage.cuda_graphs import StepGraphs, StepOutput
+from actors.stage.cuda.graphs import StepGraphs, StepOutput
 from actors.stage.extra_outputs import as_logprobs
 from actors.stage.head import Sampler
 from actors.stage.host_batch import HostBatch

@@ -10,7 +10,7 @@ import torch
 
 from actors.scheduling.plan import RequestStart, Slice, StepPlan
 from actors.scheduling.request import SamplingParams
-from actors.stage.device_tables import DeviceTables
+from actors.stage.cuda.device_tables import DeviceTables
 from actors.stage.input_batch import InputBatch
 from actors.stage.step_inputs import StepInputs
 

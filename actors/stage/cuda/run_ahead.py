@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.scheduling.plan import StepPlan, StepResult
-from actors.stage.captured_head import CapturedHead
-from actors.stage.cuda_graphs import StepGraphs, StepOutput
+from actors.stage.cuda.captured_head import CapturedHead
+from actors.stage.cuda.graphs import StepGraphs, StepOutput
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 
