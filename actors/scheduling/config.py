@@ -282,11 +282,11 @@ class SchedulerConfig:
             if problem is not None:
                 raise ConfigError(declared.key(name), problem)
         if self.token_budget is not None and self.budget not in ("auto", "fixed", "throttled"):
-            raise ConfigError("token_budget", f"says nothing to a budget that is {self.budget!r}")
+            raise ConfigError("token_budget", f"has no effect with the budget {self.budget!r}")
         if self.tbt_rule is not None and self.tbt_s is not None:
-            raise ConfigError("tbt_rule", "says nothing beside `slo.tbt_ms`")
+            raise ConfigError("tbt_rule", "has no effect with `slo.tbt_ms`")
         if self.max_drafts is not None and self.drafter == "none":
-            raise ConfigError("max_drafts", "says nothing where `speculation.drafter` is 'none'")
+            raise ConfigError("max_drafts", "has no effect with `speculation.drafter: none`")
         if self.max_requests > self.most_requests:
             message = f"the stages were built for {self.most_requests}, not {self.max_requests}"
             raise ConfigError("max_requests", message)

@@ -57,7 +57,7 @@ def run(
     console = Console(stderr=options.as_json)
     try:
         if ways != WayOptions() and (other := task.without_deployment):
-            raise ValueError(f"{other} has deployments of its own: --way says nothing to it")
+            raise ValueError(f"--way has no effect with {other}, which has deployments of its own")
         if task.figure7:
             result = _figure7(console, options.out)
         elif task.paper:
@@ -189,7 +189,7 @@ def _study(
         given["num_engines"] = engines.replicas
     if engines.routing:
         if name != "routing":
-            raise ValueError(f"--routing says nothing to the study {name!r}")
+            raise ValueError(f"--routing has no effect with the study {name!r}")
         given["routers"] = tuple(engines.routing.split(","))
     rows: list[Any] = []
     found: Iterator[Any] = study(**given, seed=seed, workers=options.workers)

@@ -96,7 +96,7 @@ class EngineOptions:
         return self.tbt_ms / 1e3
 
     def deployment(self, ways: WayOptions) -> Deployment:
-        """Raises ValueError for options that say nothing to each other."""
+        """Raises ValueError for options without effect or that contradict each other."""
         ways.check(self)
         truth = load_model(self.model)
         config = scheduler_config(
@@ -152,13 +152,15 @@ class WayOptions:
             given = {**numbers, "--interconnect": self.interconnect, "--shape": self.shape}
             for option, value in given.items():
                 if value:
-                    raise ValueError(f"{option} says nothing to --way colocated")
+                    raise ValueError(f"{option} has no effect with --way colocated")
             return
         for option, value in numbers.items():
             if value is None:
                 raise ValueError(f"--way {self.way} needs {option}")
         if engines.replicas is not None:
-            raise ValueError(f"--replicas says nothing to --way {self.way}, which has two numbers")
+            raise ValueError(
+                f"--replicas has no effect with --way {self.way}, which has two numbers"
+            )
         if engines.admission != "all":
             message = "a stream that has begun is not refused where it goes on"
             raise ValueError(f"--admission {engines.admission} and --way {self.way}: {message}")

@@ -45,7 +45,7 @@ class ConversationInvalid(TemplateError):
 
 
 class TemplateBusy(Exception):
-    """There is no room to render in; says nothing about template or messages. Try again."""
+    """There is no room to render in; template and messages may be fine. Try again."""
 
 
 class ChatTemplate:
@@ -106,7 +106,7 @@ class ChatTemplate:
         }
         try:
             answer = self._worker.call(job, self._limit_s)
-        except WorkerStalled as stalled:  # says nothing about the template
+        except WorkerStalled as stalled:  # the template may be fine
             raise TemplateBusy("the renderer of chats gets no processor") from stalled
         except WorkerTimeout:
             raise TemplateHostile(

@@ -86,7 +86,7 @@ class GrammarChecker:
         job = {"kind": grammar.kind, "text": grammar.text, "limit_s": self._limit_s}
         try:
             answer = self._worker.call(job, self._limit_s)
-        except WorkerStalled as stalled:  # says nothing about the grammar
+        except WorkerStalled as stalled:  # the grammar may be fine
             raise GrammarBusy("the compiler of grammars gets no processor") from stalled
         except WorkerUnavailable as unavailable:
             raise GrammarBusy(f"grammars cannot be compiled now: {unavailable}") from unavailable

@@ -37,7 +37,7 @@ class WorkerDied(Exception):
 
 
 class WorkerUnavailable(Exception):
-    """This process has no room for a child: no files, no memory. Says nothing about the job."""
+    """This process has no room for a child: no files, no memory. The job may be fine."""
 
 
 class KillableWorker:
@@ -56,8 +56,8 @@ class KillableWorker:
         """Send one JSON-able job, return its JSON answer.
 
         Raises WorkerTimeout after limit_s seconds of work (starting the child has its own
-        limit), WorkerDied when the child ended, WorkerUnavailable when none can be had. A child
-        that was killed or held up from outside says nothing about the job, which is then tried
+        limit), WorkerDied when the child ended, WorkerUnavailable when none can start. A child
+        that was killed or held up from outside implies nothing about the job, which is then tried
         once more.
         """
         with self._lock:
@@ -112,7 +112,7 @@ class KillableWorker:
                 },
             )
             _read_line(child, self._start_limit_s)  # its first line says that it is ready
-        except WorkerTimeout as error:  # says nothing about any job
+        except WorkerTimeout as error:  # implies nothing about any job
             self._kill()
             raise WorkerStalled(f"the worker did not start: {error}") from error
         except WorkerDied:

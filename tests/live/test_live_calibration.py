@@ -67,7 +67,7 @@ async def test_an_objective_that_cannot_be_had_is_refused(
         request = GenerationRequest(
             "hasty", (1, 2, 3), SamplingParams(4), objective=Objective(tbt_s=1e-6)
         )
-        with pytest.raises(RequestRefused, match="cannot be had") as caught:
+        with pytest.raises(RequestRefused, match="is not achievable") as caught:
             async for _ in engine.generate(request):
                 pass
         assert caught.value.param == "slo.tbt_ms"

@@ -24,7 +24,7 @@ def test_a_quote_says_what_the_engine_would(demo: LiveServer) -> None:
     assert idle["can_serve_now"] is True
     assert 0 < idle["attainable"]["ttft_ms"] <= idle["predicted"]["ttft_ms"]
     assert idle["predicted"]["ttft_ms"] <= idle["predicted"]["ttft_bound_ms"]
-    # Less than what can be had is refused in the words of the completion.
+    # Less than what is achievable is refused in the words of the completion.
     least = idle["attainable"]["tbt_ms"]
     assert ask(slo={"tbt_ms": 60_000, "ttft_ms": 60_000})["can_serve_now"] is True
     never = ask(slo={"tbt_ms": least / 3})

@@ -76,7 +76,7 @@ class QueueLimits:
         if objective.tbt_s is not None and objective.tbt_s < least_s:
             return Refuse(
                 name,
-                f"{1000 * objective.tbt_s:g} ms between tokens cannot be had: "
+                f"{1000 * objective.tbt_s:g} ms between tokens is not achievable: "
                 f"at least {1000 * least_s:.3g} ms",
                 "slo.tbt_ms",
             )
@@ -89,7 +89,7 @@ class QueueLimits:
         if objective.ttft_s < least_s:
             return Refuse(
                 name,
-                f"a first token within {1000 * objective.ttft_s:g} ms cannot be had: "
+                f"a first token within {1000 * objective.ttft_s:g} ms is not achievable: "
                 f"this prompt takes at least {1000 * least_s:.3g} ms",
                 "slo.ttft_ms",
             )

@@ -82,7 +82,7 @@ def _first_token(
         return None
     if predicted.least_ttft_s is not None and predicted.least_ttft_s > limit_s:
         message = (
-            f"a first token within {1000 * limit_s:g} ms cannot be had unless the prompt's "
+            f"a first token within {1000 * limit_s:g} ms is not achievable unless the prompt's "
             f"beginning is cached: it takes at least {1000 * predicted.least_ttft_s:.3g} ms"
         )
         return Refuse(name, message, "slo.ttft_ms")

@@ -96,7 +96,7 @@ class FormReader:
                 self._held = self._held[end + 4 :]
                 self._state, self._is_preamble = _State.DATA, False
             else:
-                self._held = b""  # an epilogue says nothing
+                self._held = b""  # an epilogue is ignored
                 return
 
 

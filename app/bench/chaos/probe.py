@@ -53,7 +53,7 @@ class LagReading:
 
 
 def read_lag(url: str) -> LagReading | None:
-    """None of a server whose `/metrics` say nothing of it. Raises MeasurementError where nothing
+    """None of a server whose `/metrics` lack it. Raises MeasurementError where nothing
     answers."""
     try:
         answer = httpx.get(f"{url}/metrics", timeout=_LIMIT_S)

@@ -32,7 +32,7 @@ _SCHEMA = {
     "required": ["name", "sizes", "kind"],
 }
 _NUMBERS = itertools.count()
-SILENT_S = 90.0  # a stream that says nothing for so long hangs
+SILENT_S = 90.0  # a stream without an event for so long hangs
 
 
 @dataclass(frozen=True, slots=True)

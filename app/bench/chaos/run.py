@@ -199,7 +199,7 @@ def _took(fault: InjectedFault) -> str:
 
 
 def new_session() -> Any:
-    """Connections without limit; a stream that says nothing for `SILENT_S` is given up."""
+    """Connections without limit; a stream without an event for `SILENT_S` is given up."""
     import aiohttp  # here, because `legato --help` imports no such thing
 
     return aiohttp.ClientSession(

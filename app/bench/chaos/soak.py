@@ -92,7 +92,7 @@ def measure(server: OwnServer, minutes: float, lengths: str, qps: float | None) 
 def _promised_qps(server: OwnServer) -> float:
     promised = server.status().get("outlook")
     if not promised:
-        raise MeasurementError("the server says nothing of what it can serve: give --qps")
+        raise MeasurementError("the server publishes no prediction of its capacity: give --qps")
     return _OF_OUTLOOK * float(promised["chat_qps"])
 
 

@@ -97,7 +97,7 @@ class Deployment:
         if self.division is not None:
             for name in ("autoscale", "failures"):
                 if getattr(self, name):
-                    raise ValueError(f"{name} says nothing to engines divided by roles")
+                    raise ValueError(f"{name} has no effect with engines divided by roles")
             if self.config.prefix_cache:
                 raise ValueError("engines divided by roles share no prefixes: prefix_cache")
 

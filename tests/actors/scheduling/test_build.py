@@ -33,7 +33,7 @@ def test_a_small_engine_is_judged_by_what_it_can_hold() -> None:
 
 
 def test_a_rule_beside_an_objective_or_without_a_cost_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match="tbt_rule: says nothing beside"):
+    with pytest.raises(ConfigError, match="tbt_rule: has no effect with"):
         check_config(replace(CONFIG, tbt_rule="strict", tbt_s=0.1))
     with pytest.raises(ConfigError, match="tbt_rule: needs a cost model"):
         build_core(replace(CONFIG, tbt_rule="strict", cost_model=None))

@@ -120,7 +120,7 @@ def test_a_model_folder_is_checked_from_any_folder(
     shown = runner.invoke(app, ["config", "show", "mine"])
     assert json.loads(shown.stdout)["stage"]["model_path"] == str(ROOT / "configs/models/demo")
     own = json.loads(shown.stdout)
-    assert own["kv"]["gib"] is None, "the demo's memory says nothing about another model"
+    assert own["kv"]["gib"] is None, "the demo's memory is not another model's"
     assert (own["scheduler"]["tbt_s"], own["scheduler"]["ttft_s"]) == (0.1, None)
     checked = runner.invoke(app, ["config", "check"])
     assert (checked.exit_code, checked.stdout) == (0, "configs/serve/demo.yaml: ok\n")

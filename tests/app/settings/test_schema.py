@@ -110,7 +110,7 @@ def test_an_objective_by_rule_has_steps_measured(slo: Any) -> None:
     ("args", "message"),
     [
         ({"slo": "lax"}, "slo.tbt_rule: Input should be 'strict' or 'relaxed'"),
-        ({"slo": {"tbt_rule": "strict", "tbt_ms": 50}}, "slo.tbt_rule: says nothing beside"),
+        ({"slo": {"tbt_rule": "strict", "tbt_ms": 50}}, "slo.tbt_rule: has no effect with"),
         ({"slo": "strict", "engine": {"calibrate": False}}, "slo.tbt_rule: needs `engine.cal"),
     ],
 )

@@ -132,7 +132,7 @@ def test_what_if_is_what_the_other_settings_do() -> None:
     ("changes", "message"),
     [
         ({"policy": "sarathi"}, "policy: the log was recorded with sarathi: nothing changes"),
-        ({"budget": "adaptive", "token_budget": 99}, "token_budget: says nothing to a budget"),
+        ({"budget": "adaptive", "token_budget": 99}, "token_budget: has no effect with the budget"),
         ({"policy": "sarathy"}, "unknown 'sarathy'; known: chunked_only"),
         ({"token_budget": 0}, "token_budget"),
         ({"budget": "profiled"}, "slo.tbt_ms: a profiled budget needs an objective"),

@@ -14,7 +14,7 @@ import_tokenizers_alone()
 from app.text.processor import TextProcessor
 text = TextProcessor(sys.argv[1])
 assert "torch" not in sys.modules, "transformers has imported torch"
-import torch  # may still be had
+import torch  # is still importable
 print(*text.encode_now("Tokens never stall: 3 + 4 = 7."))
 """
 

@@ -1,4 +1,4 @@
-"""A job says nothing of itself where its process was killed, stopped or starved from outside."""
+"""A job is not blamed where its process was killed, stopped or starved from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A quote says what can be had, and what cannot, of an engine with and without a cost model."""
+"""A quote says what is achievable and what is not, with and without a cost model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_cannot_be_had_is_told_with_what_can() -> None:
         never = idle.quote(QuoteRequest(800, 60, Objective(*objective)), 0.0)
         assert (never.can_serve_now, never.retry_after_s, never.param) == (False, None, param)
         assert never.message is not None
-        assert "cannot be had" in never.message
+        assert "is not achievable" in never.message
     assert now.least_tbt_s is not None
     assert now.least_ttft_s is not None
     objective = Objective(1.001 * now.least_tbt_s, 1.001 * now.least_ttft_s)
