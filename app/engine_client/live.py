@@ -164,6 +164,7 @@ class LiveEngine:
 
     def _fail(self, reason: str) -> None:
         self._failure = reason
+        self._ready.set()  # wakes new requests that wait for it
         self._open.fail_all(EngineUnavailable(reason))
 
     # ---- EngineClient ------------------------------------------------------------------------
@@ -183,7 +184,7 @@ class LiveEngine:
         )
 
     def is_ready(self) -> bool:
-        return self._ready.is_set()
+        return self._ready.is_set() and self._failure is None
 
     @property
     def failure(self) -> str | None:
@@ -202,13 +203,13 @@ class LiveEngine:
     async def generate(
         self, request: GenerationRequest, sink: TokenSink | None = None
     ) -> AsyncGenerator[TokenChunk, None]:
-        if self._failure is not None:
-            raise EngineUnavailable(self._failure, retry_after_s=10.0)
-        if not self._ready.is_set():
+        if self._failure is None and not self._ready.is_set():
             try:
                 await asyncio.wait_for(self._ready.wait(), _READY_WITHIN_S)
             except TimeoutError:
                 raise EngineUnavailable("the engine is being rebuilt", retry_after_s=5.0) from None
+        if self._failure is not None:
+            raise EngineUnavailable(self._failure, retry_after_s=10.0)
         stream = Stream(sink)
         ids = self._ids[request.request_id] = self._submit(request, stream)
         limit_s = self._config.request_deadline_s
