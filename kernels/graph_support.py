@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.torch_sampling import SamplingRows
+from kernels.sampling import SamplingRows
 
 
 @dataclass(frozen=True, slots=True)

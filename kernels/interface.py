@@ -1,7 +1,7 @@
 """The tensor operations of one pipeline stage, one small method each.
 
 `Backend` is the whole contract: nothing outside `kernels` asks which backend it holds.
-`TorchBackend` (torch_native.py) implements all of it; the others (C++ on CPU, Triton, flash-attn)
+`TorchBackend` (kernels/torch) implements all of it; the others (C++ on CPU, Triton, flash-attn)
 inherit from it and override the operations that they accelerate. `kernels.registry` selects one,
 once, and logs the choice.
 
@@ -27,7 +27,7 @@ from kernels.graph_support import GraphSupport
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight
-from kernels.torch_sampling import Adjustment, ChosenLogprobs, SamplingRows
+from kernels.sampling import Adjustment, ChosenLogprobs, SamplingRows
 
 
 @dataclass(slots=True)
@@ -249,7 +249,7 @@ class Backend(Protocol):
         """None where forward passes cannot be captured in CUDA graphs."""
         ...
 
-    # ---- sampling: semantics in `kernels.torch_sampling`; all backends draw the same tokens --
+    # ---- sampling: semantics in `kernels.torch.sampling`; all backends draw the same tokens --
 
     def adjust_logits(self, logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
         """Apply penalties, biases and masks in place to float32 logits; at most one per row."""

@@ -6,7 +6,7 @@ Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014) in
 row, and the key is mixed with the token's id by a 32-bit hash of three multiplications (C. Wellons'
 triple32, with the key's other half between them). A row's numbers are all distinct.
 
-`kernels.torch_sampling`, `kernels/cpu/src/sampling.cpp` and `kernels.triton.sampling` compute the
+`kernels.torch.sampling`, `kernels/cpu/src/sampling.cpp` and `kernels.triton.sampling` compute the
 same bits. A change of any bit of a draw increments DRAW_VERSION: engines of different versions do
 not continue each other's streams."""
 

@@ -36,7 +36,7 @@ BACKENDS: dict[str, BackendEntry] = {
         "kernels.flash.backend:FlashBackend", ("cuda",), ("flash_attn", "triton")
     ),
     "triton": BackendEntry("kernels.triton.backend:TritonBackend", ("cuda",), ("triton",)),
-    "torch": BackendEntry("kernels.torch_native:TorchBackend", ("cpu", "cuda")),
+    "torch": BackendEntry("kernels.torch.backend:TorchBackend", ("cpu", "cuda")),
 }
 
 

@@ -16,7 +16,7 @@ from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 from actors.stage.models.decoder import Decoder, NotFinite
 from kernels.interface import Backend
-from kernels.torch_sampling import ChosenLogprobs
+from kernels.sampling import ChosenLogprobs
 
 # Prompt rows go through the head in pieces of this many: logits are vocabulary-wide float32.
 _HEAD_ROWS = 256

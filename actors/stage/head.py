@@ -25,7 +25,7 @@ from actors.stage.models.decoder import Decoder, NotFinite
 from actors.stage.vocab_parallel import VocabParallelSampler
 from actors.transport.group import RankGroup
 from kernels.interface import Backend
-from kernels.torch_sampling import Adjustment
+from kernels.sampling import Adjustment
 
 # (request id, token) of each draw, and (request id, log-probabilities) of those that request them.
 _Sampled = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, TokenLogprobs], ...]]

@@ -21,7 +21,7 @@ from actors.stage.cuda.device_tables import DeviceTables
 from actors.stage.host_batch import HostBatch
 from kernels.adapters import AdapterRuns, HostRuns, runs_of
 from kernels.interface import Batch
-from kernels.torch_sampling import SamplingRows
+from kernels.sampling import SamplingRows
 from kernels.upload import upload_all
 
 

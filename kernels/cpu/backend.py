@@ -32,8 +32,8 @@ from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_form import ACTIVATIONS, LayerForm
 from kernels.layer_weights import Experts, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight, concatenate
-from kernels.torch_native import TorchBackend
-from kernels.torch_sampling import Adjustment, ChosenLogprobs, SamplingRows
+from kernels.sampling import Adjustment, ChosenLogprobs, SamplingRows
+from kernels.torch.backend import TorchBackend
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from kernels.cpu.library import FLOAT_CODES, Pointer
 from kernels.cpu.linear import CpuLinear
 from kernels.layer_form import ACTIVATIONS, LayerForm
 from kernels.layer_weights import Experts, Linear
-from kernels.torch_moe import route
+from kernels.torch.moe import route
 
 
 class _View(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""Sampling on the CPU in C++ (src/sampling.cpp), with the semantics of `kernels.torch_sampling`.
+"""Sampling on the CPU in C++ (src/sampling.cpp), with the semantics of `kernels.torch.sampling`.
 
 Tokens are the same, except that top_p and min_p may keep or drop a token whose probability is
 within float rounding of the bound. A row's token does not depend on other rows. Rows run on the
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kernels.cpu import library
 from kernels.cpu.library import Pointer
-from kernels.torch_sampling import Adjustment, SamplingRows
+from kernels.sampling import Adjustment, SamplingRows
 
 _INT64 = ctypes.c_int64
 
@@ -80,7 +80,7 @@ def sample(logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
 def gumbel_argmax(
     logits_SV: torch.Tensor, rows: SamplingRows, first_id: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """`kernels.torch_sampling.gumbel_argmax`: Gumbel-max over a vocabulary shard."""
+    """`kernels.torch.sampling.gumbel_argmax`: Gumbel-max over a vocabulary shard."""
     _check_logits(logits_SV)
     num_rows, vocabulary = logits_SV.shape
     columns = _columns(
@@ -158,7 +158,7 @@ def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
 def chosen_logprobs(
     logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
-    """As in `kernels.torch_sampling`: log-probability and rank of each row's token, and the num_top
+    """As in `kernels.torch.sampling`: log-probability and rank of each row's token, and the num_top
     likeliest with their ids (lower ids first among equals)."""
     _check_logits(logits_RV)
     num_rows, vocabulary = logits_RV.shape

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from kernels.graph_support import GraphSupport
 from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_weights import Linear
-from kernels.torch_native import TorchBackend
-from kernels.torch_sampling import Adjustment, SamplingRows, gather_logprobs
+from kernels.sampling import Adjustment, SamplingRows
+from kernels.torch.backend import TorchBackend
+from kernels.torch.sampling import gather_logprobs
 from kernels.triton import cache, logits, sampling
 from kernels.triton.activation import silu_mul
 from kernels.triton.attention import attention

@@ -1,4 +1,4 @@
-"""Gumbel-max sampling on the GPU, bit for bit as `kernels.torch_sampling` defines it.
+"""Gumbel-max sampling on the GPU, bit for bit as `kernels.torch.sampling` defines it.
 
 Scores are float64, in which most GPUs are slow: a block of tokens is scored only where a float32
 upper bound shows that one of them may exceed the best score, which few do.
@@ -22,7 +22,7 @@ def hash_of(token: tl.tensor, key: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def natural_log(x: tl.tensor) -> tl.tensor:
-    """Of positive normal float64 numbers, as `kernels.torch_sampling.natural_log`."""
+    """Of positive normal float64 numbers, as `kernels.torch.sampling.natural_log`."""
     bits = x.to(tl.int64, bitcast=True)
     exponent = (bits >> 52) - 1022
     mantissa = ((bits & 0xFFFFFFFFFFFFF) | (1022 << 52)).to(tl.float64, bitcast=True)
@@ -46,7 +46,7 @@ def natural_log(x: tl.tensor) -> tl.tensor:
 @triton.jit
 def gumbel_scores(logit: tl.tensor, inverse: tl.tensor, hash_V: tl.tensor) -> tl.tensor:
     """Perturbed logits in float64, each operation rounded by itself, as in
-    `kernels.torch_sampling`."""
+    `kernels.torch.sampling`."""
     one = tl.full((), 1.0, tl.float64)
     above = (2 * hash_V + 1).to(tl.float64) * tl.full((), 2.0**-33, tl.float64)
     noise = -natural_log(-natural_log(one - above))

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from kernels.torch_sampling import Adjustment
+from kernels.sampling import Adjustment
 from kernels.upload import upload
 
 _BLOCK_EDITS = 256
@@ -95,7 +95,7 @@ def _without(mask_W: torch.Tensor, forbidden: tuple[int, ...]) -> NDArray[np.int
 
 
 def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
-    """In place on float32 logits, as `kernels.torch_sampling.adjust`."""
+    """In place on float32 logits, as `kernels.torch.sampling.adjust`."""
     if not adjustments:
         return
     masked = [a for a in adjustments if a.allowed_W is not None]

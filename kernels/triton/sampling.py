@@ -1,5 +1,5 @@
 """Sampling on the GPU without sorting the vocabulary, with the semantics of
-`kernels.torch_sampling`.
+`kernels.torch.sampling`.
 
 top_k and top_p keep the tokens above a threshold logit plus, among those equal to it, the lowest
 ids. The threshold is found by bisection over the row (which stays in the L2 cache); each pass moves
@@ -16,7 +16,8 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from kernels.random_stream import row_keys
-from kernels.torch_sampling import SamplingRows, inverse_temperatures
+from kernels.sampling import SamplingRows
+from kernels.torch.sampling import inverse_temperatures
 from kernels.triton.gumbel import block_argmax, gumbel_scores, hash_of
 
 _BLOCK_V = 2048
@@ -224,7 +225,7 @@ def sample_rows(logits_RV: torch.Tensor, packed_R3: torch.Tensor) -> torch.Tenso
 def gumbel_argmax(
     logits_SV: torch.Tensor, rows: SamplingRows, first_id: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """`kernels.torch_sampling.gumbel_argmax`; synchronizes with the GPU."""
+    """`kernels.torch.sampling.gumbel_argmax`; synchronizes with the GPU."""
     packed_R3 = torch.from_numpy(pack_rows(rows)).to(logits_SV.device, non_blocking=True)
     scores_S, tokens_S = _launch(logits_SV, packed_R3, first_id)
     return scores_S.cpu().numpy(), tokens_S.cpu().numpy().astype(np.int64)
@@ -244,7 +245,7 @@ def pack_rows(rows: SamplingRows) -> NDArray[np.float64]:
 
 
 def sample(logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
-    """One token id per row, as `kernels.torch_sampling.sample`; synchronizes with the GPU once."""
+    """One token id per row, as `kernels.torch.sampling.sample`; synchronizes with the GPU once."""
     packed_R3 = torch.from_numpy(pack_rows(rows)).to(logits_SV.device, non_blocking=True)
     picked: NDArray[np.int64] = sample_rows(logits_SV, packed_R3).cpu().numpy().astype(np.int64)
     return picked

@@ -9,7 +9,7 @@ import torch
 
 from kernels import registry
 from kernels.registry import BackendError, resolve_backend
-from kernels.torch_native import TorchBackend
+from kernels.torch.backend import TorchBackend
 
 
 class AbsentBackend(TorchBackend):

@@ -31,7 +31,7 @@ from actors.stage.landing import Landing, TokenLanding
 from actors.stage.models.decoder import Decoder
 from actors.stage.step_inputs import StepInputs
 from kernels.graph_support import GraphSupport
-from kernels.torch_sampling import SamplingRows
+from kernels.sampling import SamplingRows
 from kernels.upload import upload
 
 TILE = 128  # rows of a tile in the library's large matrix products

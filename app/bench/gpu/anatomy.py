@@ -31,8 +31,8 @@ from kernels.graph_support import GraphSupport
 from kernels.interface import AttentionShape, DecoderStack, KVLayer
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import LayerWeights
-from kernels.torch_native import TorchBackend
-from kernels.torch_sampling import gather_logprobs
+from kernels.torch.backend import TorchBackend
+from kernels.torch.sampling import gather_logprobs
 
 BATCHES = (1, 32, 64, 128)
 LIMIT_US = {64: 250.0}  # what a step of so many decodes may cost the host

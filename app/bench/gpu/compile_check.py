@@ -46,7 +46,7 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
         check_quantized,
         check_rope,
     )
-    from kernels.torch_sampling import Adjustment
+    from kernels.sampling import Adjustment
     from kernels.triton import logits, sampling
     from kernels.triton.backend import TritonBackend
     from kernels.triton.compile import compiling_for

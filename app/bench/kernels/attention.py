@@ -29,7 +29,7 @@ from app.bench.terminal import Json, Out, console, output, table
 from kernels.cpu import library, sampling
 from kernels.cpu.backend import CpuBackend
 from kernels.interface import AttentionShape, Batch, KVLayer
-from kernels.torch_sampling import SamplingRows
+from kernels.sampling import SamplingRows
 
 SHAPE = AttentionShape(num_heads=9, num_kv_heads=3, head_dim=64, scale=0.125)  # 135M Llama
 HIDDEN, INNER, VOCABULARY, BLOCK_SIZE = 576, 1536, 49_152, 16

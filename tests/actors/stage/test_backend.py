@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult
 from actors.scheduling.request import SamplingParams
 from kernels import registry
-from kernels.torch_native import TorchBackend
-from kernels.torch_sampling import SamplingRows
+from kernels.sampling import SamplingRows
+from kernels.torch.backend import TorchBackend
 from tests.actors.stage.mini_planner import make_runner
 
 START = RequestStart(1, (5, 6, 7), 3, (0,), SamplingParams(max_tokens=2))

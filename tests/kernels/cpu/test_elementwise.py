@@ -14,7 +14,7 @@ if library.load() is None:
 from kernels.cpu.backend import CpuBackend
 from kernels.interface import AttentionShape
 from kernels.layer_form import ACTIVATIONS
-from kernels.torch_native import TorchBackend
+from kernels.torch.backend import TorchBackend
 from tests.kernels.cpu.batches import (
     SETS,
     instruction_set,

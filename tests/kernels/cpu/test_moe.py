@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import torch_moe
 from kernels.cpu import library
+from kernels.torch import moe
 
 if library.load() is None:
     pytest.skip("the CPU library is not built here", allow_module_level=True)
@@ -16,7 +16,7 @@ if library.load() is None:
 from kernels.cpu.backend import CpuBackend
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts
-from kernels.torch_native import TorchBackend
+from kernels.torch.backend import TorchBackend
 from tests.kernels.cpu.batches import SETS, instruction_set, threads
 
 BACKEND = CpuBackend()
@@ -64,7 +64,7 @@ def test_one_call_is_the_operations_one_by_one(model: str, form: LayerForm) -> N
     with threads(2):
         got = BACKEND.moe(x, experts, form)
     with threads(1):
-        expected = torch_moe.moe(BACKEND, x, experts, form)
+        expected = moe.moe(BACKEND, x, experts, form)
         alone = torch.cat([BACKEND.moe(row, experts, form) for row in x.split(1)])
         assert torch.equal(got, expected)
         assert torch.equal(got, alone)

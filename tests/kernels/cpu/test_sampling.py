@@ -1,4 +1,4 @@
-"""The C++ sampler draws the tokens of `kernels.torch_sampling`: ties, masks, penalties and all."""
+"""The C++ sampler draws the tokens of `kernels.torch.sampling`: ties, masks, penalties and all."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import torch_sampling as reference
 from kernels.cpu import library
+from kernels.sampling import Adjustment, SamplingRows
+from kernels.torch import sampling as reference
 
 if library.load() is None:
     pytest.skip("the CPU library is not built here", allow_module_level=True)
@@ -23,11 +24,11 @@ def _isa(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
         yield
 
 
-def rows_of(rng: np.random.Generator, count: int, vocabulary: int) -> reference.SamplingRows:
+def rows_of(rng: np.random.Generator, count: int, vocabulary: int) -> SamplingRows:
     def pick(choices: list[float], dtype: type) -> np.ndarray:
         return rng.choice(choices, count).astype(dtype)
 
-    return reference.SamplingRows(
+    return SamplingRows(
         temperature_S=pick([0, 0.3, 0.8, 1, 1.7], np.float32),
         top_k_S=pick([0, 0, 1, 3, 40, 5000, vocabulary, 2 * vocabulary], np.int32),
         top_p_S=pick([1, 1, 0.999, 0.95, 0.5, 0.01, 0], np.float32),
@@ -37,10 +38,10 @@ def rows_of(rng: np.random.Generator, count: int, vocabulary: int) -> reference.
     )
 
 
-def uniform_rows(count: int, **columns: float) -> reference.SamplingRows:
+def uniform_rows(count: int, **columns: float) -> SamplingRows:
     """Rows that draw alike, but for the position."""
     settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 7, **columns}
-    return reference.SamplingRows(
+    return SamplingRows(
         temperature_S=np.full(count, settings["temperature"], np.float32),
         top_k_S=np.full(count, settings["top_k"], np.int32),
         top_p_S=np.full(count, settings["top_p"], np.float32),
@@ -132,7 +133,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         alone = [
             fast.sample(
                 logits[s : s + 1],
-                reference.SamplingRows(**{n: getattr(rows, n)[s : s + 1] for n in names}),
+                SamplingRows(**{n: getattr(rows, n)[s : s + 1] for n in names}),
             )[0]
             for s in range(20)
         ]
@@ -176,16 +177,14 @@ def test_parts_of_a_vocabulary_race_apart(vocabulary: int) -> None:
     assert np.choose(won, tokens).tolist() == drawn.tolist()
 
 
-def adjustments_of(
-    rng: np.random.Generator, count: int, vocabulary: int
-) -> list[reference.Adjustment]:
+def adjustments_of(rng: np.random.Generator, count: int, vocabulary: int) -> list[Adjustment]:
     adjustments = []
     for row in rng.permutation(count)[: count - 2]:
         ids = rng.integers(0, vocabulary, 6)
         words = rng.integers(-(2**31), 2**31, -(-vocabulary // 32)).astype(np.int32)
         words[rng.random(words.size) < 0.3] = -1
         adjustments.append(
-            reference.Adjustment(
+            Adjustment(
                 row=int(row),
                 prompt=rng.integers(0, vocabulary, 40).astype(np.int32),
                 output=rng.integers(0, min(vocabulary, 30), int(rng.integers(0, 50))).astype(
@@ -224,8 +223,8 @@ def test_a_grammar_that_allows_only_the_end_outranks_min_tokens() -> None:
     fast.adjust(
         logits,
         [
-            reference.Adjustment(0, nothing, nothing, forbidden=(5,), allowed_W=only_five),
-            reference.Adjustment(1, nothing, nothing, forbidden=(5,)),
+            Adjustment(0, nothing, nothing, forbidden=(5,), allowed_W=only_five),
+            Adjustment(1, nothing, nothing, forbidden=(5,)),
         ],
     )
     assert logits[0, 5] == 0
@@ -266,13 +265,13 @@ def test_refusals() -> None:
         fast.sample(torch.zeros(3, 8), rows)
     nothing = np.empty(0, np.int32)
     with pytest.raises(IndexError, match="row 2"):
-        fast.adjust(logits, [reference.Adjustment(2, nothing, nothing)])
+        fast.adjust(logits, [Adjustment(2, nothing, nothing)])
     with pytest.raises(ValueError, match="two adjustments"):
-        fast.adjust(logits, [reference.Adjustment(1, nothing, nothing)] * 2)
+        fast.adjust(logits, [Adjustment(1, nothing, nothing)] * 2)
     with pytest.raises(ValueError, match="int32 words"):
         fast.adjust(
             logits,
-            [reference.Adjustment(1, nothing, nothing, allowed_W=torch.zeros(1).long())],
+            [Adjustment(1, nothing, nothing, allowed_W=torch.zeros(1).long())],
         )
     with pytest.raises(IndexError, match="vocabulary of 8"):
         fast.chosen_logprobs(logits, torch.tensor([0, 8]), 1)

@@ -14,7 +14,7 @@ import torch
 
 from app.bench.gpu import checks
 from app.bench.gpu.checks import AttentionCase
-from kernels.torch_sampling import Adjustment
+from kernels.sampling import Adjustment
 from kernels.triton import logits
 from kernels.triton.backend import TritonBackend
 from kernels.triton.compile import noting_variants

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed: its kernels canno
 ON_GPU = os.environ.get("TRITON_INTERPRET") != "1"
 
 from app.bench.gpu import checks  # noqa: E402
-from kernels.torch_native import TorchBackend  # noqa: E402
+from kernels.torch.backend import TorchBackend  # noqa: E402
 from kernels.triton import cache  # noqa: E402
 from kernels.triton.backend import TritonBackend, paged  # noqa: E402
 from kernels.triton.packing import pack_weight, unpack_weight  # noqa: E402

@@ -1,4 +1,4 @@
-"""The GPU sampler draws the tokens of `kernels.torch_sampling`, ties, masks and all."""
+"""The GPU sampler draws the tokens of `kernels.torch.sampling`, ties, masks and all."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ pytest.importorskip("triton", reason="Triton is not installed: its kernels canno
 # Set by tests/conftest.py where there is no GPU.
 ON_GPU = os.environ.get("TRITON_INTERPRET") != "1"
 
-from kernels import torch_sampling as reference  # noqa: E402
+from kernels.sampling import Adjustment, SamplingRows  # noqa: E402
+from kernels.torch import sampling as reference  # noqa: E402
 from kernels.triton import logits as triton_logits  # noqa: E402
 from kernels.triton import sampling as triton_sampling  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 
 
-def rows_of(rng: np.random.Generator, count: int, vocabulary: int) -> reference.SamplingRows:
+def rows_of(rng: np.random.Generator, count: int, vocabulary: int) -> SamplingRows:
     def pick(choices: list[float], dtype: type) -> np.ndarray:
         return rng.choice(choices, count).astype(dtype)
 
-    return reference.SamplingRows(
+    return SamplingRows(
         temperature_S=pick([0, 0.5, 1, 1.7], np.float32),
         top_k_S=pick([0, 1, 3, 40, vocabulary, 2 * vocabulary], np.int32),
         top_p_S=pick([1, 0.999, 0.9, 0.3, 0.01, 0], np.float32),
@@ -71,11 +72,11 @@ def test_adjustments_are_those_of_the_torch_sampler() -> None:
     tokens = rng.integers(0, vocabulary, 30).astype(np.int32)
     nothing = tokens[:0]
     adjustments = [
-        reference.Adjustment(0, tokens[:20], tokens[20:], ((3, 2.5), (int(tokens[0]), -1.0)), 1.3),
-        reference.Adjustment(2, tokens, np.repeat(tokens, 2), (), 1.0, 0.5, 0.25, (9, 11)),
-        reference.Adjustment(3, tokens[:5], tokens[5:], ((1, 4.0),), 0.8, 0.1, 0.2, (5,), words),
-        reference.Adjustment(4, nothing, nothing, forbidden=(7,), allowed_W=only_seven),
-        reference.Adjustment(5, nothing, nothing, ((7, 1.0), (7, 1.0))),
+        Adjustment(0, tokens[:20], tokens[20:], ((3, 2.5), (int(tokens[0]), -1.0)), 1.3),
+        Adjustment(2, tokens, np.repeat(tokens, 2), (), 1.0, 0.5, 0.25, (9, 11)),
+        Adjustment(3, tokens[:5], tokens[5:], ((1, 4.0),), 0.8, 0.1, 0.2, (5,), words),
+        Adjustment(4, nothing, nothing, forbidden=(7,), allowed_W=only_seven),
+        Adjustment(5, nothing, nothing, ((7, 1.0), (7, 1.0))),
     ]
     logits = torch.from_numpy(rng.normal(0, 3, (6, vocabulary)).astype(np.float32))
     expected, adjusted = logits.clone(), logits.to(DEVICE)

@@ -10,15 +10,8 @@ import pytest
 import torch
 
 from kernels.random_stream import hashes, row_keys
-from kernels.torch_sampling import (
-    Adjustment,
-    SamplingRows,
-    adjust,
-    chosen_logprobs,
-    natural_log,
-    sample,
-    unpack_mask,
-)
+from kernels.sampling import Adjustment, SamplingRows
+from kernels.torch.sampling import adjust, chosen_logprobs, natural_log, sample, unpack_mask
 
 LOGITS = torch.tensor([1.5, -0.5, 0.3, 2.0, -3.0, 1.5, 0.0, 0.9, -1.0, 2.0])
 

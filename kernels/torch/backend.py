@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from kernels import adapters as lora
-from kernels import torch_moe, torch_sampling
 from kernels.adapters import AdapterModule, AdapterRuns
 from kernels.all_reduce import AllReduce, ShareFile
 from kernels.graph_support import GraphSupport
@@ -28,8 +27,9 @@ from kernels.interface import AttentionShape, Batch, DecoderStack, KVLayer
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts, LayerWeights, Linear
 from kernels.quantized import QuantizedWeight, fake_quantize
-from kernels.torch_attention import TorchKVLayer, attend
-from kernels.torch_sampling import Adjustment, ChosenLogprobs, SamplingRows
+from kernels.sampling import Adjustment, ChosenLogprobs, SamplingRows
+from kernels.torch import moe, sampling
+from kernels.torch.attention import TorchKVLayer, attend
 
 
 def _clamped_gate(x: torch.Tensor) -> torch.Tensor:
@@ -137,7 +137,7 @@ class TorchBackend:
         return _ACTIVATIONS[activation](gate_TI) * up_TI
 
     def moe(self, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
-        return torch_moe.moe(self, x_TH, experts, form)
+        return moe.moe(self, x_TH, experts, form)
 
     def allocate_kv(
         self,
@@ -226,20 +226,20 @@ class TorchBackend:
         return None
 
     def adjust_logits(self, logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
-        torch_sampling.adjust(logits_SV, adjustments)
+        sampling.adjust(logits_SV, adjustments)
 
     def sample(self, logits_SV: torch.Tensor, rows: SamplingRows) -> NDArray[np.int64]:
-        return torch_sampling.sample(logits_SV, rows)
+        return sampling.sample(logits_SV, rows)
 
     def gumbel_argmax(
         self, logits_SV: torch.Tensor, rows: SamplingRows, first_id: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        return torch_sampling.gumbel_argmax(logits_SV, rows, first_id)
+        return sampling.gumbel_argmax(logits_SV, rows, first_id)
 
     def chosen_logprobs(
         self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
     ) -> ChosenLogprobs:
-        return torch_sampling.chosen_logprobs(logits_RV, tokens_R, num_top)
+        return sampling.chosen_logprobs(logits_RV, tokens_R, num_top)
 
 
 def _as_torch_layer(layer: KVLayer) -> TorchKVLayer:

@@ -25,52 +25,16 @@ Shape suffixes: S rows that sample, V vocabulary, W = ceil(V / 32) words of a bi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kernels.random_stream import HASH_FACTORS, row_keys
+from kernels.sampling import Adjustment, ChosenLogprobs, SamplingRows
 
 _32_BITS = 0xFFFFFFFF
 _MAX_NOISE_ELEMENTS = 1 << 18  # per chunk of rows
-
-# (logprob_R, rank_R of each row's token; top_RK, ids_RK of the likeliest).
-ChosenLogprobs = tuple[
-    NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]
-]
-
-
-@dataclass(slots=True)
-class SamplingRows:
-    """Sampling parameters by row. position_S: of the token to be drawn, within its sequence."""
-
-    temperature_S: NDArray[np.float32]
-    top_k_S: NDArray[np.int32]  # 0: off
-    top_p_S: NDArray[np.float32]
-    min_p_S: NDArray[np.float32]
-    seed_S: NDArray[np.int64]
-    position_S: NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class Adjustment:
-    """Logits processing of one row: biases, penalties, masks. Ids are within the vocabulary.
-
-    allowed_W: int32 bit mask of the grammar, lowest bit the lowest id; None allows everything.
-    forbidden: ids that may not be drawn (stop tokens before min_tokens).
-    """
-
-    row: int
-    prompt: NDArray[np.int32]
-    output: NDArray[np.int32]
-    bias: tuple[tuple[int, float], ...] = ()
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    forbidden: tuple[int, ...] = ()
-    allowed_W: torch.Tensor | None = None
 
 
 def adjust(logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:

@@ -1,0 +1,1 @@
+"""PyTorch alone: the base class of the other backends, and their reference."""
