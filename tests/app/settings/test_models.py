@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.serve_config import load_config, num_cpus_of, place
+from app.cli.serve_config import load_config, num_cpus_of, set_address
 from app.settings.load import SettingsError, parse
 from app.settings.models import engine_deployments, expand, parse_each, resolve_each, served_name
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_is_named(args: dict[str, Any], said: str) -> None:
 @pytest.mark.ray  # counting CPUs imports Ray
 def test_the_example_is_two_engines_behind_a_front() -> None:
     config = load_config(Path("configs/serve/two_models.yaml"))
-    assert place(config, None, 8123) == ("127.0.0.1", 8123)
+    assert set_address(config, None, 8123) == ("127.0.0.1", 8123)
     assert num_cpus_of(config) == 2 * (0.5 + 2 * 1.0)
     args = config["applications"][0]["args"]
     assert args["listen"] == "127.0.0.1:8123"
