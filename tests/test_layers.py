@@ -73,7 +73,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "actors/engine/*.py",
         "vocabulary core fleet.picture transport stage.spec engine.config calibration executor",
     ),
-    # what people touch
+    # the interfaces: HTTP, Python, command line
     "installation": ("app/{paths,ray_environment,terminal}.py", ""),
     "client": ("app/engine_client/client.py", "vocabulary"),
     "app.engine_client": (
@@ -203,10 +203,10 @@ def room_of(path: Path) -> str | None:
 
 
 def test_every_module_has_a_room() -> None:
-    homeless = [
+    without_room = [
         str(path) for path in modules() if room_of(path) is None and (ROOT / path).stat().st_size
     ]
-    assert not homeless, "\n".join(homeless)
+    assert not without_room, "\n".join(without_room)
 
 
 def test_rooms_import_only_what_the_table_says() -> None:
@@ -246,14 +246,14 @@ def test_imports_point_down() -> None:
 
 
 def test_tests_stand_where_their_code_stands() -> None:
-    strangers = [
+    misplaced = [
         str(path.parent.relative_to(ROOT))
         for floor in FLOORS
         for path in (ROOT / "tests" / floor).rglob("test_*.py")
         if not (ROOT / path.parent.relative_to(ROOT / "tests")).is_dir()
         and path.parent.name not in PARTS_OF_TESTS
     ]
-    assert not strangers, "\n".join(sorted({*strangers}))
+    assert not misplaced, "\n".join(sorted({*misplaced}))
 
 
 def test_tests_import_no_floor_above_theirs() -> None:

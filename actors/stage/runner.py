@@ -114,7 +114,7 @@ class StageRunner:
         )
 
     def _available_bytes(self, dtype: torch.dtype) -> int:
-        """Memory for the KV cache: measured on a GPU, reckoned where memory is the machine's."""
+        """Memory for the KV cache: measured on a GPU, computed where memory is the machine's."""
         if self._device.type == "cuda":
             graphs = capture_on_gpu() if self.spec.cuda_graphs else None
             return self.profile(GpuMemory(), graphs)

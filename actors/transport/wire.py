@@ -236,7 +236,7 @@ class FrameProtocol(asyncio.Protocol):
             try:
                 self._handle_frames()
             except Exception as error:  # in `data_received` the loop would end the connection
-                logger.error("a frame could not be dealt with", exc_info=error)
+                logger.error("a frame could not be handled", exc_info=error)
                 self._hang_up()
 
     def _hang_up(self) -> None:
@@ -247,7 +247,7 @@ class FrameProtocol(asyncio.Protocol):
         if self._silence is not None:
             self._silence.cancel()
         if exc is not None and not isinstance(exc, OSError):  # raised by `on_frame`
-            logger.error("a frame could not be dealt with", exc_info=exc)
+            logger.error("a frame could not be handled", exc_info=exc)
         if not self._secret:
             self._on_lost()
 

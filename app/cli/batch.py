@@ -150,7 +150,7 @@ class HttpCalls:
         headers = {"content-type": "application/json"}
         try:
             answer = await self.client.post(url, content=body, headers=headers)
-            content = json.dumps(answer.json()).encode()  # on one line, whoever wrote it
+            content = json.dumps(answer.json()).encode()  # on one line, however it was written
         except (httpx.HTTPError, ValueError) as error:
             raise SendError(repr(error)) from error
         request_id = answer.headers.get("x-request-id", "")

@@ -226,7 +226,7 @@ class FleetClient:
         best = self._routing.best(asked, now_s)
         connection = None if best is None else self._connections.get(best)
         if connection is None and self._is_asleep:
-            return Quote(None, message=_ASLEEP)  # who waited for a yes would sleep as well
+            return Quote(None, message=_ASLEEP)  # waiting for a yes would not wake it
         if connection is None:
             raise EngineUnavailable("no engine can serve now", retry_after_s=RETRY_AFTER_S)
         return await connection.quote(asked, now_s + connection.offset_s)

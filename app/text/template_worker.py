@@ -1,7 +1,7 @@
 """Child process that renders chat templates: an immutable sandbox with limits on time and memory.
 
 Run as `python -m app.text.template_worker`, spoken to by `worker.KillableWorker`. A template comes
-with the model folder, so it is a stranger's program. Jinja's sandbox keeps it from Python's
+with the model folder, so it is an untrusted program. Jinja's sandbox keeps it from Python's
 internals; limits of the process keep it from time and memory.
 """
 

@@ -112,7 +112,7 @@ def after_each(server: Server, before: Surroundings, canary: Canary) -> None:
     after = look(server)
     mine = {address for address in after.listening if address[1] == _port(server)}
     assert mine == {a for a in before.listening if a[1] == _port(server)}
-    # A worker process of Ray's that was started for who died meanwhile takes its time to end.
+    # A worker process of Ray's, started for an actor that died meanwhile, takes its time to end.
     until(lambda: len(look(server).listening) <= len(before.listening), "ports")
     until(lambda: look(server).num_bytes <= _MEMORY * before.num_bytes, "memory within 10 %")
     until(lambda: not semaphores_of(before.pids - after.pids), "shared memory")

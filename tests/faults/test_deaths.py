@@ -61,7 +61,7 @@ def test_the_standby_takes_the_place_of_lost_stages_and_is_replaced(
     assert not {*fresh} & {*before, *standby}
 
 
-def test_a_standby_that_dies_disturbs_nobody_and_is_replaced(
+def test_a_standby_that_dies_disturbs_no_stream_and_is_replaced(
     server: Server, canary: Canary
 ) -> None:
     before, standby = serving_stages(server), prepared(server)
@@ -112,8 +112,8 @@ def test_row_4_the_scheduler_is_killed_and_what_was_set_stays(
 
 
 def test_row_9_a_stage_is_killed_while_it_loads(server: Server) -> None:
-    """Of the set that takes the place of a lost one: that is built again, and nobody is told that
-    the engine is ready before it is."""
+    """Of the set that takes the place of a lost one: that is built again, and the engine is not
+    reported as ready before it is."""
     killed = pids_of(server, "ray::StageActor")  # the standby too: nothing is prepared
     for pid in killed:
         os.kill(pid, signal.SIGKILL)

@@ -98,7 +98,7 @@ async def test_row_9_a_process_is_killed_or_stopped_at_the_first_start(
     struck: str,
     blow: signal.Signals,
 ) -> None:
-    """It is started again; who is told that the engine is ready finds it whole."""
+    """It is started again; an engine that is reported as ready is whole."""
     if (struck, blow) == ("ray::SchedulerActor.start", signal.SIGSTOP):
         monkeypatch.setattr("app.engine_client.link._SILENT_S", 15.0)
     engine = make_engine(tiny_model("llama"), parallel={"pipeline_stages": 2})

@@ -1,4 +1,4 @@
-"""A machine whose shared memory is full: nobody waits for ever, and once it has room it serves."""
+"""A machine whose shared memory is full: no request hangs, and once it has room it serves."""
 
 from __future__ import annotations
 

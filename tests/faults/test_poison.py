@@ -49,7 +49,7 @@ async def test_rows_2_and_10_nothing_is_lost_but_the_culprits(
         return end
 
     async def refused_while_rebuilding() -> None:
-        """Nobody is kept waiting for long, and readiness says why."""
+        """No request is kept waiting for long, and readiness says why."""
         await stages_lost.wait()
         assert not engine.is_ready()
         with monkeypatch.context() as patch:

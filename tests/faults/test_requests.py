@@ -189,7 +189,7 @@ BAD: list[bytes] = [
 @pytest.mark.parametrize(
     "route", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/console/settings"]
 )
-def test_row_22_bad_bodies_are_refused_and_nobody_waits(server: Server, route: str) -> None:
+def test_row_22_bad_bodies_are_refused_and_no_stream_waits(server: Server, route: str) -> None:
     with probing(server) as waits_s:
         for body in BAD:
             begin_s = time.monotonic()
@@ -263,7 +263,7 @@ LARGE: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_gap_10_large_answers_stop_nobody(server: Server, name: str) -> None:
+def test_gap_10_large_answers_stop_no_stream(server: Server, name: str) -> None:
     route, body_of = LARGE[name]
     body = {**body_of(server.model), **({"ignore_eos": True} if "v1" in route else {})}
     with probing(server) as waits_s:
@@ -296,7 +296,7 @@ def test_gap_14_a_foreign_page_changes_nothing(server: Server) -> None:
 def test_row_17_overload_is_refused_with_a_time_to_come_back(
     server: Server, canary: Canary
 ) -> None:
-    """Ten times what runs and queues: who is taken gets every token, the others know at once."""
+    """Ten times what runs and queues: accepted ones get every token, others are refused at once."""
     settings, num_places = f"{server.url}/console/settings", 4 + 8
     limits = {"max_requests": 4, "max_queued_requests": 8}
     assert httpx.post(settings, json=limits).status_code == 200

@@ -119,7 +119,7 @@ def test_tokens_of_transformers(runner: StageRunner, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.long
-def test_requests_that_ask_for_more_hold_nobody_back(
+def test_requests_that_ask_for_more_hold_none_back(
     make: Callable[[], StageRunner], tiny_model: Callable[..., Path]
 ) -> None:
     """Penalties, log-probabilities and grammars of some rows: steps are launched ahead with all of

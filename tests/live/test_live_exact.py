@@ -41,7 +41,7 @@ async def test_forty_prompts_at_once(
     await engine.start()
     try:
         num_preemptions = 0
-        # What a budget makes of a step is the core's and the stages' affair, whoever carries it.
+        # What a budget makes of a step is the core's and the stages' affair, whatever carries it.
         for budget in (8, 64, 512) if transport == "graph" else (64,):
             await engine.reconfigure({"token_budget": budget})
             assert await ask_all(engine, make_prompts()) == expected("llama")

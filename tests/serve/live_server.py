@@ -53,7 +53,7 @@ def live_server(
         engine = adapters or LiveEngine(resolve(settings), folder.name)
         await engine.start()
         text = TextProcessor(folder)
-        # Adapters are loaded by whoever is on this machine.
+        # Adapters are loaded by any client on this machine.
         options = settings.api if adapters is None else at_address(settings.api, "127.0.0.1")
         context = Context(engine, text, options, events or ApiEvents(), adapters=adapters)
         batches = BatchService(settings)

@@ -202,7 +202,7 @@ def test_a_server_told_to_stop_lets_streams_end(
 
 
 @pytest.mark.long
-def test_a_fleet_that_nobody_asks_sleeps_and_a_request_wakes_it(
+def test_a_fleet_without_requests_sleeps_and_a_request_wakes_it(
     serve: Callable[..., Any], tiny_model: Callable[..., Path]
 ) -> None:
     options = {"scaling": "slack", "idle_s": 3, "calm_s": 3}
@@ -250,7 +250,7 @@ def test_a_fleet_that_nobody_asks_sleeps_and_a_request_wakes_it(
 def test_streams_go_on_without_controller_and_store(
     serve: Callable[..., Any], tiny_model: Callable[..., Path]
 ) -> None:
-    """Serve's controller and the cluster's GCS are killed: nobody brings them back here, and for as
+    """Serve's controller and the cluster's GCS are killed, and nothing brings them back: for as
     long as Ray's processes stand that, open streams go on and new requests are taken."""
     args = {"model": {"path": str(tiny_model("llama"))}, "kv": {"memory_gib": 0.01}}
     with serve(args, num_replicas=2) as server:

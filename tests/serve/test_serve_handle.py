@@ -64,7 +64,7 @@ def scheduler_of(front: Any) -> int:
     while True:
         try:
             (engine,) = front.status.remote().result(timeout_s=30)["engines"]
-        except Exception:  # nobody there
+        except Exception:  # no engine yet
             assert time.monotonic() < end_s, "no engine has joined"
             time.sleep(0.1)  # polling, bounded
         else:
@@ -127,7 +127,7 @@ def test_embeddings(handle: Any) -> None:
 
 
 def test_callers_of_a_fleet_notice_no_death_of_an_engine(handle: Any, fleet: Any) -> None:
-    """Two streams go on behind their tokens, and who asks after the death waits for the next."""
+    """Two streams go on behind their tokens, and a caller after the death waits for the next."""
     (prompt,), (tokens,) = make_prompts((3,)), expected("llama", (3,), 150)
     params = {"max_tokens": 150, "ignore_eos": True}
     alone = list(handle.chat.options(stream=True).remote(MESSAGES, **params))

@@ -1,4 +1,4 @@
-"""The main job over real HTTP: what a stranger does in the first five minutes."""
+"""The main job over real HTTP: what a new user does in the first five minutes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def client(server: Server) -> openai.OpenAI:
 
 
 def test_the_first_grammar_finds_its_compilers_loaded(server: Server) -> None:
-    """Nobody has asked for one yet: the child that checks it and the stage that follows it have
+    """No request has asked for one yet: the child that checks it and the stage that follows it have
     begun by themselves."""
     loaded: set[str] = set()
     deadline_s = time.monotonic() + 60.0

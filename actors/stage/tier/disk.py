@@ -56,7 +56,7 @@ class DiskTier:
         for slot in range(_MOST_SLOTS):
             own = folder / str(slot)
             own.mkdir(parents=True, exist_ok=True)
-            own.chmod(0o700)  # fails where it is somebody else's
+            own.chmod(0o700)  # fails where another user owns it
             self._claim = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -198,7 +198,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether no process claims it. A folder without a lock is somebody else's."""
+    """Whether no process claims it. A folder without a lock file is left alone."""
     try:
         file = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -82,7 +82,7 @@ async def measure(server: OwnServer, num_idle: int, num_streams: int) -> dict[st
         await idle.open()
         phases["idle connections"] = await _phase(server, others, idle)
     try:
-        # They run before the streams come: who comes later waits behind those that wait.
+        # They run before the streams come: later ones wait behind those that wait.
         async with other_streams(server) as others:
             await streams.open(NUM_OTHERS)
             await idle.open()  # a server closes what has been idle for long

@@ -15,7 +15,7 @@ def hybrid_batch(
 ) -> tuple[Batch, int]:
     """A batch of slices (start, length), and how many cache blocks its tables need.
 
-    Blocks of all requests are shuffled together, so neighbors in a context are strangers in
+    Blocks of all requests are shuffled together, so neighbors in a context lie apart in
     memory. One-token slices that lead are the decodes.
     """
     num_slices = len(starts)

@@ -1,4 +1,4 @@
-"""A log of events stays readable, whoever is killed and however much there is of it."""
+"""A log of events stays readable, whatever is killed and however long it is."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_log_of_many_files_is_read_as_one(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_who_is_killed_loses_the_last_file_alone(tmp_path: Path) -> None:
+def test_a_killed_process_loses_the_last_file_alone(tmp_path: Path) -> None:
     log = EventLog(tmp_path, rows_per_file=20, rows_per_group=10)
     for row in rows(75):
         log.write(row)

@@ -77,7 +77,7 @@ async def test_a_move_without_an_answer_costs_the_stages_once_its_own_limit_has_
     assert engine.losses == [f"no answer to a move of KV within {s} s" for s in ("0.0", "0.1")]
 
 
-async def test_what_lost_stages_answer_is_nobodys() -> None:
+async def test_answers_of_lost_stages_are_dropped() -> None:
     engine = Engine()
     engine.stages.may_go_on.clear()
     engine.moves.begin(Save(1, BLOCKS))

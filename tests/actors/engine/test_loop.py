@@ -1,4 +1,4 @@
-"""The loop around the core: tokens, refusals and records reach who waits for them, once."""
+"""The loop around the core: tokens, refusals and records reach their receivers, once."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ async def test_a_grammar_is_compiled_before_its_request_starts() -> None:
     engine.check_complete(other)
 
 
-async def test_who_goes_while_a_grammar_is_compiled_is_not_served() -> None:
+async def test_a_request_aborted_while_its_grammar_is_compiled_is_not_served() -> None:
     engine = Engine()
     engine.stages.may_go_on.clear()
     engine.submit(with_grammar(first_id(FRONT) + 1))
@@ -191,7 +191,7 @@ async def test_who_goes_while_a_grammar_is_compiled_is_not_served() -> None:
     assert not engine.told(RequestsStarted)
 
 
-async def test_refusals_go_to_who_asked() -> None:
+async def test_refusals_go_to_the_peer_that_asked() -> None:
     engine, name = Engine(), first_id(FRONT) + 1
     engine.stages.compiled = "unbalanced ("
     engine.submit(with_grammar(name))
@@ -207,7 +207,7 @@ async def test_refusals_go_to_who_asked() -> None:
     engine.check_empty()
 
 
-async def test_questions_are_answered_to_who_asked() -> None:
+async def test_answers_go_to_the_peer_that_asked() -> None:
     engine = Engine()
     engine.wires.receive(FRONT, Ask(1, "load_adapter", (1, "folder")))
     engine.wires.receive(OTHER, Ask(2, "reconfigure", ({"color": 1},)))

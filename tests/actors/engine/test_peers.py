@@ -1,4 +1,4 @@
-"""Fronts of one scheduler: each has ids of its own, and nobody speaks for another."""
+"""Fronts of one scheduler: each has ids of its own, and none speaks for another."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def request(request_id: int, arrival_s: float = 0.0) -> SubmitRequests:
     return SubmitRequests((Request(request_id, (1, 2), SamplingParams(4), arrival_s),))
 
 
-async def test_everybody_gets_their_own_outputs(scheduler: Scheduler) -> None:
+async def test_each_front_gets_its_own_outputs(scheduler: Scheduler) -> None:
     fronts = [Front(), Front()]
     numbers = [(await front.connect(scheduler.fronts)).number for front in fronts]
     ids = [first_id(number) + 1 for number in numbers]
@@ -99,11 +99,11 @@ async def test_everybody_gets_their_own_outputs(scheduler: Scheduler) -> None:
     assert await asyncio.wait_for(scheduler.gone.get(), 10) == numbers[0]
     assert not scheduler.peers.knows(ids[0])
     assert scheduler.peers.knows(ids[1])
-    scheduler.peers.send_outputs([(ids[0], 2, (7,))], [])  # nobody's any more
+    scheduler.peers.send_outputs([(ids[0], 2, (7,))], [])  # no front's any more
 
 
 @pytest.mark.parametrize("kind", ["submit", "abort", "hello"])
-async def test_who_speaks_out_of_turn_is_cut_off(scheduler: Scheduler, kind: str) -> None:
+async def test_a_front_that_speaks_out_of_turn_is_cut_off(scheduler: Scheduler, kind: str) -> None:
     honest, other = Front(), Front()
     theirs = first_id((await honest.connect(scheduler.fronts)).number) + 1
     await other.connect(scheduler.fronts)
@@ -133,10 +133,10 @@ async def test_a_clock_of_another_node_is_translated(scheduler: Scheduler) -> No
     assert message.requests[0].arrival_s == 123.0
 
 
-async def test_who_does_not_know_the_secret_hears_nothing(scheduler: Scheduler) -> None:
-    stranger = Front()
+async def test_a_front_without_the_secret_hears_nothing(scheduler: Scheduler) -> None:
+    intruder = Front()
     fronts = FrontAddress("e", scheduler.fronts.local, None, new_secret())
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(stranger.connect(fronts), 0.5)
-    await asyncio.wait_for(stranger.gone.wait(), 10)
+        await asyncio.wait_for(intruder.connect(fronts), 0.5)
+    await asyncio.wait_for(intruder.gone.wait(), 10)
     assert not scheduler.peers.knows(first_id(1))

@@ -138,7 +138,7 @@ async def test_work_is_told_soon_and_rest_now_and_then(
     engine.serve(1)
     await front.hears_snapshot(sequence=3, num_prefilled_tokens=9)
     await asyncio.sleep(0.01)
-    monkeypatch.setattr(module, "IDLE_PERIOD_S", 0.0)  # who is silent counts as dead
+    monkeypatch.setattr(module, "IDLE_PERIOD_S", 0.0)  # a silent engine counts as dead
     await front.hears_snapshot(sequence=5)
 
 

@@ -1,5 +1,5 @@
-"""Ways of dividing prompts and streams: who computes, who continues, and when flexible engines do
-both."""
+"""Ways of dividing prompts and streams: which engine computes, which continues, and when flexible
+engines do both."""
 
 from __future__ import annotations
 

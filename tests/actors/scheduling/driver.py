@@ -171,7 +171,7 @@ class Driver:
         assert not (suspects and len(self.core.in_flight) > 1), "a suspect's step is not alone"
 
     def _check_first_come_first_served(self, plan: StepPlan) -> None:
-        """Of one tenant, nobody starts before those that came earlier."""
+        """Of one tenant, no request starts before those that came earlier."""
         core = self.core
         order = core.order
         started = [core.requests.by_id[start.request_id] for start in plan.started]

@@ -149,7 +149,7 @@ class AnythingGoes(RuleBasedStateMachine):
     @precondition(lambda self: self.driver.core.requests.running.num_requests)
     @rule(request=requests(), steps=st.integers(20, 80))
     def flood(self, request: Request, steps: int) -> None:
-        """Those that come later, as many as can be, hold up nobody who came first."""
+        """Those that come later, as many as can be, hold up none that came first."""
         driver = self.driver
         running = driver.core.requests.running
         first = min([*running.decoding, *running.prefilling], key=lambda s: s.rank)

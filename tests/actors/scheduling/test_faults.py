@@ -17,7 +17,7 @@ ROOM |= {"max_step_tokens": 512, "token_budget": 64}
 
 
 def begin(num_requests: int, output: int = 20, **changes: Any) -> Driver:
-    """Everybody has been started."""
+    """All requests have been started."""
     driver = Driver(config(**(ROOM | changes)))
     for number in range(num_requests):
         driver.submit(request(number, output=output))
@@ -62,7 +62,7 @@ def test_a_late_chunk_that_raises_is_found(
     driver.poison[99] = lambda part: part.start + part.num_tokens > 150
     driver.drain()
     assert driver.callers[99].finish is FinishReason.ERROR
-    assert driver.failures <= 8  # alone, it takes five that nobody else's success explains
+    assert driver.failures <= 8  # alone, it takes five that no other's success explains
     driver.check_everyone_finished(but_errors=[99])
 
 
@@ -106,7 +106,7 @@ def test_broken_stages_are_no_request_s_fault() -> None:
         driver.check_everyone_finished()
 
 
-def test_deaths_that_strike_at_random_blame_nobody() -> None:
+def test_deaths_that_strike_at_random_blame_no_request() -> None:
     driver = begin(40, output=200)
     for turn in range(12):
         driver.lose()
@@ -142,7 +142,7 @@ def test_an_abort_ends_a_trial() -> None:
 
 
 def test_streams_of_a_lost_engine_are_recomputed_within_the_budget() -> None:
-    """Short ones go on before long ones are through, and who was here waits for no long step."""
+    """Short ones go on before long ones are through, and running ones wait for no long step."""
     driver = begin(8, output=60, token_budget=128)
     for _ in range(4):
         driver.answer()

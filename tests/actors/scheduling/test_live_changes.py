@@ -18,7 +18,7 @@ from tests.actors.scheduling.short_lives import config, request
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_a_live_switch_loses_nobody(policy: str) -> None:
+def test_a_live_switch_loses_no_request(policy: str) -> None:
     driver = Driver(config(lookahead=True, num_blocks=16))
     for number in range(10):
         driver.submit(request(number, prompt=5 + number, output=12, tenant="ab"[number % 2]))

@@ -1,4 +1,4 @@
-"""Micro-batches of equal work: who waited longest goes first, and contexts are mixed."""
+"""Micro-batches of equal work: the longest wait goes first, and contexts are mixed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_of_equals_every_range_of_contexts_gives_one(contexts: list[int], count:
 
 
 @given(st.integers(1, 12), st.integers(1, 5))
-def test_nobody_is_skipped_for_a_whole_round(num_requests: int, depth: int) -> None:
+def test_no_request_is_skipped_for_a_whole_round(num_requests: int, depth: int) -> None:
     ready = [decode(number, 1 + number, -1) for number in range(num_requests)]
     share = -(-num_requests // depth)
     for step_id in range(5 * depth):

@@ -1,4 +1,4 @@
-"""Whoever waits too long is refused on time, and only who has never started."""
+"""A request that waits too long is refused on time, unless it has started before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def refused(driver: Driver) -> list[int]:
     return [number for number, caller in driver.callers.items() if caller.refused is not None]
 
 
-def test_whoever_waits_too_long_is_refused_on_time() -> None:
+def test_a_request_that_waits_too_long_is_refused_on_time() -> None:
     driver = Driver(config(max_requests=1, queue_timeout_s=5.0))
     driver.submit(request(1, output=30))
     driver.submit(request(2))
@@ -49,7 +49,7 @@ def test_each_is_woken_for_at_its_own_time() -> None:
 
 
 @pytest.mark.parametrize("how", ["preempted", "suspected"])
-def test_who_has_started_once_is_never_refused(how: str) -> None:
+def test_a_request_that_has_started_once_is_never_refused(how: str) -> None:
     driver = Driver(config(num_blocks=6, max_model_len=24, watermark=0.0, queue_timeout_s=5.0))
     for number in (1, 2):
         driver.submit(request(number, prompt=8, output=10))
@@ -71,7 +71,7 @@ def test_who_has_started_once_is_never_refused(how: str) -> None:
     driver.check_everyone_finished()
 
 
-def test_a_shorter_timeout_applies_to_who_waits_already() -> None:
+def test_a_shorter_timeout_applies_to_requests_that_wait_already() -> None:
     driver = Driver(config(max_requests=1, queue_timeout_s=50.0))
     driver.submit(request(1, output=30))
     driver.submit(request(2))

@@ -256,7 +256,7 @@ def test_memory_that_moves_hold_comes_back() -> None:
     finish(driver)
 
 
-def test_the_next_order_takes_over_who_waits() -> None:
+def test_the_next_order_takes_over_waiting_requests() -> None:
     driver = kept(config(), request(1))
     driver.submit(request(2))
     driver.send(Reconfigure({"order": "shortest"}))

@@ -114,7 +114,7 @@ def test_a_request_decodes_once_in_a_step() -> None:
 
 
 @pytest.mark.parametrize("are_chosen", [True, False])
-def test_who_is_preempted_for_another_is_left_out(are_chosen: bool) -> None:
+def test_a_request_preempted_for_another_is_left_out(are_chosen: bool) -> None:
     bench = Bench(num_blocks=4)
     first, second = bench.decoding(1, 8), bench.decoding(2, 7)  # the memory is full
     step = bench.begin()
@@ -124,7 +124,7 @@ def test_who_is_preempted_for_another_is_left_out(are_chosen: bool) -> None:
     assert (len(first.block_table), first.num_computed_tokens) == (3, 9)
 
 
-def test_who_is_in_the_step_already_is_not_preempted() -> None:
+def test_a_request_in_the_step_already_is_not_preempted() -> None:
     bench = Bench(num_blocks=4)
     first, second = bench.decoding(1, 8), bench.decoding(2, 7)
     step = bench.begin()
@@ -155,7 +155,7 @@ def test_drafts_take_no_block_that_a_request_waits_for() -> None:
     assert not step.contents.decodes_alone
 
 
-def test_drafts_preempt_nobody() -> None:
+def test_drafts_preempt_no_request() -> None:
     bench = Bench(num_blocks=4)
     first, second = bench.decoding(1, 7), bench.decoding(2, 8)  # the memory is full
     step = bench.begin()
@@ -210,7 +210,7 @@ class Closed(FixedBudget):
         return False
 
 
-def test_a_budget_that_lets_nobody_start_lets_one_run() -> None:
+def test_a_budget_that_lets_none_start_lets_one_run() -> None:
     bench = Bench(Closed(64))
     first, second = bench.waiting(1, 4), bench.waiting(2, 4)
     step = bench.begin()

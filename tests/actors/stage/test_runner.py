@@ -75,7 +75,7 @@ def test_a_repeated_step_with_swaps(tiny_model: Callable[..., Path]) -> None:
     assert planner.num_preemptions > 2
 
 
-def test_tokens_known_before_anyone_tells(tiny_model: Callable[..., Path]) -> None:
+def test_tokens_known_before_any_plan_tells(tiny_model: Callable[..., Path]) -> None:
     """One stage keeps what it samples: decode slices need no feeding."""
     runner = make_runner(tiny_model("llama"))
     first = run(runner, StepPlan(0, (Slice(1, 0, 21, True),), started=(start(),)))

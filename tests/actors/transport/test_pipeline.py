@@ -147,7 +147,7 @@ async def test_a_death_is_told_once_with_its_place(owner: Owner, stage: int, ran
     assert owner.losses == [f"stage {stage} rank {rank} died: ActorDiedError"]
 
 
-async def test_a_death_before_anyone_listens_is_told_to_who_comes(
+async def test_a_death_before_any_listener_is_told_to_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ray, "kill", lambda rank: rank.die())

@@ -128,9 +128,9 @@ async def test_a_frame_that_cannot_be_dealt_with_ends_the_connection(directory: 
 
 def test_a_mailbox_gives_up_on_a_length_that_no_frame_has(directory: Path) -> None:
     mailbox = Mailbox(str(directory / "m"))
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.connect(str(directory / "m"))
-        stranger.sendall(TOO_LONG)
+    with socket.socket(socket.AF_UNIX) as intruder:
+        intruder.connect(str(directory / "m"))
+        intruder.sendall(TOO_LONG)
         with pytest.raises(ConnectionLost, match=str(MAX_FRAME_BYTES + 1)):
             mailbox.receive()
     mailbox.close()
@@ -158,26 +158,26 @@ async def test_loop_to_mailbox_and_loss(directory: Path) -> None:
     assert await asyncio.to_thread(mailbox.receive) == b"plan"
     mailbox.close()
     await asyncio.wait_for(lost.wait(), 5)
-    protocol.send(b"to no one")  # dropped: the owner has been told
+    protocol.send(b"to no receiver")  # dropped: the owner has been told
 
 
 def test_between_nodes_only_the_secret_opens_a_mailbox() -> None:
     secret = new_secret()
     mailbox = Mailbox("127.0.0.1:0", secret)
     assert not mailbox.address.endswith(":0")
-    strangers = [Sender(mailbox.address, said) for said in (new_secret(), b"")]
-    strangers[1].close()
+    intruders = [Sender(mailbox.address, said) for said in (new_secret(), b"")]
+    intruders[1].close()
     friend = Sender(mailbox.address, secret)
     friend.send(b"plan")
     assert mailbox.receive() == b"plan"
     friend.close()
-    strangers[0].close()
+    intruders[0].close()
     with pytest.raises(ConnectionLost):
         mailbox.receive()
     mailbox.close()
 
 
-async def test_the_event_loop_cuts_strangers_off_and_goes_on_listening() -> None:
+async def test_the_event_loop_cuts_intruders_off_and_goes_on_listening() -> None:
     secret, frames = new_secret(), list[bytes]()
     lost, heard = asyncio.Event(), asyncio.Event()
 
@@ -187,8 +187,8 @@ async def test_the_event_loop_cuts_strangers_off_and_goes_on_listening() -> None
 
     server, address = await listen("127.0.0.1:0", lambda: FrameProtocol(note, lost.set, secret))
     cut_off = asyncio.Event()
-    stranger = await connect(address, lambda _: None, cut_off.set, new_secret())
-    stranger.send(b"a plan of mine")
+    intruder = await connect(address, lambda _: None, cut_off.set, new_secret())
+    intruder.send(b"a plan of mine")
     await asyncio.wait_for(cut_off.wait(), 5)
     assert not lost.is_set()
     friend = await connect(address, lambda _: None, lambda: None, secret)

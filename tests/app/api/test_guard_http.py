@@ -160,7 +160,7 @@ async def test_allowed_hosts(start_server: StartServer) -> None:
 
 
 async def test_a_loopback_server_serves_no_foreign_name(start_server: StartServer) -> None:
-    """A page whose own name was given this machine's address is kept out; nobody else is."""
+    """A page whose own name was given this machine's address is kept out; no other is."""
     server = await start_server(at_address(ApiOptions(), "127.0.0.1"))
     port = server.port
     for host in (f"127.0.0.1:{port}", f"localhost:{port}", "LOCALHOST", f"[::1]:{port}"):

@@ -57,7 +57,7 @@ def test_a_token_too_many_is_doubled_and_another_is_changed() -> None:
     assert found == Verdict(is_changed=True, why="other text from character 5 on")
 
 
-def test_who_leaves_must_have_seen_the_beginning() -> None:
+def test_a_stream_that_is_left_must_have_seen_the_beginning() -> None:
     assert judge(answer("one", ended=False, left=True), answer()).is_exact
     assert judge(answer("two", ended=False, left=True), answer()).is_changed
 
@@ -179,7 +179,9 @@ def test_bad_requests_are_the_same_for_the_same_seed() -> None:
         ("/tokenize", b'{"prompt":"abc"}', 0),
     ],
 )
-def test_who_asks_for_many_tokens_is_waited_for(path: str, content: bytes, num_tokens: int) -> None:
+def test_a_request_for_many_tokens_is_waited_for(
+    path: str, content: bytes, num_tokens: int
+) -> None:
     """What merely fills the context does not hang."""
     wait_s = answers_within_s(BadRequest("wrong value", path, content), context=2048)
     assert wait_s == pytest.approx(30.0 + 0.1 * num_tokens)

@@ -1,4 +1,4 @@
-"""What a key may change and ask for, who counts as one, and what is written down of it."""
+"""What a key may change and ask for, how its users are counted, and what the audit log holds."""
 
 from __future__ import annotations
 

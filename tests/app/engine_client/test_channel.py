@@ -41,7 +41,7 @@ class Channel(SchedulerChannel):
     def __init__(self) -> None:
         super().__init__(OpenRequests(), self)
         self.told: list[Any] = []
-        self._news = asyncio.Event()
+        self._has_told = asyncio.Event()
 
     def on_records(self, records: Sequence[Any]) -> None:
         self._tell([IterationRecord(*record) for record in records])
@@ -55,9 +55,9 @@ class Channel(SchedulerChannel):
     def on_lost(self) -> None:
         self._tell("lost")
 
-    def _tell(self, news: Any) -> None:
-        self.told.append(news)
-        self._news.set()
+    def _tell(self, message: Any) -> None:
+        self.told.append(message)
+        self._has_told.set()
 
     async def open(self, path: str) -> None:
         self._socket = await connect(path, self._received, self._lost)
@@ -65,8 +65,8 @@ class Channel(SchedulerChannel):
     async def hears(self, count: int) -> list[Any]:
         async with asyncio.timeout(10):
             while len(self.told) < count:
-                self._news.clear()
-                await self._news.wait()
+                self._has_told.clear()
+                await self._has_told.wait()
         return self.told
 
 
@@ -135,7 +135,7 @@ async def test_each_message_goes_where_it_belongs(ends: Ends) -> None:
     assert (chunk.index, chunk.tokens) == (1, [7])
 
 
-async def test_answers_find_who_asked_in_whatever_order_they_come(ends: Ends) -> None:
+async def test_answers_find_their_questions_in_any_order(ends: Ends) -> None:
     channel, scheduler = ends
     first = asyncio.create_task(channel.ask("status"))
     second = asyncio.create_task(channel.ask("load_adapter", 1, "folder"))
@@ -144,7 +144,7 @@ async def test_answers_find_who_asked_in_whatever_order_they_come(ends: Ends) ->
         ("status", ()),
         ("load_adapter", (1, "folder")),
     ]
-    scheduler.send(Answer(99, "of nobody's question"))
+    scheduler.send(Answer(99, "of no open question"))
     scheduler.send(Answer(asked[1].ticket, None, "KeyError: 'folder'"))
     scheduler.send(Answer(asked[0].ticket, {"num_waiting": 3}))
     with pytest.raises(QuestionFailed, match="KeyError: 'folder'"):
@@ -153,7 +153,7 @@ async def test_answers_find_who_asked_in_whatever_order_they_come(ends: Ends) ->
     assert channel.told == []
 
 
-async def test_an_answer_that_comes_too_late_is_nobodys(ends: Ends) -> None:
+async def test_an_answer_that_comes_too_late_is_dropped(ends: Ends) -> None:
     channel, scheduler = ends
     with pytest.raises(EngineUnavailable, match="does not answer"):
         await channel.ask("status", within_s=0.001)

@@ -62,7 +62,7 @@ class Membership:
         await until(lambda: not link.is_open)
 
     async def part(self) -> None:
-        """Nobody was told."""
+        """No front was told."""
 
     engine: LiveEngine
 

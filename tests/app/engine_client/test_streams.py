@@ -119,13 +119,13 @@ def test_a_lost_engine_is_held_against_what_it_computed() -> None:
     assert [requests[n].resumed().num_losses for n in (1, 2, 3)] == [1, 1, 0]
     requests.suspected([(1, 2), (2, 1)], (1,))
     requests.engine_lost()
-    assert 1 not in requests  # the third loss, and nobody else was computed
+    assert 1 not in requests  # the third loss, and no other was computed
     assert [requests[n].resumed().num_losses for n in (2, 3)] == [1, 0]
     requests.suspected([], ())  # it has proved harmless
     assert requests[2].resumed().num_losses == 0
 
 
-async def test_who_cost_three_engines_is_told_so() -> None:
+async def test_a_request_that_cost_three_engines_is_told_so() -> None:
     requests, streams = _opened(1)
     streams[1].num_open = 1
     requests.suspected([(1, 2)], (1,))

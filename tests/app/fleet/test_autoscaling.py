@@ -107,7 +107,9 @@ class Fronts:
         return self.count
 
 
-def test_who_waits_at_the_fronts_wakes_a_fleet_that_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_waiting_at_the_fronts_wake_a_sleeping_fleet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fronts, names = Fronts(), set[str]()
 
     def registry(application: str, deployment: str) -> Fronts:

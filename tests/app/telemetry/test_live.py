@@ -110,7 +110,7 @@ def test_each_request_is_held_to_its_own_objective() -> None:
     assert value(telemetry, "goodput_tokens_total") == 5
 
 
-def test_who_left_is_no_goodput_and_who_was_promised_nothing_is() -> None:
+def test_goodput_omits_aborted_streams_and_counts_those_without_objectives() -> None:
     telemetry = Telemetry("tiny")
     for outcome in (RequestOutcome(200, "disconnect", 4, 0), RequestOutcome(200, "length", 3, 0)):
         request = RequestInfo("r1", "/v1/completions", "", True, 7, 1)

@@ -1,4 +1,4 @@
-"""The adaptive budget, step by step: what it holds back, and for whom."""
+"""The adaptive budget, step by step: what it holds back, and for which requests."""
 
 from __future__ import annotations
 

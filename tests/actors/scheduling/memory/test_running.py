@@ -165,7 +165,7 @@ def test_a_group_outlives_its_leader() -> None:
     driver.check_everyone_finished()
 
 
-def test_who_was_preempted_and_started_again_lacks_nothing_and_blocks_nobody() -> None:
+def test_a_request_preempted_and_started_again_lacks_nothing_and_blocks_none() -> None:
     size = 64
     driver = Driver(
         config(
@@ -187,7 +187,7 @@ def test_who_was_preempted_and_started_again_lacks_nothing_and_blocks_nobody() -
     driver.check_everyone_finished()
 
 
-def test_a_prefix_cached_meanwhile_lets_in_who_was_refused_memory() -> None:
+def test_a_prefix_cached_meanwhile_lets_in_a_request_refused_memory() -> None:
     tokens = tuple(i % 7 for i in range(160))
     driver = Driver(
         config(

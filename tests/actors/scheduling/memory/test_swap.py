@@ -1,4 +1,4 @@
-"""Swapping: when it pays, what the next plan copies, and who owns a host block meanwhile."""
+"""Swapping: when it pays, what the next plan copies, and what owns a host block meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of one group: one computes the prompt, the others wait, whoever ends meanwhile."""
+"""Requests of one group: one computes the prompt, the others wait, whichever ends meanwhile."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_others_enter_once_the_prompt_is_computed() -> None:
     assert groups.donor(late) is leader
 
 
-def test_who_has_no_group_waits_for_nobody() -> None:
+def test_a_request_without_a_group_waits_for_none() -> None:
     groups, alone = Groups(), member(1, group=None)
     assert groups.join(alone)
     assert groups.prompt_done(alone) == groups.ended(alone) == []
@@ -56,7 +56,7 @@ def test_a_leader_that_ends_early_has_one_heir() -> None:
     assert len(groups) == 0
 
 
-def test_a_leader_that_ends_after_its_prompt_leaves_nobody_behind() -> None:
+def test_a_leader_that_ends_after_its_prompt_leaves_none_behind() -> None:
     groups, (leader, second) = joined(2)
     assert groups.prompt_done(leader) == [second]
     assert end(groups, leader) == []
@@ -67,7 +67,7 @@ def test_a_leader_that_ends_after_its_prompt_leaves_nobody_behind() -> None:
     assert groups.donor(third) is second
 
 
-def test_who_has_lost_its_blocks_gives_none() -> None:
+def test_a_member_that_has_lost_its_blocks_gives_none() -> None:
     groups, (leader, second) = joined(2)
     groups.prompt_done(leader)
     groups.prompt_done(second)
@@ -78,7 +78,7 @@ def test_who_has_lost_its_blocks_gives_none() -> None:
     assert groups.donor(leader) is None
 
 
-def test_a_suspect_waits_for_nobody_and_its_own_trial() -> None:
+def test_a_suspect_waits_for_its_own_trial_alone() -> None:
     groups, _ = joined(2)
     suspect = member(5)
     suspect.suspicion = Suspicion(9)
@@ -108,7 +108,7 @@ def test_only_the_same_prompt_is_shared(other: dict[str, Any], shares: bool) -> 
 
 def test_groups_do_not_mix() -> None:
     groups, _ = joined(2)
-    stranger = member(8, group="h")
-    assert groups.join(stranger)
-    assert groups.prompt_done(stranger) == []
+    outsider = member(8, group="h")
+    assert groups.join(outsider)
+    assert groups.prompt_done(outsider) == []
     assert len(groups) == 2

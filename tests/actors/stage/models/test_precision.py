@@ -31,7 +31,7 @@ def test_prompt_logprobs(
     planner = MiniPlanner(make_chain(folder, backend=backend), chunk=9)
     prompts = make_prompts(LENGTHS)
     planner.run(prompts, params)
-    # Weights rounded to half precision, arithmetic in float64: what everyone approximates.
+    # Weights rounded to half precision, arithmetic in float64: what all of them approximate.
     half = tiny_models.build(variant).to(dtype)
     exact = tiny_models.build(variant).to(dtype).double()
     ours, theirs = [], []

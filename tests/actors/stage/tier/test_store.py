@@ -154,7 +154,7 @@ def test_two_engines_of_one_key_do_not_share_a_folder(make_disk: MakeDisk) -> No
     assert digest(1) in third
 
 
-def test_nobody_else_may_read_what_prompts_have_left(make_disk: MakeDisk) -> None:
+def test_no_other_user_may_read_what_prompts_have_left(make_disk: MakeDisk) -> None:
     disk = make_disk()
     assert disk.folder.stat().st_mode & 0o077 == 0
 

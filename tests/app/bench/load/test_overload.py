@@ -1,4 +1,4 @@
-"""Promises under overload: who is refused is owed nothing, who is taken is owed both objectives."""
+"""Overload: a refused request has no objective to keep, an accepted one has both."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_what_broke_was_not_kept() -> None:
     assert (found.refused_share, found.kept_share) == (0.0, 0.5)
 
 
-def test_refusing_everybody_measures_nothing() -> None:
+def test_refusing_every_request_measures_nothing() -> None:
     with pytest.raises(MeasurementError):
         overload_figures([trace(0.0, error="429: overloaded")] * 2, 1.0, 100, 2000)
 

@@ -1,4 +1,4 @@
-"""A front and its engines: nobody there, refusals, leaving, silence, several fronts."""
+"""A front and its engines: none there, refusals, leaving, silence, several fronts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def right() -> list[dict[int, list[Any]]]:
     return [{0: [*tokens, "length"]} for tokens in expected("llama", LENGTHS, MAX_TOKENS)]
 
 
-async def test_with_nobody_there_a_request_is_told_so_in_time(make_fleet: Any) -> None:
+async def test_without_engines_a_request_is_told_so_in_time(make_fleet: Any) -> None:
     fleet = await make_fleet(0, front={"start_within_s": 0.5})
     assert not fleet.front.is_ready()
     with pytest.raises(EngineUnavailable) as caught:
@@ -141,7 +141,7 @@ async def test_two_fronts_share_an_engine_and_one_of_them_dies(make_fleet: Any) 
     finder = Finder(fleet.registry, this_node())
     other = FleetClient(finder, "tiny", str(fleet.folder), build_router("least_loaded"))
     await other.start()
-    assert other.is_ready()  # it knows who is there before it answers anybody
+    assert other.is_ready()  # it knows the engines before it answers any client
     endless = GenerationRequest("e", (5, 6), SamplingParams(200, min_tokens=200))
     async with aclosing(other.generate(endless)) as chunks:
         await anext(chunks)
@@ -167,7 +167,7 @@ async def test_changes_made_live_reach_all_engines_and_those_that_join(make_flee
 
 
 @pytest.mark.parametrize("said", [b"x" * 32, b""])
-async def test_a_stranger_is_let_in_nowhere(
+async def test_an_intruder_is_let_in_nowhere(
     make_fleet: Callable[..., Any], said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from actors.transport.messages import Hello, pack_kind

@@ -94,7 +94,7 @@ def test_a_slower_machine_than_profiled_is_learned() -> None:
 
 
 def test_what_a_bad_moment_taught_starves_no_prompt() -> None:
-    """Bounds of six times the prediction leave no room for prefill, and nobody would ever learn
+    """Bounds of six times the prediction leave no room for prefill, and no step would ever show
     that they are wrong."""
     slow, far_slower = math.log(2.0), math.log(6.0)
     mixed = tuple((2 * 16 + size, slow, far_slower) for size in range(7))

@@ -30,7 +30,7 @@ def overload(factor: float, admission: str, seconds: float = 60.0) -> SimulatedR
     return simulate(workload, Deployment(config, MODEL))
 
 
-def test_below_capacity_nobody_is_refused() -> None:
+def test_below_capacity_no_request_is_refused() -> None:
     assert overload(0.5, "predictive").summary().num_refused == 0
 
 
@@ -42,7 +42,7 @@ def test_overload_is_shed_and_goodput_kept(factor: float) -> None:
     assert summary.num_refused > 0
     assert summary.tbt_max <= 0.06
     assert summary.goodput >= 0.9 * peak
-    # The same overload with everyone admitted serves hardly anyone in time.
+    # The same overload with every request admitted serves hardly any in time.
     assert overload(factor, "all").summary().goodput < 0.3 * peak
 
 
@@ -69,7 +69,7 @@ def test_retry_after_is_truthful() -> None:
     assert refused_again[is_retry].mean() < 0.5
 
 
-def test_queue_action_admits_everyone() -> None:
+def test_queue_action_admits_every_request() -> None:
     config = scheduler_config(
         MODEL, budget="adaptive", admission="predictive", tbt_s=0.06, ttft_s=2.0,
         admission_options={"action": "queue"}, order="deadline",
