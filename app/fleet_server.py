@@ -20,9 +20,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from actors.engine.config import EngineConfig
-from actors.engine.gc_utils import freeze_gc_heap
 from actors.fleet.routers import build_router
 from actors.fleet.scaling import load_of
+from actors.transport.gc_utils import freeze_gc_heap
 from app.engine_client.adapters import FleetAdapters
 from app.engine_client.link import EngineFailed
 from app.engine_client.live import LiveEngine

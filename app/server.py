@@ -17,7 +17,7 @@ from typing import Any
 from ray import serve
 from starlette.types import ASGIApp
 
-from actors.engine.gc_utils import freeze_gc_heap
+from actors.transport.gc_utils import freeze_gc_heap
 from app.engine_client.adapters import AdapterEngine
 from app.engine_client.link import EngineFailed
 from app.engine_client.live import LiveEngine

@@ -13,7 +13,6 @@ from actors.calibration.outlook import within_reach
 from actors.calibration.probe import PipelineProbe, ProbeFailed
 from actors.calibration.start import calibrate_at_start, keep_learnt
 from actors.engine.config import EngineConfig
-from actors.engine.gc_utils import freeze_gc_heap
 from actors.engine.loop import EngineLoop
 from actors.engine.peers import FrontAddress
 from actors.executor.bit_class import bit_class_of
@@ -24,6 +23,7 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
 from actors.scheduling.event_log import Recorder
 from actors.stage.spec import StageInfo
+from actors.transport.gc_utils import freeze_gc_heap
 from actors.transport.messages import Welcome
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ takes longer than all others: so torch is imported where it is used.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import threading
@@ -32,6 +31,7 @@ from actors.scheduling.request import Grammar
 from actors.stage.spec import StageInfo, StageSpec, TierSpec
 from actors.stage.warm_up import import_all
 from actors.transport.addresses import free_address
+from actors.transport.gc_utils import freeze_gc_heap
 from actors.transport.messages import TICKET, StageAnswer, StageMessage, pack, unpack
 from actors.transport.wire import ConnectionLost, Mailbox, Sender
 
@@ -114,9 +114,7 @@ class StageActor:
     def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
         self._enter()
         self._running().allocate(num_blocks, num_host_blocks)
-        # The garbage collector need not scan objects that last as long as the stage.
-        gc.collect()
-        gc.freeze()
+        freeze_gc_heap()
 
     def node_id(self) -> str:
         return ray.get_runtime_context().get_node_id()
