@@ -42,7 +42,7 @@ class PendingMove:
 
 
 class SecondTier:
-    """Call `fetch_ahead` before each look at the queue; `take` returns the instructions."""
+    """Call `fetch_ahead` before each look at the queue; `pop_moves` returns the instructions."""
 
     def __init__(self, requests: LiveRequests, cost_model: StepTimePredictor | None) -> None:
         self.requests = requests

@@ -65,7 +65,7 @@ class Ask:
 class Welcome:
     """The answer to `Hello`, with public facts of the model.
 
-    number: of the connection, whose requests have the ids from `ids.first_id(number)` on.
+    number: of the connection, whose requests have the ids from `peers.first_id(number)` on.
     now_s: the engine's clock.
     """
 
