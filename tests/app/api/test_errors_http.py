@@ -248,15 +248,6 @@ async def test_an_unforeseen_failure_tells_nothing_of_itself(server: Server) -> 
     assert '"server_error"' in answer.text
 
 
-async def test_health_follows_the_engine(server: Server) -> None:
-    assert (await server.http.get("/health")).json() == {"status": "ready"}
-    server.engine.ready = False
-    answer = await server.http.get("/health")
-    check(answer, 503)
-    assert answer.headers["retry-after"] == "2"
-    assert (await server.http.get("/live")).status_code == 200
-
-
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),

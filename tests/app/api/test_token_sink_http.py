@@ -14,7 +14,7 @@ from app.api import sse
 from app.api.events import ApiEvents, Deliveries, RequestInfo
 from app.api.http.server import RequestProtocol
 from tests.app.api.conftest import MODEL, Server, StartServer
-from tests.app.api.test_completions_http import events_of, letters
+from tests.app.api.endpoints.test_completions import events_of, letters
 
 
 @pytest.fixture

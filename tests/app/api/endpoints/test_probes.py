@@ -1,0 +1,22 @@
+"""Health, and the list of models."""
+
+from __future__ import annotations
+
+from tests.app.api.conftest import MODEL, Server
+from tests.app.api.test_errors_http import check
+
+
+async def test_health_follows_the_engine(server: Server) -> None:
+    assert (await server.http.get("/health")).json() == {"status": "ready"}
+    server.engine.ready = False
+    answer = await server.http.get("/health")
+    check(answer, 503)
+    assert answer.headers["retry-after"] == "2"
+    assert (await server.http.get("/live")).status_code == 200
+
+
+async def test_models(server: Server) -> None:
+    models = await server.openai.models.list()
+    assert [model.id for model in models.data] == [MODEL]
+    model = await server.openai.models.retrieve(MODEL)
+    assert model.created == 1_700_000_000

@@ -1,0 +1,130 @@
+"""`/v1/responses` through the `openai` package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.app.api.conftest import MODEL, Server
+
+ADD: Any = {
+    "type": "function",
+    "name": "add",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
+
+
+def write(server: Server, text: str) -> None:
+    """Make the engine write this text, byte by byte, and end."""
+    end_token = server.engine.card.eos_token_ids[0]
+    server.engine.script = lambda request, index: [*text.encode(), end_token]
+
+
+async def test_response_object(server: Server) -> None:
+    write(server, "Hellö")
+    answer = await server.openai.responses.create(
+        model=MODEL, input="Hi", instructions="Be kind.", temperature=0.5, metadata={"a": "b"}
+    )
+    assert answer.output_text == "Hellö"
+    assert answer.status == "completed"
+    assert answer.usage is not None
+    assert answer.usage.output_tokens == len("Hellö".encode()) + 1
+    assert (answer.temperature, answer.metadata) == (0.5, {"a": "b"})
+    shown = await server.http.post(
+        "/detokenize", json={"tokens": list(server.engine.seen[-1].prompt)}
+    )
+    assert shown.json()["prompt"] == "<|system|>Be kind.<|end|><|user|>Hi<|end|><|assistant|>"
+
+
+async def test_response_events(server: Server) -> None:
+    write(server, "a 猫")
+    stream = await server.openai.responses.create(model=MODEL, input="Hi", stream=True)
+    events = [event async for event in stream]
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == "a 猫"
+    last: Any = events[-1]
+    assert last.response.output_text == "a 猫"
+    assert last.response.usage.total_tokens > 0
+
+
+async def test_response_cut_short_is_incomplete(server: Server) -> None:
+    answer = await server.openai.responses.create(model=MODEL, input="Hi", max_output_tokens=2)
+    assert answer.status == "incomplete"
+    assert answer.incomplete_details is not None
+    assert answer.incomplete_details.reason == "max_output_tokens"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_response_with_a_function_call(server: Server, stream: bool) -> None:
+    write(server, 'Ok.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+    request: dict[str, Any] = {"model": MODEL, "input": "Hi", "tools": [ADD]}
+    if stream:
+        events = [e async for e in await server.openai.responses.create(**request, stream=True)]
+        arguments = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+        assert "".join(arguments) == '{"a": 1}'
+        answer = events[-1].response
+    else:
+        answer = await server.openai.responses.create(**request)
+    message, call = answer.output
+    assert message.content[0].text == "Ok."
+    assert (call.type, call.name, call.arguments) == ("function_call", "add", '{"a": 1}')
+    write(server, "1")
+    again = await server.openai.responses.create(
+        model=MODEL,
+        tools=[ADD],
+        input=[
+            {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+            call.model_dump(exclude_none=True),
+            {"type": "function_call_output", "call_id": call.call_id, "output": "1"},
+        ],
+    )
+    assert again.output_text == "1"
+
+
+async def test_response_text_format_constrains(server: Server) -> None:
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    write(server, "{}")
+    await server.openai.responses.create(
+        model=MODEL,
+        input="Hi",
+        text={"format": {"type": "json_schema", "name": "n", "schema": schema}},
+    )
+    grammar = server.engine.seen[-1].sampling.grammar
+    assert grammar is not None
+    assert grammar.kind == "json_schema"
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference"}]}, "input.0.type"),
+        ({"input": [{"type": "reasoning"}]}, "input"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+    ],
+)
+async def test_responses_refuse_by_name(server: Server, extra: Any, param: str) -> None:
+    answer = await server.http.post("/v1/responses", json={"model": MODEL, "input": "Hi", **extra})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert "at most 0" not in error["message"]
