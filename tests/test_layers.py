@@ -125,7 +125,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "composition": (
         "app/{main,server,fleet_server,replica,batch_service,handle_calls,handle_params}.py",
-        "vocabulary calibration batches fleet.routers fleet engine.config executor engine"
+        "vocabulary calibration batches fleet.routers fleet engine.config executor engine transport"
         " app.engine_client app.fleet text api endpoints http telemetry console settings client"
         " installation",
     ),
