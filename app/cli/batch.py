@@ -173,7 +173,7 @@ def read_lines(source: Path) -> list[Line]:
     seen: set[str] = set()
     for line in lines:
         if line.custom_id in seen:
-            fail(f"{source}: custom_id {line.custom_id!r} stands twice")
+            fail(f"{source}: custom_id {line.custom_id!r} appears twice")
         seen.add(line.custom_id)
     if not lines:
         fail(f"{source} holds no request")

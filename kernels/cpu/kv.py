@@ -198,7 +198,7 @@ def dtype_code(dtype: torch.dtype) -> int:
     code = DTYPE_CODES.get(dtype)
     if code is None:
         known = ", ".join(str(known) for known in DTYPE_CODES)
-        raise TypeError(f"the cpu backend stores no {dtype}; it knows {known}")
+        raise TypeError(f"the cpu backend cannot store {dtype}; it supports {known}")
     return code
 
 
@@ -208,7 +208,7 @@ def check_shape(shape: AttentionShape) -> None:
         raise ValueError(f"head_dim must be a multiple of 8 up to 1024, not {shape.head_dim}")
     if shape.num_kv_heads < 1 or shape.num_heads % shape.num_kv_heads:
         raise ValueError(
-            f"num_heads {shape.num_heads} is no multiple of num_kv_heads {shape.num_kv_heads}"
+            f"num_heads {shape.num_heads} is not a multiple of num_kv_heads {shape.num_kv_heads}"
         )
     if not shape.scale > 0:
         raise ValueError(f"scale must be positive, not {shape.scale}")

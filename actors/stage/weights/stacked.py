@@ -59,7 +59,7 @@ class StackedExperts:
             number, inputs, outputs = shape
             if inputs % GROUP:
                 shard = self._checkpoint.file_of(f"{name}_blocks")
-                raise ModelError(f"{shard}: {name}: {inputs} inputs are no multiple of {GROUP}")
+                raise ModelError(f"{shard}: {name}: {inputs} inputs are not a multiple of {GROUP}")
             found[f"{name}_blocks"] = (number, outputs, inputs // GROUP, GROUP // 2)
             found[f"{name}_scales"] = (number, outputs, inputs // GROUP)
         return found

@@ -167,7 +167,7 @@ class Batches:
                 try:
                     line = self._line(batch, text)
                     if line.custom_id in ids:
-                        raise LineError("stands twice", "custom_id", "duplicate_custom_id")
+                        raise LineError("appears twice", "custom_id", "duplicate_custom_id")
                     ids.add(line.custom_id)
                 except LineError as error:
                     problem = Problem(error.code, str(error), error.param, number)

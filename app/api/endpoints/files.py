@@ -131,12 +131,12 @@ class _Upload:
     def _begin(self, part: PartBegin) -> None:
         name = part.name[:64]
         if name in self._fields:
-            raise invalid(f"'{name}' stands twice.", name)
+            raise invalid(f"'{name}' is given twice.", name)
         if name not in ("purpose", "file"):
             raise invalid(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
         if name == "file":
             if part.filename is None:
-                raise invalid("'file' is no file: it has no filename.", "file", "invalid_value")
+                raise invalid("'file' is not a file: it has no filename.", "file", "invalid_value")
             self.filename = part.filename[:_NAME_CHARS]
         self._fields[name] = b""
 

@@ -18,7 +18,7 @@ class Shown(Protocol):
 
 
 def parameters(call: Call, known: Sequence[str]) -> Mapping[str, str]:
-    """The query's parameters; raises 400 for one that is not known or stands twice."""
+    """The query's parameters; raises 400 for one that is not known or given twice."""
     query = call.scope.get("query_string", b"").decode("latin-1")
     try:
         given = parse_qs(query, keep_blank_values=True, max_num_fields=2 * len(known))
@@ -28,7 +28,7 @@ def parameters(call: Call, known: Sequence[str]) -> Mapping[str, str]:
         if name not in known:
             raise invalid(f"Unknown parameter: '{name[:64]}'.", name[:64], "unknown_parameter")
         if len(values) > 1:
-            raise invalid(f"'{name}' stands twice.", name)
+            raise invalid(f"'{name}' is given twice.", name)
     return {name: values[0] for name, values in given.items()}
 
 

@@ -95,7 +95,7 @@ def read_key(written: str) -> str:
     else:
         return written
     if not key:
-        raise ValueError(f"api.api_keys: {written}: there is no key in it")
+        raise ValueError(f"api.api_keys: {written}: it holds no key")
     return key
 
 

@@ -85,7 +85,7 @@ class FormReader:
                 elif self._held[:2] == b"\r\n":
                     self._state = _State.HEAD  # the line's end stays, in case there are no headers
                 else:
-                    raise _malformed("a boundary is followed by something else than a line's end")
+                    raise _malformed("a boundary is not followed by the end of a line")
             elif self._state is _State.HEAD:
                 end = self._held.find(b"\r\n\r\n", 0, _MAX_HEAD_BYTES)
                 if end < 0:

@@ -83,7 +83,7 @@ class ApiOptions:
         for origin in self.allowed_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"allowed_origins: {origin!r} is no origin: write http://host or "
+                    f"allowed_origins: {origin!r} is not an origin: write http://host or "
                     "https://host:port, in lower case and with nothing behind it, or *"
                 )
 

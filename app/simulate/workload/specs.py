@@ -65,7 +65,7 @@ def parse_lengths(text: str) -> Lengths:
     try:
         return scaled(lengths, float(divisor))
     except ValueError as error:
-        raise ValueError(f"{text!r}: a number stands behind '/'") from error
+        raise ValueError(f"{text!r}: a number must follow '/'") from error
 
 
 def names_trace(text: str) -> bool:

@@ -161,4 +161,4 @@ def test_two_lines_of_one_name_are_refused(
     file.write_text(f"{line}\n{line}\n")
     with pytest.raises(typer.Exit):
         read_lines(file)
-    assert "'a' stands twice" in capsys.readouterr().err
+    assert "'a' appears twice" in capsys.readouterr().err

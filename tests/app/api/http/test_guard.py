@@ -147,7 +147,7 @@ async def test_cors_is_off_by_default(server: Server) -> None:
 
 @pytest.mark.parametrize("origin", ["friend.example", "http://friend.example/", "null", ""])
 def test_what_no_browser_sends_is_no_allowed_origin(origin: str) -> None:
-    with pytest.raises(SettingsError, match=r"allowed_origins: .* is no origin"):
+    with pytest.raises(SettingsError, match=r"allowed_origins: .* is not an origin"):
         parse({"model": {"path": "configs/models/demo"}, "api": {"allowed_origins": [origin]}})
 
 
