@@ -150,6 +150,15 @@ FORBIDDEN = {
 }
 
 PARTS_OF_TESTS = {"live"}  # folders of tests that are none of the code
+# How many modules of a folder have no test of their own name, at most: a new one has its test, and
+# a number that has become too high is lowered.
+MOST_WITHOUT_TEST = {
+    "actors/engine": 4,
+    "actors/executor": 0,
+    "actors/scheduling": 22,
+    "actors/transport": 5,
+    "app/engine_client": 1,
+}
 CHECKS = "app.bench.gpu"  # of kernels against float64, which run on GPUs that no test has
 
 
@@ -254,6 +263,17 @@ def test_tests_stand_where_their_code_stands() -> None:
         and path.parent.name not in PARTS_OF_TESTS
     ]
     assert not misplaced, "\n".join(sorted({*misplaced}))
+
+
+@pytest.mark.parametrize("folder", sorted(MOST_WITHOUT_TEST))
+def test_a_new_module_has_a_test_of_its_name(folder: str) -> None:
+    without = [
+        str(path)
+        for path in modules(folder)
+        if path.name != "__init__.py"
+        and not (ROOT / "tests" / path.with_name(f"test_{path.name}")).exists()
+    ]
+    assert len(without) <= MOST_WITHOUT_TEST[folder], "\n".join(without)
 
 
 def test_tests_import_no_floor_above_theirs() -> None:
