@@ -8,6 +8,7 @@ divided, every division is tried and the best one counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -24,7 +25,7 @@ from app.simulate.hardware.interconnect import (
     shape_of,
 )
 from app.simulate.paper.published import DATASETS, DEPLOYMENTS, SLOS, PaperDeployment
-from app.simulate.run.capacity import FoundCapacity, probe_load, search_capacity
+from app.simulate.run.capacity import Probe, probe_load
 from app.simulate.run.deployment import Deployment, Division
 from app.simulate.run.simulation import SimulatedRun, scheduler_config, simulate
 from app.simulate.tables import number
@@ -34,6 +35,7 @@ from app.simulate.workload.specs import parse_lengths
 
 COMPARED = 0.75  # of the colocated capacity: the load at which latencies are compared
 TOLERANCE = 0.04  # of a capacity
+STRIDE = 1.12  # from one load to the next until one passes and one does not; it grows
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +69,31 @@ class Case:
             config, model, num_replicas=self.num_engines, routing="slack", division=division
         )
 
-    def capacity(self, deployment: Deployment, guess_qps: float) -> FoundCapacity:
-        return search_capacity(
-            deployment,
-            parse_lengths(self.dataset),
-            self.tbt_s,
-            guess_qps=guess_qps,
-            num_requests=self.num_requests,
-            tolerance=TOLERANCE,
-            seed=self.seed,
-        )
-
-    def passes(self, deployment: Deployment, qps: float) -> bool:
+    def probe(self, deployment: Deployment, qps: float) -> Probe:
         lengths = parse_lengths(self.dataset)
         base = generate(poisson(1.0), lengths, self.num_requests, seed=self.seed)
-        return probe_load(deployment, base, qps, self.tbt_s, seed=self.seed)[0].passed
+        return probe_load(deployment, base, qps, self.tbt_s, seed=self.seed)[0]
+
+    def capacity(self, deployment: Deployment, guess_qps: float) -> tuple[float, str]:
+        """The highest load that passes, and the limit that the next one broke.
+
+        Capacities of the ways are near to each other, so it climbs from a guess in small strides.
+        """
+        low, high, limit, stride = 0.0, math.inf, "none", STRIDE
+        qps = guess_qps
+        while high > (1.0 + TOLERANCE) * low and 1e-2 < qps / guess_qps < 1e2:
+            found = self.probe(deployment, qps)
+            if found.passed:
+                low = qps
+            else:
+                high = qps
+                limit = "P99 TBT" if found.tbt_p99 > self.tbt_s else "scheduling delay"
+            if low and high < math.inf:
+                qps = math.sqrt(low * high)
+            else:
+                qps = low * stride if low else high / stride
+                stride *= STRIDE
+        return low, limit
 
     def run(self, deployment: Deployment, qps: float) -> SimulatedRun:
         lengths = parse_lengths(self.dataset)
@@ -129,7 +141,7 @@ def best_division(
     """
     if faster is not None and faster.qps:
         deployment = case.divided(way, faster.num_prefill, interconnect)
-        if case.passes(deployment, faster.qps):
+        if case.probe(deployment, faster.qps).passed:
             return faster
     middle = case.num_engines // 2
     best: Best | None = None
@@ -138,10 +150,9 @@ def best_division(
         qps = guess_qps
         if best is not None:
             qps = (1.0 + TOLERANCE) * best.qps or guess_qps / 4
-            if not case.passes(deployment, qps):
+            if not case.probe(deployment, qps).passed:
                 continue
-        found = case.capacity(deployment, qps)
-        best = Best(num_prefill, found.qps, found.limit)
+        best = Best(num_prefill, *case.capacity(deployment, qps))
     assert best is not None
     return best
 
@@ -152,8 +163,7 @@ def study(case: Case) -> Iterator[dict[str, Any]]:
     num_gpus = case.num_engines * model.tensor_ranks * model.num_stages
     guess = case.deployment.guesses[DATASETS.index(case.dataset)] * case.num_engines
     links = sorted(INTERCONNECTS, key=lambda name: -INTERCONNECTS[name].bytes_per_s)
-    found = case.capacity(case.divided("colocated", 0, links[0]), guess)
-    colocated = Best(0, found.qps, found.limit)
+    colocated = Best(0, *case.capacity(case.divided("colocated", 0, links[0]), guess))
     bests = [("colocated", links[0], colocated)]
     for way in ("split", "flexible"):
         best: Best | None = None
@@ -177,7 +187,6 @@ def study(case: Case) -> Iterator[dict[str, Any]]:
             "capacity_qps_per_gpu": best.qps / num_gpus,
             "over_colocated": best.qps / colocated.qps if colocated.qps else None,
             "limit": best.limit,
-            "at_capacity": figures(case.run(deployment, best.qps)) if best.qps else None,
             "compared_qps": compared_qps,
             "compared": figures(case.run(deployment, compared_qps)) if compared_qps else None,
         }
