@@ -4,10 +4,14 @@ Simulated, at equal hardware: the same number of engines, each a deployment of t
 router, with the adaptive budget. A load passes as in the paper: P99 TBT meets the objective, and
 the median scheduling delay, the wait at a second engine included, is at most 2 s. Where engines are
 divided, every division is tried and the best one counts.
+
+Requests must arrive for several times as long as one takes: in a shorter run streams only gather,
+and engines seem to need no time to decode.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,7 +38,7 @@ from app.simulate.workload.requests import generate
 from app.simulate.workload.specs import parse_lengths
 
 COMPARED = 0.75  # of the colocated capacity: the load at which latencies are compared
-TOLERANCE = 0.04  # of a capacity
+TOLERANCE = 0.06  # of a capacity
 STRIDE = 1.12  # from one load to the next until one passes and one does not; it grows
 
 
@@ -233,14 +237,13 @@ def command(
     if unknown := [name for name in names if name not in known]:
         raise typer.BadParameter(f"unknown {unknown[0]!r}; known: {', '.join(known)}")
     rows: list[dict[str, Any]] = []
-    for name in names:
-        for dataset in DATASETS:
-            for slo in SLOS:
-                case = Case(known[name], dataset, slo, engines, requests, seed)
-                for row in study(case):
-                    rows.append(row)
-                    console.print(" ".join(cells(row)), soft_wrap=True)
-    publish(make_report(context, {"rows": rows}), as_json, out)
-    if not as_json:
+    for slo, name, dataset in itertools.product(SLOS, names, DATASETS):
+        for row in study(Case(known[name], dataset, slo, engines, requests, seed)):
+            rows.append(row)
+            console.print(" ".join(cells(row)), soft_wrap=True)
+        publish(make_report(context, {"rows": rows}), False, out)  # what is done so far
+    if as_json:
+        publish(make_report(context, {"rows": rows}), True, None)
+    else:
         title = f"{engines} engines; latencies in s at {COMPARED:.0%} of colocated capacity"
         output.print(table(title, COLUMNS, [cells(row) for row in rows], num_words=6))
