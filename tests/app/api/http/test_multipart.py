@@ -60,7 +60,7 @@ def test_a_form_without_its_last_boundary_is_not_complete() -> None:
     [
         (b"--b\r\n\r\nx\r\n--b--", "no name"),
         (b'--b\r\nContent-Disposition: attachment; name="a"\r\n\r\nx', "no name"),
-        (b"--bc\r\n", "something else"),
+        (b"--bc\r\n", "end of a line"),
         (b"--b\r\nA: \xff\r\n\r\n", "UTF-8"),
         (b"--b\r\nA: " + b"x" * 9000, "too long"),
     ],
