@@ -166,7 +166,7 @@ def test_a_trace_gives_lengths_to_draw_from(tmp_path: Path) -> None:
         ("nonsense", "known: arxiv"),
         ("fixed:1", "argument"),
         ("fixed:a,b", "numbers"),
-        ("zipf/x", "number stands"),
+        ("zipf/x", "number must follow"),
         ("a/b", "known: arxiv"),
     ],
 )
