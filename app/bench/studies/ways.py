@@ -226,7 +226,7 @@ def command(
         str, typer.Option(help="Cost models of the paper, separated by commas; all if empty.")
     ] = "",
     engines: Annotated[int, typer.Option(help="Engines of each way.", min=2)] = 4,
-    requests: Annotated[int, typer.Option(help="Requests of each load tried.", min=20)] = 320,
+    requests: Annotated[int, typer.Option(help="Requests of each load tried.", min=20)] = 640,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
     as_json: Json = False,
     out: Out = None,
