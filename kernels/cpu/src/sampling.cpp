@@ -17,7 +17,7 @@ uint64_t mix64(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// Bit for bit as in kernels/torch_sampling.py; products and sums are not fused (setup.py).
+// Bit for bit as in kernels/torch/sampling.py; products and sums are not fused (setup.py).
 double natural_log(double x) {
   int exponent;
   double mantissa = std::frexp(x, &exponent);

@@ -1,5 +1,5 @@
 // Logits processors of one row (biases, penalties, masks), in the order of
-// kernels/torch_sampling.py.
+// kernels/torch/sampling.py.
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // Gumbel-max sampling: the token of the highest logit / temperature + Gumbel noise, the lowest id
-// among equals. kernels/torch_sampling.py defines it bit for bit.
+// among equals. kernels/torch/sampling.py defines it bit for bit.
 //
 // Only for *_isa.cpp files. Scores are float64 with two logarithms each, but hardly any token needs
 // one: with v = (2 h + 1) / 2^33 of the hash h, the noise -log(-log(1 - v)) is at most -log v, and

@@ -1,4 +1,4 @@
-// Drawing one token from one row of logits; the semantics are those of kernels/torch_sampling.py.
+// Drawing one token from one row of logits; the semantics are those of kernels/torch/sampling.py.
 //
 // Nothing is sorted. With the weights e = exp((logit - max) / temperature), top_k and top_p both
 // keep a prefix of the tokens in falling order of e, so each is one number: the weight of the last
@@ -15,7 +15,7 @@ namespace legato {
 constexpr int64_t kSumBlock = 1024;  // weights are summed in blocks
 
 // The key of a row, from its seed and the position of the token to be drawn, and the Gumbel noise
-// of a token under that key: see kernels/random_stream.py and kernels/torch_sampling.py.
+// of a token under that key: see kernels/random_stream.py and kernels/torch/sampling.py.
 uint64_t row_key(int64_t seed, int64_t position);
 double gumbel_noise(uint64_t key, uint32_t token);
 constexpr uint32_t kHashFactors[3] = {0xED5AD4BBu, 0xAC4C1B51u, 0x31848BABu};
