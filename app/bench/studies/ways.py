@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -31,13 +31,14 @@ from app.simulate.hardware.interconnect import (
 from app.simulate.paper.published import DATASETS, DEPLOYMENTS, SLOS, PaperDeployment
 from app.simulate.run.capacity import Probe, probe_load
 from app.simulate.run.deployment import Deployment, Division
+from app.simulate.run.record import Summary
 from app.simulate.run.simulation import SimulatedRun, scheduler_config, simulate
 from app.simulate.tables import number
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.requests import generate
 from app.simulate.workload.specs import parse_lengths
 
-COMPARED = 0.75  # of the colocated capacity: the load at which latencies are compared
+COMPARED = 0.5  # of the colocated capacity: the load at which latencies are compared
 TOLERANCE = 0.06  # of a capacity
 STRIDE = 1.12  # from one load to the next until one passes and one does not; it grows
 
@@ -73,22 +74,25 @@ class Case:
             config, model, num_replicas=self.num_engines, routing="slack", division=division
         )
 
-    def probe(self, deployment: Deployment, qps: float) -> Probe:
+    def probe(self, deployment: Deployment, qps: float) -> tuple[Probe, Summary]:
         lengths = parse_lengths(self.dataset)
         base = generate(poisson(1.0), lengths, self.num_requests, seed=self.seed)
-        return probe_load(deployment, base, qps, self.tbt_s, seed=self.seed)[0]
+        return probe_load(deployment, base, qps, self.tbt_s, seed=self.seed)
 
-    def capacity(self, deployment: Deployment, guess_qps: float) -> tuple[float, str]:
-        """The highest load that passes, and the limit that the next one broke.
+    def capacity(
+        self, deployment: Deployment, guess_qps: float
+    ) -> tuple[float, str, Summary | None]:
+        """The highest load that passes, the limit that the next one broke, and figures there.
 
         Capacities of the ways are near to each other, so it climbs from a guess in small strides.
         """
         low, high, limit, stride = 0.0, math.inf, "none", STRIDE
+        best: Summary | None = None
         qps = guess_qps
         while high > (1.0 + TOLERANCE) * low and 1e-2 < qps / guess_qps < 1e2:
-            found = self.probe(deployment, qps)
+            found, summary = self.probe(deployment, qps)
             if found.passed:
-                low = qps
+                low, best = qps, summary
             else:
                 high = qps
                 limit = "P99 TBT" if found.tbt_p99 > self.tbt_s else "scheduling delay"
@@ -97,12 +101,25 @@ class Case:
             else:
                 qps = low * stride if low else high / stride
                 stride *= STRIDE
-        return low, limit
+        return low, limit, best
 
     def run(self, deployment: Deployment, qps: float) -> SimulatedRun:
         lengths = parse_lengths(self.dataset)
         base = generate(poisson(1.0), lengths, self.num_requests, seed=self.seed)
         return simulate(base.at_rate(qps), deployment, seed=self.seed)
+
+
+def latencies(summary: Summary) -> dict[str, float]:
+    """longest_gap_p99_s: over requests, of the longest time between two tokens of each."""
+    return {
+        "ttft_p50_s": summary.ttft_p50,
+        "ttft_p99_s": summary.ttft_p99,
+        "tbt_p50_s": summary.tbt_p50,
+        "tbt_p99_s": summary.tbt_p99,
+        "longest_gap_p99_s": summary.max_tbt_p99,
+        "scheduling_delay_p50_s": summary.scheduling_delay_p50,
+        "num_preemptions": float(summary.num_preemptions),
+    }
 
 
 def figures(run: SimulatedRun) -> dict[str, float]:
@@ -111,28 +128,24 @@ def figures(run: SimulatedRun) -> dict[str, float]:
     assert moved is not None
     totals = moved.to_dict()
     return {
-        "ttft_p50_s": summary.ttft_p50,
-        "ttft_p99_s": summary.ttft_p99,
-        "tbt_p50_s": summary.tbt_p50,
-        "tbt_p99_s": summary.tbt_p99,
-        "longest_gap_p99_s": summary.max_tbt_p99,
-        "scheduling_delay_p50_s": summary.scheduling_delay_p50,
+        **latencies(summary),
         "handover_p50_s": totals["handover_p50_s"],
         "handover_p99_s": totals["handover_p99_s"],
         "moved_share": moved.num_requests / summary.num_requests,
         "moved_gb_per_request": moved.num_bytes / 1e9 / summary.num_requests,
         "busiest_link": moved.busiest_link,
-        "num_preemptions": float(summary.num_preemptions),
     }
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best division of a way, its capacity, and the limit that the next load broke."""
+    """The best division of a way, its capacity, the limit that the next load broke, and figures at
+    capacity."""
 
     num_prefill: int
     qps: float
     limit: str
+    summary: Summary | None
 
 
 def best_division(
@@ -145,8 +158,9 @@ def best_division(
     """
     if faster is not None and faster.qps:
         deployment = case.divided(way, faster.num_prefill, interconnect)
-        if case.probe(deployment, faster.qps).passed:
-            return faster
+        found, summary = case.probe(deployment, faster.qps)
+        if found.passed:
+            return replace(faster, summary=summary)
     middle = case.num_engines // 2
     best: Best | None = None
     for num_prefill in sorted(range(1, case.num_engines), key=lambda n: (abs(n - middle), n)):
@@ -154,7 +168,7 @@ def best_division(
         qps = guess_qps
         if best is not None:
             qps = (1.0 + TOLERANCE) * best.qps or guess_qps / 4
-            if not case.probe(deployment, qps).passed:
+            if not case.probe(deployment, qps)[0].passed:
                 continue
         best = Best(num_prefill, *case.capacity(deployment, qps))
     assert best is not None
@@ -191,6 +205,7 @@ def study(case: Case) -> Iterator[dict[str, Any]]:
             "capacity_qps_per_gpu": best.qps / num_gpus,
             "over_colocated": best.qps / colocated.qps if colocated.qps else None,
             "limit": best.limit,
+            "at_capacity": latencies(best.summary) if best.summary else None,
             "compared_qps": compared_qps,
             "compared": figures(case.run(deployment, compared_qps)) if compared_qps else None,
         }
