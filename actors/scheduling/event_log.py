@@ -23,6 +23,7 @@ from actors.scheduling.events import Emit, Event, Instruction, Output
 
 Row = dict[str, Any]
 
+_RENAMED = {"further": "extra_tokens"}  # fields in logs of earlier versions, and now
 _EVENTS = {kind.__name__: kind for kind in get_args(events.Event)}
 _INSTRUCTIONS = {kind.__name__: kind for kind in get_args(events.Instruction)}
 
@@ -102,7 +103,10 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
         by_name = {field.name: _decoder(hints[field.name]) for field in dataclasses.fields(kind)}
-        return lambda data: kind(**{name: by_name[name](item) for name, item in data.items()})
+        by_name |= {old: by_name[new] for old, new in _RENAMED.items() if new in by_name}
+        return lambda data: kind(
+            **{_RENAMED.get(name, name): by_name[name](item) for name, item in data.items()}
+        )
     return lambda data: data
 
 

@@ -38,10 +38,10 @@ class Outcomes:
         extra = self._settle_drafts(step, result) if step.drafted else None
         for request_id, first, entries in result.prompt_logprobs:
             self._apply_prompt_logprobs(request_id, first, entries)
-        self.requests.waiting.served(step.sampled)
-        if extra:
-            drafted = [part.state for part in step.drafted]
-            self.requests.waiting.served(s for s in drafted for _ in extra.get(s.request_id, ()))
+        if self.requests.waiting.follows_service:
+            drafted = [part.state for part in step.drafted] if extra else []
+            more = [s for s in drafted for _ in (extra or {}).get(s.request_id, ())]
+            self.requests.waiting.served([*step.sampled, *more])
         for state, (request_id, token) in zip(step.sampled, result.tokens, strict=True):
             if request_id != state.request_id:
                 raise ValueError(f"step {step.plan.step_id}: token for {request_id} out of order")

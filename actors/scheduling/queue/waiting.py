@@ -29,7 +29,7 @@ class WaitingQueue:
 
     def __init__(self, config: SchedulerConfig, order: Order) -> None:
         self.config = config
-        self.order = order
+        self._use(order)
         self.groups = Groups()
         self.num_requests = 0
         self.num_tokens = 0  # known tokens: prompts, and outputs to be recomputed
@@ -82,7 +82,7 @@ class WaitingQueue:
         """Count the start of `head` (or of a suspect), to be followed by `pop`."""
         if not state.admitted:
             state.admitted = True
-            if self.order.follows_service:
+            if self.follows_service:
                 self.order.admit(state)
         self._count(state, -1)
         self.running_of[state.request.tenant] += 1
@@ -94,7 +94,8 @@ class WaitingQueue:
 
     def stopped(self, state: RequestState, now_s: float) -> None:
         """Count a request that has stopped running; its blocks are no longer reliable."""
-        self.groups.vacated(state)
+        if state.request.group is not None:
+            self.groups.vacated(state)
         tenant = state.request.tenant
         self.running_of[tenant] -= 1
         if self.running_of[tenant] == 0:
@@ -129,13 +130,12 @@ class WaitingQueue:
         self.parked.clear()
 
     def served(self, states: Iterable[RequestState]) -> None:
-        """Each of these, once per token, has got a token."""
-        if self.order.follows_service:
-            self.order.serve([s for s in states if s.status is RequestStatus.RUNNING])
+        """Each of these, once per token, has got a token; only if `follows_service`."""
+        self.order.serve([s for s in states if s.status is RequestStatus.RUNNING])
 
     def finished(self, state: RequestState) -> None:
         """A request has finished (not called for aborts)."""
-        if self.order.follows_service:
+        if self.follows_service:
             self.order.finish(state)
 
     # ---- groups: continuations of one prompt ----------------------------------------------
@@ -158,11 +158,15 @@ class WaitingQueue:
 
     # ---- another order ------------------------------------------------------------------
 
+    def _use(self, order: Order) -> None:
+        self.order = order
+        self.follows_service = order.follows_service
+
     def switch_order(self, order: Order, live: Iterable[RequestState], now_s: float) -> None:
         """Switch the order; requests keep their state."""
         self.unpark_all(now_s)
         waiting = self.order.drain()
-        self.order = order
+        self._use(order)
         for state in live:
             order.adopt(state)
         for state in waiting:

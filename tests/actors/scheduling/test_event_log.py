@@ -166,3 +166,11 @@ def test_a_live_log_of_another_version_replays_plan_for_plan(name: str) -> None:
     file = Path(__file__).with_name("recorded") / f"{name}.parquet"
     rows = read_events(file)
     assert check_replay(rows) == len(rows) > 100
+
+
+def test_a_log_of_an_earlier_version_names_further_tokens_otherwise() -> None:
+    event = StepDone(StepResult(3, ((1, 5),), extra_tokens=((1, (6, 7)),)))
+    row = to_row(0.5, event, ())
+    assert "extra_tokens" in row["event"]
+    earlier = {**row, "event": row["event"].replace("extra_tokens", "further")}
+    assert from_row(earlier) == (0.5, event, [])
