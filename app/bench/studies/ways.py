@@ -204,6 +204,7 @@ def study(case: Case) -> Iterator[dict[str, Any]]:
             "capacity_qps": best.qps,
             "capacity_qps_per_gpu": best.qps / num_gpus,
             "over_colocated": best.qps / colocated.qps if colocated.qps else None,
+            "num_requests": case.num_requests,
             "limit": best.limit,
             "at_capacity": latencies(best.summary) if best.summary else None,
             "compared_qps": compared_qps,
@@ -241,7 +242,7 @@ def command(
         str, typer.Option(help="Cost models of the paper, separated by commas; all if empty.")
     ] = "",
     engines: Annotated[int, typer.Option(help="Engines of each way.", min=2)] = 4,
-    requests: Annotated[int, typer.Option(help="Requests of each load tried.", min=20)] = 640,
+    seconds: Annotated[float, typer.Option(help="About how long requests arrive.", min=1)] = 300.0,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
     as_json: Json = False,
     out: Out = None,
@@ -253,7 +254,9 @@ def command(
         raise typer.BadParameter(f"unknown {unknown[0]!r}; known: {', '.join(known)}")
     rows: list[dict[str, Any]] = []
     for slo, name, dataset in itertools.product(SLOS, names, DATASETS):
-        for row in study(Case(known[name], dataset, slo, engines, requests, seed)):
+        qps = engines * known[name].guesses[DATASETS.index(dataset)]
+        num_requests = max(20, round(seconds * qps))
+        for row in study(Case(known[name], dataset, slo, engines, num_requests, seed)):
             rows.append(row)
             console.print(" ".join(cells(row)), soft_wrap=True)
         publish(make_report(context, {"rows": rows}), False, out)  # what is done so far
