@@ -27,7 +27,7 @@ from tests.faults.within import (
 )
 from tests.serve.server_process import Server
 
-pytestmark = [pytest.mark.serve, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
 
 
 def exact(streams: list[Streamed], canary: Canary, within_s: float) -> None:

@@ -14,10 +14,11 @@ import pytest
 from actors.transport.messages import Readiness
 from app.engine_client.client import EngineUnavailable, GenerationFailed
 from app.engine_client.live import LiveEngine
+from tests.faults import within
 from tests.faults.faulty_stage import BREAK, KILL, RAISE, FaultyScheduler
 from tests.live.reference import ask, expected, make_prompts, settled
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 LENGTHS = (3, 17, 40, 60, 5, 81)
 MAX_TOKENS = 60
 
@@ -28,6 +29,7 @@ async def test_rows_2_and_10_nothing_is_lost_but_the_culprits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.engine_client.link.SchedulerActor", FaultyScheduler)
+    monkeypatch.setattr("app.engine_client.live._READY_WITHIN_S", within.REBUILT_S)
     engine = make_engine(tiny_model("llama"))
     await engine.start()
     prompts, stages_lost = make_prompts(LENGTHS), asyncio.Event()
