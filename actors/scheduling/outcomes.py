@@ -40,8 +40,8 @@ class Outcomes:
             self._apply_prompt_logprobs(request_id, first, entries)
         if self.requests.waiting.follows_service:
             drafted = [part.state for part in step.drafted] if extra else []
-            more = [s for s in drafted for _ in (extra or {}).get(s.request_id, ())]
-            self.requests.waiting.served([*step.sampled, *more])
+            again = [s for s in drafted for _ in (extra or {}).get(s.request_id, ())]
+            self.requests.waiting.served([*step.sampled, *again])
         for state, (request_id, token) in zip(step.sampled, result.tokens, strict=True):
             if request_id != state.request_id:
                 raise ValueError(f"step {step.plan.step_id}: token for {request_id} out of order")
