@@ -181,6 +181,7 @@ read none
 sleep 5
 kill -9 "$@" 2>/dev/null
 for found in $(echo "$SESSION" | grep -lsf - /proc/[0-9]*/cmdline); do
+    grep -qs default_worker "$found" || continue  # e.g. a user who reads the session's logs
     pid=${found#/proc/}
     kill -9 "${pid%/cmdline}" 2>/dev/null
 done

@@ -41,7 +41,7 @@ class Files:
                 async with asyncio.timeout(files.limits.upload_timeout_s):
                     await upload.read(call, reader)
                 found = new.keep(upload.filename, UPLOADED)
-            except BaseException:
+            except BaseException:  # a client that leaves too: no part of an upload is kept
                 new.discard()
                 raise
         except TimeoutError:
