@@ -18,7 +18,7 @@ from itertools import count
 from actors.calibration.fit import FitReport, Measurement, fit, predict
 from actors.calibration.probe import StepNotFinite
 from actors.scheduling.cost.model import CostModel
-from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult, StepShape
+from actors.scheduling.plan import RequestStart, Slice, SliceRow, StepPlan, StepResult, StepShape
 from actors.scheduling.request import SamplingParams
 
 Execute = Callable[[StepPlan], Awaitable[StepResult]]
@@ -226,7 +226,7 @@ class _Runner:
 
     async def _run(
         self,
-        slices: tuple[Slice, ...],
+        slices: tuple[SliceRow, ...],
         released: tuple[int, ...] = (),
         started: tuple[RequestStart, ...] = (),
     ) -> float:

@@ -26,6 +26,7 @@ from actors.scheduling.step import StepBuilder
 _MAX_FAILURES_ALONE = 2
 # The same while no step of any request succeeds; the engine rebuilds its stages earlier.
 _MAX_FAILURES_OF_ALL = 5
+LEAST_TRIAL_TOKENS, MOST_TRIAL_TOKENS = 64, 2048  # of a step, whatever the budget
 _GROUP_FROM_BEFORE = 16  # group size for suspects of an earlier engine, which arrive one by one
 
 
@@ -66,7 +67,7 @@ class Faults:
         Worse ranks are preempted for it. Called only while nothing is in flight.
         """
         group = self.requests.trials[0]
-        left = step.trial_tokens()
+        left = self.trial_tokens(step)
         step.is_trial = True
         prefilling = set(step.prefilling)
         running = [state for state in group if state.status is RequestStatus.RUNNING]
@@ -77,6 +78,17 @@ class Faults:
             if state in prefilling or (waits and self._start(state, step, limit)):
                 left -= step.chunk(state, limit)
         step.is_trial = False
+
+    def trial_tokens(self, step: StepBuilder) -> int:
+        """Prefill tokens of a step of suspects: as many as the budget allows beside all decodes.
+
+        The decodes of other requests wait meanwhile, and get the next step.
+        """
+        context = sum([state.num_computed_tokens + 1 for state in step.decoding])
+        num_decodes = len(step.decoding)
+        shape = step.shape._replace(num_decodes=num_decodes, decode_context_tokens=context)
+        step.token_budget = step.budget.num_tokens(shape, self.requests)
+        return max(min(step.token_budget - num_decodes, MOST_TRIAL_TOKENS), LEAST_TRIAL_TOKENS)
 
     def _start(self, state: RequestState, step: StepBuilder, limit: int) -> bool:
         while not self.requests.start(state, limit, step.reserve):
@@ -90,7 +102,7 @@ class Faults:
         """A step succeeded: clear members that are past their fault."""
         self._last_success = step.plan.step_id
         self.num_failures_in_a_row = 0
-        for part in step.plan.slices:
+        for part in step.plan.parts:
             state = self.requests.by_id.get(part.request_id)
             if (
                 state is None
@@ -119,7 +131,7 @@ class Faults:
         suspects: dict[RequestState, None] = {}
         for step in steps:
             of_id = {state.request_id: state for state in step.members()}
-            for part in step.plan.slices:
+            for part in step.plan.parts:
                 state = of_id[part.request_id]
                 if state.status is RequestStatus.FINISHING and state.fate is Fate.END:
                     continue

@@ -53,12 +53,13 @@ class Outcomes:
                     self._slow_path(state, (token, *more), outputs, logprobs)
                     continue
                 complete_block(state)
-            state.output_token_ids.append(token)
+            token_ids = state.output_token_ids
+            if logprobs is None:
+                add((request_id, len(token_ids), (token,)))
+            token_ids.append(token)
             state.num_tokens = num_tokens + 1
             state.last_token_s = now_s
-            if logprobs is None:
-                add((request_id, num_tokens - state.num_prompt_tokens, (token,)))
-            else:
+            if logprobs is not None:
                 add(_output(state, (token,), None, logprobs))
         if step.partial:
             self._apply_partial(step, result, outputs)

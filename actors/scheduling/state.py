@@ -1,24 +1,18 @@
-"""The core's mutable records: a live request, and a step in flight.
-
-Also the digests that name KV content: a hash chain over full blocks of tokens. A block's digest
-covers its tokens and all before them, so equal digests mean equal KV. Digests are the same in every
-process, so a router can compare them across replicas.
-"""
+"""The core's mutable records: a live request, and a step in flight."""
 
 from __future__ import annotations
 
 import enum
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from functools import lru_cache
 
+from actors.scheduling.digests import chain_next, chain_root
 from actors.scheduling.interfaces import Drafter
 from actors.scheduling.plan import RequestStart, StepPlan, StepShape, TokenLogprobs
 from actors.scheduling.request import Request
 
 NEVER = 1 << 62  # a length no sequence reaches
-DIGEST_BYTES = 16
 
 
 class RequestStatus(enum.Enum):
@@ -55,7 +49,28 @@ class Suspicion:
     num_losses: int = 0  # pipelines lost while it was computed
 
 
-class RequestState:
+class _PerToken:
+    """What planning and answering read and write for every token, side by side in memory.
+
+    With thousands of running requests these loops wait for memory, and Python orders the slots of
+    one class by name: those of a base class come first.
+    """
+
+    __slots__ = (
+        "decode_limit",
+        "in_flight",
+        "last_token_s",
+        "num_computed_tokens",
+        "num_tokens",
+        "output_token_ids",
+        "request_id",
+        "slow_path_at",
+        "step_id",
+        "stops",
+    )  # fmt: skip
+
+
+class RequestState(_PerToken):
     """The only record of a request's progress.
 
     Budgets, orders and admission read the attributes of `RequestView`.
@@ -75,31 +90,22 @@ class RequestState:
         "first_planned_s",
         "first_token_s",
         "host_blocks",
-        "in_flight",
-        "last_token_s",
         "level",
         "max_length",
         "num_cached_tokens",
         "num_committed_blocks",
-        "num_computed_tokens",
         "num_drafts",
         "num_first_stage_tokens",
         "num_preemptions",
         "num_prompt_tokens",
-        "num_tokens",
         "on_stages",
-        "output_token_ids",
         "prompt_logprobs",
         "rank",
         "refused_version",
         "request",
-        "request_id",
         "sequence_number",
         "served",
-        "slow_path_at",
         "status",
-        "step_id",
-        "stops",
         "suspicion",
         "tier_asked",
         "was_trimmed",
@@ -120,7 +126,7 @@ class RequestState:
         if request.pooling is not None:
             self.max_length = self.num_prompt_tokens
         self.end = self.max_length - 1  # positions at and after it are never computed to decode
-        self.stops = frozenset(sampling.stop_token_ids)
+        self.stops = _shared_set(sampling.stop_token_ids)
 
         # Progress in the stages
         self.num_computed_tokens = 0  # tokens computed or in flight in this life
@@ -136,6 +142,7 @@ class RequestState:
         # Memory
         self.block_table: list[int] = []  # device KV blocks, in order
         self.capacity = 0  # len(block_table) * block_size
+        self.decode_limit = 0  # min(capacity, end): decodes before it need no check
         self.was_trimmed = False  # its table on the stages still has blocks that were freed
         self.host_blocks: list[int] = []  # KV of [0, num_computed_tokens) while swapped out
         self.cacheable = False  # may start from cached blocks
@@ -164,6 +171,12 @@ class RequestState:
             f"<{self.request_id} {self.status.value}: {self.num_computed_tokens} of "
             f"{self.num_tokens} (max {self.max_length}) in flight {self.in_flight}>"
         )
+
+    def use_blocks(self, block_table: list[int], block_size: int) -> None:
+        """Replace the table; also after it was changed in place."""
+        self.block_table = block_table
+        self.capacity = len(block_table) * block_size
+        self.decode_limit = min(self.capacity, self.end)
 
     @property
     def num_output_tokens(self) -> int:
@@ -209,6 +222,12 @@ class RequestState:
         return (*tokens, *self.output_token_ids[: max(0, stop - num_prompt)])
 
 
+@lru_cache(maxsize=256)
+def _shared_set(token_ids: tuple[int, ...]) -> frozenset[int]:
+    """One object for all requests with the same stop tokens, so that it stays in the cache."""
+    return frozenset(token_ids)
+
+
 @dataclass(frozen=True, slots=True)
 class Drafted:
     """A decode that carries drafts. num_blocks: of its table, before blocks for them were added."""
@@ -237,29 +256,3 @@ class InFlight:
 
     def members(self) -> list[RequestState]:
         return [*self.sampled, *(state for state, _ in self.partial)]
-
-
-def chain_root(salt: str) -> bytes:
-    """The start of a chain. Different salts never share a block (no timing leak)."""
-    return blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=b"legato-kv").digest()
-
-
-def chain_next(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The digest of a full block whose predecessor in the sequence has digest `parent`."""
-    return blake2b(parent + array("q", tokens).tobytes(), digest_size=DIGEST_BYTES).digest()
-
-
-def prefix_digests(tokens: Sequence[int], block_size: int, salt: str = "") -> list[bytes]:
-    """Digests of all full blocks of `tokens`, in order.
-
-    >>> a = prefix_digests([1, 2, 3, 4, 5], 2)
-    >>> len(a), a == prefix_digests([1, 2, 3, 4], 2), a[0] == prefix_digests([1, 2], 2, "x")[0]
-    (2, True, False)
-    """
-    digests: list[bytes] = []
-    digest = chain_root(salt)
-    data, step = array("q", tokens).tobytes(), 8 * block_size
-    for end in range(step, len(data) + 1, step):
-        digest = blake2b(digest + data[end - step : end], digest_size=DIGEST_BYTES).digest()
-        digests.append(digest)
-    return digests

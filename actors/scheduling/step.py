@@ -17,8 +17,6 @@ from actors.scheduling.second_tier import SecondTier
 from actors.scheduling.state import Drafted, InFlight, RequestState, RequestStatus
 from actors.scheduling.step_contents import StepContents
 
-LEAST_TRIAL_TOKENS, MOST_TRIAL_TOKENS = 64, 2048  # of a step, whatever the budget
-
 
 class StepBuilder:
     """Builds one step after the other. Attributes are for reading; methods add work."""
@@ -106,18 +104,6 @@ class StepBuilder:
         self.token_budget = budget
         return max(0, min(budget - self.contents.num_tokens, self.room))
 
-    def trial_tokens(self) -> int:
-        """Prefill tokens of a step of suspects: as many as the budget allows beside all decodes.
-
-        The decodes of other requests wait meanwhile, and get the next step.
-        """
-        decoding = self._running.decoding
-        context = sum([state.num_computed_tokens + 1 for state in decoding])
-        shape = StepShape(len(decoding), context, (), self._beside_move)
-        self.token_budget = self.budget.num_tokens(shape, self._requests)
-        most = min(self.token_budget - len(decoding), MOST_TRIAL_TOKENS)
-        return max(most, LEAST_TRIAL_TOKENS)
-
     def runnable_prefills(self) -> list[RequestState]:
         """Admitted requests with known tokens left, best rank first (those of this step too)."""
         limit, step_id = self.config.chunks_per_request, self.contents.step_id
@@ -171,12 +157,23 @@ class StepBuilder:
             states = (s for s in states if s.status is RequestStatus.RUNNING)
         starts: list[int] = []
         add_start, add_member = starts.append, contents.decode_states.append
+        full: list[RequestState] = []  # these get their blocks together
+        num_free = self._running.block_manager.num_free
         for state in states:
             start = state.num_computed_tokens
-            if start >= state.end or state.in_flight >= limit:
+            if state.in_flight >= limit:
                 continue
-            if start >= state.capacity and not self._grow(state, start + 1):
-                continue
+            if start >= state.decode_limit:
+                if start >= state.end:
+                    continue
+                if len(full) < num_free:
+                    full.append(state)
+                else:
+                    self._grow_each(full)
+                    full, has_block = [], self._grow(state, start + 1)
+                    num_free = self._running.block_manager.num_free
+                    if not has_block:
+                        continue
             if several_stages and start >= state.num_first_stage_tokens:
                 contents.fed.append((state.request_id, start, state.output_token_ids[-1]))
                 state.num_first_stage_tokens = start + 1
@@ -185,6 +182,7 @@ class StepBuilder:
             state.step_id = step_id
             add_start(start)
             add_member(state)
+        self._grow_each(full)
         contents.added_decodes(starts)
 
     def chunk(self, state: RequestState, limit: int) -> int:
@@ -285,12 +283,13 @@ class StepBuilder:
         fresh = self._requests.grow(state, num_tokens, self.contents.step_id)
         if fresh is None:
             return False
-        if state.was_trimmed:
-            state.was_trimmed = False
-            self.contents.trimmed.append((state.request_id, len(state.block_table) - len(fresh)))
-        if state.on_stages:
-            self.contents.new_blocks.setdefault(state.request_id, []).extend(fresh)
+        self.contents.added_blocks(state, fresh)
         return True
+
+    def _grow_each(self, states: Sequence[RequestState]) -> None:
+        """Append a block to each table; requires as many free ones."""
+        for state, block in zip(states, self._running.append_blocks(states), strict=True):
+            self.contents.added_blocks(state, (block,))
 
     def _add(self, state: RequestState, count: int, again: bool) -> None:
         contents = self.contents

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import repeat
 from operator import attrgetter
 
 from actors.scheduling.lifecycle import LiveRequests
-from actors.scheduling.plan import Slice, StepPlan, StepShape
+from actors.scheduling.plan import SliceRow, StepPlan, StepShape
 from actors.scheduling.state import Drafted, InFlight, RequestState
 
 _make = tuple.__new__  # a NamedTuple without the Python-level constructor
@@ -38,7 +39,7 @@ class StepContents:
         # Decodes without drafts
         self.num_decodes = 0
         self.decode_context_tokens = 0
-        self.decode_slices: list[Slice] = []
+        self.decode_slices: list[SliceRow] = []
         self.decode_states: list[RequestState] = []
         # Decodes with drafts
         self.drafted: dict[RequestState, Drafted] = {}
@@ -46,7 +47,7 @@ class StepContents:
         self.prefills: dict[RequestState, int] = {}  # tokens of each, in order of addition
         # As in `StepPlan`
         self.starting: list[RequestState] = []
-        self.new_blocks: dict[int, list[int]] = {}
+        self.new_blocks: dict[int, tuple[int, ...]] = {}
         self.fed: list[tuple[int, int, int]] = []
         self.trimmed: list[tuple[int, int]] = []
 
@@ -77,21 +78,29 @@ class StepContents:
     def added_decodes(self, starts: list[int]) -> None:
         """Make the slices of the decodes last appended to `decode_states`, which begin at `starts`.
 
-        The loop runs in C: it makes a NamedTuple per token.
+        The loop runs in C, because it makes a tuple per token.
         """
         added = len(starts)
         ids = map(_request_id, self.decode_states[len(self.decode_states) - added :])
-        rows = zip(ids, starts, repeat(1), repeat(True))
-        self.decode_slices += map(_make, repeat(Slice), rows)
+        self.decode_slices += zip(ids, starts, repeat(1), repeat(True))
         self.decode_context_tokens += sum(starts) + added
         self.num_decodes += added
         self.num_tokens += added
+
+    def added_blocks(self, state: RequestState, fresh: Sequence[int]) -> None:
+        """Tell the stages of blocks that were appended to its table."""
+        request_id = state.request_id
+        if state.was_trimmed:
+            state.was_trimmed = False
+            self.trimmed.append((request_id, len(state.block_table) - len(fresh)))
+        if state.on_stages:
+            self.new_blocks[request_id] = (*self.new_blocks.get(request_id, ()), *fresh)
 
     def give_drafts(self, drafted: Drafted, drafts: tuple[int, ...]) -> None:
         """Make one of the decodes, whose slice was a single token, one with drafts."""
         state = drafted.state
         at = self.decode_states.index(state)
-        context = self.decode_slices[at].start + 1
+        context = self.decode_slices[at][1] + 1
         del self.decode_states[at], self.decode_slices[at]
         self.num_decodes -= 1
         self.decode_context_tokens -= context
@@ -102,7 +111,7 @@ class StepContents:
     def build(self, requests: LiveRequests, beside_move: bool) -> InFlight:
         """The plan; it carries the pending releases and copies of `requests`."""
         running, swap = requests.running, requests.running.swap
-        slices: list[Slice] = self.decode_slices
+        slices = self.decode_slices
         sampled, partial = self.decode_states, []
         shape = self.shape(beside_move)
         num_decode_tokens = shape.num_decodes
@@ -110,12 +119,12 @@ class StepContents:
             length = 1 + drafted.num_drafts
             num_decode_tokens += length
             start = state.num_computed_tokens - length
-            slices.append(Slice(state.request_id, start, length, True))
+            slices.append((state.request_id, start, length, True))
             sampled.append(state)
         for state, count in self.prefills.items():
             end = state.num_computed_tokens
             samples = end == state.num_tokens and state.request.pooling is None
-            slices.append(Slice(state.request_id, end - count, count, samples))
+            slices.append((state.request_id, end - count, count, samples))
             if samples:
                 sampled.append(state)
             else:
@@ -130,7 +139,7 @@ class StepContents:
             swap_in=tuple(swap.swap_in),
             copies=tuple(running.copies),
             started=tuple([state.introduce() for state in self.starting]),
-            new_blocks=tuple([(i, tuple(blocks)) for i, blocks in self.new_blocks.items()]),
+            new_blocks=tuple(self.new_blocks.items()),
             fed=tuple(self.fed),
             trimmed=tuple(self.trimmed),
             drafts=tuple(self.drafts),

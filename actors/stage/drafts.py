@@ -25,7 +25,7 @@ def drawing_rows(
     counts_S = np.ones(len(sampling), np.intp)
     num_drafts = {request_id: len(tokens) for request_id, tokens in plan.drafts}
     for k, i in enumerate(sampling.tolist()):
-        counts_S[k] += num_drafts.get(plan.slices[i].request_id, 0)
+        counts_S[k] += num_drafts.get(plan.slices[i][0], 0)
     slices_N = np.repeat(sampling, counts_S)
     ends_N = np.cumsum(counts_S)
     behind_N = np.repeat(ends_N, counts_S) - np.arange(len(slices_N)) - 1  # draws after it

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.scheduling.plan import Slice, TokenLogprobs
+from actors.scheduling.plan import Slice, SliceRow, TokenLogprobs
 from actors.stage.cuda.graphs import StepOutput
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
@@ -45,12 +45,12 @@ class PromptOutputs:
         self.partials: dict[int, _Partial] = {}  # of requests that pool by the mean
 
     def prompt_logprobs(
-        self, asking: Sequence[int], slices: Sequence[Slice], host: HostBatch, output: StepOutput
+        self, asking: Sequence[int], slices: Sequence[SliceRow], host: HostBatch, output: StepOutput
     ) -> tuple[PromptLogprobs, ...]:
         """For the slices numbered in `asking`. The row of position p judges the token at p + 1."""
         found: list[PromptLogprobs] = []
         for i in asking:
-            part, row, offset = slices[i], int(host.rows_S[i]), int(host.query_starts_S1[i])
+            part, row, offset = Slice(*slices[i]), int(host.rows_S[i]), int(host.query_starts_S1[i])
             num_prompt = int(self._input_batch.columns.num_prompt_R[row])
             num_rows = min(part.num_tokens, num_prompt - 1 - part.start)
             count = int(self._input_batch.columns.prompt_logprobs_R[row])
@@ -73,7 +73,11 @@ class PromptOutputs:
         return tuple(found)
 
     def pooled(
-        self, pooling: Sequence[int], slices: Sequence[Slice], host: HostBatch, output: StepOutput
+        self,
+        pooling: Sequence[int],
+        slices: Sequence[SliceRow],
+        host: HostBatch,
+        output: StepOutput,
     ) -> tuple[tuple[int, tuple[float, ...]], ...]:
         """Embeddings of the requests whose prompt ends in this step; not normalized."""
 
@@ -82,7 +86,7 @@ class PromptOutputs:
 
         done: list[tuple[int, tuple[float, ...]]] = []
         for i in pooling:
-            part, row = slices[i], int(host.rows_S[i])
+            part, row = Slice(*slices[i]), int(host.rows_S[i])
             first, end = int(host.query_starts_S1[i]), int(host.query_starts_S1[i + 1])
             if self._input_batch.info(row).pooling == "last":
                 vector_H = normed((end - 1,))[0].float()

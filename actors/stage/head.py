@@ -91,7 +91,7 @@ class Head:
         positions = host.ends_S[sampling].astype(np.int64)
         if plan.drafts:
             sampling, last_rows, positions = drawing_rows(plan, host, sampling)
-        ids = [plan.slices[i].request_id for i in sampling.tolist()]
+        ids = [plan.slices[i][0] for i in sampling.tolist()]
         rows = host.rows_S[sampling]
         if output.headed:
             raw_SV = None if output.logits_SV is None else _rows(output.logits_SV, sampling)

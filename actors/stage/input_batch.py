@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.scheduling.plan import RequestStart, Slice, StepPlan
+from actors.scheduling.plan import RequestStart, SliceRow, StepPlan
 from actors.scheduling.request import SamplingParams
 from actors.stage.cuda.device_tables import DeviceTables
 from actors.stage.host_batch import HostBatch
@@ -204,21 +204,21 @@ class InputBatch:
             if row is not None:  # a request that was released needs no token
                 self.tokens_RP[row, position] = token
         if plan.drafts:
-            starts = {part.request_id: part.start for part in plan.slices}
+            starts = {request_id: start for request_id, start, _, _ in plan.slices}
             for request_id, drafts in plan.drafts:
                 first = starts[request_id] + 1
                 self.tokens_RP[self.row(request_id), first : first + len(drafts)] = drafts
 
-    def gather(self, slices: Sequence[Slice]) -> HostBatch:
+    def gather(self, slices: Sequence[SliceRow]) -> HostBatch:
         """The batch of one step. Raises KeyError for unknown requests, ValueError for slices
         outside their block table."""
         num_slices, rows, block_size = len(slices), self._rows, self._block_size
+        ids, starts, lengths, samples = zip(*slices, strict=True)
         try:
-            rows_S = np.array([rows[s.request_id] for s in slices], np.intp)
+            rows_S = np.array([rows[request_id] for request_id in ids], np.intp)
         except KeyError as unknown:
             raise _unknown(unknown.args[0]) from None
-        starts_S = np.array([s.start for s in slices], np.int32)
-        lengths_S = np.array([s.num_tokens for s in slices], np.int32)
+        starts_S, lengths_S = np.array(starts, np.int32), np.array(lengths, np.int32)
         ends_S = starts_S + lengths_S
         query_starts_S1 = np.zeros(num_slices + 1, dtype=np.int32)
         np.cumsum(lengths_S, out=query_starts_S1[1:])
@@ -239,7 +239,7 @@ class InputBatch:
             starts_S=starts_S,
             lengths_S=lengths_S,
             ends_S=ends_S,
-            samples_S=np.array([s.samples for s in slices], np.bool_),
+            samples_S=np.array(samples, np.bool_),
             query_starts_S1=query_starts_S1,
             positions_T=positions_T,
             tokens_T=self.tokens_RP[rows_T, positions_T],

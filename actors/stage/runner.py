@@ -130,7 +130,7 @@ class StageRunner:
 
     def _largest_step(self) -> None:
         for plan in plans_to_measure(self.spec, self._input_batch.max_model_len):
-            num_tokens = sum(s.num_tokens for s in plan.slices)
+            num_tokens = plan.num_tokens
             hidden_TH = None if self._is_first else self._decoder.empty_hidden(num_tokens).zero_()
             self.execute(plan, hidden_TH)
             self.execute(ending(plan), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from actors.scheduling.plan import Slice, StepShape
+from actors.scheduling.plan import SliceRow, StepShape
 
 
 def causal_pairs(start: int, num_tokens: int, window: int = 0) -> float:
@@ -69,17 +69,17 @@ class Mix:
         self.prefill_squares += num_tokens * num_tokens
 
     @classmethod
-    def of(cls, slices: Iterable[Slice], window: int = 0) -> Mix:
+    def of(cls, slices: Iterable[SliceRow], window: int = 0) -> Mix:
         """The mix of a plan's slices."""
         mix = cls()
         decodes = kv_tokens = 0
-        for part in slices:
-            if part.num_tokens == 1:
+        for _, start, num_tokens, _ in slices:
+            if num_tokens == 1:
                 decodes += 1
-                context = part.start + 1
+                context = start + 1
                 kv_tokens += context if not window or context < window else window
             else:
-                mix.add(part.start, part.num_tokens, window)
+                mix.add(start, num_tokens, window)
         mix.num_decodes += decodes
         mix.decode_kv_tokens += kv_tokens
         return mix

@@ -6,6 +6,7 @@ It is independent of the queue: `lifecycle` moves requests between the two.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
 from operator import attrgetter
 
 from actors.scheduling.config import SchedulerConfig
@@ -75,8 +76,7 @@ class RunningRequests:
             state.awaited_digest = self._missing_digest(state, len(shared))
             return False
         blocks.share(shared)
-        state.block_table = shared + blocks.allocate(num_new)
-        state.capacity = len(state.block_table) * size
+        state.use_blocks(shared + blocks.allocate(num_new), size)
         if source is not None:
             blocks.share((source,))  # until the copy is done
             self.copies.append((source, state.block_table[len(shared)]))
@@ -152,7 +152,18 @@ class RunningRequests:
             self.claimant = None
         fresh = self.block_manager.allocate(num_blocks)
         state.block_table += fresh
-        state.capacity = len(state.block_table) * self.config.block_size
+        state.use_blocks(state.block_table, self.config.block_size)
+        return fresh
+
+    def append_blocks(self, states: Sequence[RequestState]) -> list[int]:
+        """The same with one block for each; returns the blocks."""
+        fresh, size = self.block_manager.allocate(len(states)), self.config.block_size
+        for state, block in zip(states, fresh, strict=True):
+            state.block_table.append(block)
+            state.capacity += size
+            state.decode_limit = min(state.capacity, state.end)
+        if self.claimant in states:
+            self.claimant = None
         return fresh
 
     def free_tail(self, state: RequestState, num_blocks: int) -> None:
@@ -163,8 +174,7 @@ class RunningRequests:
         spare = state.block_table[num_blocks:]
         if not spare:
             return
-        del state.block_table[num_blocks:]
-        state.capacity = len(state.block_table) * self.config.block_size
+        state.use_blocks(state.block_table[:num_blocks], self.config.block_size)
         state.was_trimmed = True
         if state.status is RequestStatus.FINISHING:
             self.num_finishing_blocks -= len(spare)
@@ -228,7 +238,7 @@ class RunningRequests:
         if kept:
             self.swap.move_out(state)
         self.block_manager.free(state.block_table)
-        state.block_table, state.capacity = [], 0
+        state.use_blocks([], 0)
         return kept
 
     def lose_device(self) -> None:
@@ -253,15 +263,14 @@ class RunningRequests:
 
     def complete_block(self, state: RequestState) -> None:
         """The same where the known tokens of a decode have just filled one more block."""
-        index = state.num_committed_blocks
-        digest = state.block_hash(index, self.config.block_size)
-        self.block_manager.commit(state.block_table[index], digest)
+        index, size = state.num_committed_blocks, self.config.block_size
+        self.block_manager.commit(state.block_table[index], state.block_hash(index, size))
         state.num_committed_blocks = index + 1
-        state.slow_path_at = self.next_slow_path(state)
+        state.slow_path_at = min((index + 2) * size, state.end)
 
     def next_slow_path(self, state: RequestState) -> int:
         """The known length at which the next token completes a block or ends the request."""
         boundary = NEVER
         if self.config.prefix_cache:
             boundary = (state.num_committed_blocks + 1) * self.config.block_size
-        return min(boundary, state.max_length - 1)
+        return min(boundary, state.end)

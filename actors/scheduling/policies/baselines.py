@@ -21,16 +21,17 @@ class FasterTransformer:
     def __init__(self, config: SchedulerConfig, max_batch: int | None = None) -> None:
         within(1, 1e9, max_batch=max_batch)
         self.max_batch = max_batch or config.max_requests
-        self._open = True
+        self._places = self.max_batch  # left in this batch, also where a member has ended
 
     def plan(self, step: StepBuilder) -> None:
         if step.num_slots_taken == 0:
-            self._open = True
-        most = self.max_batch if self._open else 0
-        fill_with_whole_prompts(step, step.room, max_running=most)
+            self._places = self.max_batch
+        fill_with_whole_prompts(step, step.room, max_running=step.num_running + self._places)
+        self._places -= len(step.contents.starting)
         if step.contents.is_empty:
             step.decode_all()
-            self._open = self._open and step.contents.is_empty
+            if step.contents.num_decodes:
+                self._places = 0
 
 
 class Orca:

@@ -75,7 +75,7 @@ class CapturedHead:
             self._graphs.gather_logprobs(output, sampling[asking], max(counts)) if counts else ()
         )
         landing = self._graphs.fetch_tokens(output, len(host.rows_S))
-        ids = [plan.slices[i].request_id for i in sampling.tolist()]
+        ids = [plan.slices[i][0] for i in sampling.tolist()]
         return Pending(
             plan.step_id, ids, sampling, rows_S, positions_S, asking, counts, logprobs, landing
         )

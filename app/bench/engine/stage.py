@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepShape
+from actors.scheduling.plan import RequestStart, Slice, SliceRow, StepPlan, StepShape
 from actors.scheduling.request import SamplingParams
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
@@ -89,7 +89,7 @@ class LoadedStage:
     def step(self, shape: StepShape, ids: Sequence[int]) -> float:
         """Seconds of one step; repeated at the same positions (steps are idempotent)."""
         context = shape.decode_context_tokens // max(1, shape.num_decodes)
-        slices = [Slice(i, context - 1, 1, True) for i in ids[: shape.num_decodes]]
+        slices: list[SliceRow] = [Slice(i, context - 1, 1, True) for i in ids[: shape.num_decodes]]
         for request_id, (start, count) in zip(
             ids[shape.num_decodes :], shape.prefills, strict=True
         ):
@@ -114,6 +114,6 @@ class LoadedStage:
         self.runner.close()
         del self.runner
 
-    def _execute(self, slices: tuple[Slice, ...], **changes: Any) -> None:
+    def _execute(self, slices: tuple[SliceRow, ...], **changes: Any) -> None:
         self.runner.execute(StepPlan(self._next_step, slices, **changes), None)
         self._next_step += 1

@@ -17,7 +17,7 @@ from actors.calibration.fit import Measurement, predict
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.event_log import Row, from_row
 from actors.scheduling.events import Execute, Reconfigure, StepDone
-from actors.scheduling.plan import Slice, StepShape
+from actors.scheduling.plan import SliceRow, StepShape
 from app.simulate.hardware.step_ratios import StepRatios
 
 
@@ -37,15 +37,15 @@ class LiveStep:
     answered_s: float
 
 
-def shape_of(slices: Iterable[Slice]) -> StepShape:
+def shape_of(slices: Iterable[SliceRow]) -> StepShape:
     """The slices' shape for the cost model: a slice of one token counts as a decode."""
     decodes, context, prefills = 0, 0, []
-    for part in slices:
-        if part.num_tokens == 1:
+    for _, start, num_tokens, _ in slices:
+        if num_tokens == 1:
             decodes += 1
-            context += part.start + 1
+            context += start + 1
         else:
-            prefills.append((part.start, part.num_tokens))
+            prefills.append((start, num_tokens))
     return StepShape(decodes, context, tuple(prefills))
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.scheduling.events import PLAIN_FIELDS, OutputRow, Tick
-from actors.scheduling.plan import Slice
+from actors.scheduling.plan import SliceRow
 from actors.scheduling.request import Request
 from actors.scheduling.state import RequestStatus
 from app.simulate.hardware.interconnect import Links
@@ -126,11 +126,11 @@ class Handovers:
     def watch_first(self, engine: SimulatedEngine) -> None:
         """Follow what an engine that only computes prompts has computed and emits."""
 
-        def answered(slices: Sequence[Slice], now_s: float) -> None:
-            for piece in slices:
-                handover = self._begun.get(piece.request_id)
+        def answered(slices: Sequence[SliceRow], now_s: float) -> None:
+            for request_id, start, num_tokens, _ in slices:
+                handover = self._begun.get(request_id)
                 if handover is not None:
-                    self._computed(handover, piece.start + piece.num_tokens, now_s)
+                    self._computed(handover, start + num_tokens, now_s)
 
         engine.replica.on_answer = answered
         engine.replica.on_emit = self._emitted

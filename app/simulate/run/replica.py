@@ -25,7 +25,7 @@ from actors.scheduling.events import (
     Tick,
     WakeAt,
 )
-from actors.scheduling.plan import Slice, StepPlan, StepResult
+from actors.scheduling.plan import SliceRow, StepPlan, StepResult
 from app.simulate.hardware.step_ratios import StepRatios
 from app.simulate.run.record import RunRecord
 
@@ -74,7 +74,7 @@ class Replica:
         self._ratios = ratios
         self._rng = random.Random(seed * 1_000_003 + index)
         self._stages = [0.0] * model.num_stages  # when each stage is free
-        self._in_flight: deque[tuple[float, StepResult, Sequence[Slice]]] = deque()
+        self._in_flight: deque[tuple[float, StepResult, Sequence[SliceRow]]] = deque()
         self._window = model.attention_window
         self._token_of = token_of
         self.host_s = host_s
@@ -85,7 +85,7 @@ class Replica:
         self.on_emit: Callable[[Sequence[OutputRow], float], int] = record.emitted
         self.on_start: Callable[[int, float], None] = record.started
         # What a step computed, before the core hears of it
-        self.on_answer: Callable[[Sequence[Slice], float], None] | None = None
+        self.on_answer: Callable[[Sequence[SliceRow], float], None] | None = None
 
     @property
     def core(self) -> Core:

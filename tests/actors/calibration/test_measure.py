@@ -44,7 +44,7 @@ async def test_a_repeat_that_overflows_leaves_the_first_measurement() -> None:
     async def execute(plan: StepPlan) -> StepResult:
         result = await stages.execute(plan)
         if plan.started:
-            kind = tuple((part.start, part.num_tokens) for part in plan.slices)
+            kind = tuple((part.start, part.num_tokens) for part in plan.parts)
             if kind in met:
                 raise StepNotFinite("NotFinite")
             met.add(kind)

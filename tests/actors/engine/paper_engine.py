@@ -56,7 +56,7 @@ class Stages:
             if not self.unanswered:
                 return
             plan = self.unanswered.popleft()
-            if any(part.request_id == self.poison for part in plan.slices):
+            if any(part.request_id == self.poison for part in plan.parts):
                 self.fail(plan)
             else:
                 self._on_answer(self.fake.run(plan))

@@ -102,7 +102,7 @@ class _Engine:
 
     def answer(self) -> None:
         step = self.core.in_flight[0]
-        tokens = tuple((s.request_id, 9) for s in step.plan.slices)
+        tokens = tuple((s.request_id, 9) for s in step.plan.parts)
         self._handle(StepDone(StepResult(step.plan.step_id, tokens)))
 
 

@@ -75,7 +75,7 @@ class FakeStages:
         pooled: list[tuple[int, tuple[float, ...]]] = []
         prompt_logprobs: list[tuple[int, int, tuple[TokenLogprobs, ...]]] = []
         drafts, extra_tokens = dict(plan.drafts), list[tuple[int, tuple[int, ...]]]()
-        for part in plan.slices:
+        for part in plan.parts:
             mirror = self.known[part.request_id]
             if part.request_id in drafts:
                 first, *more = self._verify(part, mirror, drafts[part.request_id])
@@ -127,10 +127,10 @@ class FakeStages:
 
     def fail(self, plan: StepPlan, applied: bool) -> None:
         """The step raises: not applied at all, or applied with garbage in the KV it writes."""
-        touched = {part.request_id for part in plan.slices}
+        touched = {part.request_id for part in plan.parts}
         if applied:
             self._prepare(plan)
-            for part in plan.slices:
+            for part in plan.parts:
                 mirror = self.known[part.request_id]
                 for position in range(part.start, part.start + part.num_tokens):
                     if mirror.corrupt:
@@ -175,7 +175,7 @@ class FakeStages:
                 self.slots[destination, offset] = self.slots.get((source, offset), GARBAGE)
         for start in plan.started:
             assert start.request_id not in self.known or self.known[start.request_id].corrupt
-            begin = next(s.start for s in plan.slices if s.request_id == start.request_id)
+            begin = next(s.start for s in plan.parts if s.request_id == start.request_id)
             self.known[start.request_id] = Mirror(
                 list(start.tokens),
                 list(start.block_ids),

@@ -90,11 +90,11 @@ def test_no_prompt_stalls_a_decode(length: int, budget: int) -> None:
     for _ in range(10):
         driver.answer()
     for plan in driver.plans[before:]:
-        assert {0, 1, 2, 3} <= {part.request_id for part in plan.slices}
+        assert {0, 1, 2, 3} <= {part.request_id for part in plan.parts}
         # decodes alone may exceed the budget, a chunk never does
-        assert plan.num_tokens <= max(budget, sum(p.num_tokens == 1 for p in plan.slices))
+        assert plan.num_tokens <= max(budget, sum(p.num_tokens == 1 for p in plan.parts))
     if budget <= 4:  # no room for a chunk beside four decodes, and none is forced
-        assert all(part.request_id != 9 for plan in driver.plans[before:] for part in plan.slices)
+        assert all(part.request_id != 9 for plan in driver.plans[before:] for part in plan.parts)
     driver.drain()
 
 

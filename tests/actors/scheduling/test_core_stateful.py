@@ -149,8 +149,13 @@ class AnythingGoes(RuleBasedStateMachine):
     @precondition(lambda self: self.driver.core.requests.running.num_requests)
     @rule(request=requests(), steps=st.integers(20, 80))
     def flood(self, request: Request, steps: int) -> None:
-        """Those that come later, as many as can be, hold up none that came first."""
+        """Those that come later, as many as can be, hold up none that came first.
+
+        Each has a second token: those that end with their prompt do hold up decodes where prompts
+        go first, as in vLLM's first scheduler.
+        """
         driver = self.driver
+        sampling = replace(request.sampling, max_tokens=max(2, request.sampling.max_tokens))
         running = driver.core.requests.running
         first = min([*running.decoding, *running.prefilling], key=lambda s: s.rank)
         order = driver.core.order
@@ -158,7 +163,13 @@ class AnythingGoes(RuleBasedStateMachine):
         length = min(len(request.prompt), 3)
         for _ in range(steps):
             if driver.core.requests.num_waiting < 3:
-                self._submit(request, prompt=request.prompt[:length], pooling=None, tenant="d")
+                self._submit(
+                    request,
+                    prompt=request.prompt[:length],
+                    sampling=sampling,
+                    pooling=None,
+                    tenant="d",
+                )
             if not driver.outstanding or driver.failures or first.suspicion:
                 return
             driver.answer()
@@ -193,7 +204,7 @@ class AnythingGoes(RuleBasedStateMachine):
     @precondition(lambda self: self.driver.outstanding)
     @rule(applied=st.booleans())
     def fail(self, applied: bool) -> None:
-        slices = self.driver.outstanding[0].slices
+        slices = self.driver.outstanding[0].parts
         suspicion = self.driver.core.requests.by_id[slices[0].request_id].suspicion
         if len(slices) == 1 and suspicion is not None and suspicion.num_failures:
             return  # failing alone again would be held against it
@@ -202,7 +213,7 @@ class AnythingGoes(RuleBasedStateMachine):
     @precondition(lambda self: self.driver.outstanding)
     @rule(which=st.integers(0, 10))
     def fail_with_culprit(self, which: int) -> None:
-        slices = self.driver.outstanding[0].slices
+        slices = self.driver.outstanding[0].parts
         culprit = slices[which % len(slices)].request_id
         self.poisoned.add(culprit)
         self.driver.fail(applied=True, culprit=culprit)
@@ -221,7 +232,7 @@ class AnythingGoes(RuleBasedStateMachine):
 
     @rule()
     def lose(self) -> None:
-        in_flight = {part.request_id for plan in self.driver.outstanding for part in plan.slices}
+        in_flight = {part.request_id for plan in self.driver.outstanding for part in plan.parts}
         states = [self.driver.core.requests.by_id.get(number) for number in in_flight]
         if any(s is not None and s.suspicion and s.suspicion.num_losses > 1 for s in states):
             return  # a third time would be held against it

@@ -157,7 +157,7 @@ def test_streams_of_a_lost_engine_are_recomputed_within_the_budget() -> None:
                 first_at.setdefault(number, len(driver.plans))
     assert max(plan.num_tokens for plan in driver.plans[begun:]) <= 128
     assert first_at[100] == first_at[101] < first_at[102] <= first_at[103]
-    turns = [{part.request_id for part in plan.slices} & {0} for plan in driver.plans[begun:]]
+    turns = [{part.request_id for part in plan.parts} & {0} for plan in driver.plans[begun:]]
     assert all(any(pair) for pair in pairwise(turns))  # 0 was here: at least every second step
     driver.drain()
     driver.check_everyone_finished()

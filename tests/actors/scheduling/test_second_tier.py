@@ -95,7 +95,7 @@ def test_a_returning_prompt_is_fetched_after_a_restart() -> None:
     first = driver.callers[2].first
     assert first is not None
     assert first.num_cached_tokens == 28
-    assert driver.plans[0].slices[0].start == 28
+    assert driver.plans[0].parts[0].start == 28
 
 
 def test_only_what_the_device_lacks_is_fetched() -> None:
@@ -134,7 +134,7 @@ def test_what_does_not_come_is_computed(done: int) -> None:
     driver = kept(config(), request(1))
     driver.submit(request(2))
     driver.answer_move(most=done, after_s=2.0)
-    assert driver.plans[0].slices[0].start == 4 * done
+    assert driver.plans[0].parts[0].start == 4 * done
     assert len(fetches(driver)) == 1, "it is not asked for again"
     finish(driver)
 

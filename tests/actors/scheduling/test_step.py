@@ -12,10 +12,11 @@ from actors.scheduling.admission.limits import AcceptAll
 from actors.scheduling.budgets.fixed import FixedBudget
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.faults import LEAST_TRIAL_TOKENS, MOST_TRIAL_TOKENS, Faults
 from actors.scheduling.interfaces import EngineView
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.state import RequestState, RequestStatus, Suspicion
-from actors.scheduling.step import LEAST_TRIAL_TOKENS, MOST_TRIAL_TOKENS, StepBuilder
+from actors.scheduling.step import StepBuilder
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.short_lives import config, request
 from tests.actors.scheduling.whims import NAMES, Call, Whims
@@ -99,7 +100,7 @@ class Bench:
         return state
 
     def ids(self) -> list[int]:
-        return [part.request_id for part in self.step.contents.decode_slices]
+        return [part[0] for part in self.step.contents.decode_slices]
 
 
 def test_a_request_decodes_once_in_a_step() -> None:
@@ -261,4 +262,4 @@ def test_a_trial_is_as_long_as_the_budget_beside_all_decodes(budget: int, tokens
     bench = Bench(FixedBudget(budget))
     bench.decoding(1, 4)
     bench.decoding(2, 4)
-    assert bench.begin().trial_tokens() == tokens
+    assert Faults(bench.requests).trial_tokens(bench.begin()) == tokens

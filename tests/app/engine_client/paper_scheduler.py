@@ -52,7 +52,7 @@ class PaperStages(Stages):
     def go_on(self) -> None:
         if self._scheduler.is_dead or not self.unanswered or self._cluster.holds(self):
             return
-        if any(part.request_id == self._cluster.killer for part in self.unanswered[0].slices):
+        if any(part.request_id == self._cluster.killer for part in self.unanswered[0].parts):
             self._scheduler.die()
         else:
             self.answer()

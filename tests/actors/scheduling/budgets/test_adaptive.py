@@ -51,7 +51,7 @@ def _first_token_beside(tbt_s: float, deployment_tbt_s: float | None) -> float:
     while now_s < 30.0:
         (plan,) = [i.plan for i in out if isinstance(i, Execute)]
         now_s += TILED.stage_s(Mix.of(plan.slices))
-        tokens = tuple((s.request_id, 9) for s in plan.slices if s.samples)
+        tokens = tuple((s.request_id, 9) for s in plan.parts if s.samples)
         if any(request_id == 2 for request_id, _ in tokens):
             return now_s - 0.5
         out = core.handle(StepDone(StepResult(plan.step_id, tokens)), now_s)
@@ -82,7 +82,7 @@ def test_where_decodes_alone_are_too_many_it_says_that_starts_wait(tbt_s: float 
     while not core.is_idle:
         (plan,) = [i.plan for i in due if isinstance(i, Execute)]
         now_s += model.stage_s(Mix.of(plan.slices))
-        tokens = tuple((s.request_id, 9) for s in plan.slices if s.samples)
+        tokens = tuple((s.request_id, 9) for s in plan.parts if s.samples)
         due = core.handle(StepDone(StepResult(plan.step_id, tokens)), now_s)
         most = max(most, len(core.view.decoding))
         seen.add((core.holds_starts, core.view.num_waiting > 0))

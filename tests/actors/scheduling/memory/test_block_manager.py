@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.scheduling.digests import prefix_digests
 from actors.scheduling.memory.block_manager import BlockManager, HostPool
-from actors.scheduling.state import chain_next, chain_root, prefix_digests
 from tests.actors.scheduling.driver import is_shared
 
 
@@ -95,14 +95,6 @@ def test_a_second_block_of_the_same_content_stays_private() -> None:
     manager.commit(second, b"x")
     assert manager.match([b"x"]) == [first]
     assert not is_shared(manager, second)
-
-
-def test_digests_name_the_whole_prefix_and_the_salt() -> None:
-    assert prefix_digests([1, 2, 3, 4], 2)[1] != prefix_digests([9, 2, 3, 4], 2)[1]
-    assert prefix_digests([1, 2], 2, "a") != prefix_digests([1, 2], 2, "b")
-    assert prefix_digests([1], 2) == []
-    # equal in every process: a router compares them across replicas
-    assert chain_next(chain_root(""), (1, 2)).hex() == "0a4c2d4a4f4ad218ca40f163a8563990"
 
 
 def test_host_blocks_have_one_owner() -> None:
