@@ -42,7 +42,11 @@ CASES: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class PlanningCost:
-    """One busy engine. CPU time per event (StepDone in, next Execute out), in microseconds."""
+    """One busy engine. CPU time per event (StepDone in, next Execute out), in microseconds.
+
+    A machine that others use shows its own speed only in its best moments: the lowest window is
+    what compares between runs.
+    """
 
     policy: str
     num_running: int
@@ -51,6 +55,7 @@ class PlanningCost:
     p50_us: float
     p99_us: float
     ns_per_token: float
+    lowest_ns_per_token: float  # of a window in which every request fills one block
 
 
 class _Engine:
@@ -123,6 +128,9 @@ def measure_step(
     finally:
         gc.enable()
     cuts = statistics.quantiles(times_s, n=100)
+    tokens_per_event = num_tokens / num_events
+    size = min(core_config.block_size, num_events)
+    windows_s = [sum(times_s[i : i + size]) for i in range(0, num_events - size + 1, size)]
     return PlanningCost(
         policy,
         num_running,
@@ -131,6 +139,7 @@ def measure_step(
         p50_us=cuts[49] * 1e6,
         p99_us=cuts[98] * 1e6,
         ns_per_token=sum(times_s) / num_tokens * 1e9,
+        lowest_ns_per_token=min(windows_s) / size / tokens_per_event * 1e9,
     )
 
 
@@ -144,11 +153,21 @@ def command(
     costs = [measure_step(**case, num_events=events) for case in progress(CASES, "cases")]
     publish(make_report(context, {"results": [asdict(cost) for cost in costs]}), as_json, out)
     if not as_json:
-        columns = ("policy", "running", "waiting", "stages", "P50 us", "P99 us", "ns per token")
+        columns = (
+            "policy",
+            "running",
+            "waiting",
+            "stages",
+            "P50 us",
+            "P99 us",
+            "ns per token",
+            "lowest",
+        )
         rows = [
             (
                 *(c.policy, str(c.num_running), str(c.num_waiting), str(c.num_stages)),
-                *(f"{c.p50_us:.0f}", f"{c.p99_us:.0f}", f"{c.ns_per_token:.0f}"),
+                *(f"{c.p50_us:.0f}", f"{c.p99_us:.0f}"),
+                *(f"{c.ns_per_token:.0f}", f"{c.lowest_ns_per_token:.0f}"),
             )
             for c in costs
         ]

@@ -56,6 +56,7 @@ def test_planning_is_measured_on_a_busy_core() -> None:
     assert (cost.num_running, cost.num_waiting, cost.num_stages) == (2, 1, 1)
     assert 0 < cost.p50_us <= cost.p99_us
     assert cost.ns_per_token > 0
+    assert 0 < cost.lowest_ns_per_token <= cost.p99_us * 1000
 
 
 def test_the_ceiling_that_binds_is_named() -> None:
