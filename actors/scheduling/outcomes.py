@@ -55,7 +55,7 @@ class Outcomes:
                 complete_block(state)
             token_ids = state.output_token_ids
             if logprobs is None:
-                add((request_id, len(token_ids), (token,)))
+                add((request_id, len(token_ids), token))
             token_ids.append(token)
             state.num_tokens = num_tokens + 1
             state.last_token_s = now_s
@@ -211,8 +211,8 @@ def _output(
     is_first: bool = False,
 ) -> OutputRow:
     request_id = state.request_id
-    if not (is_first or reason or logprobs):
-        return request_id, state.num_output_tokens - len(tokens), tokens
+    if len(tokens) == 1 and not (is_first or reason or logprobs):
+        return request_id, state.num_output_tokens - 1, tokens[0]
     entries = logprobs.get(request_id, ()) if logprobs else ()
     wants_prompt = is_first and state.request.sampling.prompt_logprobs is not None
     return Output(

@@ -155,8 +155,8 @@ class StepBuilder:
             states = [s for s in states if s.step_id != step_id]
         if states is not self._running.decoding:  # growing one may preempt a later one
             states = (s for s in states if s.status is RequestStatus.RUNNING)
-        starts: list[int] = []
-        add_start, add_member = starts.append, contents.decode_states.append
+        add_slice, add_member = contents.decode_slices.append, contents.decode_states.append
+        num_before, context_tokens = len(contents.decode_slices), 0
         full: list[RequestState] = []  # these get their blocks together
         num_free = self._running.block_manager.num_free
         for state in states:
@@ -180,10 +180,11 @@ class StepBuilder:
             state.num_computed_tokens = start + 1
             state.in_flight += 1
             state.step_id = step_id
-            add_start(start)
+            add_slice((state.request_id, start, 1, True))
             add_member(state)
+            context_tokens += start + 1
         self._grow_each(full)
-        contents.added_decodes(starts)
+        contents.added_decodes(len(contents.decode_slices) - num_before, context_tokens)
 
     def chunk(self, state: RequestState, limit: int) -> int:
         """Add up to `limit` tokens of an admitted prompt; returns how many.

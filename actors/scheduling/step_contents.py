@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
-from operator import attrgetter
 
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.plan import SliceRow, StepPlan, StepShape
 from actors.scheduling.state import Drafted, InFlight, RequestState
 
 _make = tuple.__new__  # a NamedTuple without the Python-level constructor
-_request_id = attrgetter("request_id")
 
 
 class StepContents:
@@ -75,17 +72,11 @@ class StepContents:
             StepShape, (self.num_decodes, self.decode_context_tokens, prefills, beside_move)
         )
 
-    def added_decodes(self, starts: list[int]) -> None:
-        """Make the slices of the decodes last appended to `decode_states`, which begin at `starts`.
-
-        The loop runs in C, because it makes a tuple per token.
-        """
-        added = len(starts)
-        ids = map(_request_id, self.decode_states[len(self.decode_states) - added :])
-        self.decode_slices += zip(ids, starts, repeat(1), repeat(True))
-        self.decode_context_tokens += sum(starts) + added
-        self.num_decodes += added
-        self.num_tokens += added
+    def added_decodes(self, count: int, context_tokens: int) -> None:
+        """Count the decodes last appended to `decode_states` and `decode_slices`."""
+        self.num_decodes += count
+        self.decode_context_tokens += context_tokens
+        self.num_tokens += count
 
     def added_blocks(self, state: RequestState, fresh: Sequence[int]) -> None:
         """Tell the stages of blocks that were appended to its table."""

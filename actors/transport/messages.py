@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 import msgpack
 
 from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
-from actors.scheduling.events import PLAIN_FIELDS, Output, OutputRow, Refuse
+from actors.scheduling.events import PLAIN_FIELDS, Output, OutputRow, Refuse, plain_output
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request
 
@@ -164,7 +164,7 @@ class IterationRecord(NamedTuple):
 def output_of(row: OutputRow) -> Output:
     """The `Output` of a row as it arrived."""
     if len(row) == PLAIN_FIELDS:
-        return Output(*row)
+        return plain_output(row)
     output: Output = _reader(Output)(row)
     return output
 

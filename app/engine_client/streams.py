@@ -161,7 +161,7 @@ class OpenRequests(dict[int, OpenRequest]):
             if len(row) != PLAIN_FIELDS:
                 self._deliver_output(entry, output_of(row))
                 continue
-            _, index, tokens = row
+            _, index, token = row
             stream, delivered = entry.stream, entry.delivered
             sink, waiter = stream.sink, stream.waiter
             if (
@@ -171,8 +171,8 @@ class OpenRequests(dict[int, OpenRequest]):
                 and index == entry.base + len(delivered)
             ):
                 try:
-                    if sink.write(entry.index, tokens):
-                        delivered += tokens
+                    if sink.write(entry.index, (token,)):
+                        delivered.append(token)
                         continue
                 except Exception as error:  # raised by the reader's sink: the reader gets it
                     stream.fail(error)

@@ -80,8 +80,8 @@ class RunRecord:
         num_ended = 0
         for row in rows:
             request_id = row[0]
-            tokens = row[2]
-            if tokens:
+            num_tokens = 1 if len(row) == PLAIN_FIELDS else len(row[2])
+            if num_tokens:
                 if counts[request_id]:
                     waited_s = now_s - last_s[request_id]
                     gap(waited_s)
@@ -91,7 +91,7 @@ class RunRecord:
                     self.first_token_s[request_id] = now_s
                     self.num_cached_tokens[request_id] = row[4]
                 last_s[request_id] = now_s
-                counts[request_id] += len(tokens)
+                counts[request_id] += num_tokens
             if len(row) > PLAIN_FIELDS and row[3] is not None:
                 self.finished_s[request_id] = now_s
                 num_ended += 1

@@ -133,7 +133,7 @@ def test_submission(requests: tuple[Request, ...]) -> None:
     ).map(tuple)
 )
 def test_outputs(outputs: tuple[Output, ...]) -> None:
-    rows = (*outputs, (7, 3, (11,)))
+    rows = (*outputs, (7, 3, 11))
     message = unpack_kind(pack_kind(IterationOutputs(rows)))
     assert tuple(output_of(row) for row in message.rows) == (*outputs, Output(7, 3, (11,)))
     assert len(message.rows[-1]) == PLAIN_FIELDS
@@ -148,7 +148,7 @@ def test_every_other_kind_survives() -> None:
         Answer(4, None, "ValueError: no"),
         Refuse(1, "full", None, 1.5),
         Refuse(2, "never", "prompt"),
-        IterationOutputs(((1, 0, (5,)),), (tuple(record),)),
+        IterationOutputs(((1, 0, 5),), (tuple(record),)),
     ):
         assert unpack_kind(pack_kind(message)) == message
 

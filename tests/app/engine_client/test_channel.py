@@ -120,7 +120,7 @@ async def test_each_message_goes_where_it_belongs(ends: Ends) -> None:
     refusals = tuple(Refuse(n, "too long", "prompt") for n in (1, 2))
     scheduler.send(
         RequestsStarted((2,)),
-        IterationOutputs(((2, 0, (7,)),)),
+        IterationOutputs(((2, 0, 7),)),
         Suspects(((1, 2),), (1,)),
         IterationOutputs((), (record,)),
         *refusals,

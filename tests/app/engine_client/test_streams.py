@@ -37,18 +37,18 @@ def _open(sink: Taking) -> tuple[OpenRequests, Stream]:
 async def test_only_a_waiting_reader_is_passed() -> None:
     sink = Taking()
     requests, stream = _open(sink)
-    requests.deliver([(1, 0, (10,))])  # nothing reads yet
+    requests.deliver([(1, 0, 10)])  # nothing reads yet
     assert sink.taken == []
     assert [chunk.tokens for chunk in await stream.get()] == [[10]]
     reader = asyncio.create_task(stream.get())
     await asyncio.sleep(0)
-    requests.deliver([(1, 1, (11,))])
+    requests.deliver([(1, 1, 11)])
     assert sink.taken == [11]
     stream.put(TokenChunk(0, 2, [12]))
     requests[1].delivered.append(12)
-    requests.deliver([(1, 3, (13,))])  # the reader has 12 still to take
+    requests.deliver([(1, 3, 13)])  # the reader has 12 still to take
     assert [chunk.tokens for chunk in await reader] == [[12, 13]]
-    requests.deliver([(1, 4, (14,))])  # and is busy with it
+    requests.deliver([(1, 4, 14)])  # and is busy with it
     assert sink.taken == [11]
     assert requests[1].delivered == [10, 11, 12, 13, 14]
 
@@ -58,7 +58,7 @@ async def test_a_token_that_was_delivered_before_is_dropped() -> None:
     requests, stream = _open(sink)
     reader = asyncio.create_task(stream.get())
     await asyncio.sleep(0)
-    requests.deliver([(1, 0, (10,)), (1, 0, (10,)), (1, 1, (11,)), (2, 0, (99,))])
+    requests.deliver([(1, 0, 10), (1, 0, 10), (1, 1, 11), (2, 0, 99)])
     assert sink.taken == [10, 11]
     reader.cancel()
 
@@ -67,15 +67,15 @@ async def test_the_reader_gets_what_the_sink_raises() -> None:
     requests, stream = _open(Taking(RuntimeError("torn")))
     reader = asyncio.create_task(stream.get())
     await asyncio.sleep(0)
-    requests.deliver([(1, 0, (10,))])
+    requests.deliver([(1, 0, 10)])
     with pytest.raises(RuntimeError, match="torn"):
         await reader
 
 
 async def test_a_slow_reader_gets_one_chunk_of_all_it_missed() -> None:
     requests, stream = _open(Taking())
-    requests.deliver([(1, 0, (10,))])
-    requests.deliver([(1, 1, (11,)), Output(1, 2, (12,), FinishReason.LENGTH)])
+    requests.deliver([(1, 0, 10)])
+    requests.deliver([(1, 1, 11), Output(1, 2, (12,), FinishReason.LENGTH)])
     (chunk,) = await stream.get()
     assert (chunk.first, chunk.tokens) == (0, [10, 11, 12])
     assert chunk.finish_reason is FinishReason.LENGTH
@@ -85,7 +85,7 @@ async def test_a_slow_reader_gets_one_chunk_of_all_it_missed() -> None:
 
 async def test_a_replay_starts_behind_what_was_delivered() -> None:
     requests, _ = _open(Taking())
-    requests.deliver([(1, 0, (10,)), (1, 1, (11,))])
+    requests.deliver([(1, 0, 10), (1, 1, 11)])
     again = requests[1].resumed()
     assert again.output == (10, 11)
     assert again.prompt == (5,)
