@@ -54,8 +54,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that start processes come first, so that two workers end together (`make test`)."""
     if config.getoption("--quick"):
-        config.hook.pytest_deselected(items=[item for item in items if _is_slow(item)])
-        items[:] = [item for item in items if not _is_slow(item)]
+        left_out = [item for item in items if _has_marker(item, quick.LEFT_OUT)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not _has_marker(item, quick.LEFT_OUT)]
     items.sort(key=lambda item: not _is_slow(item))
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
@@ -64,7 +65,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_slow(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) for name in quick.SLOW)
+    return _has_marker(item, quick.SLOW)
+
+
+def _has_marker(item: pytest.Item, names: tuple[str, ...]) -> bool:
+    return any(item.get_closest_marker(name) for name in names)
 
 
 def _group(item: pytest.Item) -> str:

@@ -2,7 +2,8 @@
 
 Read from imports, never from a list: a module is left out when it reaches Ray through anything it
 imports, or when it, or a helper of the tests that it imports, imports torch itself. A test whose
-imports do not tell, because it starts processes of its own, carries one of the markers in `SLOW`.
+imports do not tell, because it starts processes of its own, carries one of the markers in `SLOW`;
+one that takes many seconds by itself is marked `heavy`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = ("app", "actors", "kernels", "tests")
 SLOW = ("ray", "serve", "browser", "gpu", "tensors")
+LEFT_OUT = (*SLOW, "heavy")
 
 
 def is_quick(path: Path) -> bool:

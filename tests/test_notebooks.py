@@ -10,6 +10,8 @@ import pytest
 
 from notebooks.render import FOLDER, MAX_BYTES, execute
 
+pytestmark = pytest.mark.heavy
+
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 LIVE = {"a_stall_live"}  # runs an engine: times of this machine, different each time
 RUN = [

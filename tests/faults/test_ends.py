@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import psutil
 import pytest
 
@@ -104,3 +105,34 @@ def test_the_command_is_killed_and_the_next_finds_nothing_of_it(
         canary.check(server)
         assert httpx.get(f"{server.url}/health").status_code == 200
         assert semaphores_of(before.pids) == []
+
+
+def test_a_batch_that_runs_keeps_no_server_and_leaves_no_file(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Ctrl-C waits for streams, not for the thousands of tokens that a batch has still to draw."""
+    folder = tmp_path / "batches"
+    url = "/v1/completions"
+    with running(tmp_path, {**settings, "batches": {"directory": str(folder)}}) as server:
+        body = {"model": server.model, "prompt": "a", "max_tokens": 400, "ignore_eos": True}
+        lines = [
+            json.dumps({"custom_id": str(n), "method": "POST", "url": url, "body": body})
+            for n in range(2000)
+        ]
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        file = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
+        until(lambda: _num_completed(client, batch.id) > 0, "answers of the batch", 60.0)
+        before = look(server)
+        begin_s = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(60) == 0
+        assert time.monotonic() - begin_s < within.SERVER_WITH_BATCH_ENDS_S
+    all_gone(server, before)
+    left = {path.name for path in folder.rglob("*") if path.is_file()}
+    assert left == {".legato-batches"}, "more than the mark that the folder is a server's own"
+
+
+def _num_completed(client: openai.OpenAI, batch_id: str) -> int:
+    counts = client.batches.retrieve(batch_id).request_counts
+    return 0 if counts is None else counts.completed

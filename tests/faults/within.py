@@ -31,3 +31,4 @@ SETTINGS_S = 2.0 * _FACTOR
 LOOP_LAG_S = 0.1 * _FACTOR  # the longest that any other request waits for the event loop
 COMMAND_KILLED_S = 20.0 * _FACTOR
 SETTLED_S = 10.0 * _FACTOR  # blocks, processes and connections are as they were
+SERVER_WITH_BATCH_ENDS_S = 15.0 * _FACTOR

@@ -14,6 +14,8 @@ from app.api.events import ApiEvents, Deliveries, RequestInfo, RequestOutcome
 from app.api.http.options import ApiOptions
 from tests.app.api.conftest import MODEL, Server, StartServer
 
+pytestmark = pytest.mark.heavy
+
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 

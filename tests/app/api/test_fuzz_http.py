@@ -12,6 +12,8 @@ import pytest
 from tests import campaign
 from tests.app.api.conftest import Server
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

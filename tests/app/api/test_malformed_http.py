@@ -16,6 +16,8 @@ from tests import campaign
 from tests.app.api.conftest import Server
 from tests.app.api.malformed import Bad, bodies
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).resolve().parents[3]
 TICK_S = 0.005
 log = logging.getLogger("campaign")  # shown by --log-cli-level=INFO

@@ -23,6 +23,8 @@ from app.simulate.paper.capacities import (
 from app.simulate.paper.steps import chunking_rows, interference_rows
 from app.simulate.run.campaign import CapacityJob, run_jobs
 
+pytestmark = pytest.mark.heavy
+
 RESULTS = Path(__file__).resolve().parents[3] / "app/simulate/results"
 
 app = typer.Typer()

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.heavy
+
 _DEMO = Path(__file__).parents[3] / "configs/models/demo"
 _CODE = """
 import sys

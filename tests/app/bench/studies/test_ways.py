@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from app.bench.studies.ways import COLUMNS, Case, cells, study
 from app.simulate.paper.published import DEPLOYMENTS
+
+pytestmark = pytest.mark.heavy
 
 
 def test_every_way_has_its_capacity() -> None:

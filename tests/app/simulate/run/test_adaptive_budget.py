@@ -23,6 +23,8 @@ from app.simulate.workload.lengths import fixed_lengths
 from app.simulate.workload.requests import Workload, generate
 from tests.actors.scheduling.budgets.tiled_model import TILED
 
+pytestmark = pytest.mark.heavy
+
 
 def run(workload: Workload, model: CostModel = TILED, **settings: object) -> SimulatedRun:
     """Simulate with an objective of 50 ms unless told otherwise."""

@@ -18,6 +18,8 @@ from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import fixed_lengths, uniform_lengths
 from app.simulate.workload.requests import concatenate, generate, multi_turn
 
+pytestmark = pytest.mark.heavy
+
 MODEL = CostModel(
     "m", ((1, 0.010), (32, 0.010), (2048, 0.200)), decode_kv_s=1e-8, kv_tokens=60_000,
     max_model_len=4096,

@@ -24,6 +24,8 @@ from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import uniform_lengths
 from app.simulate.workload.requests import Workload, generate
 
+pytestmark = pytest.mark.heavy
+
 # A step takes 10 ms plus 1 ms a token; nothing else costs anything.
 PLAIN = CostModel("plain", ((1, 0.011), (1000, 1.010)), kv_tokens=16_000, max_model_len=8192)
 FAST = CostModel(

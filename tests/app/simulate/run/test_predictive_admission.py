@@ -11,6 +11,8 @@ from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import fixed_lengths
 from app.simulate.workload.requests import Workload, generate
 
+pytestmark = pytest.mark.heavy
+
 MODEL = CostModel(
     "m",
     ((1, 0.010), (32, 0.010), (2048, 0.200)),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from app.simulate.studies import routing as routing_study
 from app.simulate.studies import scaling as scaling_study
+
+pytestmark = pytest.mark.heavy
 
 
 def test_studies_run_small() -> None:
