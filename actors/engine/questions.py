@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from actors.calibration.outlook import outlook
 from actors.engine.publication import Publication
@@ -21,6 +21,7 @@ from actors.transport.messages import Answer, Ask, Question, RefusedSetting, rea
 logger = logging.getLogger("legato.scheduler")
 
 ANSWERED_LATER: frozenset[Question] = frozenset({"load_adapter"})  # by coroutines
+_QUESTIONS = frozenset(get_args(Question))
 _SHOWN_SETTINGS = ("policy", "token_budget", "max_step_tokens", "tbt_s", "ttft_s")
 
 
@@ -44,16 +45,23 @@ class Questions:
     def answer(self, ask: Ask) -> Answer:
         """The answer; an exception becomes an error answer, so that it does not end the engine."""
         try:
-            return Answer(ask.ticket, getattr(self, ask.question)(*ask.arguments))
+            return Answer(ask.ticket, self._method(ask)(*ask.arguments))
         except Exception as error:  # of any type, e.g. by a setting of the wrong type
             return _no_answer(ask, error)
 
     async def answer_later(self, ask: Ask) -> Answer:
         """The same for the methods in ANSWERED_LATER, which are coroutines."""
         try:
-            return Answer(ask.ticket, await getattr(self, ask.question)(*ask.arguments))
+            return Answer(ask.ticket, await self._method(ask)(*ask.arguments))
         except Exception as error:  # of any type: the caller waits for an answer
             return _no_answer(ask, error)
+
+    def _method(self, ask: Ask) -> Callable[..., Any]:
+        """Only what `Question` names can be called: the name comes from another process."""
+        if ask.question not in _QUESTIONS:
+            raise ValueError(f"no such question: {ask.question!r}")
+        method: Callable[..., Any] = getattr(self, ask.question)
+        return method
 
     async def load_adapter(self, slot: int, folder: str) -> str | None:
         """See `StageSet.load_adapter`."""

@@ -102,8 +102,8 @@ class Core:
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Take one event; `now_s` never decreases from call to call.
 
-        Raises ConfigError for an impossible Reconfigure (nothing has changed then) and
-        ValueError for an answer that matches no outstanding step.
+        Raises ConfigError for an impossible Reconfigure (nothing has changed then), and ValueError
+        for an answer that matches no outstanding step or not its slices: the stages are then lost.
         """
         self.requests.now_s = now_s
         out: list[Instruction] = []

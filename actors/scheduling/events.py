@@ -138,7 +138,7 @@ class Output(NamedTuple):
 
 # What is emitted: an `Output`, or (request_id, index, token) where it has one token and nothing
 # else. A plain tuple takes half as long to make as a NamedTuple, and one is made per token.
-OutputRow = tuple[Any, ...]
+OutputRow = tuple[Any, ...]  # a union of the two would be told apart once per token
 PLAIN_FIELDS = 3
 
 
@@ -171,7 +171,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send a Tick at this time, when e.g. ageing or admission may allow a start."""
+    """Send a Tick at this time, when a waiting request will have waited too long."""
 
     time_s: float
 

@@ -1,8 +1,7 @@
 """The interfaces of the core's replaceable parts: budgets, cost models, admissions, drafters.
 
-They compose with any policy. They read live requests through an `EngineView`, so nothing is
-copied per step. Implementations are pure: no clock, no I/O, and
-randomness only from a given seed.
+They compose with any policy. They read live requests through an `EngineView`, so nothing is copied
+per step. Implementations are pure: no clock, no I/O, and randomness only from a given seed.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class Outcomes:
         for request_id, first, entries in result.prompt_logprobs:
             self._apply_prompt_logprobs(request_id, first, entries)
         if self.requests.waiting.follows_service:
-            drafted = [part.state for part in step.drafted] if extra else []
-            again = [s for s in drafted for _ in (extra or {}).get(s.request_id, ())]
+            right = extra or {}
+            again = [p.state for p in step.drafted for _ in right.get(p.state.request_id, ())]
             self.requests.waiting.served([*step.sampled, *again])
         for state, (request_id, token) in zip(step.sampled, result.tokens, strict=True):
             if request_id != state.request_id:

@@ -55,16 +55,17 @@ class RequestStart:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One micro-batch. Stages apply the fields in the order of their declaration.
+    """One micro-batch. Stages apply swap_out, swap_in and copies, then released, started, trimmed,
+    new_blocks and fed, and then compute the slices with their drafts.
 
-    released: requests to forget (finished, aborted or preempted) before anything else; an id
-        that the stage does not know is ignored (a failed step may or may not have applied it).
+    released: requests to forget (finished, aborted or preempted); an id that the stage does not
+        know is ignored (a failed step may or may not have applied it).
     swap_out / swap_in: (device block, host block) / (host block, device block) copies.
     copies: (source, destination) device block copies (copy-on-write).
     started: requests that enter; they replace older state with the same id.
     new_blocks: (request_id, block ids appended to its table); one entry per request.
-    trimmed: (request_id, number of blocks that its table keeps), applied before new_blocks: the
-        others were for rejected drafts. Only together with new blocks of the same request.
+    trimmed: (request_id, number of blocks that its table keeps): the others were for
+        rejected drafts. Only together with new blocks of the same request.
     drafts: (request_id, tokens) guessed to follow the known ones; the slice ends with them. The
         last stage draws after the known token and after each draft, up to the first that differs.
     fed: (request_id, position, token) outputs the first stage has not seen because another

@@ -40,7 +40,7 @@ logger = logging.getLogger("legato.engine")
 
 _HEARTBEAT_S = 5.0
 _LEAVING_PERIOD_S = 0.2
-_OPEN = ("num_waiting", "num_decoding", "num_prefilling", "num_finishing")  # of a status
+_UNFINISHED = ("num_waiting", "num_decoding", "num_prefilling", "num_finishing")  # of a status
 _READY_WITHIN_S = 20.0  # longest wait of a new request for an engine that is being rebuilt
 
 
@@ -124,7 +124,7 @@ class LiveEngine:
             await self._link.ask("leave")
             while True:
                 status = await self._link.ask("status")
-                if not any(status[key] for key in _OPEN):
+                if not any(status[key] for key in _UNFINISHED):
                     break
                 await asyncio.sleep(_LEAVING_PERIOD_S)
 

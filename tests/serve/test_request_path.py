@@ -38,7 +38,6 @@ BESIDE = (
 NOT_THE_WAY_BACK = {
     "Core._learn",
     "Core._plan",
-    "EngineLoop._answer_to",  # a heartbeat
     "EngineLoop._execute",
     "Questions.answer",  # what the replica asks now and then
     "IterationFeed.publish",

@@ -49,7 +49,7 @@ class RunningRequests:
     def start(
         self, state: RequestState, first_chunk: int, reserve: bool, donor: RequestState | None
     ) -> bool:
-        """Give a waiting request KV blocks and a slot; False (and no change) if it must wait.
+        """Give a waiting request KV blocks and a slot; False, which changes no memory, if it waits.
 
         reserve: blocks for its maximum length at once (request-level systems).
         donor: a running request whose computed prompt is the same.

@@ -25,11 +25,12 @@ class Order(ABC):
 
     @abstractmethod
     def adopt(self, state: RequestState) -> None:
-        """Set the rank of a running request after a switch of the order."""
+        """Set the rank of a request that is not pushed: of a running one after a switch of the
+        order, or of a suspect."""
 
     @abstractmethod
     def restore(self, state: RequestState, now_s: float) -> None:
-        """Add a preempted request before those of equal rank."""
+        """Add a request that comes back (preempted, or set aside) before those of equal rank."""
 
     @abstractmethod
     def peek(self, now_s: float) -> RequestState | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inspect import iscoroutinefunction
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -219,6 +219,16 @@ async def test_answers_go_to_the_peer_that_asked() -> None:
     assert engine.stages.adapters == {1: "folder"}
     coroutines = {n for n in get_args(Question) if iscoroutinefunction(getattr(Questions, n))}
     assert coroutines == ANSWERED_LATER
+
+
+@pytest.mark.parametrize("name", ["__setattr__", "answer", "_core", "color"])
+async def test_a_peer_calls_nothing_but_what_is_named(name: Any) -> None:
+    engine = Engine()
+    engine.wires.receive(FRONT, Ask(7, name, ("_core", None)))
+    await background()
+    ((peer, answer),) = engine.wires.sent
+    assert (peer, answer.ticket, answer.value) == (FRONT, 7, None)
+    assert f"no such question: {name!r}" in answer.failure
 
 
 class Holding(FixedBudget):
