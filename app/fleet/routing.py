@@ -9,8 +9,8 @@ from actors.fleet.fleet import Fleet, FleetEngine
 from actors.fleet.moves import OpenStream, move_streams, stays
 from actors.fleet.routers import Router
 from actors.fleet.snapshot import Arrival, BitClass, short_digests
-from actors.scheduling.digests import prefix_digests
 from actors.scheduling.interfaces import QuoteRequest
+from actors.scheduling.state import prefix_digests
 from app.engine_client.client import RequestRefused
 from app.fleet.connection import FleetRequest
 

@@ -8,9 +8,8 @@ from actors.fleet.moves import OpenStream
 from actors.fleet.publish import Publisher
 from actors.fleet.snapshot import Arrival, BitClass, EngineSnapshot, EngineState, short_digests
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.digests import prefix_digests
 from actors.scheduling.request import Request
-from actors.scheduling.state import Fate, RequestStatus
+from actors.scheduling.state import Fate, RequestStatus, prefix_digests
 from app.simulate.run.replica import Replica
 
 BITS = BitClass("simulated", "", "", "")  # all engines of a run are alike

@@ -15,8 +15,8 @@ from actors.engine.publication import Publication
 from actors.fleet.publish import Publisher
 from actors.fleet.snapshot import EngineSnapshot, EngineState, PrefixUpdate, short_digests
 from actors.scheduling.build import build_core
-from actors.scheduling.digests import prefix_digests
 from actors.scheduling.events import Execute, StepDone, Submit
+from actors.scheduling.state import prefix_digests
 from actors.transport.addresses import new_local_address, new_secret
 from actors.transport.messages import Hello, Welcome, pack_kind, unpack_kind
 from actors.transport.wire import connect

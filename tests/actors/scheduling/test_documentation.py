@@ -18,7 +18,7 @@ from actors.scheduling.queue import ORDERS
 ROOM = Path(actors.scheduling.__file__).parent
 
 
-@pytest.mark.parametrize("module", ["digests", "policies.sarathi"])
+@pytest.mark.parametrize("module", ["state", "policies.sarathi"])
 def test_doctests(module: str) -> None:
     result = doctest.testmod(import_module(f"actors.scheduling.{module}"))
     assert result.attempted > 0

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.digests import prefix_digests
 from actors.scheduling.memory.block_manager import BlockManager, HostPool
+from actors.scheduling.state import prefix_digests
 from tests.actors.scheduling.driver import is_shared
 
 

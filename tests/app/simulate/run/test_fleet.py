@@ -10,10 +10,10 @@ from actors.fleet.routers import ROUTERS
 from actors.fleet.scaling import Bounds
 from actors.fleet.snapshot import short_digests
 from actors.scheduling.cost.model import CostModel
-from actors.scheduling.digests import prefix_digests
 from actors.scheduling.events import StepDone, Submit
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request, SamplingParams
+from actors.scheduling.state import prefix_digests
 from app.simulate.run.engine import BITS
 from app.simulate.run.simulation import Autoscale, Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from actors.scheduling.digests import chain_next, chain_root, prefix_digests
+from actors.scheduling.state import chain_next, chain_root, prefix_digests
 
 
 def test_digests_name_the_whole_prefix_and_the_salt() -> None:
