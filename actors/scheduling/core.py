@@ -103,7 +103,7 @@ class Core:
         """Take one event; `now_s` never decreases from call to call.
 
         Raises ConfigError for an impossible Reconfigure (nothing has changed then), and ValueError
-        for an answer that matches no outstanding step or not its slices: the stages are then lost.
+        for an answer that is not to the oldest outstanding step or not to its slices.
         """
         self.requests.now_s = now_s
         out: list[Instruction] = []

@@ -138,7 +138,7 @@ class Output(NamedTuple):
 
 # What is emitted: an `Output`, or (request_id, index, token) where it has one token and nothing
 # else. A plain tuple takes half as long to make as a NamedTuple, and one is made per token.
-OutputRow = tuple[Any, ...]  # a union of the two would be told apart once per token
+OutputRow = tuple[Any, ...]
 PLAIN_FIELDS = 3
 
 

@@ -87,8 +87,8 @@ class Faults:
         context = sum([state.num_computed_tokens + 1 for state in step.decoding])
         num_decodes = len(step.decoding)
         shape = step.shape._replace(num_decodes=num_decodes, decode_context_tokens=context)
-        step.token_budget = step.budget.num_tokens(shape, self.requests)
-        return max(min(step.token_budget - num_decodes, MOST_TRIAL_TOKENS), LEAST_TRIAL_TOKENS)
+        left = step.budget_of(shape) - num_decodes
+        return max(min(left, MOST_TRIAL_TOKENS), LEAST_TRIAL_TOKENS)
 
     def _start(self, state: RequestState, step: StepBuilder, limit: int) -> bool:
         while not self.requests.start(state, limit, step.reserve):

@@ -57,28 +57,7 @@ class Suspicion:
     num_losses: int = 0  # pipelines lost while it was computed
 
 
-class _PerToken:
-    """What planning and answering read and write for every token, side by side in memory.
-
-    With thousands of running requests these loops wait for memory, and Python orders the slots of
-    one class by name: those of a base class come first.
-    """
-
-    __slots__ = (
-        "decode_limit",
-        "in_flight",
-        "last_token_s",
-        "num_computed_tokens",
-        "num_tokens",
-        "output_token_ids",
-        "request_id",
-        "slow_path_at",
-        "step_id",
-        "stops",
-    )  # fmt: skip
-
-
-class RequestState(_PerToken):
+class RequestState:
     """The only record of a request's progress.
 
     Budgets, orders and admission read the attributes of `RequestView`.
@@ -91,6 +70,7 @@ class RequestState(_PerToken):
         "block_table",
         "cacheable",
         "capacity",
+        "decode_limit",
         "discard",
         "drafter",
         "end",
@@ -98,22 +78,31 @@ class RequestState(_PerToken):
         "first_planned_s",
         "first_token_s",
         "host_blocks",
+        "in_flight",
+        "last_token_s",
         "level",
         "max_length",
         "num_cached_tokens",
         "num_committed_blocks",
+        "num_computed_tokens",
         "num_drafts",
         "num_first_stage_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_tokens",
         "on_stages",
+        "output_token_ids",
         "prompt_logprobs",
         "rank",
         "refused_version",
         "request",
+        "request_id",
         "sequence_number",
         "served",
+        "slow_path_at",
         "status",
+        "step_id",
+        "stops",
         "suspicion",
         "tier_asked",
         "was_trimmed",
@@ -134,7 +123,7 @@ class RequestState(_PerToken):
         if request.pooling is not None:
             self.max_length = self.num_prompt_tokens
         self.end = self.max_length - 1  # positions at and after it are never computed to decode
-        self.stops = _shared_set(sampling.stop_token_ids)
+        self.stops = frozenset(sampling.stop_token_ids)
 
         # Progress in the stages
         self.num_computed_tokens = 0  # tokens computed or in flight in this life
@@ -228,12 +217,6 @@ class RequestState(_PerToken):
             return self.output_token_ids[start - num_prompt : stop - num_prompt]
         tokens = self.request.prompt[start:stop]
         return (*tokens, *self.output_token_ids[: max(0, stop - num_prompt)])
-
-
-@lru_cache(maxsize=256)
-def _shared_set(token_ids: tuple[int, ...]) -> frozenset[int]:
-    """One object for all requests with the same stop tokens, so that it stays in the cache."""
-    return frozenset(token_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,11 @@ class StepBuilder:
         self.token_budget = budget
         return max(0, min(budget - self.contents.num_tokens, self.room))
 
+    def budget_of(self, shape: StepShape) -> int:
+        """Tokens that the budget allows a step of this shape, which is not the one so far."""
+        self.token_budget = self.budget.num_tokens(shape, self._requests)
+        return self.token_budget
+
     def runnable_prefills(self) -> list[RequestState]:
         """Admitted requests with known tokens left, best rank first (those of this step too)."""
         limit, step_id = self.config.chunks_per_request, self.contents.step_id

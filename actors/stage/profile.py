@@ -73,7 +73,7 @@ def plans_to_measure(spec: StageSpec, max_model_len: int) -> list[StepPlan]:
 
 def ending(plan: StepPlan) -> StepPlan:
     """The following step, which releases the plan's requests."""
-    return StepPlan(plan.step_id + 1, (), released=tuple(part[0] for part in plan.slices))
+    return StepPlan(plan.step_id + 1, (), released=tuple(part.request_id for part in plan.parts))
 
 
 def largest_plan(spec: StageSpec, max_model_len: int) -> StepPlan:

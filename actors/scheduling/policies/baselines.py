@@ -26,7 +26,8 @@ class FasterTransformer:
     def plan(self, step: StepBuilder) -> None:
         if step.num_slots_taken == 0:
             self._places = self.max_batch
-        fill_with_whole_prompts(step, step.room, max_running=step.num_running + self._places)
+        most = min(self.max_batch, step.num_running + self._places)
+        fill_with_whole_prompts(step, step.room, max_running=most)
         self._places -= len(step.contents.starting)
         if step.contents.is_empty:
             step.decode_all()

@@ -70,6 +70,20 @@ def test_request_level_batches_are_closed() -> None:
         assert max(steps[n][-1] for n in first) < min(steps[n][0] for n in second)
 
 
+def test_a_request_level_batch_closes_though_its_members_end_at_once() -> None:
+    """Its places are given once: a flood of one-token answers does not hold up its decodes."""
+    options = {"max_batch": 2}
+    driver = Driver(config(policy="faster_transformer", policy_options=options, num_blocks=200))
+    driver.submit(request(0, output=5))
+    for number in range(1, 20):
+        driver.submit(request(number, output=1))
+        if driver.callers[0].finish is None:
+            driver.answer()
+    assert driver.callers[0].finish is not None
+    driver.drain()
+    driver.check_everyone_finished()
+
+
 class FixedCost:
     """Recomputing costs 1 s a token, swapping `block_s` a block."""
 
