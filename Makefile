@@ -30,7 +30,7 @@ test: $(VENV)/.installed-dev ## Install what is missing and run the test suite
 test-long: $(VENV)/.installed-dev ## Run the tests that take minutes each: chaos, how servers end, peers side by side
 	@$(BIN)/python -m pytest -m long
 
-quick: $(VENV)/.installed-dev ## Run the pure tests (no Ray, no tensor work, no long study), in two to three minutes
+quick: $(VENV)/.installed-dev ## Run the pure tests (no Ray, no tensor work, no long study), in two minutes
 	@$(PYTEST) --quick
 
 check: $(VENV)/.installed-dev ## Lint, formatting, strict types, import layers

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,16 +32,35 @@ def quick_modules() -> list[Path]:
 
 def _reaches(path: Path, package: str, through: tuple[str, ...]) -> bool:
     """Whether importing this file imports the package, by way of modules on these floors."""
-    seen, left = {path}, [path]
+    leading = _leading_to(package, through)
+    return _names(path, package) or any(file in leading for file in _imported_files(path, through))
+
+
+@functools.cache
+def _leading_to(package: str, through: tuple[str, ...]) -> set[Path]:
+    """The files on these floors whose import imports the package."""
+    importers = defaultdict[Path, list[Path]](list)
+    found, left = set[Path](), list[Path]()
+    for path in (path for floor in through for path in (ROOT / floor).rglob("*.py")):
+        for file in _imported_files(path, through):
+            importers[file].append(path)
+        if _names(path, package):
+            left.append(path)
     while left:
-        for name in _imports(left.pop()):
-            if name.split(".")[0] == package:
-                return True
-            if name.split(".")[0] in through:
-                found = set(_files(name)) - seen
-                seen |= found
-                left += found
-    return False
+        if (path := left.pop()) not in found:
+            found.add(path)
+            left += importers[path]
+    return found
+
+
+def _names(path: Path, package: str) -> bool:
+    return any(name.split(".")[0] == package for name in _imports(path))
+
+
+def _imported_files(path: Path, through: tuple[str, ...]) -> Iterator[Path]:
+    for name in _imports(path):
+        if name.split(".")[0] in through:
+            yield from _files(name)
 
 
 @functools.cache
@@ -65,11 +85,10 @@ def _imported(body: list[ast.stmt]) -> Iterator[str]:
                 yield from _imported(handler.body)
 
 
-def _files(name: str) -> Iterator[Path]:
+@functools.cache
+def _files(name: str) -> list[Path]:
     """The files that `import name` runs: the module and the packages around it."""
     parts = name.split(".")
-    for length in range(1, len(parts) + 1):
-        stem = ROOT.joinpath(*parts[:length])
-        for file in (stem / "__init__.py", stem.with_suffix(".py")):
-            if file.exists():
-                yield file
+    stems = [ROOT.joinpath(*parts[:length]) for length in range(1, len(parts) + 1)]
+    files = [file for stem in stems for file in (stem / "__init__.py", stem.with_suffix(".py"))]
+    return [file for file in files if file.exists()]

@@ -67,6 +67,7 @@ def test_the_ceiling_that_binds_is_named() -> None:
     assert ceilings.bound(1e9, 1e11) == "compute"
 
 
+@pytest.mark.tensors
 def test_a_step_reads_its_weights_once_and_each_context(tiny_model: Callable[..., Path]) -> None:
     stage = LoadedStage(
         tiny_model("llama"), backend="torch", dtype="float32", threads=1, max_requests=4,

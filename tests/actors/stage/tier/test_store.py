@@ -226,4 +226,5 @@ def test_a_load_that_takes_too_long_ends() -> None:
     assert list(store.load([digest(0), digest(1)], 0.01)) == [block(0)]
     disk.may_read.set()
     assert load(store, 0, 1) == [block(0), block(1)]
+    disk.may_write.set()  # what closing waits for
     store.close()
