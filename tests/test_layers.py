@@ -156,7 +156,7 @@ PARTS_OF_TESTS = {"live"}  # folders of tests that are none of the code
 MOST_WITHOUT_TEST = {
     "actors/engine": 4,
     "actors/executor": 0,
-    "actors/scheduling": 21,
+    "actors/scheduling": 18,
     "actors/transport": 5,
     "app/engine_client": 1,
 }

@@ -21,7 +21,7 @@ from actors.scheduling.build import check_config
 from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig, in_seconds
 from actors.stage.spec import StageSpec
 from app.paths import locate
-from app.settings.schema import KVSettings, ParallelSettings, Settings
+from app.settings.schema import KVSettings, ModelSettings, ParallelSettings, Settings
 
 # Default share of free memory for the KV cache. A GPU serves only the engine, and its other needs
 # are measured first; a machine's memory is also for other programs.
@@ -104,47 +104,15 @@ def resolve(settings: Settings) -> EngineConfig:
 
     Raises SettingsError naming an invalid setting.
     """
-    model, parallel, kv = settings.model, settings.parallel, settings.kv
-    if parallel.device == "auto":  # not yet decided (`app.main.build_app`)
-        parallel = parallel.model_copy(update={"device": "cpu"})
-    config = model_config(model.path)
-    limit = int(config.get("max_position_embeddings") or 4096)
-    if model.max_model_len is not None and model.max_model_len > limit:
-        raise SettingsError(
-            f"model.max_model_len: {model.max_model_len} exceeds the model's {limit} positions"
-        )
-    max_model_len = model.max_model_len or limit
-    stages = parallel.pipeline_stages
-    if stages > int(config.get("num_hidden_layers") or stages):
-        raise SettingsError(
-            f"parallel.pipeline_stages: {stages} stages for {config['num_hidden_layers']} layers"
-        )
-    scheduler = _scheduler(settings, max_model_len)
+    if settings.parallel.device == "auto":  # not yet decided (`app.main.build_app`)
+        parallel = settings.parallel.model_copy(update={"device": "cpu"})
+        settings = settings.model_copy(update={"parallel": parallel})
+    parallel, kv, adapters = settings.parallel, settings.kv, settings.adapters
+    config = model_config(settings.model.path)
+    scheduler = _scheduler(settings, _max_model_len(settings.model, config))
     if scheduler.tbt_rule and not (settings.engine.calibrate or scheduler.cost_model):
         raise SettingsError("slo.tbt_rule: needs `engine.calibrate` or `scheduling.cost_model`")
-    adapters = settings.adapters
-    stage = StageSpec(
-        model_path=str(model_folder(model.path)),
-        num_stages=stages,
-        tensor_ranks=parallel.tensor_ranks,
-        load_format=model.load_format,
-        dtype=model.dtype,
-        kv_dtype=kv.dtype,
-        quantization=model.quantization,
-        backend=parallel.backend,
-        device=parallel.device,
-        block_size=scheduler.block_size,
-        max_requests=scheduler.max_requests,
-        max_model_len=max_model_len,
-        max_step_tokens=scheduler.max_step_tokens,
-        num_threads=parallel.threads_per_rank,
-        seed=model.seed,
-        cuda_graphs=parallel.cuda_graphs,
-        graph_tokens=parallel.graph_tokens,
-        symmetric_memory=parallel.symmetric_memory,
-        max_adapters=0 if adapters is None else adapters.max_adapters,
-        max_adapter_rank=0 if adapters is None else adapters.max_rank,
-    )
+    stage = _stage(settings, scheduler, config)
     gpus = parallel.gpus_per_rank
     if gpus is None:
         gpus = 1.0 if parallel.device == "cuda" else 0.0
@@ -159,7 +127,7 @@ def resolve(settings: Settings) -> EngineConfig:
         kv=_kv_memory(kv, fraction, scheduler.prefix_cache),
         transport=parallel.transport,
         accelerator=accelerator,
-        channel_bytes=(1 << 20) + (activation_bytes if stages > 1 else 0),
+        channel_bytes=(1 << 20) + (activation_bytes if stage.num_stages > 1 else 0),
         cpus_per_rank=parallel.cpus_per_rank,
         gpus_per_rank=gpus,
         calibrate=settings.engine.calibrate and _wants_cost_model(scheduler),
@@ -174,6 +142,46 @@ def resolve(settings: Settings) -> EngineConfig:
             (slot, str(locate(path).resolve()))
             for slot, path in enumerate([] if adapters is None else adapters.paths.values())
         ),
+    )
+
+
+def _max_model_len(model: ModelSettings, config: Mapping[str, Any]) -> int:
+    limit = int(config.get("max_position_embeddings") or 4096)
+    if model.max_model_len is not None and model.max_model_len > limit:
+        raise SettingsError(
+            f"model.max_model_len: {model.max_model_len} exceeds the model's {limit} positions"
+        )
+    return model.max_model_len or limit
+
+
+def _stage(settings: Settings, scheduler: SchedulerConfig, config: Mapping[str, Any]) -> StageSpec:
+    model, parallel, adapters = settings.model, settings.parallel, settings.adapters
+    num_stages, num_layers = parallel.pipeline_stages, config.get("num_hidden_layers")
+    if num_layers and num_stages > int(num_layers):
+        raise SettingsError(
+            f"parallel.pipeline_stages: {num_stages} stages for {num_layers} layers"
+        )
+    return StageSpec(
+        model_path=str(model_folder(model.path)),
+        num_stages=num_stages,
+        tensor_ranks=parallel.tensor_ranks,
+        load_format=model.load_format,
+        dtype=model.dtype,
+        kv_dtype=settings.kv.dtype,
+        quantization=model.quantization,
+        backend=parallel.backend,
+        device=parallel.device,
+        block_size=scheduler.block_size,
+        max_requests=scheduler.max_requests,
+        max_model_len=scheduler.max_model_len,
+        max_step_tokens=scheduler.max_step_tokens,
+        num_threads=parallel.threads_per_rank,
+        seed=model.seed,
+        cuda_graphs=parallel.cuda_graphs,
+        graph_tokens=parallel.graph_tokens,
+        symmetric_memory=parallel.symmetric_memory,
+        max_adapters=0 if adapters is None else adapters.max_adapters,
+        max_adapter_rank=0 if adapters is None else adapters.max_rank,
     )
 
 

@@ -84,6 +84,8 @@ class RunningRequests:
             self.swap.move_in(state)
         if not state.admitted:
             state.num_cached_tokens = min(begin, state.num_prompt_tokens)
+        if donor is not None:
+            state.prompt_logprobs = list(donor.prompt_logprobs)
         state.status = RequestStatus.RUNNING
         state.num_computed_tokens = begin
         state.num_committed_blocks = 0
@@ -116,7 +118,6 @@ class RunningRequests:
         begin = len(shared) * size
         if donor is None or begin >= state.num_prompt_tokens - 1:
             return shared, begin, None
-        state.prompt_logprobs = donor.prompt_logprobs
         begin = state.num_prompt_tokens - 1
         num_full, rest = divmod(begin, size)
         table = donor.block_table

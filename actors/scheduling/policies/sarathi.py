@@ -50,7 +50,7 @@ def fill_with_chunks(
 
 class Sarathi:
     """chunks "fixed": up to the budget. "dynamic": a prompt's chunks shrink as it progresses,
-    from `high` to `low` tokens in `stages` equal steps over `span` tokens, so that a long prompt
+    from `high` to `low` tokens in `num_sizes` equal steps over `span` tokens, so that a long prompt
     yields to others; past the schedule they stay at `low`.
     """
 
@@ -63,16 +63,16 @@ class Sarathi:
         chunks: str = "fixed",
         high: int = 2048,
         low: int = 128,
-        stages: int = 16,
+        num_sizes: int = 16,
         span: int = 131072,
     ) -> None:
-        if chunks not in ("fixed", "dynamic") or not 0 < low <= high or stages < 1 or span < 1:
-            raise TypeError(
-                "chunks is 'fixed' or 'dynamic', with 0 < low <= high, stages and span at least 1"
-            )
+        if chunks not in ("fixed", "dynamic"):
+            raise TypeError("chunks is 'fixed' or 'dynamic'")
+        if not 0 < low <= high or num_sizes < 1 or span < 1:
+            raise TypeError("0 < low <= high, and num_sizes and span are at least 1")
         self.dynamic = chunks == "dynamic"
-        self.schedule = chunk_schedule(high, low, stages)
-        self.stage_tokens = max(1, span // stages)
+        self.schedule = chunk_schedule(high, low, num_sizes)
+        self.tokens_per_size = max(1, span // num_sizes)
 
     def plan(self, step: StepBuilder) -> None:
         step.decode_all()
@@ -91,20 +91,20 @@ class Sarathi:
     def chunk_size(self, state: RequestState) -> int:
         """Tokens a step may hold for this prompt to join it."""
         return self.schedule[
-            min(state.num_computed_tokens // self.stage_tokens, len(self.schedule) - 1)
+            min(state.num_computed_tokens // self.tokens_per_size, len(self.schedule) - 1)
         ]
 
 
-def chunk_schedule(high: int, low: int, stages: int) -> list[int]:
+def chunk_schedule(high: int, low: int, num_sizes: int) -> list[int]:
     """Falling chunk sizes, rounded down to multiples of 32 (never below `low`).
 
     >>> chunk_schedule(2048, 128, 4)
     [2048, 1408, 768, 128]
     """
-    if stages == 1:
+    if num_sizes == 1:
         return [high]
-    fall = (high - low) / (stages - 1)
-    return [max(low, int(high - k * fall) // _ROUNDING * _ROUNDING) for k in range(stages)]
+    fall = (high - low) / (num_sizes - 1)
+    return [max(low, int(high - k * fall) // _ROUNDING * _ROUNDING) for k in range(num_sizes)]
 
 
 class Fair(Sarathi):

@@ -11,9 +11,9 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.queue.deadline import EarliestDeadline
 from actors.scheduling.queue.fair import VirtualTokenCounter
 from actors.scheduling.queue.mlfq import FeedbackLevels
-from actors.scheduling.queue.order import Order
-from actors.scheduling.queue.waiting import (
+from actors.scheduling.queue.order import (
     FirstComeFirstServed,
+    Order,
     PriorityWithAgeing,
     ShortestOutput,
 )

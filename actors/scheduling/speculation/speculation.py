@@ -54,7 +54,7 @@ class Speculation:
 
     def extend(self, step: StepBuilder) -> None:
         """Add drafts to decodes of the planned step; none while prompts wait or are unfinished."""
-        if not self.is_on or step.wants_prefill or step.is_trial:
+        if not self.is_on or step.wants_prefill:
             return
         offers = [(s, d) for s in step.contents.decodes_alone if (d := self._offer(s))]
         if not offers:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.microbatch import decode_share, prefill_share, spread
 from actors.scheduling.state import RequestState
+from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.short_lives import config, request
 
 
@@ -69,3 +70,29 @@ def test_shares_cover_everything_that_can_be_computed() -> None:
     assert prefill_share(requests, 2, 4) == 60  # of 48 unfinished, 64 waiting and 7 decodes
     assert prefill_share(requests, 2, 30) == 62
     assert prefill_share(requests, 3, 4) == 40
+
+
+def test_uniform_micro_batches_share_decodes_and_prompts() -> None:
+    """Eight requests over two stages: the largest step tells how long the other stage waits."""
+
+    def largest_steps(micro_batches: str) -> list[int]:
+        driver = Driver(
+            config(
+                num_blocks=200,
+                num_stages=2,
+                micro_batches=micro_batches,
+                token_budget=64,
+                max_requests=8,
+            )
+        )
+        driver.submit(request(0, prompt=4, output=40))
+        for number in range(1, 8):
+            driver.submit(request(number, prompt=4, output=40))
+        for _ in range(40):
+            driver.answer()
+        sizes = [plan.num_tokens for plan in driver.plans[-10:]]
+        driver.drain()
+        return sorted(sizes)
+
+    assert largest_steps("uniform") == [4] * 10
+    assert largest_steps("greedy") == [1] * 5 + [7] * 5

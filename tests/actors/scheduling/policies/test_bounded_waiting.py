@@ -219,7 +219,7 @@ def test_a_prompt_begun_by_another_policy_goes_on_under_whole_prompts(policy: st
 
 
 def test_a_long_prompt_of_small_dynamic_chunks_goes_on_beside_any_number_of_decodes() -> None:
-    options = {"chunks": "dynamic", "low": 16, "high": 64, "stages": 4, "span": 64}
+    options = {"chunks": "dynamic", "low": 16, "high": 64, "num_sizes": 4, "span": 64}
     driver = Driver(SchedulerConfig(**WIDE, max_requests=40, policy_options=options))
     for number in range(1, 31):
         driver.submit(Request(number, (1, 2, 3), SamplingParams(300, seed=number), driver.now_s))

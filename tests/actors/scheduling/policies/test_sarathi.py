@@ -1,0 +1,68 @@
+"""Stall-free batches: every decode, then chunks up to the budget."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.actors.scheduling.driver import Driver
+from tests.actors.scheduling.short_lives import config, request, slices
+
+
+@pytest.mark.parametrize("length", [1, 17, 60])
+@pytest.mark.parametrize("budget", [4, 5, 16])
+def test_no_prompt_stalls_a_decode(length: int, budget: int) -> None:
+    driver = Driver(config(token_budget=budget))
+    for number in range(4):
+        driver.submit(request(number, prompt=3, output=30))
+    while len(driver.core.requests.decoding) < 4:
+        driver.answer()
+    driver.submit(request(9, prompt=length, output=4))
+    before = len(driver.plans)
+    for _ in range(10):
+        driver.answer()
+    for plan in driver.plans[before:]:
+        assert {0, 1, 2, 3} <= {part.request_id for part in plan.parts}
+        # decodes alone may exceed the budget, a chunk never does
+        assert plan.num_tokens <= max(budget, sum(p.num_tokens == 1 for p in plan.parts))
+    if budget <= 4:  # no room for a chunk beside four decodes, and none is forced
+        assert all(part.request_id != 9 for plan in driver.plans[before:] for part in plan.parts)
+    driver.drain()
+
+
+def test_dynamic_chunks_fall_as_a_prompt_progresses() -> None:
+    options = {"chunks": "dynamic", "high": 64, "low": 32, "num_sizes": 2, "span": 256}
+    driver = Driver(
+        config(
+            num_blocks=200,
+            max_model_len=512,
+            max_step_tokens=128,
+            policy_options=options,
+            token_budget=1,
+        )
+    )
+    driver.submit(request(1, prompt=300, output=1))
+    driver.drain()
+    assert [plan.num_tokens for plan in driver.plans] == [64, 64] + [32] * 5 + [12]
+
+
+def test_chunks_are_cut_to_tiles() -> None:
+    driver = Driver(config(token_budget=15, tile=4))
+    driver.submit(request(1, prompt=2, output=20))
+    driver.answer()
+    driver.submit(request(2, prompt=30, output=2))
+    driver.drain()
+    assert [plan.num_tokens for plan in driver.plans[2:5]] == [12, 12, 9]  # 1 + 11, 1 + 11, 1 + 8
+
+
+def test_long_prompts_share_a_step_with_short_ones() -> None:
+    driver = Driver(config(token_budget=16, max_chunk=6))
+    driver.submit(request(0, prompt=1, output=2))  # keeps the step busy while others arrive
+    driver.submit(request(1, prompt=60, output=2))
+    driver.submit(request(2, prompt=6, output=2))
+    driver.submit(request(3, prompt=3, output=2))
+    driver.answer()
+    # the cap gives all three a share; what is left goes back to the first
+    assert [(s[0], s[2]) for s in slices(driver, 1)] == [(0, 1), (1, 6), (2, 6), (3, 3)]
+    driver.answer()
+    assert [(s[0], s[2]) for s in slices(driver, 2)] == [(2, 1), (3, 1), (1, 14)]
+    driver.drain()
