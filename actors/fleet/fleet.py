@@ -89,11 +89,6 @@ class Prospect:
     tbt_s: float = math.nan
     slack: float = math.nan
 
-    @property
-    def keeps(self) -> bool | None:
-        """Whether the engine can keep the arrival's objectives; None: unknown."""
-        return None if math.isnan(self.slack) else self.slack >= 0.0
-
 
 class Fleet:
     """A front's view of all engines. Only `published`, `update_prefixes`, `sent` and `lost` change

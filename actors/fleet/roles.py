@@ -34,10 +34,6 @@ class Role(enum.StrEnum):
     BOTH = "both"
 
     @property
-    def takes_prompts(self) -> bool:
-        return self is not Role.DECODE
-
-    @property
     def decodes(self) -> bool:
         return self is not Role.PREFILL
 

@@ -137,7 +137,7 @@ class Output(NamedTuple):
 
 
 # What is emitted: an `Output`, or (request_id, index, token) where it has one token and nothing
-# else. A plain tuple takes half as long to make as a NamedTuple, and one is made per token.
+# else. A plain tuple for the reason that `plan` gives.
 OutputRow = tuple[Any, ...]
 PLAIN_FIELDS = 3
 

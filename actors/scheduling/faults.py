@@ -64,7 +64,7 @@ class Faults:
     def _plan_trial(self, step: StepBuilder) -> None:
         """Plan a step of suspects only; the slack of the others bounds its prefill.
 
-        Worse ranks are preempted for it. Called only while nothing is in flight.
+        Later requests are preempted for it. Called only while nothing is in flight.
         """
         group = self.requests.trials[0]
         left = self.trial_tokens(step)
@@ -213,12 +213,12 @@ class Faults:
     # ---- a lost pipeline --------------------------------------------------------------
 
     def pipeline_lost(self, steps: Sequence[InFlight]) -> list[Output]:
-        """Drop all state but known tokens and ranks, and requeue all running requests."""
+        """Drop all state but known tokens and order keys, and requeue all running requests."""
         requests, outputs = self.requests, list[Output]()
         self.num_failures_in_a_row = 0
         num_members = len({state for step in steps for state in step.members()})
         once, again = list[RequestState](), list[RequestState]()
-        for state in sorted(self._suspect(steps), key=lambda state: state.rank):
+        for state in sorted(self._suspect(steps), key=lambda state: state.order_key):
             suspicion = state.suspicion
             assert suspicion is not None
             suspicion.num_losses += 1

@@ -73,12 +73,12 @@ class EngineView(Protocol):
     def now_s(self) -> float: ...
     @property
     def decoding(self) -> Sequence[RequestView]:
-        """Requests whose prompt is planned to its end, best rank first."""
+        """Requests whose prompt is planned to its end, best first."""
         ...
 
     @property
     def prefilling(self) -> Sequence[RequestView]:
-        """Admitted requests with prompt (or recomputation) left, best rank first."""
+        """Admitted requests with prompt (or recomputation) left, best first."""
         ...
 
     @property

@@ -98,7 +98,7 @@ class LiveRequests:
         return True
 
     def grow(self, state: RequestState, num_tokens: int, step_id: int) -> list[int] | None:
-        """Append blocks until `num_tokens` fit, preempting worse ranks; None if it must wait.
+        """Append blocks until `num_tokens` fit, preempting later requests; None if it must wait.
 
         Requests already in the step being planned are never preempted.
         """

@@ -12,6 +12,8 @@ from actors.scheduling.state import Fate, InFlight, RequestState, RequestStatus
 
 
 class Outcomes:
+    """Applies the results of steps to requests, and makes the outputs."""
+
     def __init__(self, requests: LiveRequests) -> None:
         self.requests = requests
         self.running = requests.running
@@ -118,11 +120,11 @@ class Outcomes:
         extra = dict(result.extra_tokens)
         for part in step.drafted:
             state, size = part.state, self.requests.config.block_size
-            stood = len(extra.get(state.request_id, ()))
+            num_accepted = len(extra.get(state.request_id, ()))
             state.num_drafts = 0
-            self.num_accepted_drafts += stood
+            self.num_accepted_drafts += num_accepted
             if self._counts(state):
-                state.num_computed_tokens -= part.num_drafts - stood
+                state.num_computed_tokens -= part.num_drafts - num_accepted
                 needed = -(-(state.num_computed_tokens + 1) // size)
                 self.running.free_tail(state, max(part.num_blocks, needed))
         return extra

@@ -8,7 +8,7 @@ started again, its slices in later steps already in flight may get any token or 
 must write no KV.
 
 What is made once per token is a plain tuple: `SliceRow` here, `OutputRow` in events. A NamedTuple
-takes three times as long to build, and has to be built again behind every connection.
+takes longer to build, and has to be built again behind every connection.
 """
 
 from __future__ import annotations

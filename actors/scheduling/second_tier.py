@@ -47,8 +47,8 @@ class SecondTier:
     def __init__(self, requests: LiveRequests, cost_model: StepTimePredictor | None) -> None:
         self.requests = requests
         self.cost_model = cost_model
-        self.blocks = requests.running.block_manager
-        self.blocks.pop_completed()  # starts recording completed blocks
+        self.block_manager = requests.running.block_manager
+        self.block_manager.pop_completed()  # starts recording completed blocks
         self.moves: dict[int, PendingMove] = {}
         self.num_moves = 0
         self.num_saved_blocks = 0
@@ -131,7 +131,7 @@ class SecondTier:
             self.num_saved_blocks += event.num_blocks
         else:
             self._fetched(move, event.num_blocks)
-        self.blocks.free(move.held)
+        self.block_manager.free(move.held)
         self._resume(move, is_whole=event.num_blocks == len(move.blocks))
 
     def _fetched(self, move: PendingMove, num_blocks: int) -> None:
@@ -143,7 +143,7 @@ class SecondTier:
         for _, digest in move.blocks:
             del self._coming[digest]
         for block, digest in move.blocks[:num_blocks]:
-            self.blocks.commit(block, digest)
+            self.block_manager.commit(block, digest)
 
     def _resume(self, move: PendingMove, is_whole: bool) -> None:
         """Put the waiting requests back into the queue; after a partial fetch, no second one."""
@@ -178,24 +178,24 @@ class SecondTier:
     def _save(self) -> None:
         """Begin a save: in batches while steps run, of any size when the engine is idle."""
         unsaved = self._unsaved
-        for digest in self.blocks.pop_completed():
+        for digest in self.block_manager.pop_completed():
             if not self.holds(digest):
                 unsaved[digest] = None
-        while len(unsaved) > self.blocks.num_blocks:  # most of them have been evicted
+        while len(unsaved) > self.block_manager.num_blocks:  # most of them have been evicted
             unsaved.popitem(last=False)
         is_busy = self.requests.num_in_flight > 0
         if self._saving is not None or len(unsaved) < (_LEAST_SAVED if is_busy else 1):
             return
-        most = max(1, min(_MOST_SAVED, self.blocks.num_blocks // 8))
+        most = max(1, min(_MOST_SAVED, self.block_manager.num_blocks // 8))
         found: list[tuple[int, bytes]] = []
         while unsaved and len(found) < most:
             digest, _ = unsaved.popitem(last=False)
-            here = self.blocks.match((digest,))
+            here = self.block_manager.match((digest,))
             found += [(block, digest) for block in here]
         if found:
             blocks = tuple(found)
             self._saving = self._begin([block for block, _ in blocks], blocks)
-            self.blocks.share(self.moves[self._saving].held)
+            self.block_manager.share(self.moves[self._saving].held)
             self._out.append(Save(self._saving, blocks))
 
     # ---- store to device ----------------------------------------------------------------------
@@ -222,7 +222,7 @@ class SecondTier:
 
         None: the request starts without a fetch, or must wait for memory.
         """
-        blocks, size = self.blocks, self.requests.config.block_size
+        blocks, size = self.block_manager, self.requests.config.block_size
         has_donor = self.requests.waiting.donor(state) is not None
         num_full = (state.num_tokens - 1) // size  # the last known token is always computed
         if not state.cacheable or state.host_blocks or has_donor or not num_full:

@@ -91,9 +91,9 @@ class RequestState:
         "num_prompt_tokens",
         "num_tokens",
         "on_stages",
+        "order_key",
         "output_token_ids",
         "prompt_logprobs",
-        "rank",
         "refused_version",
         "request",
         "request_id",
@@ -115,7 +115,7 @@ class RequestState:
         self.sequence_number = sequence_number  # order of submission
         self.status = RequestStatus.WAITING
         self.fate = Fate.QUEUE
-        self.rank: tuple[float, int] = (0.0, 0)  # smaller is better; set by the queue's order
+        self.order_key: tuple[float, int] = (0.0, 0)  # smaller is better; set by the queue's order
         self.num_prompt_tokens = len(request.prompt)
         self.output_token_ids = list(request.output)
         self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)

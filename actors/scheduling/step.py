@@ -1,8 +1,8 @@
 """The step under construction: the calls and reads of a policy.
 
-A policy uses only the `StepBuilder`: it calls `decode_all`, `decode`, `chunk`, `start` and
-`preempt`, each of which allocates what it needs or changes nothing. What the step holds so far is
-in `contents`.
+A policy uses only the `StepBuilder`. It calls `decode_all`, `decode`, `chunk`, `start`, `preempt`
+and, if it preempts by order, `charge` and `rerank`; each allocates what it needs or changes
+nothing. What the step holds so far is in `contents`.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class StepBuilder:
 
     @property
     def decoding(self) -> Sequence[RequestState]:
-        """Running requests whose prompt is planned to its end, best rank first."""
+        """Running requests whose prompt is planned to its end, best first."""
         return self._running.decoding
 
     @property
     def prefilling(self) -> Sequence[RequestState]:
-        """Running requests with prompt (or recomputation) left, best rank first."""
+        """Running requests with prompt (or recomputation) left, best first."""
         return self._running.prefilling
 
     @property
@@ -110,7 +110,7 @@ class StepBuilder:
         return self.token_budget
 
     def runnable_prefills(self) -> list[RequestState]:
-        """Admitted requests with known tokens left, best rank first (those of this step too)."""
+        """Admitted requests with known tokens left, best first (those of this step too)."""
         limit, step_id = self.config.chunks_per_request, self.contents.step_id
         trusted = [s for s in self._running.prefilling if s.suspicion is None]
         return [s for s in trusted if s.in_flight < limit or s.step_id == step_id]
@@ -145,9 +145,9 @@ class StepBuilder:
             self.decode((state,))
 
     def decode(self, states: Iterable[RequestState]) -> None:
-        """Add a token for each of these `decoding` requests that can decode now, best rank first.
+        """Add a token for each of these `decoding` requests that can decode now, best first.
 
-        A request is left out if it needs a KV block and not even preempting worse ranks frees one.
+        A request is left out if it needs a KV block and not even preempting later ones frees one.
         Comes before chunks: the stages' buffers have room for all decodes, whatever follows.
         This loop runs once per generated token, so it calls no functions in the usual case.
         """
@@ -280,7 +280,7 @@ class StepBuilder:
         self._requests.waiting.order.charge(num_tokens)
 
     def rerank(self) -> None:
-        """Let the order change the ranks of running requests by what they were charged."""
+        """Let the order change the keys of running requests by what they were charged."""
         running, now_s = [*self.decoding, *self.prefilling], self._requests.now_s
         if self._requests.waiting.order.rerank(running, now_s):
             self._running.resort()

@@ -21,7 +21,7 @@ def validate(core: Core) -> None:
     assert len(running) == requests.running.num_requests
     assert requests.running.num_slots_taken <= core.config.most_requests
     for listed in (requests.decoding, requests.prefilling):
-        assert listed == sorted(listed, key=lambda s: s.rank), "not in order of rank"
+        assert listed == sorted(listed, key=lambda s: s.order_key), "not in order"
     _validate_counts(core, by_status)
     _validate_progress(core, by_status)
     _validate_memory(core)

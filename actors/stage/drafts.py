@@ -54,14 +54,14 @@ stage_times_s=(), extra_tokens=((1, (8,)),))
         judged.setdefault(request_id, []).append(entry)
     extra_tokens: list[tuple[int, tuple[int, ...]]] = []
     for request_id, tokens in of_id.items():
-        stood = 0
+        num_accepted = 0
         for draft, token in zip(drafts.get(request_id, ()), tokens, strict=False):
             if draft != token:
                 break
-            stood += 1
-        if stood:
-            extra_tokens.append((request_id, tuple(tokens[1 : 1 + stood])))
-        del tokens[1 + stood :], judged.get(request_id, [])[1 + stood :]
+            num_accepted += 1
+        if num_accepted:
+            extra_tokens.append((request_id, tuple(tokens[1 : 1 + num_accepted])))
+        del tokens[1 + num_accepted :], judged.get(request_id, [])[1 + num_accepted :]
     return StepResult(
         step_id,
         tuple((request_id, tokens[0]) for request_id, tokens in of_id.items()),

@@ -272,15 +272,15 @@ class InputBatch:
         else:
             placed = upload_all(arrays, device)
         positions_T, query_starts_S1, starts_S, lengths_S = placed[:4]
-        slot_mapping_T, tokens_T, tables_SB = placed[4:]
+        slot_mapping_T, tokens_T, block_tables_SB = placed[4:]
         if on_device is not None and resident:
-            tables_SB = on_device.leveled(self.block_tables_RB, tables_SB, num_columns)
+            block_tables_SB = on_device.leveled(self.block_tables_RB, block_tables_SB, num_columns)
         geometry = Batch(
             positions_T=positions_T,
             query_starts_S1=query_starts_S1,
             starts_S=starts_S,
             lengths_S=lengths_S,
-            block_tables_SB=tables_SB,
+            block_tables_SB=block_tables_SB,
             slot_mapping_T=slot_mapping_T,
             num_decodes=host.num_decodes,
             max_length=host.max_length,

@@ -93,10 +93,10 @@ class Mailbox:
                 return peer
             peer.settimeout(_SECRET_WAIT_S)
             with contextlib.suppress(OSError):
-                said = b""
-                while len(said) < SECRET_BYTES and (more := peer.recv(SECRET_BYTES - len(said))):
-                    said += more
-                if hmac.compare_digest(said, self._secret):
+                received = b""
+                while (left := SECRET_BYTES - len(received)) and (more := peer.recv(left)):
+                    received += more
+                if hmac.compare_digest(received, self._secret):
                     peer.settimeout(None)
                     return peer
             peer.close()

@@ -26,6 +26,8 @@ class EngineError(Exception):
 
 
 class RequestRefused(EngineError):
+    """param: the field of the request at fault, if one is."""
+
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_s: float | None = None
     ) -> None:
@@ -35,13 +37,15 @@ class RequestRefused(EngineError):
 
 
 class EngineUnavailable(EngineError):
+    """The same request may succeed after `retry_after_s`."""
+
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
 class GenerationFailed(EngineError):
-    pass
+    """The engine failed at this request, tried alone too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ class ModelSettings(_Section):
     )
     reasoning_parser: Literal["auto", "none", "harmony", "mistral", "think"] = Field(
         "auto",
-        description="How it writes what it thinks; auto: as its chat template shows. none leaves "
-        "it in the text.",
+        description="Format of the model's reasoning; auto: as its chat template shows. none "
+        "leaves it in the text.",
     )
     seed: int = Field(0, ge=0, description="Dummy weights are drawn from it.")
 
@@ -186,8 +186,8 @@ class FleetSettings(_Section):
 
     routing: str = Field(
         "slack",
-        description="Which engine takes a request: slack (cost and promise), round_robin, "
-        "least_loaded, power_of_two, prefix.",
+        description="Which engine takes a request: slack (least work over slack left), "
+        "round_robin, least_loaded, power_of_two, prefix.",
     )
     routing_options: Mapping[str, Any] = Field(
         default_factory=dict, description="Options of that router."

@@ -1,4 +1,4 @@
-"""Scaling on slack: as many engines as keep the promises, before they break."""
+"""Scaling on slack: as many engines as keep the objectives, before one is missed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from actors.fleet.scaling.base import Bounds, EngineLoad, Scaling, serving
 from actors.scheduling.registry import within
 
-SHORTEST_S = 0.5  # between two looks at an engine: what comes in less says little of its rate
+SHORTEST_S = 0.5  # between two looks at an engine: a shorter span does not show its rate
 
-MARGIN = 1.1  # on work, before an engine is given up: traffic that wavers shall not move engines
-MEMORY_S = 4 * 3600.0  # time constant of forgetting that promises broke
-CAUTION = 0.9  # of the work per engine at which they did
+MARGIN = 1.1  # on work, before an engine is given up: fluctuating traffic must not move engines
+MEMORY_S = 4 * 3600.0  # time constant of forgetting that objectives were missed
+CAUTION = 0.9  # of the work per engine at which they were
 LEAST_SHARE = 0.25  # of the target: one mishap does not multiply the fleet
 
 
@@ -33,10 +33,10 @@ class SlackScaling(Scaling):
 
         engines = (work now + its trend over `ahead_s`) / `target`
 
-    beside two guards: where promises are already broken (a prompt would not be promised its first
-    token, or a stream its pace), by the share of engines where they are; and where places (slots,
-    KV memory) run out, by how far. Work per engine at which promises broke is remembered, and for
-    some hours engines are not filled as far again: no model of an engine is exact.
+    beside two guards: where objectives can no longer be kept (the first token of a prompt, or the
+    pace of a stream), by the share of engines where this is so; and where slots or KV memory run
+    out, by how far. Work per engine at which objectives were missed is remembered, and for some
+    hours engines are not filled as far again: no model of an engine is exact.
 
     target: share of an engine's time to be used, at most.
     ahead_s: how long an engine takes to start: the trend is followed so far.
@@ -65,7 +65,7 @@ class SlackScaling(Scaling):
         self._decided_s: float | None = None  # when it was asked last
         self._level: float | None = None  # of work in engines, smoothed
         self._trend = 0.0  # of the level, a second
-        self._most_filled = target  # less while it is remembered that promises broke at less
+        self._most_filled = target  # less while it is remembered that less was too much
         self._was_broken = False
         self._idle_since_s: float | None = None
         self._calm_since_s: float | None = None  # since when fewer engines would do
@@ -85,7 +85,7 @@ class SlackScaling(Scaling):
         self._decided_s = now_s
         self._looks = {name: _look(load, self._looks.get(name)) for name, load in loads.items()}
         demand = self._demand(loads, passed_s)
-        broken = _needed_for_promises(here, have)
+        broken = _needed_for_objectives(here, have)
         target = self._filled(broken > 0, len(here), passed_s)
         needed = max(
             math.ceil(demand / target - 1e-9),
@@ -127,9 +127,9 @@ class SlackScaling(Scaling):
         return max(0.0, self._level) + ahead + backlog_s / max(self._ahead_s, self._smoothing_s)
 
     def _filled(self, is_broken: bool, num_engines: int, passed_s: float) -> float:
-        """Share to which engines may be filled: `target`, or less if promises broke at less.
+        """Share to which engines may be filled: `target`, or less if less was too much.
 
-        Learnt when they first break: later a backlog breaks them at any load.
+        Learnt when the first is missed: later a backlog causes misses at any load.
         """
         most = self._most_filled * math.exp(passed_s / MEMORY_S)
         if is_broken and not self._was_broken and num_engines and self._level is not None:
@@ -175,11 +175,11 @@ def _look(load: EngineLoad, last: _Look | None) -> _Look:
     return _Look(load.time_s, num_tokens, came / load.prefill_rate if load.prefill_rate else 0.0)
 
 
-def _needed_for_promises(here: Sequence[EngineLoad], have: int) -> int:
-    """Engines needed as promises break: those there are, and as many more as cannot promise.
+def _needed_for_objectives(here: Sequence[EngineLoad], have: int) -> int:
+    """Engines needed as objectives are missed: those there are, and more by those that miss them.
 
-    One engine that cannot promise is the router's business while others can; so only what exceeds
-    half of them counts.
+    While other engines keep them, the router avoids one that does not; so only what exceeds half of
+    them counts.
     """
     excess = sum([_breaks(load) for load in here]) - len(here) / 2
     return have + math.ceil(excess / 2) if excess > 0 else 0

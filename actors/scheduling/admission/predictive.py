@@ -94,8 +94,8 @@ class PredictiveAdmission:
     action: str = "refuse"
     confidence: float = 0.99
     margin: float = 0.1
-    _promised_s: float = 0.0  # work reserved for refused requests that may return
-    _promised_at_s: float = 0.0  # when `_promised_s` was last brought up to date
+    _reserved_s: float = 0.0  # work reserved for refused requests that may return
+    _reserved_at_s: float = 0.0  # when `_reserved_s` was last brought up to date
     # Accepted requests without a first token: (bottleneck, uncorrected prediction).
     _predicted: dict[int, tuple[Bottleneck, float]] = field(default_factory=dict)
     _corrections: tuple[Correction, ...] = field(init=False)  # by bottleneck
@@ -132,7 +132,7 @@ class PredictiveAdmission:
             self._predicted[request.request_id] = (found.bottleneck, found.raw_s)
             return None
         retry_after_s = self.retry_after_s(found, now_s)
-        self._promise(self._service_s(request, engine), now_s)
+        self._reserve(self._service_s(request, engine), now_s)
         return Refuse(request.request_id, late(found), None, retry_after_s)
 
     def may_start(self, request: RequestView, engine: EngineView) -> bool:
@@ -169,7 +169,7 @@ class PredictiveAdmission:
 
     def retry_after_s(self, found: Forecast, now_s: float) -> float:
         """When it would be accepted, after the refused requests that may return earlier."""
-        return min(found.wait_s + self._promised_left_s(now_s), MAX_RETRY_AFTER_S)
+        return min(found.wait_s + self._reserved_left_s(now_s), MAX_RETRY_AFTER_S)
 
     # ---- learning, and reserving for refused requests ---------------------------------
 
@@ -196,12 +196,12 @@ class PredictiveAdmission:
         busy = len(engine.decoding) + len(engine.prefilling) >= 0.9 * predictor.max_requests
         return 1.1 * max(own / predictor.prefill_rate(engine), slot_s if busy else 0.0)
 
-    def _promised_left_s(self, now_s: float) -> float:
-        return max(0.0, self._promised_s - (now_s - self._promised_at_s))
+    def _reserved_left_s(self, now_s: float) -> float:
+        return max(0.0, self._reserved_s - (now_s - self._reserved_at_s))
 
-    def _promise(self, own_s: float, now_s: float) -> None:
-        self._promised_s = min(self._promised_left_s(now_s) + own_s, MAX_RETRY_AFTER_S)
-        self._promised_at_s = now_s
+    def _reserve(self, own_s: float, now_s: float) -> None:
+        self._reserved_s = min(self._reserved_left_s(now_s) + own_s, MAX_RETRY_AFTER_S)
+        self._reserved_at_s = now_s
 
 
 def late(found: Forecast) -> str:

@@ -15,11 +15,11 @@ from actors.scheduling.memory.block_manager import BlockManager
 from actors.scheduling.memory.swap import Swapper
 from actors.scheduling.state import NEVER, RequestState, RequestStatus
 
-_by_rank = attrgetter("rank")
+_by_order_key = attrgetter("order_key")
 
 
 class RunningRequests:
-    """Lists are kept sorted by rank, best first."""
+    """Lists are kept sorted by `order_key`, first in order first."""
 
     def __init__(self, config: SchedulerConfig, cost_model: StepTimePredictor | None) -> None:
         self.config = config
@@ -59,7 +59,7 @@ class RunningRequests:
         if num_slots_taken >= self.config.max_requests:
             return False
         claimant = self.claimant
-        if claimant is not None and claimant.rank < state.rank:
+        if claimant is not None and claimant.order_key < state.order_key:
             if claimant.status is RequestStatus.RUNNING:
                 return False
             self.claimant = None
@@ -91,7 +91,7 @@ class RunningRequests:
         state.num_committed_blocks = 0
         state.slow_path_at = 0
         state.was_trimmed = False
-        insort(self.prefilling, state, key=_by_rank)
+        insort(self.prefilling, state, key=_by_order_key)
         return True
 
     def _num_tokens_at_start(self, state: RequestState, end: int, reserve: bool) -> int:
@@ -138,12 +138,12 @@ class RunningRequests:
     def to_decoding(self, state: RequestState) -> None:
         """Move it to `decoding`: its known tokens are all planned."""
         self.prefilling.remove(state)
-        insort(self.decoding, state, key=_by_rank)
+        insort(self.decoding, state, key=_by_order_key)
 
     def resort(self) -> None:
-        """Sort again, because ranks have changed."""
-        self.decoding.sort(key=_by_rank)
-        self.prefilling.sort(key=_by_rank)
+        """Sort again, because keys have changed."""
+        self.decoding.sort(key=_by_order_key)
+        self.prefilling.sort(key=_by_order_key)
 
     # ---- growing ----------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class RunningRequests:
         self.block_manager.free(spare)
 
     def claim(self, state: RequestState) -> None:
-        """While the best-ranked request that lacks a block waits for it, no worse rank may start.
+        """While the first request in order that lacks a block waits for it, no later one may start.
 
         Otherwise a policy that prefers prompts would return the memory to the victim at once,
         and the two requests would preempt each other for ever.
@@ -191,27 +191,22 @@ class RunningRequests:
         if (
             claimant is None
             or claimant.status is not RequestStatus.RUNNING
-            or state.rank < claimant.rank
+            or state.order_key < claimant.order_key
         ):
             self.claimant = state
 
     def victim(self, state: RequestState, step_id: int) -> RequestState | None:
-        """The worst-ranked request after `state` that is not yet in the step."""
+        """The last request in order after `state` that is not yet in the step."""
         worst: RequestState | None = None
         for running in (self.decoding, self.prefilling):
             for other in reversed(running):
-                if other.rank <= state.rank:
+                if other.order_key <= state.order_key:
                     break
                 if other.step_id != step_id:
-                    if worst is None or other.rank > worst.rank:
+                    if worst is None or other.order_key > worst.order_key:
                         worst = other
                     break
         return worst
-
-    def worst(self) -> RequestState | None:
-        """The running request of the worst rank."""
-        last = [running[-1] for running in (self.decoding, self.prefilling) if running]
-        return max(last, key=_by_rank, default=None)
 
     # ---- stopping ---------------------------------------------------------------------
 

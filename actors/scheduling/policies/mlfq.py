@@ -1,8 +1,8 @@
 """Preemptive skip-join multi-level feedback queue (FastServe, section 4.1).
 
-Each step serves the best `max_batch` requests by rank, running or waiting; the order demotes
-requests that have used up the quantum of their level. A waiting request of a better rank replaces a
-running one. The KV of requests that are not served stays until a better rank needs the memory.
+Each step serves the first `max_batch` requests in order, running or waiting; the order demotes
+requests that have used up the quantum of their level. A waiting request of a better level replaces
+a running one. The KV of requests that are not served stays until an earlier one needs the memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FeedbackQueue:
         if step.order_preempts:
             self._make_way(step)
         prefilling = set(step.prefilling)
-        served = sorted([*step.decoding, *prefilling], key=lambda state: state.rank)
+        served = sorted([*step.decoding, *prefilling], key=lambda state: state.order_key)
         most = self.max_batch or max(step.config.max_requests, len(served))
         del served[most:]
         before = {state: state.num_computed_tokens for state in served}
@@ -41,12 +41,12 @@ class FeedbackQueue:
 
     @staticmethod
     def _make_way(step: StepBuilder) -> None:
-        """With every slot taken, a waiting request of a better rank replaces the worst running."""
+        """With every slot taken, a waiting request of a better level replaces the last running."""
         head, num_running = step.head(), step.num_running
         if head is None or step.num_slots_taken < step.config.max_requests:
             return
         if step.num_slots_taken > num_running:
             return  # the next answer frees a slot
-        worst = max([*step.decoding, *step.prefilling], key=lambda state: state.rank)
-        if head.rank[0] < worst.rank[0]:
+        worst = max([*step.decoding, *step.prefilling], key=lambda state: state.order_key)
+        if head.order_key[0] < worst.order_key[0]:
             step.preempt(worst)

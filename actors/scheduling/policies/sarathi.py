@@ -83,7 +83,7 @@ class Sarathi:
         fill_with_chunks(step, step.room, lambda state, _: self._share(step, state))
 
     def _share(self, step: StepBuilder, state: RequestState) -> int:
-        """The best-ranked prompt goes on beside any number of decodes."""
+        """The first prompt goes on beside any number of decodes."""
         contents = step.contents
         share = self.chunk_size(state) - contents.num_tokens
         return max(share, _ROUNDING) if contents.num_tokens == contents.num_decodes else share

@@ -17,7 +17,7 @@ from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, RequestStatus
 
 TYPICAL_PROMPT = 512  # tokens, to estimate how fast prompts are computed
-_RELEGATED = 1e12  # added to a relegated request's rank: after all others
+_RELEGATED = 1e12  # added to a relegated request's key: after all others
 
 
 class EarliestDeadline(Order):
@@ -41,32 +41,32 @@ class EarliestDeadline(Order):
         self.default_ttft_s = config.ttft_s if config.ttft_s is not None else default_ttft_s
         self.prefill_tokens_per_s = prefill_tokens_per_s or _predicted_tokens_per_s(config)
         self.patience_s = patience_s
-        self._promised: list[tuple[tuple[float, int], RequestState]] = []
+        self._due: list[tuple[tuple[float, int], RequestState]] = []
         self._relegated: deque[tuple[float, RequestState]] = deque()  # (relegated at, request)
         self._pop_relegated = False  # whether the last peek returned a relegated request
 
     def push(self, state: RequestState, now_s: float) -> None:
         self.adopt(state)
-        heapq.heappush(self._promised, (state.rank, state))
+        heapq.heappush(self._due, (state.order_key, state))
 
     def adopt(self, state: RequestState) -> None:
         request = state.request
         ttft_s = request.objective.ttft_s
         deadline_s = request.arrival_s + (self.default_ttft_s if ttft_s is None else ttft_s)
         latest_start_s = deadline_s - state.remaining / self.prefill_tokens_per_s
-        state.rank = (latest_start_s, state.sequence_number)
+        state.order_key = (latest_start_s, state.sequence_number)
 
     def restore(self, state: RequestState, now_s: float) -> None:
         if state.output_token_ids:  # its next token is due before any first token
             last_s = now_s if state.last_token_s is None else state.last_token_s
-            state.rank = (min(state.rank[0], last_s), state.sequence_number)
-        elif state.rank[0] >= _RELEGATED:
+            state.order_key = (min(state.order_key[0], last_s), state.sequence_number)
+        elif state.order_key[0] >= _RELEGATED:
             if not state.admitted:  # its tenant was at its cap: its waiting time counts
                 self._relegated.appendleft((state.request.arrival_s, state))
                 return
             # Its patience had expired when it started; it stays in front.
-            state.rank = (state.request.arrival_s, state.sequence_number)
-        heapq.heappush(self._promised, (state.rank, state))
+            state.order_key = (state.request.arrival_s, state.sequence_number)
+        heapq.heappush(self._due, (state.order_key, state))
 
     def peek(self, now_s: float) -> RequestState | None:
         self._relegate(now_s)
@@ -74,35 +74,35 @@ class EarliestDeadline(Order):
         while relegated and relegated[0][1].status is not RequestStatus.WAITING:
             relegated.popleft()
         overdue = bool(relegated) and now_s - relegated[0][0] > self.patience_s
-        self._pop_relegated = overdue or not self._promised
+        self._pop_relegated = overdue or not self._due
         if self._pop_relegated:
             return relegated[0][1] if relegated else None
-        return self._promised[0][1]
+        return self._due[0][1]
 
     def _relegate(self, now_s: float) -> None:
         """Relegate waiting requests that cannot keep their TTFT objective.
 
         Requests with a first token, or relegated and started before, are not judged again.
         """
-        promised = self._promised
-        while promised:
-            rank, state = promised[0]
+        due = self._due
+        while due:
+            order_key, state = due[0]
             if state.status is RequestStatus.WAITING:
-                if state.output_token_ids or state.admitted or rank[0] >= now_s:
+                if state.output_token_ids or state.admitted or order_key[0] >= now_s:
                     return
-                state.rank = (_RELEGATED + state.request.arrival_s, state.sequence_number)
+                state.order_key = (_RELEGATED + state.request.arrival_s, state.sequence_number)
                 self._relegated.append((now_s, state))
-            heapq.heappop(promised)
+            heapq.heappop(due)
 
     def pop(self) -> RequestState:
         if self._pop_relegated:
             return self._relegated.popleft()[1]
-        return heapq.heappop(self._promised)[1]
+        return heapq.heappop(self._due)[1]
 
     def drain(self) -> list[RequestState]:
-        waiting = [state for _, state in sorted(self._promised)]
+        waiting = [state for _, state in sorted(self._due)]
         waiting += [state for _, state in self._relegated]
-        self._promised.clear()
+        self._due.clear()
         self._relegated.clear()
         return [state for state in waiting if state.status is RequestStatus.WAITING]
 

@@ -70,7 +70,7 @@ class VirtualTokenCounter(Order):
         }
 
     def adopt(self, state: RequestState) -> None:
-        state.rank = (state.request.arrival_s, state.sequence_number)
+        state.order_key = (state.request.arrival_s, state.sequence_number)
 
     def restore(self, state: RequestState, now_s: float) -> None:
         self.counters.setdefault(state.request.tenant, self._last_counter)

@@ -21,6 +21,8 @@ class _Group:
 
 
 class Groups:
+    """Groups by name; members but the first are held back until the prompt is computed."""
+
     def __init__(self) -> None:
         self._groups: dict[str, _Group] = {}
 

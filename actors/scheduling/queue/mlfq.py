@@ -48,10 +48,10 @@ class FeedbackLevels(HeapOrder):
         return level
 
     def set_level(self, state: RequestState, level: int) -> None:
-        """Move to a level with a fresh quantum; the caller re-sorts what it keeps by rank."""
+        """Move to a level with a fresh quantum; the caller re-sorts what it keeps."""
         state.level = level
         state.served = 0
-        state.rank = (float(level), state.sequence_number)
+        state.order_key = (float(level), state.sequence_number)
 
     def rerank(self, running: Iterable[RequestState], now_s: float) -> bool:
         """Move a request that has used up its quantum one level down, a starved one to the top."""
@@ -87,7 +87,7 @@ class FeedbackLevels(HeapOrder):
             _, state = entered.popleft()
             if state.status is RequestStatus.WAITING and state.level > 0:
                 self.set_level(state, 0)
-                self._enter(state)  # the old entry's rank no longer matches
+                self._enter(state)  # the old entry's key no longer matches
         return super().peek(now_s)
 
     def drain(self) -> list[RequestState]:

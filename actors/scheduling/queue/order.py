@@ -1,6 +1,6 @@
 """The base class of orders, and those that are one heap.
 
-In most orders a request's rank is known on entry and never changes, so a heap suffices. Ageing
+In most orders a request's key is known on entry and never changes, so a heap suffices. Ageing
 needs no timer either: when priority grows linearly with waiting time, the order of two requests is
 the same at any time.
 """
@@ -21,26 +21,26 @@ _MAX_NAMES = 4096  # tenants whose mean is remembered
 class Order(ABC):
     """Holds WAITING requests and chooses the next.
 
-    `rank` (smaller is better) is set on entry and decides, among running requests, which is
+    `order_key` (smaller is earlier) is set on entry and decides, among running requests, which is
     planned first and which is preempted last. Requests that leave by abort just change status;
     orders skip those that are no longer WAITING.
     """
 
     follows_service = False  # whether `admit`, `serve` and `finish` must be called
-    preempts = False  # whether the next request may replace a running one of a worse rank
+    preempts = False  # whether the next request may replace a running one of a worse key
 
     @abstractmethod
     def push(self, state: RequestState, now_s: float) -> None:
-        """Add a new request, and set its rank."""
+        """Add a new request, and set its key."""
 
     @abstractmethod
     def adopt(self, state: RequestState) -> None:
-        """Set the rank of a request that is not pushed: of a running one after a switch of the
+        """Set the key of a request that is not pushed: of a running one after a switch of the
         order, or of a suspect."""
 
     @abstractmethod
     def restore(self, state: RequestState, now_s: float) -> None:
-        """Add a request that comes back (preempted, or set aside) before those of equal rank."""
+        """Add a request that comes back (preempted, or set aside) before those of equal key."""
 
     @abstractmethod
     def peek(self, now_s: float) -> RequestState | None:
@@ -54,7 +54,7 @@ class Order(ABC):
     def drain(self) -> list[RequestState]:
         """Remove all waiting requests, best first, for a switch of the order."""
 
-    # ---- hooks for orders whose ranks change with service --------------------------------
+    # ---- hooks for orders whose keys change with service --------------------------------
 
     def admit(self, state: RequestState) -> None:  # noqa: B027  # an optional hook
         """The popped request starts for the first time."""
@@ -65,16 +65,16 @@ class Order(ABC):
     def charge(self, num_tokens: Mapping[RequestState, int]) -> None:  # noqa: B027
         """A step computes so many tokens of these requests, prompts included.
 
-        Called by policies that preempt by rank.
+        Called by policies that preempt by order.
         """
 
     def finish(self, state: RequestState) -> None:  # noqa: B027
         """The request has finished (not called for aborts)."""
 
     def rerank(self, running: Iterable[RequestState], now_s: float) -> bool:
-        """Change ranks of running requests by the service they got; returns whether any changed.
+        """Change keys of running requests by the service they got; returns whether any changed.
 
-        Called by policies that preempt by rank.
+        Called by policies that preempt by order.
         """
         return False
 
@@ -83,7 +83,7 @@ class HeapOrder(Order):
     """Subclasses define `value`; ties are ordered by submission."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        # (rank on entry, entry number, request); an entry counts while rank and status still match
+        # (key on entry, entry number, request); an entry counts while key and status still match
         self._heap: list[tuple[tuple[float, int], int, RequestState]] = []
         self._num_entries = 0
 
@@ -96,20 +96,20 @@ class HeapOrder(Order):
         self._enter(state)
 
     def adopt(self, state: RequestState) -> None:
-        state.rank = (self.value(state), state.sequence_number)
+        state.order_key = (self.value(state), state.sequence_number)
 
     def restore(self, state: RequestState, now_s: float) -> None:
         self._enter(state)
 
     def _enter(self, state: RequestState) -> None:
         self._num_entries += 1
-        heapq.heappush(self._heap, (state.rank, self._num_entries, state))
+        heapq.heappush(self._heap, (state.order_key, self._num_entries, state))
 
     def peek(self, now_s: float) -> RequestState | None:
         heap = self._heap
         while heap:
-            rank, _, state = heap[0]
-            if state.status is RequestStatus.WAITING and state.rank == rank:
+            order_key, _, state = heap[0]
+            if state.status is RequestStatus.WAITING and state.order_key == order_key:
                 return state
             heapq.heappop(heap)
         return None
@@ -120,8 +120,8 @@ class HeapOrder(Order):
     def drain(self) -> list[RequestState]:
         waiting = [
             state
-            for rank, _, state in sorted(self._heap)
-            if state.status is RequestStatus.WAITING and state.rank == rank
+            for order_key, _, state in sorted(self._heap)
+            if state.status is RequestStatus.WAITING and state.order_key == order_key
         ]
         self._heap.clear()
         return list(dict.fromkeys(waiting))

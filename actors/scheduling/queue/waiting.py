@@ -12,7 +12,7 @@ from actors.scheduling.queue.groups import Groups
 from actors.scheduling.queue.order import Order
 from actors.scheduling.state import RequestState, RequestStatus
 
-_by_rank = attrgetter("rank")
+_by_order_key = attrgetter("order_key")
 
 
 class WaitingQueue:
@@ -26,7 +26,7 @@ class WaitingQueue:
         self.num_tokens = 0  # known tokens: prompts, and outputs to be recomputed
         self.waiting_of: dict[str, int] = defaultdict(int)  # waiting requests of a tenant
         self.running_of: dict[str, int] = defaultdict(int)  # running requests of a tenant
-        # Set aside because their tenant is at its cap, best rank first
+        # Set aside because their tenant is at its cap, best first
         self.parked: dict[str, list[RequestState]] = {}
 
     def add(self, state: RequestState, now_s: float) -> None:
@@ -67,7 +67,8 @@ class WaitingQueue:
                 return state
             if self.running_of.get(state.request.tenant, 0) < cap:
                 return state
-            insort(self.parked.setdefault(state.request.tenant, []), self.order.pop(), key=_by_rank)
+            parked = self.parked.setdefault(state.request.tenant, [])
+            insort(parked, self.order.pop(), key=_by_order_key)
 
     def started(self, state: RequestState) -> None:
         """Count the start of `head` (or of a suspect), to be followed by `pop`."""

@@ -30,7 +30,7 @@ class Front:
 
     def __init__(self) -> None:
         self.told: list[Any] = []
-        self._news = asyncio.Event()
+        self._arrived = asyncio.Event()
 
     async def connect(self, fronts: FrontAddress) -> None:
         socket = await connect(fronts.local, self._received, lambda: None, fronts.secret)
@@ -40,7 +40,7 @@ class Front:
         message = unpack_kind(frame)
         if not isinstance(message, Welcome):
             self.told.append(message)
-            self._news.set()
+            self._arrived.set()
 
     @property
     def sequence(self) -> int:
@@ -53,8 +53,8 @@ class Front:
                 for message in self.told:
                     if what(message):
                         return message
-                self._news.clear()
-                await self._news.wait()
+                self._arrived.clear()
+                await self._arrived.wait()
 
     async def hears_snapshot(self, **fields: Any) -> EngineSnapshot:
         def fits(message: Any) -> bool:

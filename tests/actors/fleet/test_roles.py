@@ -35,12 +35,12 @@ def test_prompts_and_streams_go_to_engines_of_their_role(
     way = way_of(name)
     may = {engine.engine_id for engine in fleet.candidates(arrival)}
     placement = way.place(arrival, roles, fleet, 0.0)
-    can_begin = any(roles[engine].takes_prompts for engine in may)
+    can_begin = any(roles[engine] is not Role.DECODE for engine in may)
     assert (placement is not None) == can_begin
     if placement is not None:
         engine_id = placement.prompt.engine_id
         assert engine_id not in arrival.refused_by
-        assert roles[engine_id].takes_prompts
+        assert roles[engine_id] is not Role.DECODE
         assert placement.moves == (not roles[engine_id].decodes)
     receiver = way.receiver(arrival, roles, fleet, 0.0)
     assert (receiver is not None) == any(roles[engine].decodes for engine in may)

@@ -142,10 +142,12 @@ def test_what_one_engine_would_refuse_goes_to_one_that_can_promise() -> None:
     router = build_router("slack")
     there = router.choose(Arrival(100, 10, Objective(None, 1.0)), fleet, 0.0)
     assert there is not None
-    assert (there.engine_id, there.keeps) == ("fast", True)
+    assert there.engine_id == "fast"
+    assert there.slack >= 0.0
     relaxed = router.choose(Arrival(100, 10, Objective(None, 60.0)), fleet, 0.0)
     assert relaxed is not None
-    assert (relaxed.engine_id, relaxed.keeps) == ("slow", True)
+    assert relaxed.engine_id == "slow"
+    assert relaxed.slack >= 0.0
 
 
 def test_a_move_stays_in_its_class() -> None:
@@ -156,7 +158,7 @@ def test_a_move_stays_in_its_class() -> None:
         assert there.engine_id == "b"
 
 
-def test_news_replace_what_was_guessed() -> None:
+def test_snapshots_replace_what_was_guessed() -> None:
     index = PrefixIndex()
     index.note("a", DIGESTS[:4])
     index.note("b", DIGESTS[:2])

@@ -189,7 +189,8 @@ class Driver:
         for state in started:
             for other in waiting:
                 same = other.request.tenant == state.request.tenant
-                assert not (same and other.rank < state.rank), f"{state} started before {other}"
+                is_overtaken = same and other.order_key < state.order_key
+                assert not is_overtaken, f"{state} started before {other}"
 
     def _check_no_decode_skipped(self) -> None:
         """With room in the pipeline no request is left that could decode in memory it holds."""

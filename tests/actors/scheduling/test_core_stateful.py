@@ -157,7 +157,7 @@ class AnythingGoes(RuleBasedStateMachine):
         driver = self.driver
         sampling = replace(request.sampling, max_tokens=max(2, request.sampling.max_tokens))
         running = driver.core.requests.running
-        first = min([*running.decoding, *running.prefilling], key=lambda s: s.rank)
+        first = min([*running.decoding, *running.prefilling], key=lambda s: s.order_key)
         order = driver.core.order
         before, younger = (first.num_tokens, first.num_computed_tokens), self.num_submitted
         length = min(len(request.prompt), 3)

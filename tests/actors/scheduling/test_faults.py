@@ -66,7 +66,7 @@ def test_a_late_chunk_that_raises_is_found(
     driver.check_everyone_finished(but_errors=[99])
 
 
-def test_the_echo_of_a_failed_step_is_not_held_against_anybody() -> None:
+def test_the_echo_of_a_failed_step_is_not_held_against_any_request() -> None:
     driver = begin(1, output=40, lookahead=True)
     for _ in range(4):
         driver.answer()

@@ -173,7 +173,7 @@ class Whims:
             if may_preempt and other.status is not before.status:
                 assert before.status is RequestStatus.RUNNING
                 assert other.status in (RequestStatus.WAITING, RequestStatus.FINISHING)
-                assert other.rank > state.rank
+                assert other.order_key > state.order_key
                 assert other.step_id != step.contents.step_id
             else:
                 assert _of(other) == before, other

@@ -45,7 +45,7 @@ def test_the_longest_possible_request_is_served() -> None:
     assert len(driver.callers[1].tokens) == 4
 
 
-def test_the_first_news_tells_how_long_a_request_waited() -> None:
+def test_the_first_output_tells_how_long_a_request_waited() -> None:
     driver = Driver(config(max_requests=1))
     for number in (1, 2):
         driver.submit(request(number, output=3, arrival_s=0.0))

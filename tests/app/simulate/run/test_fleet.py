@@ -89,7 +89,7 @@ def test_what_one_engine_refuses_another_is_asked_for() -> None:
     assert refused[2] < refused[0]
 
 
-def test_news_of_the_prefix_cache_follow_it() -> None:
+def test_changes_of_the_prefix_cache_follow_it() -> None:
     config = scheduler_config(MODEL, token_budget=256, tbt_s=0.1, prefix_cache=True)
     documents = about_documents(poisson(5.0), fixed_lengths(640, 8), 30, 120, seed=1)
     run = simulate(documents, Deployment(config, MODEL, num_replicas=2, routing="prefix"))

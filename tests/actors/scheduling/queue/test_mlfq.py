@@ -1,0 +1,22 @@
+"""Feedback levels: short prompts join at the top, long waits return there."""
+
+from __future__ import annotations
+
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.queue import build_order
+from tests.actors.scheduling.queue.waiting_states import pop_all, state
+
+
+def test_levels_skip_join_and_promote() -> None:
+    config = SchedulerConfig(num_blocks=9, order_options={"quantum_tokens": 4, "promote_s": 10.0})
+    order = build_order("mlfq", config)
+    long, short = state(1, prompt=30), state(2, prompt=3)
+    order.push(long, 0.0)
+    order.push(short, 0.0)
+    assert (long.level, short.level) == (3, 0)
+    assert order.peek(1.0) is short
+    for number in range(3, 30):
+        order.push(state(number, prompt=3), 1.0)
+    assert order.peek(11.0) is not long or long.level == 0
+    assert long.level == 0  # waited 10 s
+    assert pop_all(order, 11.0)[0] == 1  # oldest of the top level
