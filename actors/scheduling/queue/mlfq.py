@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from actors.scheduling.config import SchedulerConfig
-from actors.scheduling.queue.order import HeapOrder
+from actors.scheduling.queue.waiting import HeapOrder
 from actors.scheduling.registry import within
 from actors.scheduling.state import RequestState, RequestStatus
 

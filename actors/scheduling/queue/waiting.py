@@ -1,7 +1,11 @@
-"""The waiting queue: its order, requests set aside, and counts."""
+"""The waiting queue: its order, requests set aside, and counts; and the plain order, one heap.
+
+In most orders a request's key is known on entry and never changes, so a heap suffices.
+"""
 
 from __future__ import annotations
 
+import heapq
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable
@@ -163,3 +167,58 @@ class WaitingQueue:
             order.adopt(state)
         for state in waiting:
             order.push(state, now_s)
+
+
+class HeapOrder(Order):
+    """Subclasses define `value`; ties are ordered by submission."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        # (key on entry, entry number, request); an entry counts while key and status still match
+        self._heap: list[tuple[tuple[float, int], int, RequestState]] = []
+        self._num_entries = 0
+
+    def value(self, state: RequestState) -> float:
+        """Smaller is served earlier."""
+        raise TypeError(f"{type(self).__name__} defines no value")
+
+    def push(self, state: RequestState, now_s: float) -> None:
+        self.adopt(state)
+        self._enter(state)
+
+    def adopt(self, state: RequestState) -> None:
+        state.order_key = (self.value(state), state.sequence_number)
+
+    def restore(self, state: RequestState, now_s: float) -> None:
+        self._enter(state)
+
+    def _enter(self, state: RequestState) -> None:
+        self._num_entries += 1
+        heapq.heappush(self._heap, (state.order_key, self._num_entries, state))
+
+    def peek(self, now_s: float) -> RequestState | None:
+        heap = self._heap
+        while heap:
+            order_key, _, state = heap[0]
+            if state.status is RequestStatus.WAITING and state.order_key == order_key:
+                return state
+            heapq.heappop(heap)
+        return None
+
+    def pop(self) -> RequestState:
+        return heapq.heappop(self._heap)[2]
+
+    def drain(self) -> list[RequestState]:
+        waiting = [
+            state
+            for order_key, _, state in sorted(self._heap)
+            if state.status is RequestStatus.WAITING and state.order_key == order_key
+        ]
+        self._heap.clear()
+        return list(dict.fromkeys(waiting))
+
+
+class FirstComeFirstServed(HeapOrder):
+    """By arrival (a replayed request keeps its arrival)."""
+
+    def value(self, state: RequestState) -> float:
+        return state.request.arrival_s

@@ -7,6 +7,8 @@ how many tokens a step yields, never which.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import Drafter, StepTimePredictor
 from actors.scheduling.plan import StepShape, logit_rows
@@ -18,6 +20,9 @@ _LEAST_RATE = 0.25  # of being reached and right, for a draft to be worth its co
 _LEAST_GAIN = 1.05  # least ratio of tokens per second with drafts to those without
 # Share of a step saved by planning it ahead; drafts must gain more to make the core wait.
 _AHEAD_SHARE = 0.05
+# A request whose drafts do not pay is looked at again after so many tokens, which it may copy.
+_LOOK_EVERY = 16
+_PRICE_STEPS = 64  # looks at decodes until the price of drafts is predicted anew
 
 
 class Speculation:
@@ -27,6 +32,8 @@ class Speculation:
         self.config = config
         self.cost_model = cost_model
         self.num_drafts = 0  # planned so far
+        self._least_rate = _LEAST_RATE  # that a draft of the present decodes must have to pay
+        self._priced = (0, 0)  # the number of those decodes, and how often it is still taken
         self._overlaps = config.steps_per_request > 1
         self.is_on = config.drafter == "lookup" or (
             config.drafter == "auto" and cost_model is not None
@@ -40,10 +47,11 @@ class Speculation:
         """
         if not (self.is_on and self._overlaps):
             return False
+        self._price(decoding)
+        if any(state.num_drafts for state in decoding):
+            return True
         worth = 0.0
-        for state in decoding:
-            if state.num_drafts:
-                return True
+        for state in self._candidates(decoding):
             if state.in_flight and self._may_draft(state) and self._follow(state):
                 assert state.drafter is not None
                 # The first guess is of the token in flight.
@@ -56,7 +64,9 @@ class Speculation:
         """Add drafts to decodes of the planned step; none while prompts wait or are unfinished."""
         if not self.is_on or step.wants_prefill:
             return
-        offers = [(s, d) for s in step.contents.decodes_alone if (d := self._offer(s))]
+        self._price(step.decoding)
+        candidates = self._candidates(step.contents.decodes_alone)
+        offers = [(s, d) for s in candidates if (d := self._offer(s))]
         if not offers:
             return
         rows_left = logit_rows(self.config.most_requests) - step.contents.num_slices
@@ -65,7 +75,7 @@ class Speculation:
         for depth in range(1, self.config.most_drafts + 1):
             for i, (state, drafts) in enumerate(offers):
                 reached = _acceptance_rate(state) ** depth
-                if depth <= len(drafts) and room > 0 and reached >= _LEAST_RATE:
+                if depth <= len(drafts) and room > 0 and reached >= self._least_rate:
                     counts[i] = depth
                     room -= 1
         while any(counts) and not self._pays(step, offers, counts):
@@ -88,12 +98,39 @@ class Speculation:
         tried without drafts."""
         return state.request.sampling.grammar is None and state.suspicion is None
 
-    @staticmethod
-    def _follow(state: RequestState) -> bool:
-        """Give the drafter all known tokens; False while a long prompt takes more calls."""
+    def _follow(self, state: RequestState) -> bool:
+        """Give the drafter all known tokens; False if its drafts would not pay, or while a long
+        prompt takes more calls."""
         if state.drafter is None:
             state.drafter = PromptLookup(state.request.prompt)
-        return state.drafter.follow(state.output_token_ids)
+        is_whole = state.drafter.follow(state.output_token_ids)
+        return is_whole and state.drafter.acceptance_rate >= self._least_rate
+
+    def _candidates(self, decoding: Sequence[RequestState]) -> list[RequestState]:
+        """Those whose drafts may pay; every few tokens the others too, which may begin to copy."""
+        least = self._least_rate
+        return [
+            state
+            for state in decoding
+            if (drafter := state.drafter) is None
+            or drafter.acceptance_rate >= least
+            or len(state.output_token_ids) % _LOOK_EVERY == 0
+        ]
+
+    def _price(self, decoding: Sequence[RequestState]) -> None:
+        """Predict what one draft of each of these lengthens their step by, as a share of it: a
+        draft that is right less often cannot pay."""
+        num_decodes, left = self._priced
+        if self.cost_model is None or not decoding or (num_decodes == len(decoding) and left):
+            self._priced = (num_decodes, left - 1)
+            return
+        num_decodes = len(decoding)
+        context = sum([state.num_computed_tokens for state in decoding])
+        alone = StepShape(num_decodes, context + num_decodes)
+        drafted = StepShape(0, 0, ((context // num_decodes, 2),) * num_decodes)
+        longer = self.cost_model.step_s(drafted) / self.cost_model.step_s(alone) - 1.0
+        self._least_rate = max(_LEAST_RATE, longer)
+        self._priced = (num_decodes, _PRICE_STEPS)
 
     def _pays(
         self, step: StepBuilder, offers: list[tuple[RequestState, tuple[int, ...]]],

@@ -140,8 +140,10 @@ class SimulatedFleet:
         d = self._deployment
         index = len(self.all)
         name = f"engine-{index}"
+        # Its tokens are blanks, in which every lookup would be right.
+        config = replace(self._config_of(name), drafter="none", max_drafts=None)
         replica = Replica(
-            build_core(self._config_of(name), cost_model=OnlineCostModel(d.believed or d.model)),
+            build_core(config, cost_model=OnlineCostModel(d.believed or d.model)),
             d.model,
             self._record,
             index=index,

@@ -72,28 +72,6 @@ def test_first_come_first_served_goes_by_the_stamped_arrival() -> None:
     assert pop_all(order) == [2, 1, 3]
 
 
-def test_priority_yields_to_long_waiting() -> None:
-    order = build_order("priority", CONFIG)  # a class is worth 10 s
-    order.push(state(1, arrival_s=0.0, priority=0), 0.0)
-    order.push(state(2, arrival_s=9.0, priority=1), 9.0)
-    order.push(state(3, arrival_s=11.0, priority=1), 11.0)
-    assert pop_all(order) == [2, 1, 3]
-
-
-def test_shortest_first_learns_lengths() -> None:
-    config = SchedulerConfig(
-        num_blocks=9, order_options={"predict": True, "ageing_tokens_per_s": 0.0}
-    )
-    order = build_order("shortest", config)
-    for _ in range(3):
-        done = state(0, output=50, tenant="brief")
-        done.output_token_ids = [1, 2]
-        order.finish(done)
-    order.push(state(1, output=20, tenant="other"), 0.0)
-    order.push(state(2, output=50, tenant="brief"), 0.0)
-    assert pop_all(order) == [2, 1]
-
-
 def test_bad_options_are_named() -> None:
     with pytest.raises(ConfigError, match="order_options"):
         build_order("fcfs", SchedulerConfig(num_blocks=9, order_options={"nonsense": 1}))

@@ -214,6 +214,21 @@ def test_auto_needs_a_cost_model_that_predicts_a_gain(costs: Costs | None, most:
     assert max(len(d) for plan in driver.plans for _, d in (*plan.drafts, (0, ()))) == most
 
 
+@pytest.mark.parametrize(("costs", "depth"), [(Costs(1), 2), (Costs(16), 1)])
+def test_planning_waits_for_tokens_only_where_a_draft_can_pay(costs: Costs, depth: int) -> None:
+    """Likely drafts for all: behind a step of sixteen tokens free, else as dear as a decode."""
+    settings = config(drafter="auto", max_drafts=3)
+    driver = Driver(settings, build_core(settings, budget=FixedBudget(512), cost_model=costs))
+    for number in range(4):
+        with_oracle(driver, copying(number, seed=number), wrong=10**6)
+    while len(driver.core.requests.decoding) < 4:
+        driver.answer()
+    driver.answer()
+    assert len(driver.core.in_flight) == depth
+    driver.drain()
+    assert any(plan.drafts for plan in driver.plans) == (depth == 1)
+
+
 def test_several_tokens_are_one_output() -> None:
     driver = Driver(config())
     with_oracle(driver, copying(1), wrong=10**6)
