@@ -22,6 +22,7 @@ _LEAST_GAIN = 1.05  # least ratio of tokens per second with drafts to those with
 _AHEAD_SHARE = 0.05
 # A request whose drafts do not pay is looked at again after so many tokens, which it may copy.
 _LOOK_EVERY = 16
+_REST_STEPS = 16  # without drafts, after they did not pay together for the present decodes
 _PRICE_STEPS = 64  # looks at decodes until the price of drafts is predicted anew
 
 
@@ -34,6 +35,7 @@ class Speculation:
         self.num_drafts = 0  # planned so far
         self._least_rate = _LEAST_RATE  # that a draft of the present decodes must have to pay
         self._priced = (0, 0)  # the number of those decodes, and how often it is still taken
+        self._num_rests = 0  # steps to plan without drafts
         self._overlaps = config.steps_per_request > 1
         self.is_on = config.drafter == "lookup" or (
             config.drafter == "auto" and cost_model is not None
@@ -50,6 +52,8 @@ class Speculation:
         self._price(decoding)
         if any(state.num_drafts for state in decoding):
             return True
+        if self._num_rests:
+            return False
         worth = 0.0
         for state in self._candidates(decoding):
             if state.in_flight and self._may_draft(state) and self._follow(state):
@@ -65,6 +69,9 @@ class Speculation:
         if not self.is_on or step.wants_prefill:
             return
         self._price(step.decoding)
+        if self._num_rests:
+            self._num_rests -= 1
+            return
         candidates = self._candidates(step.contents.decodes_alone)
         offers = [(s, d) for s in candidates if (d := self._offer(s))]
         if not offers:
@@ -80,6 +87,8 @@ class Speculation:
                     room -= 1
         while any(counts) and not self._pays(step, offers, counts):
             counts = [count // 2 for count in counts]
+        if not any(counts):
+            self._num_rests = _REST_STEPS
         for (state, drafts), count in zip(offers, counts, strict=True):
             if count:
                 self.num_drafts += step.add_drafts(state, drafts[:count])
@@ -131,6 +140,7 @@ class Speculation:
         longer = self.cost_model.step_s(drafted) / self.cost_model.step_s(alone) - 1.0
         self._least_rate = max(_LEAST_RATE, longer)
         self._priced = (num_decodes, _PRICE_STEPS)
+        self._num_rests = 0
 
     def _pays(
         self, step: StepBuilder, offers: list[tuple[RequestState, tuple[int, ...]]],

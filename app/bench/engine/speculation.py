@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,6 +25,7 @@ from actors.scheduling.events import Emit, Event, Execute, StepDone, Submit
 from actors.scheduling.interfaces import Drafter
 from actors.scheduling.plan import StepPlan, StepResult
 from actors.scheduling.request import Request, SamplingParams
+from app.bench.engine.profile import fit_cost_model
 from app.bench.engine.stage import BLOCK_SIZE, DEFAULT_SHAPE, LoadedStage
 from app.bench.report import make_report, publish
 from app.bench.terminal import Json, Out, console, output, table
@@ -160,7 +161,8 @@ def command(
         bool, typer.Option(help="Read the folder's weights; random ones otherwise.")
     ] = False,
     cost_model: Annotated[
-        str | None, typer.Option(help="As `legato profile` writes it: drafts only where it pays.")
+        str | None,
+        typer.Option(help="As `legato profile` writes it; measured on this stage if absent."),
     ] = None,
     chance: Annotated[
         float, typer.Option(min=0, max=1, help="Of a known draft to be right.")
@@ -196,17 +198,25 @@ def command(
         num_blocks=stage.kv_tokens // BLOCK_SIZE, block_size=BLOCK_SIZE,
         max_requests=max(32, streams), max_model_len=stage.info.max_model_len,
         max_step_tokens=stage.spec.max_step_tokens, prefix_cache=False, lookahead=False,
-        cost_model=None if cost_model is None else read_cost_model(cost_model),
+        cost_model=_measured(stage) if cost_model is None else read_cost_model(cost_model),
     )  # fmt: skip
-    drafter = "lookup" if cost_model is None else "auto"
     rates = []
     for task in tasks:
         with console.status(task.name):
-            rates.append(measure(stage, task, config, drafter, tokens, repeats))
-    resolved = {"drafter": drafter, "backend": stage.info.backend, "tokens": tokens}
+            rates.append(measure(stage, task, config, "auto", tokens, repeats))
+    resolved = {"drafter": "auto", "backend": stage.info.backend, "tokens": tokens}
     publish(make_report(context, {"results": [asdict(r) for r in rates]}, resolved), as_json, out)
     if not as_json:
         _print(model.name, rates)
+
+
+def _measured(stage: LoadedStage) -> dict[str, Any]:
+    """A cost model of this stage, without which `auto` makes no drafts."""
+    model, _, _ = fit_cost_model(
+        stage, stage.spec.model_path, "legato bench speculation",
+        max_step_tokens=256, num_mixed=40, repeats=2,
+    )  # fmt: skip
+    return model.to_dict()
 
 
 def _print(model: str, rates: Sequence[Rates]) -> None:
