@@ -49,7 +49,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Medians of the repeats. speed_up: with drafts over without, of runs that follow each other."""
+    """Medians of the repeats. speed_up: with drafts over without, of runs in succession."""
 
     task: str
     plain_tokens_per_s: float
