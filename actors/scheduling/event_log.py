@@ -24,7 +24,6 @@ from actors.scheduling.events import Emit, Event, Instruction, Output
 Row = dict[str, Any]
 
 _RENAMED = {"further": "extra_tokens"}  # fields in logs of earlier versions, and now
-_LEFT_OUT = {"drafter": "none"}  # defaults of versions whose logs leave defaults out
 _EVENTS = {kind.__name__: kind for kind in get_args(events.Event)}
 _INSTRUCTIONS = {kind.__name__: kind for kind in get_args(events.Instruction)}
 
@@ -152,7 +151,7 @@ def config_of(row: Row) -> SchedulerConfig:
     """The configuration in the first row of a log."""
     if row["kind"] != "Config":
         raise ValueError(f"a log begins with its configuration, not with {row['kind']}")
-    config: SchedulerConfig = decode(SchedulerConfig, _LEFT_OUT | json.loads(row["event"]))
+    config: SchedulerConfig = decode(SchedulerConfig, json.loads(row["event"]))
     return config
 
 

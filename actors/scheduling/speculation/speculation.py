@@ -87,8 +87,8 @@ class Speculation:
                     room -= 1
         while any(counts) and not self._pays(step, offers, counts):
             counts = [count // 2 for count in counts]
-        if not any(counts):
-            self._num_rests = _REST_STEPS
+            if not any(counts):
+                self._num_rests = _REST_STEPS
         for (state, drafts), count in zip(offers, counts, strict=True):
             if count:
                 self.num_drafts += step.add_drafts(state, drafts[:count])
@@ -129,8 +129,10 @@ class Speculation:
     def _price(self, decoding: Sequence[RequestState]) -> None:
         """Predict what one draft of each of these lengthens their step by, as a share of it: a
         draft that is right less often cannot pay."""
+        if self.cost_model is None or not decoding:
+            return
         num_decodes, left = self._priced
-        if self.cost_model is None or not decoding or (num_decodes == len(decoding) and left):
+        if num_decodes == len(decoding) and left:
             self._priced = (num_decodes, left - 1)
             return
         num_decodes = len(decoding)

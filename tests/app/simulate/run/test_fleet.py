@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -112,3 +114,14 @@ def test_changes_of_the_prefix_cache_follow_it() -> None:
     assert update is not None
     assert set(update.added) == set(short_digests(prefix_digests(tokens, 16)))
     assert set(publisher.prefixes().added) == {*before.added, *update.added} - {*update.removed}
+
+
+def test_a_drafter_is_left_out() -> None:
+    """Blank tokens are always guessed right; the simulator knows of no other acceptance."""
+    traffic = generate(poisson(4.0), fixed_lengths(64, 40), 20, seed=2)
+    base = scheduler_config(MODEL, token_budget=256)
+    without, drafting = (
+        simulate(traffic, Deployment(replace(base, drafter=drafter), MODEL)).summary()
+        for drafter in ("none", "lookup")
+    )
+    assert drafting == without
