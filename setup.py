@@ -38,11 +38,17 @@ ISAS = {
         *("-mavx512bf16", "-mavx512vnni"),
     ],
 }
+AMX = [*ISAS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"]
 
 
 def is_per_isa(source: str) -> bool:
     """Whether a source is compiled once per instruction set."""
     return source.endswith("_isa.cpp")
+
+
+def is_amx(source: str) -> bool:
+    """Whether a source is compiled for AMX alone."""
+    return source.endswith("_amx.cpp")
 
 
 class BuildLibrary(build_ext):
@@ -68,17 +74,22 @@ class BuildLibrary(build_ext):
         if self.force or not is_fresh:
             self.compile_and_link(ext, sources)
         elif built.resolve() != target.resolve():
+            self.mkpath(str(target.parent))
             self.copy_file(str(built), str(target))
 
     def compile_and_link(self, ext: Extension, sources: str) -> None:
         """sources: their hash, for the library to tell."""
         # Inline functions that several objects share are taken from the first object linked. The
         # order below (baseline first, then ever wider) keeps wide instructions out of shared code.
-        jobs = [(source, "baseline", []) for source in ext.sources if not is_per_isa(source)]
+        once = [s for s in ext.sources if not is_per_isa(s) and not is_amx(s)]
+        jobs = [(source, "baseline", []) for source in once]
         jobs += [
             (source, isa, [*flags, f"-DLEGATO_ISA={isa}"])
             for isa, flags in ISAS.items()
             for source in filter(is_per_isa, ext.sources)
+        ]
+        jobs += [
+            (source, "amx", [*AMX, "-DLEGATO_ISA=amx"]) for source in filter(is_amx, ext.sources)
         ]
         headers = b"".join(Path(header).read_bytes() for header in ext.depends)
 

@@ -1,15 +1,31 @@
 #include "isa.h"
 
 #include <atomic>
+#include <cpuid.h>
 #include <cstdlib>
 #include <cstring>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "api.h"
 
 namespace legato {
 namespace {
 
-Isa best_isa() {
+// Linux hands out the tiles' state (8 KiB a thread) to processes that ask for it.
+bool is_granted_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+bool has_amx() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;
+  return (edx & kBf16) != 0 && (edx & kTiles) != 0 && is_granted_tiles();
+}
+
+Isa find_best_isa() {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Isa::none;
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -17,13 +33,20 @@ Isa best_isa() {
   if (!avx512) return Isa::avx2;
   const bool bf16 =
       __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-  return bf16 ? Isa::avx512_bf16 : Isa::avx512;
+  if (!bf16) return Isa::avx512;
+  return has_amx() ? Isa::amx : Isa::avx512_bf16;
+}
+
+Isa best_isa() {
+  static const Isa best = find_best_isa();
+  return best;
 }
 
 Isa named(const char* name) {
   if (std::strcmp(name, "avx2") == 0) return Isa::avx2;
   if (std::strcmp(name, "avx512") == 0) return Isa::avx512;
-  return Isa::avx512_bf16;
+  if (std::strcmp(name, "avx512_bf16") == 0) return Isa::avx512_bf16;
+  return Isa::amx;
 }
 
 Isa initial_isa() {

@@ -16,6 +16,10 @@ constexpr int64_t kTaskBytes = 128 << 10;
 // Below this many multiplications waking another thread costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 15;
 constexpr int64_t kMaxShare = 8;  // tasks per thread, enough to balance the load
+constexpr int64_t kPreparedRows = 16;  // at a time: a tile's
+// With AMX: bytes of x that stay in the L2 cache while panels pass over them, and panels per task.
+constexpr int64_t kTiledInputBytes = 1 << 20;
+constexpr int64_t kTiledPanels = 8;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -37,30 +41,39 @@ char* scratch(int64_t num_bytes) {
 PreparedInput prepare(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M) {
   const int64_t x_bytes = size_of(linear.type);
   const int64_t k_bytes = linear.native_bf16 ? 2 : 4;
-  const bool copy = x_bytes != k_bytes || linear.K != linear.padded_K || linear.permutation;
+  const bool copy = x_bytes != k_bytes || linear.K != linear.padded_K || linear.permutation ||
+                    linear.is_tiled;
   if (!copy && !linear.has_zeros) {
-    return {static_cast<const char*>(x), ldx * x_bytes, nullptr};
+    return {static_cast<const char*>(x), ldx * x_bytes, nullptr, M};
   }
   const int64_t row_bytes = copy ? linear.padded_K * k_bytes : ldx * x_bytes;
   const int64_t num_sums = linear.has_zeros ? linear.num_groups() : 0;
   char* rows = scratch((copy ? M * row_bytes : 0) + M * num_sums * 4);
   float* sums = reinterpret_cast<float*>(rows + (copy ? M * row_bytes : 0));
-  const auto prepare_row = [&](int64_t row, int) {
-    linear.prepare_row(linear, static_cast<const char*>(x) + row * ldx * x_bytes,
-                       copy ? rows + row * row_bytes : nullptr,
-                       linear.has_zeros ? sums + row * num_sums : nullptr);
+  const auto prepare_some = [&](int64_t index, int) {
+    const int64_t first = index * kPreparedRows;
+    const RawRows raw{static_cast<const char*>(x) + first * ldx * x_bytes, ldx * x_bytes,
+                      std::min(kPreparedRows, M - first)};
+    linear.prepare_rows(linear, raw, copy ? rows + first * row_bytes : nullptr,
+                        linear.has_zeros ? sums + first * num_sums : nullptr);
   };
+  const int64_t num_tasks = ceil_div(M, kPreparedRows);
   if (M * linear.padded_K <= kSerialWork) {
-    for (int64_t row = 0; row < M; ++row) prepare_row(row, 0);
+    for (int64_t i = 0; i < num_tasks; ++i) prepare_some(i, 0);
   } else {
-    Pool::get().run(M, prepare_row);
+    Pool::get().run(num_tasks, prepare_some);
   }
-  return {copy ? rows : static_cast<const char*>(x), row_bytes, linear.has_zeros ? sums : nullptr};
+  return {copy ? rows : static_cast<const char*>(x), row_bytes, linear.has_zeros ? sums : nullptr,
+          M};
 }
 
 // Panels per task: about kTaskBytes of weight, minimizing the share of the busiest thread.
 int64_t panels_per_task(const PackedLinear& linear, int64_t num_row_blocks, int threads) {
-  if (num_row_blocks > 1) return 1;
+  if (num_row_blocks > 1) {
+    if (!linear.is_tiled) return 1;
+    return std::clamp<int64_t>(num_row_blocks * linear.num_panels / (threads * kMaxShare), 1,
+                               kTiledPanels);
+  }
   const int64_t most = std::max<int64_t>(1, kTaskBytes / linear.panel_bytes);
   const int64_t enough = ceil_div(linear.num_panels, threads * kMaxShare);
   int64_t best = 1;
@@ -76,6 +89,18 @@ int64_t panels_per_task(const PackedLinear& linear, int64_t num_row_blocks, int 
   return best;
 }
 
+// Rows per task.
+int64_t rows_per_task(const PackedLinear& linear, int64_t M) {
+  int64_t most = kMaxBlockRows;
+  int64_t multiple = 1;
+  if (linear.is_tiled) {
+    multiple = 2 * kPreparedRows;
+    most = std::clamp(kTiledInputBytes / (linear.padded_K * 2) / multiple * multiple,
+                      kMaxBlockRows, kMaxTiledRows);
+  }
+  return ceil_div(ceil_div(M, ceil_div(M, most)), multiple) * multiple;
+}
+
 void run(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void* out, int64_t ldo,
          Epilogue epilogue) {
   if (M <= 0 || linear.O == 0) return;
@@ -87,8 +112,8 @@ void run(const PackedLinear& linear, const void* x, int64_t ldx, int64_t M, void
   whole.out = out;
   whole.ldo = ldo;
 
-  const int64_t num_row_blocks = ceil_div(M, kMaxBlockRows);
-  const int64_t rows = ceil_div(M, num_row_blocks);
+  const int64_t rows = rows_per_task(linear, M);
+  const int64_t num_row_blocks = ceil_div(M, rows);
   const bool serial = M * linear.O * linear.K <= kSerialWork;
   const int64_t panels = serial ? linear.num_panels
                                 : panels_per_task(linear, num_row_blocks, pool.size());

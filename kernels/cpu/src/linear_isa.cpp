@@ -57,17 +57,6 @@ Method method_of(const PackedLinear& linear) {
   }
 }
 
-void apply_epilogue(const Task& task, const float* sums, int64_t panel) {
-  switch (task.linear->type) {
-    case Type::f32:
-      return store_panel<float>(task, sums, panel);
-    case Type::bf16:
-      return store_panel<bf16>(task, sums, panel);
-    case Type::f16:
-      return store_panel<fp16>(task, sums, panel);
-  }
-}
-
 }  // namespace
 
 void run_linear_task(const Task& task) {

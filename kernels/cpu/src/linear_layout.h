@@ -30,8 +30,17 @@ constexpr int64_t kUnit = 8;          // k values that layouts and kernels advan
 constexpr int kPanelVecs = 2;         // registers of rows in a panel
 constexpr int kMaxLanes = 16;
 constexpr int64_t kMaxBlockRows = 96;  // rows of x whose accumulators stay in the L1 cache
+constexpr int64_t kTileK = 32;         // k values of one AMX tile
+constexpr int64_t kMaxTiledRows = 512;  // the same with AMX, where a task's rows stay in the L2 cache
 
 struct Task;
+
+// Rows of x as they are given.
+struct RawRows {
+  const void* first;
+  int64_t row_bytes;
+  int64_t num_rows;
+};
 
 struct PackedLinear {
   int64_t O = 0;
@@ -44,6 +53,7 @@ struct PackedLinear {
   bool interleaves_halves = false;
   int lanes = kMaxLanes;      // of the instruction set it was packed for
   bool native_bf16 = false;   // x stays bf16; otherwise it is widened to float first
+  bool is_tiled = false;      // multiplied by AMX: x is copied to tiles, K padded to whole ones
 
   int64_t num_panels = 0;
   int64_t unit_bytes = 0;     // of one panel's 8 k
@@ -59,7 +69,7 @@ struct PackedLinear {
 
   // For the instruction set it was packed for.
   void (*run_task)(const Task&) = nullptr;
-  void (*prepare_row)(const PackedLinear&, const void* x, void* to, float* group_sums) = nullptr;
+  void (*prepare_rows)(const PackedLinear&, const RawRows&, void* to, float* group_sums) = nullptr;
 
   int64_t panel_rows() const { return kPanelVecs * lanes; }
   int64_t num_groups() const { return group == 0 ? 1 : padded_K / group; }
@@ -76,18 +86,21 @@ struct PackedLinear {
 
 enum class Epilogue : int { store, store_f32, add, silu_mul };
 
-// x as the micro-kernels read it: padded_K columns, float or (native) bf16.
+// x as the micro-kernels read it: padded_K columns, float or (native) bf16. For AMX, 16 rows at a
+// time (the last ones may be fewer) as tiles: [padded_K / 32][rows][32]. So 16 rows take as many bytes
+// either way.
 struct PreparedInput {
   const char* data;
   int64_t row_bytes;
   const float* group_sums;  // [M][num_groups] sums of x over each group; null without zero points
+  int64_t num_rows;
 };
 
 // A rectangle of the output: some rows of x times some panels.
 struct Task {
   const PackedLinear* linear;
   PreparedInput x;
-  int64_t row_begin, num_rows;  // num_rows <= kMaxBlockRows
+  int64_t row_begin, num_rows;  // num_rows <= kMaxBlockRows (kMaxTiledRows)
   int64_t panel_begin, panel_end;
   Epilogue epilogue;
   void* out;
@@ -96,8 +109,13 @@ struct Task {
 
 LEGATO_FOR_EACH_ISA(
     void run_linear_task(const Task& task);
-    // Writes one row of x to `to` (null: used in place) and its sum over each group to `group_sums`
-    // (null: not needed).
-    void prepare_linear_row(const PackedLinear& linear, const void* x, void* to, float* group_sums))
+    // Writes rows of x to `to` (null: used in place), of tiles at most 16, and their sums over each
+    // group to `group_sums` (null: not needed).
+    void prepare_linear_rows(const PackedLinear& linear, const RawRows& x, void* to,
+                             float* group_sums))
+
+namespace amx {
+void run_linear_task(const Task& task);
+}
 
 }  // namespace legato

@@ -33,13 +33,15 @@ int64_t unit_row_bytes(Weights weights) {
 void choose_isa(PackedLinear& linear) {
   const Isa isa = active_isa();
   linear.lanes = isa == Isa::avx2 ? 8 : 16;
-  linear.native_bf16 = isa == Isa::avx512_bf16 && linear.type == Type::bf16;
-  linear.run_task = LEGATO_PICK(run_linear_task);
-  linear.prepare_row = LEGATO_PICK(prepare_linear_row);
+  linear.native_bf16 = isa >= Isa::avx512_bf16 && linear.type == Type::bf16;
+  linear.is_tiled = isa == Isa::amx && linear.native_bf16 && linear.group % kTileK == 0;
+  linear.run_task = linear.is_tiled ? &amx::run_linear_task : LEGATO_PICK(run_linear_task);
+  linear.prepare_rows = LEGATO_PICK(prepare_linear_rows);
 }
 
 void lay_out(PackedLinear& linear) {
-  linear.padded_K = round_up(std::max<int64_t>(linear.K, 1), linear.group > 0 ? linear.group : kUnit);
+  const int64_t multiple = linear.group > 0 ? linear.group : linear.is_tiled ? kTileK : kUnit;
+  linear.padded_K = round_up(std::max<int64_t>(linear.K, 1), multiple);
   linear.interleaves_halves = linear.O % 2 == 0 && linear.O / 2 % linear.lanes == 0;
   linear.num_panels = (linear.O + linear.panel_rows() - 1) / linear.panel_rows();
   linear.unit_bytes = unit_row_bytes(linear.weights) * linear.panel_rows();
