@@ -13,6 +13,10 @@ namespace legato::LEGATO_ISA {
 
 constexpr int kTileRows = 16;
 
+// To be called between stores and the tile loads that read them: GCC's intrinsics do not tell the
+// compiler what memory they read.
+inline void finish_stores() { __asm__ volatile("" ::: "memory"); }
+
 // Configures the tiles of this thread for some rows, and releases them at the end: tiles in use make
 // every switch of threads dearer.
 class TileScope {
@@ -41,6 +45,7 @@ class TileScope {
       const bool is_second = tile == 2 || tile == 3 || tile == 5;
       config.rows[tile] = is_right ? static_cast<uint8_t>(pairs) : is_second ? second : first;
     }
+    __asm__ volatile("" : : "r"(&config) : "memory");  // see finish_stores
     _tile_loadconfig(&config);
     num_rows_ = num_rows;
     pairs_ = pairs;

@@ -79,7 +79,9 @@ void AttentionPlan::run(const AttentionArgs& args) {
   }
   const KvLayout layout = args.shape.layout();
   const int64_t scratch_floats = AttentionScratch::num_floats(layout);
-  const auto run_attention_task = LEGATO_PICK(run_attention_task);
+  const auto run_attention_task = can_attend_in_tiles(args.shape)
+                                      ? &amx::run_attention_task
+                                      : LEGATO_PICK(run_attention_task);
   const auto merge = LEGATO_PICK(merge_splits);
   const auto num_tasks = static_cast<int64_t>(tasks_.size());
   const int num_threads = Pool::get().size();

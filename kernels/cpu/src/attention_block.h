@@ -9,6 +9,9 @@
 #include "attention_kernel.h"
 #include "attention_product.h"
 #include "attention_softmax.h"
+#if defined(__AMX_BF16__)
+#include "attention_tiles.h"
+#endif
 
 namespace legato::LEGATO_ISA {
 
@@ -158,6 +161,9 @@ class QueryBlock {
     begin = begin > first ? begin : first;
     stop = stop < end ? stop : end;
     if (begin >= stop) return;
+#if defined(__AMX_BF16__)
+    return tiled_qk(g, begin, stop - begin);
+#endif
     if (g == 0 && tiles_.in_place()) {
       with_rows<kBlockRows, true>(g, begin, stop - begin, nullptr, false);
     } else {
@@ -169,6 +175,10 @@ class QueryBlock {
     const int columns = value_dim_ / 16;
     for (int c = 0; c < columns; c += kBlockLanes) {
       const int lanes = min_of(kBlockLanes, columns - c);
+#if defined(__AMX_BF16__)
+      tiled_pv(g, c, lanes, target, merges);
+      continue;
+#endif
       if (g == 0 && prefetches_) {
         with_rows<kBlockRows, true>(g, c, lanes, target, merges);
       } else {
@@ -286,20 +296,55 @@ class QueryBlock {
     }
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
-      float* out = target + int64_t{row + i} * value_dim_ + column * 16;
-      const Vec old_scale = Vec::set(states_.old_scale[row + i]);
-      const Vec part_scale = Vec::set(states_.part_scale[row + i]);
 #pragma GCC unroll 8
-      for (int j = 0; j < kLanes; ++j) {
+      for (int j = 0; j < kLanes; ++j) put(sum[i][j], row + i, column + j, target, merges);
+    }
+  }
+
+  // One row of P V, 16 features: added to what the row has, or written as a partition's own.
+  void put(const Lanes& fresh, int row, int column, float* target, bool merges) const {
+    float* out = target + int64_t{row} * value_dim_ + column * 16;
+    const Vec old_scale = Vec::set(states_.old_scale[row]);
+    const Vec part_scale = Vec::set(states_.part_scale[row]);
 #pragma GCC unroll 2
-        for (int part = 0; part < kParts; ++part) {
-          float* at = out + j * 16 + part * Vec::kLanes;
-          const Vec fresh = sum[i][j].part[part];
-          (merges ? fma(fresh, part_scale, Vec::load(at) * old_scale) : fresh).store(at);
-        }
+    for (int part = 0; part < kParts; ++part) {
+      float* at = out + part * Vec::kLanes;
+      const Vec sum = fresh.part[part];
+      (merges ? fma(sum, part_scale, Vec::load(at) * old_scale) : sum).store(at);
+    }
+  }
+
+#if defined(__AMX_BF16__)
+  // All 16 rows of a group, of which those past the task's last are computed in vain.
+  void tiled_qk(int g, int first, int num_tiles) {
+    registers_.set_rows(2 * kTileRows);
+    const auto* query = reinterpret_cast<const uint32_t*>(scratch_.query) + int64_t{g} * kBlockRows * words_;
+    float* scores = scores_of(g * kBlockRows) + first * kTile;
+    const uint8_t* const* values = g == 0 && tiles_.in_place() ? tiles_.values + first : nullptr;
+    constexpr decltype(&multiply_keys<1>) kMultiply[] = {multiply_keys<1>, multiply_keys<2>,
+                                                         multiply_keys<3>, multiply_keys<4>};
+    kMultiply[num_tiles - 1](query, words_, tiles_.keys + first, values, scores);
+  }
+
+  void tiled_pv(int g, int column, int num_columns, float* target, bool merges) {
+    registers_.set_rows(2 * kTileRows, kValuePairs);
+    const Range range = ranges_[g];
+    const int row = g * kBlockRows, columns = value_dim_ / 16;
+    constexpr decltype(&sum_values<1>) kSum[] = {sum_values<1>, sum_values<2>, sum_values<3>,
+                                                 sum_values<4>};
+    alignas(64) float sums[kBlockLanes][kTileRows][16];
+    kSum[num_columns - 1](reinterpret_cast<const uint32_t*>(scores_of(row)), tiles_.values,
+                          int64_t{columns} * 64, column * 64, range.begin / kTile, range.end,
+                          g == 0 && prefetches_ ? prefetch_ : nullptr, words_ / columns, sums[0][0]);
+    for (int i = 0; i < rows_of(g); ++i) {
+      for (int j = 0; j < num_columns; ++j) {
+        put(Lanes::load(sums[j][i]), row + i, column + j, target, merges);
       }
     }
   }
+
+  TileScope registers_;
+#endif
 
   const AttentionArgs& args_;
   const AttentionTask& task_;

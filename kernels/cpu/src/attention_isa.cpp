@@ -46,7 +46,9 @@ void run_attention_task(const AttentionArgs& args, const AttentionTask& task,
                         const AttentionTask* next, AttentionScratch scratch) {
   const bool pairs = args.shape.dtype == Dtype::bfloat16 &&
                      (args.shape.kv_dtype == Dtype::bfloat16 || args.shape.kv_dtype == Dtype::int8);
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+  return run_task_in<PairFormat>(args, task, next, scratch);
+#elif defined(__AVX512BF16__)
   // With more rows it is cheaper to widen a tile once, beforehand.
   if (pairs && args.shape.kv_dtype == Dtype::int8 && task.num_rows <= kBlockRows &&
       args.shape.layout().has_whole_tiles()) {

@@ -75,4 +75,16 @@ LEGATO_FOR_EACH_ISA(
     void merge_splits(const AttentionArgs& args, const AttentionTask& task, const float* partials,
                       AttentionScratch scratch))
 
+namespace amx {
+// Only where can_attend_in_tiles() says so.
+void run_attention_task(const AttentionArgs& args, const AttentionTask& task,
+                        const AttentionTask* next, AttentionScratch scratch);
+}
+
+// K and V of bf16 or int8 beside bf16 queries, whose head fills whole tiles.
+inline bool can_attend_in_tiles(const ShapeView& shape) {
+  return active_isa() == Isa::amx && shape.dtype == Dtype::bfloat16 && shape.head_dim % 32 == 0 &&
+         (shape.kv_dtype == Dtype::bfloat16 || shape.kv_dtype == Dtype::int8);
+}
+
 }  // namespace legato

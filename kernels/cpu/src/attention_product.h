@@ -136,10 +136,13 @@ struct BytePairFormat : PairFormat {
 };
 #endif
 
-// The largest block whose accumulators and operands fit the registers.
-#if defined(__AVX512F__)
-constexpr int kBlockRows = 6;
+// The largest block whose accumulators and operands fit the registers, or AMX's tiles.
+#if defined(__AMX_BF16__)
+constexpr int kBlockRows = 16;
 constexpr int kBlockLanes = 4;  // groups of 16 lanes
+#elif defined(__AVX512F__)
+constexpr int kBlockRows = 6;
+constexpr int kBlockLanes = 4;
 #else
 constexpr int kBlockRows = 4;
 constexpr int kBlockLanes = 1;

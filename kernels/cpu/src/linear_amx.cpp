@@ -35,6 +35,7 @@ inline void multiply(const Left& left, const char* right, int64_t num_steps, con
                      int64_t lines) {
   const char* a = left.first;
   const char* b = left.second;
+  finish_stores();
   for (int64_t step = 0; step < num_steps; ++step) {
     for (int64_t i = 0; i < lines; ++i) _mm_prefetch(prefetch + i * 64, _MM_HINT_T0);
     _tile_loadd(6, right, kRightStride);
@@ -66,6 +67,7 @@ inline void zero_tiles() {
 
 template <bool kTwo>
 inline void load_tiles(const float* sums) {
+  finish_stores();
   _tile_loadd(0, sums, kSumsStride);
   _tile_loadd(1, sums + kLanes, kSumsStride);
   if constexpr (kTwo) {
