@@ -14,4 +14,8 @@ LEGATO_FOR_EACH_ISA(
     // independent registers. Returns the floating-point operations done.
     int64_t multiply_in_registers(int64_t count, float* sink))
 
+namespace amx {
+int64_t multiply_in_registers(int64_t count, float* sink);
+}
+
 }  // namespace legato
