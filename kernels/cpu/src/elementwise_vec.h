@@ -17,7 +17,9 @@ inline Vec rounded<float>(Vec x) {
 
 template <>
 inline Vec rounded<bf16>(Vec x) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x.to_bf16()), 16))};
+#elif defined(__AVX512F__)
   const __m512i bits = _mm512_castps_si512(x.v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));

@@ -4,82 +4,70 @@
 // Only for *_isa.cpp files.
 #pragma once
 
+#include "elementwise_vec.h"
 #include "linear_kernel.h"
 
 namespace legato::LEGATO_ISA {
 
-// Rounded to T and widened again: what a separate operation would have read from memory.
-inline Vec rounded(Vec x, const float*) { return x; }
-inline Vec rounded(Vec x, const bf16*) {
-  alignas(64) bf16 stored[kLanes];
-  x.store(stored);
-  return Vec::load(stored);
-}
-inline Vec rounded(Vec x, const fp16*) {
-  alignas(64) fp16 stored[kLanes];
-  x.store(stored);
-  return Vec::load(stored);
-}
-
-template <class T>
-inline Vec load_some(const T* from, int64_t n) {
-  return n == kLanes ? Vec::load(from) : Vec::load(from, static_cast<int>(n));
-}
-
-template <class T>
-inline void store_some(Vec x, T* to, int64_t n) {
-  if (n == kLanes) {
-    x.store(to);
-  } else {
-    x.store(to, static_cast<int>(n));
-  }
-}
-
 // sums: [num_rows][kPanelRows].
-template <class T>
+template <class T, Epilogue kEpilogue>
 void store_panel(const Task& task, const float* sums, int64_t panel) {
   const PackedLinear& linear = *task.linear;
   const int64_t lane = panel * kPanelRows;
+  const bool scaled = linear.row_scales != nullptr;
+  const bool biased = linear.bias != nullptr;
   Vec scales[kPanelVecs];
   Vec biases[kPanelVecs];
   int64_t columns[kPanelVecs];
-  int64_t widths[kPanelVecs];
+  int widths[kPanelVecs];
   for (int vec = 0; vec < kPanelVecs; ++vec) {
-    if (linear.row_scales) scales[vec] = Vec::load(linear.row_scales.get() + lane + vec * kLanes);
-    if (linear.bias) biases[vec] = Vec::load(linear.bias.get() + lane + vec * kLanes);
+    if (scaled) scales[vec] = Vec::load(linear.row_scales.get() + lane + vec * kLanes);
+    if (biased) biases[vec] = Vec::load(linear.bias.get() + lane + vec * kLanes);
     columns[vec] = linear.column(panel, vec);
-    widths[vec] = linear.width(panel, vec);
+    widths[vec] = static_cast<int>(linear.width(panel, vec));
   }
-  const bool scaled = linear.row_scales != nullptr;
-  const bool biased = linear.bias != nullptr;
-  const Epilogue epilogue = task.epilogue;
   for (int64_t row = 0; row < task.num_rows; ++row, sums += kPanelRows) {
     const int64_t out_row = (task.row_begin + row) * task.ldo;
     T* out = static_cast<T*>(task.out) + out_row;
     Vec values[kPanelVecs];
+#pragma GCC unroll 2
     for (int vec = 0; vec < kPanelVecs; ++vec) {
       values[vec] = Vec::load(sums + vec * kLanes);
       if (scaled) values[vec] = values[vec] * scales[vec];
       if (biased) values[vec] = values[vec] + biases[vec];
     }
-    if (epilogue == Epilogue::silu_mul) {
-      const Vec gate = rounded(values[0], out);
-      const Vec up = rounded(values[1], out);
-      (silu(gate) * up).store(out + panel * kLanes);
+    // Rounded where separate operations would write to memory.
+    if constexpr (kEpilogue == Epilogue::silu_mul) {
+      (silu(rounded<T>(values[0])) * rounded<T>(values[1])).store(out + panel * kLanes);
       continue;
     }
+#pragma GCC unroll 2
     for (int vec = 0; vec < kPanelVecs; ++vec) {
       if (widths[vec] == 0) continue;
       T* to = out + columns[vec];
-      if (epilogue == Epilogue::store) {
-        store_some(values[vec], to, widths[vec]);
-      } else if (epilogue == Epilogue::add) {
-        store_some(load_some(to, widths[vec]) + rounded(values[vec], out), to, widths[vec]);
+      if constexpr (kEpilogue == Epilogue::store) {
+        store_lanes(values[vec], to, widths[vec]);
+      } else if constexpr (kEpilogue == Epilogue::add) {
+        store_lanes(load_lanes(to, widths[vec]) + rounded<T>(values[vec]), to, widths[vec]);
       } else {
         float* floats = static_cast<float*>(task.out) + out_row + columns[vec];
-        store_some(values[vec], floats, widths[vec]);
+        store_lanes(values[vec], floats, widths[vec]);
       }
     }
+  }
+}
+
+template <class T>
+inline void store_panel(const Task& task, const float* sums, int64_t panel) {
+  switch (task.epilogue) {
+    case Epilogue::store:
+      return store_panel<T, Epilogue::store>(task, sums, panel);
+    case Epilogue::store_f32:
+      return store_panel<T, Epilogue::store_f32>(task, sums, panel);
+    case Epilogue::add:
+      return store_panel<T, Epilogue::add>(task, sums, panel);
+    case Epilogue::silu_mul:
+      return store_panel<T, Epilogue::silu_mul>(task, sums, panel);
   }
 }
 

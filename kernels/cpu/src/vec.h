@@ -48,6 +48,9 @@ struct Vec {
   static __mmask16 mask(int n) { return static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << n) - 1); }
 
   __m256i to_bf16() const {
+#ifdef __AVX512BF16__
+    return (__m256i)_mm512_cvtneps_pbh(v);  // what is below 2^-126 becomes zero
+#endif
     const __m512i bits = _mm512_castps_si512(v);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i rounded =
