@@ -38,7 +38,7 @@ ISAS = {
         *("-mavx512bf16", "-mavx512vnni"),
     ],
 }
-AMX = [*ISAS["avx512_bf16"], "-mamx-tile", "-mamx-bf16", "-mprfchw"]
+AMX = [*ISAS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"]
 
 
 def is_per_isa(source: str) -> bool:

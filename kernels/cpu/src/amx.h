@@ -1,8 +1,8 @@
 // Tiles of Intel AMX: 16 rows of 64 bytes, and the product of tiles of bf16.
 //
-// Only for *_amx.cpp files. Registers 0 to 3 accumulate (two tiles of rows by two of columns), 4 and
-// 5 hold rows of the left, 6 and 7 pairs of k of the right. The instruction adds its products in an
-// order that depends on k alone, so a row has the same bits whatever rows lie beside it.
+// Only for *_amx.cpp files. Registers 0 to 3 accumulate (two tiles of rows by two of columns), 4
+// and 5 hold rows of the left, 6 and 7 pairs of k of the right. The instruction adds its products
+// in an order that depends on k alone: a row has the same bits whatever rows lie beside it.
 #pragma once
 
 #include <immintrin.h>
@@ -17,8 +17,8 @@ constexpr int kTileRows = 16;
 // compiler what memory they read.
 inline void finish_stores() { __asm__ volatile("" ::: "memory"); }
 
-// Configures the tiles of this thread for some rows, and releases them at the end: tiles in use make
-// every switch of threads dearer.
+// Configures the tiles of this thread for some rows, and releases them at the end: tiles in use
+// make every switch of threads dearer.
 class TileScope {
  public:
   TileScope() = default;

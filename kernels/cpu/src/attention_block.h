@@ -318,7 +318,8 @@ class QueryBlock {
   // All 16 rows of a group, of which those past the task's last are computed in vain.
   void tiled_qk(int g, int first, int num_tiles) {
     registers_.set_rows(2 * kTileRows);
-    const auto* query = reinterpret_cast<const uint32_t*>(scratch_.query) + int64_t{g} * kBlockRows * words_;
+    const auto* query =
+        reinterpret_cast<const uint32_t*>(scratch_.query) + int64_t{g} * kBlockRows * words_;
     float* scores = scores_of(g * kBlockRows) + first * kTile;
     const uint8_t* const* values = g == 0 && tiles_.in_place() ? tiles_.values + first : nullptr;
     constexpr decltype(&multiply_keys<1>) kMultiply[] = {multiply_keys<1>, multiply_keys<2>,
@@ -335,7 +336,8 @@ class QueryBlock {
     alignas(64) float sums[kBlockLanes][kTileRows][16];
     kSum[num_columns - 1](reinterpret_cast<const uint32_t*>(scores_of(row)), tiles_.values,
                           int64_t{columns} * 64, column * 64, range.begin / kTile, range.end,
-                          g == 0 && prefetches_ ? prefetch_ : nullptr, words_ / columns, sums[0][0]);
+                          g == 0 && prefetches_ ? prefetch_ : nullptr, words_ / columns,
+                          sums[0][0]);
     for (int i = 0; i < rows_of(g); ++i) {
       for (int j = 0; j < num_columns; ++j) {
         put(Lanes::load(sums[j][i]), row + i, column + j, target, merges);

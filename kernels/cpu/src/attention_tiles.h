@@ -76,8 +76,9 @@ inline void multiply_values(const uint32_t* weights, const uint8_t* values, int6
   }
 }
 
-// out[column][row][16] of tiles [begin, end of tokens) of V, from `column_bytes` on in its rows.
-// Prefetches a share of `next`, unless null.
+// out[column][row][16]: weights times tiles of V from `begin` to the last token, kNumColumns groups
+// of 16 features from `column_bytes` on in its rows. Unless `next` is null, prefetches next_lines
+// cache lines of it a tile and group.
 template <int kNumColumns>
 inline void sum_values(const uint32_t* weights, const uint8_t* const* values, int64_t row_bytes,
                        int64_t column_bytes, int begin, int num_tokens, const uint8_t* const* next,
@@ -89,7 +90,9 @@ inline void sum_values(const uint32_t* weights, const uint8_t* const* values, in
   const int whole = num_tokens / kTile;
   for (int t = begin; t < whole; ++t) {
     multiply_values<kNumColumns>(weights + t * kValuePairs, values[t] + column_bytes, row_bytes);
-    if (next != nullptr) prefetch_lines(next[t] + column_bytes / 64 * next_lines * 64, next_lines * kNumColumns);
+    if (next != nullptr) {
+      prefetch_lines(next[t] + column_bytes * next_lines, next_lines * kNumColumns);
+    }
   }
   if (num_tokens % kTile != 0) {
     // Slots past the last token hold stale data of the block's previous owner: never multiply them.

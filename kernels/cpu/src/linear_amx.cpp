@@ -210,8 +210,8 @@ void run_linear_task(const Task& task) {
         const int64_t left_rows = task.num_rows - i * kPassRows;
         const int64_t rows = left_rows < kPassRows ? left_rows : kPassRows;
         // Panels are contiguous in memory, so the next block always follows this one.
-        block.prefetch = streams ? data + kPrefetchBytes
-                                 : data + block_bytes + i * block.num_steps * block.prefetch_lines * 64;
+        const int64_t prefetched = i * block.num_steps * block.prefetch_lines * 64;
+        block.prefetch = data + (streams ? kPrefetchBytes : block_bytes + prefetched);
         block.group_sums = linear.has_zeros ? task.x.group_sums + row * linear.num_groups() +
                                                   step / block.group_steps
                                             : nullptr;

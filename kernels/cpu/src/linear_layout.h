@@ -31,7 +31,7 @@ constexpr int kPanelVecs = 2;         // registers of rows in a panel
 constexpr int kMaxLanes = 16;
 constexpr int64_t kMaxBlockRows = 96;  // rows of x whose accumulators stay in the L1 cache
 constexpr int64_t kTileK = 32;         // k values of one AMX tile
-constexpr int64_t kMaxTiledRows = 512;  // the same with AMX, where a task's rows stay in the L2 cache
+constexpr int64_t kMaxTiledRows = 512;  // with AMX: rows of x that stay in the L2 cache
 
 struct Task;
 
@@ -87,8 +87,7 @@ struct PackedLinear {
 enum class Epilogue : int { store, store_f32, add, silu_mul };
 
 // x as the micro-kernels read it: padded_K columns, float or (native) bf16. For AMX, 16 rows at a
-// time (the last ones may be fewer) as tiles: [padded_K / 32][rows][32]. So 16 rows take as many bytes
-// either way.
+// time (the last ones may be fewer) as tiles: [padded_K / 32][rows][32], as many bytes either way.
 struct PreparedInput {
   const char* data;
   int64_t row_bytes;

@@ -74,7 +74,8 @@ void prepare_row(const PackedLinear& linear, const void* x, void* to, int64_t st
 void prepare_linear_rows(const PackedLinear& linear, const RawRows& x, void* to,
                          float* group_sums) {
   const int64_t stride = linear.is_tiled ? x.num_rows * kPiece : kPiece;
-  const int64_t to_bytes = linear.is_tiled ? kPiece * 2 : linear.padded_K * (linear.native_bf16 ? 2 : 4);
+  const int64_t k_bytes = linear.native_bf16 ? 2 : 4;
+  const int64_t to_bytes = (linear.is_tiled ? kPiece : linear.padded_K) * k_bytes;
   for (int64_t row = 0; row < x.num_rows; ++row) {
     const void* from = static_cast<const char*>(x.first) + row * x.row_bytes;
     void* target = to == nullptr ? nullptr : static_cast<char*>(to) + row * to_bytes;
