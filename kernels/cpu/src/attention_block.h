@@ -8,6 +8,7 @@
 #include "attention_gather.h"
 #include "attention_kernel.h"
 #include "attention_product.h"
+#include "attention_query.h"
 #include "attention_softmax.h"
 #if defined(__AMX_BF16__)
 #include "attention_tiles.h"
@@ -16,31 +17,27 @@
 namespace legato::LEGATO_ISA {
 
 template <class Format>
-class QueryBlock {
+class QueryBlock : private QueryRows<Format> {
+  using Rows = QueryRows<Format>;
+  using Rows::args_, Rows::task_, Rows::words_;
+  using Rows::visible;
+  using typename Rows::Range;
+
  public:
   QueryBlock(const AttentionArgs& args, const AttentionTask& task, const AttentionTask* next,
         const AttentionScratch& scratch)
-      : args_(args),
-        task_(task),
+      : Rows(args, task),
         next_(next),
         scratch_(scratch),
         tiles_(args, task, scratch),
         scaling_(args.shape, tiles_.is_int8() ? tiles_.key_scales : nullptr,
                  tiles_.is_int8() ? tiles_.value_scales : nullptr),
-        value_dim_(round_up(args.shape.head_dim, 16)),
-        words_(args.shape.head_dim / Format::kPair) {
-    const int group = args.shape.group();
-    const int start = args.batch->starts[task.slice];
-    for (int r = 0; r < task.num_rows; ++r) {
-      const int position = start + (task.first_row + r) / group;
-      end_[r] = position + 1;
-      begin_[r] = first_visible(position, args.shape.sliding_window);
-    }
+        value_dim_(round_up(args.shape.head_dim, 16)) {
     states_.reset(args.shape, task);
   }
 
   void run() {
-    load_query();
+    this->load_query(scratch_.query);
     const bool whole = task_.partials == nullptr;
     if (whole) {
       std::memset(scratch_.accumulated, 0, sizeof(float) * task_.num_rows * value_dim_);
@@ -59,50 +56,6 @@ class QueryBlock {
   const OnlineSoftmax& states() const { return states_; }
 
  private:
-  const uint8_t* query_row(int row) const {
-    const ShapeView& shape = args_.shape;
-    const int group = shape.group();
-    const int64_t token = args_.batch->query_starts[task_.slice] + row / group;
-    const int64_t head = token * shape.num_heads + task_.kv_head * group + row % group;
-    return static_cast<const uint8_t*>(args_.query) +
-           head * shape.head_dim * bytes_of(shape.dtype);
-  }
-
-  void load_query() {
-    const int dim = args_.shape.head_dim;
-    for (int r = 0; r < task_.num_rows; ++r) {
-      const uint8_t* source = query_row(task_.first_row + r);
-      float* target = scratch_.query + int64_t{r} * words_;
-      if (Format::kPair == 2 || args_.shape.dtype == Dtype::float32) {
-        std::memcpy(target, source, int64_t{words_} * 4);
-        continue;
-      }
-      for (int d = 0; d < dim; d += 8) {
-        const Vec row = args_.shape.dtype == Dtype::bfloat16
-                            ? Vec::load(reinterpret_cast<const bf16*>(source) + d, 8)
-                            : Vec::load(reinterpret_cast<const fp16*>(source) + d, 8);
-        row.store(target + d, 8);
-      }
-    }
-  }
-
-  // Visible positions of rows [row, row + count) within the partition; end 0 if there are none.
-  struct Range {
-    int begin, end;
-  };
-  Range visible(int partition, int row, int count) const {
-    const int base = partition * kPartition;
-    Range all{kPartition, 0};
-    for (int r = row; r < row + count; ++r) {
-      const int begin = begin_[r] > base ? begin_[r] - base : 0;
-      const int end = end_[r] - base < kPartition ? end_[r] - base : kPartition;
-      if (begin >= end) continue;
-      if (begin < all.begin) all.begin = begin;
-      if (end > all.end) all.end = end;
-    }
-    return all;
-  }
-
   // Folds one partition into the rows' outputs, or leaves its partial output in `target`.
   void compute(int partition, float* target, bool merges) {
     states_.reset_part();
@@ -348,17 +301,12 @@ class QueryBlock {
   TileScope registers_;
 #endif
 
-  const AttentionArgs& args_;
-  const AttentionTask& task_;
   const AttentionTask* next_;
   const AttentionScratch scratch_;
   Tiles<Format> tiles_;
   const ScoreScaling scaling_;
   const int value_dim_;
-  const int words_;  // of a query row
   OnlineSoftmax states_;
-  int begin_[kRowsPerBlock];  // visible positions of each row
-  int end_[kRowsPerBlock];
   Range ranges_[kRowsPerBlock / kBlockRows];  // visible to each group of rows, in the partition
   const uint8_t* prefetch_[kTilesPerPartition];
   bool prefetches_ = false;
