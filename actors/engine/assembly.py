@@ -60,7 +60,7 @@ class Engine:
     ) -> tuple[StageInfo, int, str | None]:
         info, num_blocks, num_host_blocks = await self._stages.build()
         scheduler = replace(
-            self._config.scheduler,
+            self._config.scheduler_on(info.backend),
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
             max_model_len=min(self._config.scheduler.max_model_len, info.max_model_len),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from actors.scheduling.config import SchedulerConfig
-from actors.stage.spec import StageSpec
+from actors.stage.spec import BATCH_INVARIANT, StageSpec
 
 GIB = 1 << 30
 
@@ -45,6 +45,7 @@ class EngineConfig:
     step_deadline_s: a step that takes longer than this and than `deadline_factor` times its
         prediction counts as hung: the stages are killed and rebuilt, and requests replayed.
     request_deadline_s: a request that takes longer ends with an error.
+    drafts_if_exact: no drafts if the stages' backend turns out not to be batch-invariant.
     standby: keep processes that have imported everything for the next rebuild (on CPUs: Ray gives a
         GPU to one process).
     """
@@ -63,9 +64,16 @@ class EngineConfig:
     load_timeout_s: float = 1800.0
     grammars: bool = False  # load the grammar compiler at start, not in a step
     calibrate: bool = False  # measure a cost model at start if none is configured
+    drafts_if_exact: bool = False
     is_rebuild: bool = False  # streams are waiting: skip optional preparation and checks
     event_log: str | None = None  # folder for every event and plan, as Parquet
     event_log_bytes: int = 1 << 30  # recording ends at this size
     adapters: tuple[tuple[int, str], ...] = ()  # (slot, folder)
     standby: bool = False
     max_rebuilds: int = 3  # in a row, without a successful step in between
+
+    def scheduler_on(self, backend: str) -> SchedulerConfig:
+        """The scheduler's settings for the backend that the stages have chosen."""
+        if self.drafts_if_exact and backend not in BATCH_INVARIANT:
+            return replace(self.scheduler, drafter="none", max_drafts=None)
+        return self.scheduler

@@ -124,9 +124,10 @@ class SchedulerConfig:
     )
 
     drafter: str = setting(
-        "none",
+        "auto",
         "Guesses the next tokens, to be verified in one step: none; lookup, in the request's own "
-        "tokens; auto, the same where a cost model predicts a gain.",
+        "tokens; auto, the same where a cost model predicts a gain. The default is none where the "
+        "backend's rounding depends on the batch: all but cpu.",
         section="speculation",
         choices=("none", "lookup", "auto"),
     )

@@ -24,6 +24,8 @@ from actors.scheduling.events import Emit, Event, Instruction, Output
 Row = dict[str, Any]
 
 _RENAMED = {"further": "extra_tokens"}  # fields in logs of earlier versions, and now
+# Defaults that were others when logs left them out: of settings that such a log does not name.
+_FORMER_DEFAULTS = {"drafter": "none"}
 _EVENTS = {kind.__name__: kind for kind in get_args(events.Event)}
 _INSTRUCTIONS = {kind.__name__: kind for kind in get_args(events.Instruction)}
 
@@ -151,7 +153,8 @@ def config_of(row: Row) -> SchedulerConfig:
     """The configuration in the first row of a log."""
     if row["kind"] != "Config":
         raise ValueError(f"a log begins with its configuration, not with {row['kind']}")
-    config: SchedulerConfig = decode(SchedulerConfig, json.loads(row["event"]))
+    settings = {**_FORMER_DEFAULTS, **json.loads(row["event"])}
+    config: SchedulerConfig = decode(SchedulerConfig, settings)
     return config
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Backends with which a token has the same bits in any batch, so also beside drafts.
+BATCH_INVARIANT = ("cpu",)
+
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -19,9 +20,11 @@ from actors.calibration.cache import cache_folder
 from actors.engine.config import GIB, EngineConfig, KVMemory
 from actors.scheduling.build import check_config
 from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig, in_seconds
-from actors.stage.spec import StageSpec
+from actors.stage.spec import BATCH_INVARIANT, StageSpec
 from app.paths import locate
 from app.settings.schema import KVSettings, ModelSettings, ParallelSettings, Settings
+
+logger = logging.getLogger("legato.settings")
 
 # Default share of free memory for the KV cache. A GPU serves only the engine, and its other needs
 # are measured first; a machine's memory is also for other programs.
@@ -130,7 +133,8 @@ def resolve(settings: Settings) -> EngineConfig:
         channel_bytes=(1 << 20) + (activation_bytes if stage.num_stages > 1 else 0),
         cpus_per_rank=parallel.cpus_per_rank,
         gpus_per_rank=gpus,
-        calibrate=settings.engine.calibrate and _wants_cost_model(scheduler),
+        calibrate=settings.engine.calibrate and _wants_cost_model(settings, scheduler),
+        drafts_if_exact=not _names_drafter(settings),
         step_deadline_s=settings.engine.step_deadline_s,
         request_deadline_s=settings.engine.request_deadline_s,
         load_timeout_s=settings.engine.load_timeout_s,
@@ -208,12 +212,22 @@ def _standby(wanted: bool | None, device: str) -> bool:
     return device == "cpu" if wanted is None else wanted
 
 
-def _wants_cost_model(scheduler: SchedulerConfig) -> bool:
-    """Whether a chosen part needs a cost model."""
+def _wants_cost_model(settings: Settings, scheduler: SchedulerConfig) -> bool:
+    """Whether a chosen part needs a cost model; the default drafter uses one that is there."""
     adapts = scheduler.budget == "auto" and scheduler.token_budget is None
     predicts = adapts or scheduler.budget in ("adaptive", "profiled")
-    asks = scheduler.tbt_rule is not None or scheduler.drafter == "auto"
+    drafts = _names_drafter(settings) and scheduler.drafter == "auto"
+    asks = scheduler.tbt_rule is not None or drafts
     return predicts or asks or scheduler.admission == "predictive"
+
+
+def _names_drafter(settings: Settings) -> bool:
+    return "drafter" in settings.speculation.model_fields_set
+
+
+def _is_exact(parallel: ParallelSettings) -> bool:
+    """Whether drafts can change no text, unless `auto` finds no such backend."""
+    return parallel.device == "cpu" and parallel.backend in ("auto", *BATCH_INVARIANT)
 
 
 def _accelerator(parallel: ParallelSettings, gpus_per_rank: float) -> str | None:
@@ -235,6 +249,9 @@ def _scheduler(settings: Settings, max_model_len: int) -> SchedulerConfig:
         for name, setting in SETTINGS.items()
         if not setting.hidden
     }
+    if not _names_drafter(settings) and not _is_exact(settings.parallel):
+        logger.info("speculation.drafter: none, as only the cpu backend is batch-invariant")
+        values["drafter"] = "none"
     if values["cost_model"] is not None:
         values["cost_model"] = read_cost_model(values["cost_model"])
     # Whole-prompt policies put a full prompt into one step, in addition to the decodes.

@@ -1,4 +1,4 @@
-"""Chooses which decodes of a step carry drafts, and how many.
+"""Drafts of the next tokens, by prompt lookup; which decodes of a step carry them, and how many.
 
 Drafts are guesses of the next tokens. They follow a decode's own token in its slice; the last stage
 draws at every position, and a draft is accepted if and only if it equals the draw. So drafts change
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import Drafter, StepTimePredictor
 from actors.scheduling.plan import StepShape, logit_rows
-from actors.scheduling.speculation.lookup import PromptLookup
 from actors.scheduling.state import RequestState
 from actors.scheduling.step import StepBuilder
 
@@ -25,6 +24,12 @@ _LOOK_EVERY = 16
 _REST_STEPS = 16  # without drafts, after they did not pay together for the present decodes
 _PRICE_STEPS = 64  # looks at decodes until the price of drafts is predicted anew
 
+# Of `PromptLookup`
+_GRAM = 3  # tokens that must match
+_MOST_AT_ONCE = 2048  # tokens taken in by one call: about a millisecond
+_PRIOR = 0.5  # assumed acceptance rate before a request's first draft
+_MEMORY = 0.9  # weight of the earlier estimate at each further guess
+
 
 class Speculation:
     """One per core. Each request has a drafter from its first decode on."""
@@ -36,6 +41,7 @@ class Speculation:
         self._least_rate = _LEAST_RATE  # that a draft of the present decodes must have to pay
         self._priced = (0, 0)  # the number of those decodes, and how often it is still taken
         self._num_rests = 0  # steps to plan without drafts
+        self._num_rows = logit_rows(config.most_requests)  # that the stages have memory for
         self._overlaps = config.steps_per_request > 1
         self.is_on = config.drafter == "lookup" or (
             config.drafter == "auto" and cost_model is not None
@@ -76,8 +82,7 @@ class Speculation:
         offers = [(s, d) for s in candidates if (d := self._offer(s))]
         if not offers:
             return
-        rows_left = logit_rows(self.config.most_requests) - step.contents.num_slices
-        room = min(step.room_for_drafts(), rows_left)
+        room = min(step.room_for_drafts(), self._num_rows - step.contents.num_slices)
         counts = [0] * len(offers)
         for depth in range(1, self.config.most_drafts + 1):
             for i, (state, drafts) in enumerate(offers):
@@ -169,3 +174,60 @@ def _acceptance_rate(state: RequestState) -> float:
     drafter: Drafter | None = state.drafter
     assert drafter is not None
     return drafter.acceptance_rate
+
+
+class PromptLookup:
+    """Implements `interfaces.Drafter`: guesses what followed the last n-gram where it stood before.
+
+    Outputs that quote, edit or repeat text of the request continue like their source. A table holds
+    the last position of each n-gram; a match is followed token by token, so most tokens cost one
+    comparison and one entry.
+    """
+
+    __slots__ = ("_at", "_match", "_num_prompt", "_prompt", "_tokens", "acceptance_rate")
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.acceptance_rate = _PRIOR
+        self._prompt = prompt
+        self._num_prompt = len(prompt)
+        self._tokens: list[int] = []  # of prompt and output, taken in so far
+        self._at: dict[tuple[int, ...], int] = {}  # n-gram -> the position after it
+        self._match: int | None = None  # position of the token that should come next
+
+    def follow(self, output: Sequence[int]) -> bool:
+        tokens, num_prompt = self._tokens, self._num_prompt
+        known = len(tokens)
+        if known < num_prompt:
+            self._append(self._prompt[known : known + _MOST_AT_ONCE], learns=False)
+            known = len(tokens)
+            if known < num_prompt:
+                return False
+        new = output[known - num_prompt : known - num_prompt + _MOST_AT_ONCE]
+        self._append(new, learns=True)
+        return len(tokens) == num_prompt + len(output)
+
+    def _append(self, new: Sequence[int], learns: bool) -> None:
+        tokens, table = self._tokens, self._at
+        for token in new:
+            match = self._match
+            if match is not None:
+                is_right = tokens[match] == token
+                if learns:
+                    self.acceptance_rate *= _MEMORY
+                    self.acceptance_rate += (1.0 - _MEMORY) * is_right
+                match = match + 1 if is_right else None
+            tokens.append(token)
+            gram = tuple(tokens[-_GRAM:])
+            self._match = table.get(gram) if match is None else match
+            if len(gram) == _GRAM:
+                table[gram] = len(tokens)
+
+    def draft(self, most: int) -> tuple[int, ...]:
+        match, tokens = self._match, self._tokens
+        if match is None:
+            return ()
+        found = tokens[match : match + most]
+        period = len(tokens) - match  # a repetition continues
+        while len(found) < most:
+            found.append(found[-period])
+        return tuple(found)

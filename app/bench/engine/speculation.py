@@ -200,6 +200,7 @@ def command(
         num_blocks=stage.kv_tokens // BLOCK_SIZE, block_size=BLOCK_SIZE,
         max_requests=max(32, streams), max_model_len=stage.info.max_model_len,
         max_step_tokens=stage.spec.max_step_tokens, prefix_cache=False, lookahead=False,
+        drafter="none",  # of the plain runs
         cost_model=_measured(stage) if cost_model is None else read_cost_model(cost_model),
     )  # fmt: skip
     rates = []

@@ -31,7 +31,7 @@ from app.bench.load.client import Job
 from app.bench.load.figures import LoadFigures, load_figures
 from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import make_report, publish
-from app.bench.studies.live_engine import local_engine, read_args, serve_jobs
+from app.bench.studies.live_engine import NO_DRAFTS, local_engine, read_args, serve_jobs
 from app.bench.studies.validate import read_log, simulated_figures
 from app.bench.terminal import Json, Out, console, output, say_duration, table
 from app.engine_client.client import EngineClient
@@ -129,7 +129,7 @@ def search_all(
 ) -> list[BudgetCapacity]:
     """Search live, then simulated. Raises MeasurementError if the engine has no cost model."""
     with tempfile.TemporaryDirectory(prefix="legato-budgets-") as folder:
-        args = {**args, "telemetry": {"directory": folder, "events": True}}
+        args = {**args, "telemetry": {"directory": folder, "events": True}, **NO_DRAFTS}
         live = asyncio.run(search_live(args, budgets, load, objective, tolerance))
         config, profile, (_, *steps_of) = read_log(Path(folder))
     found = []

@@ -21,6 +21,8 @@ from app.engine_client.client import EngineClient, EngineError, GenerationReques
 from app.paths import locate
 from app.ray_environment import set_environment
 
+# Of engines that a simulation is held against, which knows of no draft whether it is right.
+NO_DRAFTS: Mapping[str, Any] = {"speculation": {"drafter": "none"}}
 _ROOT = Path(__file__).resolve().parents[3]
 _FIRST_TOKEN = 300  # ids below may mean something to a tokenizer
 

@@ -30,6 +30,7 @@ from app.bench.chaos.own_server import OwnServer, own_server
 from app.bench.load.client import Job, LoadClient, Trace
 from app.bench.load.workload import LengthsOption
 from app.bench.report import MeasurementError, make_report, publish
+from app.bench.studies.live_engine import NO_DRAFTS
 from app.bench.studies.scaling_parts import Phases, changes, cold_starts, parts_of, tripled, whole
 from app.bench.studies.validate import read_log
 from app.bench.terminal import Json, Out, console, output, say_duration, table
@@ -92,6 +93,7 @@ def measure(
         sections: dict[str, Mapping[str, Any]] = {
             "telemetry": {"directory": folder, "events": True},
             "parallel": {"threads_per_rank": 1},
+            **NO_DRAFTS,
         }
         log = Path("out/scaling-server.log")
         with own_server(config, sections, log, change=scaled) as server:

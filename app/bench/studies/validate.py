@@ -31,7 +31,7 @@ from app.bench.load.client import Job, Trace
 from app.bench.load.figures import load_figures
 from app.bench.load.workload import LengthsOption, Load
 from app.bench.report import MeasurementError, make_report, publish
-from app.bench.studies.live_engine import local_engine, read_args, serve_jobs
+from app.bench.studies.live_engine import NO_DRAFTS, local_engine, read_args, serve_jobs
 from app.bench.studies.policies import POLICY_OPTIONS
 from app.bench.terminal import Json, Out, console, output, say_duration, table
 from app.simulate.hardware.live_log import LiveStep, Slowdown, runs, slowdown
@@ -130,7 +130,7 @@ def validate(
 ) -> tuple[Slowdown, list[ValidationRun]]:
     """Serve live, then simulate. Raises MeasurementError if the deployment has no cost model."""
     with tempfile.TemporaryDirectory(prefix="legato-validate-") as folder:
-        args = {**args, "telemetry": {"directory": folder, "events": True}}
+        args = {**args, "telemetry": {"directory": folder, "events": True}, **NO_DRAFTS}
         order = [(p, load) for _ in range(repeats) for p in policies for load in loads]
         warm_up = dataclasses.replace(loads[-1], seed=loads[-1].seed + 1000)
         warm_ups = [(policy, warm_up) for policy in policies]

@@ -84,8 +84,9 @@ class _Engine:
 
     def __init__(self, loop: _Loop, *predicted_s: float, depth: int = 1) -> None:
         config = SchedulerConfig(
-            num_blocks=64, num_stages=depth, lookahead=False, max_model_len=512
-        )
+            num_blocks=64, num_stages=depth, lookahead=False, max_model_len=512,
+            drafter="none",  # which would ask for predictions of its own
+        )  # fmt: skip
         self.loop = loop
         self.core = build_core(config, cost_model=_Steps(*predicted_s))
         self.lost: list[str] = []

@@ -102,6 +102,15 @@ def test_configuration_survives_as_text() -> None:
     assert config_of(json.loads(json.dumps(config_row(config)))) == config
 
 
+def test_a_log_that_names_no_drafter_had_none() -> None:
+    """Earlier versions left out fields at their default, which was none."""
+    row = config_row(SchedulerConfig(9, drafter="auto"))
+    assert config_of(row).drafter == "auto"
+    settings = json.loads(row["event"])
+    del settings["drafter"]
+    assert config_of({**row, "event": json.dumps(settings)}).drafter == "none"
+
+
 def random_life(config: SchedulerConfig, seed: int) -> Driver:
     """A driver after some hundred random events, failures included."""
     chance = random.Random(seed)

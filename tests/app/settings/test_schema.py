@@ -119,6 +119,47 @@ def test_a_rule_that_gives_no_objective_is_refused(args: dict[str, Any], message
         resolve(parse({**MODEL, **args}))
 
 
+@pytest.mark.parametrize(
+    ("parallel", "speculation", "drafter"),
+    [
+        ({}, {}, "auto"),
+        ({"device": "cpu", "backend": "cpu", "pipeline_stages": 2}, {"max_drafts": 4}, "auto"),
+        ({"backend": "torch"}, {}, "none"),
+        ({"device": "cuda"}, {}, "none"),
+        ({"device": "cuda"}, {"drafter": "auto"}, "auto"),
+        ({"backend": "torch"}, {"drafter": "lookup"}, "lookup"),
+        ({}, {"drafter": "none"}, "none"),
+    ],
+)
+def test_the_default_drafter_is_for_batch_invariant_backends(
+    parallel: dict[str, Any], speculation: dict[str, Any], drafter: str
+) -> None:
+    engine = resolve(parse({**MODEL, "parallel": parallel, "speculation": speculation}))
+    assert engine.scheduler.drafter == drafter
+    assert engine.scheduler.max_drafts == speculation.get("max_drafts")
+    assert engine.drafts_if_exact == ("drafter" not in speculation)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "speculation"),
+    [({"backend": "torch"}, {"max_drafts": 4}), ({}, {"drafter": "none", "max_drafts": 4})],
+)
+def test_a_number_of_drafts_without_a_drafter_is_refused(
+    parallel: dict[str, Any], speculation: dict[str, Any]
+) -> None:
+    with pytest.raises(SettingsError, match=r"^speculation\.max_drafts: has no effect with"):
+        resolve(parse({**MODEL, "parallel": parallel, "speculation": speculation}))
+
+
+def test_only_a_drafter_that_is_asked_for_has_steps_measured() -> None:
+    fixed = {**MODEL, "scheduling": {"token_budget": 64}}
+    default = resolve(parse(fixed))
+    assert (default.scheduler.drafter, default.calibrate) == ("auto", False)
+    for drafter, calibrates in (("auto", True), ("lookup", False), ("none", False)):
+        asked = resolve(parse({**fixed, "speculation": {"drafter": drafter}}))
+        assert asked.calibrate is calibrates
+
+
 def test_a_second_tier_reaches_the_engine() -> None:
     kv = {"host_cache_gib": 2, "disk_cache_gib": 0.5, "disk_cache_path": "/somewhere"}
     engine = resolve(parse({**MODEL, "kv": kv}))

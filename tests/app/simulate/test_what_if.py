@@ -39,8 +39,9 @@ COUNT, LEFT = 24, 7  # requests, and the one whose caller leaves
 
 def config(**changes: Any) -> SchedulerConfig:
     base = SchedulerConfig(
-        num_blocks=1000, token_budget=64, max_model_len=4096, cost_model=MODEL.to_dict()
-    )
+        num_blocks=1000, token_budget=64, max_model_len=4096, cost_model=MODEL.to_dict(),
+        drafter="none",  # the simulated runs have no drafts
+    )  # fmt: skip
     return replace(base, **changes)
 
 

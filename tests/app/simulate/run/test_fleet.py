@@ -120,6 +120,7 @@ def test_a_drafter_is_left_out() -> None:
     """Blank tokens are always guessed right; the simulator knows of no other acceptance."""
     traffic = generate(poisson(4.0), fixed_lengths(64, 40), 20, seed=2)
     base = scheduler_config(MODEL, token_budget=256)
+    assert base.drafter == "none"
     without, drafting = (
         simulate(traffic, Deployment(replace(base, drafter=drafter), MODEL)).summary()
         for drafter in ("none", "lookup")
