@@ -180,7 +180,7 @@ class QueryBlock : private QueryRows<Format> {
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 8
       for (int j = 0; j < kLanes; ++j) {
-        sum[i][j].store(scratch_.scores + int64_t{row + i} * kPartition + (tile + j) * kTile);
+        sum[i][j].store(scratch_.scores + int64_t{row + i} * kScoreStride + (tile + j) * kTile);
       }
     }
   }
@@ -190,7 +190,7 @@ class QueryBlock : private QueryRows<Format> {
     for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(tile + i, _MM_HINT_T0);
   }
 
-  float* scores_of(int row) const { return scratch_.scores + int64_t{row} * kPartition; }
+  float* scores_of(int row) const { return scratch_.scores + int64_t{row} * kScoreStride; }
 
   void softmax_rows(int g, int partition) {
     const Range range = ranges_[g];
@@ -231,7 +231,7 @@ class QueryBlock : private QueryRows<Format> {
     const int begin = range.begin / kTile, stop = round_up(range.end, kTile) / kTile;
     const int64_t row_bytes = int64_t{value_dim_ / 16} * Format::kLaneBytes;  // of V
     const uint32_t* weights =
-        reinterpret_cast<const uint32_t*>(scratch_.scores) + int64_t{row} * kPartition;
+        reinterpret_cast<const uint32_t*>(scratch_.scores) + int64_t{row} * kScoreStride;
     for (int t = begin; t < stop; ++t) {
       const uint8_t* right[kLanes];
       const uint8_t* prefetch[kLanes];
@@ -243,7 +243,7 @@ class QueryBlock : private QueryRows<Format> {
       // Slots past the last token hold stale data of the block's previous owner: never multiply
       // them.
       const int tokens = min_of(kTile, range.end - t * kTile);
-      multiply<Format, kPrefetch>(weights + t * kTile / Format::kPair, kPartition, right,
+      multiply<Format, kPrefetch>(weights + t * kTile / Format::kPair, kScoreStride, right,
                                row_bytes, (tokens + Format::kPair - 1) / Format::kPair, prefetch,
                                row_bytes, sum);
     }

@@ -13,6 +13,8 @@
 namespace legato {
 
 constexpr int kRowsPerBlock = 48;
+// Not a power of two: rows below each other would share a few sets of the L1 cache.
+constexpr int kScoreStride = kPartition + 16;
 
 struct AttentionTask {
   int32_t slice;
@@ -35,7 +37,7 @@ struct AttentionArgs {
 
 // Scratch of one thread, in floats, 64-byte aligned.
 struct AttentionScratch {
-  float* scores;       // [kRowsPerBlock][kPartition]
+  float* scores;       // [kRowsPerBlock][kScoreStride], of which kPartition are used
   float* query;        // [kRowsPerBlock][head_dim]
   float* accumulated;  // [kRowsPerBlock][value_dim]
   float* keys;         // [kPartition][head_dim], only where tiles are gathered
@@ -43,12 +45,12 @@ struct AttentionScratch {
   float* raw;          // [kTile][head_dim + value_dim], likewise
 
   static int64_t num_floats(const KvLayout& layout) {
-    return int64_t{kRowsPerBlock} * (kPartition + layout.head_dim + layout.value_dim) +
+    return int64_t{kRowsPerBlock} * (kScoreStride + layout.head_dim + layout.value_dim) +
            int64_t{kPartition + kTile} * (layout.head_dim + layout.value_dim);
   }
   AttentionScratch(float* base, const KvLayout& layout)
       : scores(base),
-        query(scores + int64_t{kRowsPerBlock} * kPartition),
+        query(scores + int64_t{kRowsPerBlock} * kScoreStride),
         accumulated(query + int64_t{kRowsPerBlock} * layout.head_dim),
         keys(accumulated + int64_t{kRowsPerBlock} * layout.value_dim),
         values(keys + int64_t{kPartition} * layout.head_dim),

@@ -49,17 +49,17 @@ inline void multiply_keys(const uint32_t* query, int words, const uint8_t* const
     }
     for (int i = 0; values != nullptr && i < kNumTiles; ++i) prefetch_lines(values[i] + at, 16);
   }
-  _tile_stored(0, scores, kPartition * 4);
-  if constexpr (kNumTiles > 1) _tile_stored(1, scores + kTile, kPartition * 4);
-  if constexpr (kNumTiles > 2) _tile_stored(2, scores + 2 * kTile, kPartition * 4);
-  if constexpr (kNumTiles > 3) _tile_stored(3, scores + 3 * kTile, kPartition * 4);
+  _tile_stored(0, scores, kScoreStride * 4);
+  if constexpr (kNumTiles > 1) _tile_stored(1, scores + kTile, kScoreStride * 4);
+  if constexpr (kNumTiles > 2) _tile_stored(2, scores + 2 * kTile, kScoreStride * 4);
+  if constexpr (kNumTiles > 3) _tile_stored(3, scores + 3 * kTile, kScoreStride * 4);
 }
 
 // Adds the weights of one tile of V times kNumColumns groups of 16 features.
 template <int kNumColumns>
 inline void multiply_values(const uint32_t* weights, const uint8_t* values, int64_t row_bytes) {
   finish_stores();
-  _tile_loadd(4, weights, kPartition * 4);
+  _tile_loadd(4, weights, kScoreStride * 4);
   _tile_loadd(6, values, row_bytes);
   _tile_dpbf16ps(0, 4, 6);
   if constexpr (kNumColumns > 1) {
