@@ -15,8 +15,11 @@ constexpr int64_t kStepUnits = kTileK / kUnit;
 constexpr int64_t kStepBytes = kStepUnits * PairsFromBf16::kUnitBytes;
 constexpr int64_t kRightStride = kPanelVecs * 64;
 constexpr int64_t kSumsStride = kPanelRows * 4;
-// Steps of a k-block, measured: it shares the L1 cache with the rows that pass over it.
+// Steps of a k-block, measured: it shares the L1 cache with the rows that pass over it, and where
+// these are few and memory is the limit, with the block that is fetched meanwhile.
 constexpr int64_t kBlockSteps = 10;
+constexpr int64_t kFewPasses = 3;
+constexpr int64_t kFewPassesSteps = 5;
 constexpr int64_t kUnpackedSteps = 8;      // groups of up to 256 k
 constexpr int64_t kPrefetchBytes = 8192;  // ahead of a stream
 
@@ -178,7 +181,10 @@ void run_linear_task(const Task& task) {
   block.scales_stride = linear.header_bytes + block.group_steps * kStepUnits * linear.unit_bytes;
   block.group_sums_stride = linear.num_groups();
 
-  const int64_t most_steps = streams ? num_steps : unpacks ? kUnpackedSteps : kBlockSteps;
+  const int64_t most_steps = streams                     ? num_steps
+                             : unpacks                   ? kUnpackedSteps
+                             : num_passes <= kFewPasses ? kFewPassesSteps
+                                                         : kBlockSteps;
   const int64_t num_blocks = (num_steps + most_steps - 1) / most_steps;
   int64_t block_steps = (num_steps + num_blocks - 1) / num_blocks;
   if (block.group_steps > 0) {
