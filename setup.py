@@ -1,7 +1,8 @@
 """Builds the CPU library: one shared object with a C interface, loaded by ctypes.
 
 It needs a C++17 compiler that knows AMX (GCC 11, Clang 12) and nothing else (no torch or Python
-headers), and is optional: where it cannot be built, installation goes on and the plain-torch backend serves instead.
+headers), and is optional: where it cannot be built, installation goes on and the plain-torch
+backend serves instead.
 """
 
 import hashlib
