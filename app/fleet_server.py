@@ -23,6 +23,7 @@ from actors.engine.config import EngineConfig
 from actors.fleet.routers import build_router
 from actors.fleet.scaling import load_of
 from actors.transport.gc_utils import freeze_gc_heap
+from actors.transport.time_slices import shorten_time_slices
 from app.engine_client.adapters import FleetAdapters
 from app.engine_client.link import EngineFailed
 from app.engine_client.live import LiveEngine
@@ -69,6 +70,7 @@ class Front(HttpReplica):
         await asyncio.gather(*[client.start() for client in clients])
         await self.open(configs)
         freeze_gc_heap()
+        shorten_time_slices()
 
     async def _metrics(self, request: Request) -> Response:
         for client in self.engines:

@@ -18,6 +18,7 @@ from ray import serve
 from starlette.types import ASGIApp
 
 from actors.transport.gc_utils import freeze_gc_heap
+from actors.transport.time_slices import shorten_time_slices
 from app.engine_client.adapters import AdapterEngine
 from app.engine_client.link import EngineFailed
 from app.engine_client.live import LiveEngine
@@ -62,6 +63,7 @@ class LLMServer(HttpReplica):
         self.models = {name: ServedModel(self.engine, await text_task)}
         await self.open([config])
         freeze_gc_heap()
+        shorten_time_slices()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self.api

@@ -25,6 +25,7 @@ from actors.scheduling.event_log import Recorder
 from actors.stage.spec import StageInfo
 from actors.transport.gc_utils import freeze_gc_heap
 from actors.transport.messages import Welcome
+from actors.transport.time_slices import shorten_time_slices
 
 if TYPE_CHECKING:
     from actors.engine.event_recorder import EventLog
@@ -89,6 +90,7 @@ class Engine:
         if fronts is not None:
             address = await _serve_fronts(loop, fronts, info, num_blocks)
         freeze_gc_heap()
+        shorten_time_slices()
         logger.info("ready: %s backend, %d KV blocks", info.backend, num_blocks)
         return info, num_blocks, address
 
