@@ -17,6 +17,7 @@ from actors.scheduling.setting import Setting, fits, in_words, setting
 
 DEFAULT_TOKEN_BUDGET = 512
 DEFAULT_MAX_DRAFTS = 8
+DEFAULT_DELIVERY_S = 0.003
 
 
 class ConfigError(ValueError):
@@ -149,10 +150,7 @@ class SchedulerConfig:
         1, "Steps with prefill are rounded to multiples of this.", live=True, at_least=1
     )
     max_chunk: int | None = setting(
-        None,
-        "Most tokens of one prompt in a step while others wait for prefill.",
-        live=True,
-        at_least=1,
+        None, "Most tokens of a prompt in a step while others wait.", live=True, at_least=1
     )
     tbt_s: float | None = setting(
         None,
@@ -176,7 +174,6 @@ class SchedulerConfig:
         live=True,
         above=0,
     )
-
     min_tbt_s: float | None = setting(
         None,
         "A request's own TBT objective below this is refused; one that a lone decode would miss "
@@ -185,6 +182,14 @@ class SchedulerConfig:
         milliseconds=True,
         live=True,
         above=0,
+    )
+    delivery_s: float = setting(
+        DEFAULT_DELIVERY_S,
+        "Of each TBT objective at least this, a tenth at most, is left for the way to the client.",
+        section="slo",
+        milliseconds=True,
+        live=True,
+        at_least=0,
     )
 
     max_queued_requests: int | None = setting(
@@ -197,10 +202,7 @@ class SchedulerConfig:
         None, "Most running requests of one tenant.", live=True, at_least=1
     )
     max_queued_per_tenant: int | None = setting(
-        None,
-        "Waiting requests of one tenant beyond which new ones are refused.",
-        live=True,
-        at_least=1,
+        None, "Most waiting requests of one tenant; more are refused.", live=True, at_least=1
     )
     queue_timeout_s: float | None = setting(
         None, "A request that waits longer is refused.", live=True, above=0
@@ -236,9 +238,8 @@ class SchedulerConfig:
     @cached_property
     def chunks_per_request(self) -> int:
         """The most outstanding steps with one unfinished prompt."""
-        if self.num_stages > 1 and self.overlap_chunks:
-            return self.depth
-        return self.steps_per_request
+        overlap = self.num_stages > 1 and self.overlap_chunks
+        return self.depth if overlap else self.steps_per_request
 
     def with_changes(self, changes: Mapping[str, Any]) -> SchedulerConfig:
         """A copy with live changes applied; keys as in the YAML (`slo.tbt_ms` and so on).
@@ -252,7 +253,7 @@ class SchedulerConfig:
                 raise ConfigError(key, _why_not_live(key.rpartition(".")[2]))
             if not fits(value, KINDS[name]):
                 raise ConfigError(key, f"must be {in_words(KINDS[name])}, not {value!r}")
-            updates[name] = in_seconds(name, value)
+            updates[name] = SETTINGS[name].from_yaml(value)
         for name in ("policy", "order", "budget", "admission"):
             if name in updates:  # the options of the old part do not apply to the new one
                 updates.setdefault(f"{name}_options", {})
@@ -265,8 +266,8 @@ class SchedulerConfig:
         changed.check()
         budget = updates.get("token_budget")
         if budget is not None and budget > changed.max_step_tokens:
-            most = f"a step holds at most {changed.max_step_tokens} tokens (max_step_tokens)"
-            raise ConfigError("token_budget", f"{most}, not {budget}")
+            most = f"{changed.max_step_tokens} tokens (max_step_tokens)"
+            raise ConfigError("token_budget", f"a step holds at most {most}, not {budget}")
         return changed
 
     def differs(self, other: SchedulerConfig, *names: str) -> bool:
@@ -276,14 +277,14 @@ class SchedulerConfig:
         """Raise ConfigError naming the first impossible value; the registries check names."""
         for name, declared in SETTINGS.items():
             value = getattr(self, name)
-            if not fits(value, KINDS[name]):
-                problem: str | None = f"must be {in_words(KINDS[name])}, not {value!r}"
-            else:
-                problem = declared.problem(value)
+            is_fit, kind = fits(value, KINDS[name]), in_words(KINDS[name])
+            problem = declared.problem(value) if is_fit else f"must be {kind}, not {value!r}"
             if problem is not None:
                 raise ConfigError(declared.key(name), problem)
         if self.token_budget is not None and self.budget not in ("auto", "fixed", "throttled"):
             raise ConfigError("token_budget", f"has no effect with the budget {self.budget!r}")
+        if self.delivery_s != DEFAULT_DELIVERY_S and self.budget in ("fixed", "throttled"):
+            raise ConfigError("delivery_ms", f"has no effect with the budget {self.budget!r}")
         if self.tbt_rule is not None and self.tbt_s is not None:
             raise ConfigError("tbt_rule", "has no effect with `slo.tbt_ms`")
         if self.max_drafts is not None and self.drafter == "none":
@@ -293,11 +294,6 @@ class SchedulerConfig:
             raise ConfigError("max_requests", message)
         if self.max_step_tokens < self.max_requests:
             raise ConfigError("max_step_tokens", "must hold one decode of every request")
-
-
-def in_seconds(name: str, value: Any) -> Any:
-    """The value of field `name` for a value in the YAML."""
-    return value / 1000 if SETTINGS[name].milliseconds and value is not None else value
 
 
 def _why_not_live(key: str) -> str:

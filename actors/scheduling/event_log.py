@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 _RENAMED = {"further": "extra_tokens"}  # fields in logs of earlier versions, and now
 # Defaults that were others when logs left them out: of settings that such a log does not name.
-_FORMER_DEFAULTS = {"drafter": "none"}
+_FORMER_DEFAULTS = {"drafter": "none", "delivery_s": 0.0}
 _EVENTS = {kind.__name__: kind for kind in get_args(events.Event)}
 _INSTRUCTIONS = {kind.__name__: kind for kind in get_args(events.Instruction)}
 

@@ -35,6 +35,14 @@ class Setting:
         """The setting's name in the YAML, for a field called `name`."""
         return name.removesuffix("_s") + "_ms" if self.milliseconds else name
 
+    def from_yaml(self, value: Any) -> Any:
+        """The field's value for one in the YAML."""
+        return value / 1000 if self.milliseconds and value is not None else value
+
+    def in_yaml(self, value: Any) -> Any:
+        """The inverse of `from_yaml`."""
+        return value * 1000 if self.milliseconds and value is not None else value
+
     def problem(self, value: Any) -> str | None:
         """An error message for a value of the right type; None if it is valid."""
         if value is None:

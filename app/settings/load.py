@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from actors.calibration.cache import cache_folder
 from actors.engine.config import GIB, EngineConfig, KVMemory
 from actors.scheduling.build import check_config
-from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig, in_seconds
+from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig
 from actors.stage.spec import BATCH_INVARIANT, StageSpec
 from app.paths import locate
 from app.settings.schema import KVSettings, ModelSettings, ParallelSettings, Settings
@@ -245,7 +245,7 @@ def _accelerator(parallel: ParallelSettings, gpus_per_rank: float) -> str | None
 
 def _scheduler(settings: Settings, max_model_len: int) -> SchedulerConfig:
     values: dict[str, Any] = {
-        name: in_seconds(name, getattr(getattr(settings, setting.section), setting.key(name)))
+        name: setting.from_yaml(getattr(getattr(settings, setting.section), setting.key(name)))
         for name, setting in SETTINGS.items()
         if not setting.hidden
     }

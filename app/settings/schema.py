@@ -90,7 +90,7 @@ def _declared(section: str) -> Callable[[type[_AnySection]], type[_AnySection]]:
         if setting.hidden or setting.section != section:
             continue
         kind = Literal[setting.choices] if setting.choices else KINDS[field.name]
-        default: dict[str, Any] = {"default": field.default}
+        default: dict[str, Any] = {"default": setting.in_yaml(field.default)}
         if field.default_factory is not dataclasses.MISSING:
             default = {"default_factory": field.default_factory}
         info = Field(

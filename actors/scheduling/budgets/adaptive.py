@@ -32,6 +32,7 @@ LEAST_RELIEF = 16  # tokens
 DENIALS = 20  # steps without prefill after which the bound is learned anew
 # While requests wait, every 16th step may be 4 times as long, so that such sizes are learned too.
 EXPLORE_EVERY, EXPLORE_FACTOR = 16, 4
+MOST_DELIVERY = 0.1  # of an objective, however short
 LOOK_EVERY, OUTDATED = 256, 1.1  # steps; change of a ratio from which sizes are chosen anew
 
 
@@ -90,6 +91,8 @@ class AdaptiveBudget:
     smoothness: longest gap allowed, in objectives (see `slack`).
     headroom: share of every limit reserved for delays after the engine's answer, on the way to
         the client; a step that used it counts as a miss.
+    delivery_s: the least time so reserved, up to a tenth of the objective: a client on the same
+        cores reads sixteen streams up to 3 ms later than they were sent.
     growth: context tokens by which running requests may still grow; new prompts are held back
         while decodes alone would miss the objective after that growth.
     efficiency: share of the best token rate from which steps are not made longer.
@@ -106,6 +109,7 @@ class AdaptiveBudget:
     max_requests: int
     smoothness: float = 1.0
     headroom: float = 0.04
+    delivery_s: float = 0.0
     growth: int = 128
     efficiency: float = 0.9
     ease: float = 0.9
@@ -131,7 +135,8 @@ class AdaptiveBudget:
     ) -> AdaptiveBudget:
         limits = (config.tbt_s, config.max_step_tokens, config.max_requests)
         cost = cost_model_for("budget", "adaptive", cost)
-        return cls(cost, *limits, overlap_chunks=config.overlap_chunks, **options)
+        own = {"overlap_chunks": config.overlap_chunks, "delivery_s": config.delivery_s}
+        return cls(cost, *limits, **own, **options)
 
     def __post_init__(self) -> None:
         most = self.max_step_tokens
@@ -170,7 +175,7 @@ class AdaptiveBudget:
             return max(0, most)
         mix = Mix.of_shape(shape, self.cost.profile.attention_window)
         context = shape.decode_context_tokens // max(1, shape.num_decodes)
-        limit_s = self._limit_s * (1.0 - self.headroom) / self._bound_factor(mix, self._limit_s)[0]
+        limit_s = self._limit_s * self._share() / self._bound_factor(mix, self._limit_s)[0]
         return self.cost.profile.largest_chunk(mix, context, most, limit_s)
 
     def observe(self, shape: StepShape, duration_s: float) -> None:
@@ -178,11 +183,16 @@ class AdaptiveBudget:
         self._outside.answered(shape, duration_s)
         self._sizes.answered()
 
+    def _share(self) -> float:
+        """Of the tightest objective and of every limit: what steps may use."""
+        least = min(self.delivery_s / self._slack.tightest_s, MOST_DELIVERY)
+        return 1.0 - max(self.headroom, least)
+
     def _watch(self, engine: EngineView) -> None:
         """Learn from the last step whether streams keep their objectives."""
         tbt_s = self._slack.tightest_s
         if timed := self._outside.planning(engine, tbt_s):
-            shape, kept = timed[0], timed[1] <= tbt_s * (1.0 - self.headroom)
+            shape, kept = timed[0], timed[1] <= tbt_s * self._share()
             # A step without prefill could not have been shorter.
             if shape.num_decodes and (kept or shape.prefills):
                 self._kept.note(kept)
@@ -207,7 +217,7 @@ class AdaptiveBudget:
         """The tokens of a step of this length, whether starts are held, and whether it relieves."""
         mix = Mix.of_shape(shape, self.cost.profile.attention_window)
         num_planned, now_s = mix.num_tokens, engine.now_s
-        limit_s *= 1.0 - self.headroom
+        limit_s *= self._share()
         factor, bounded = self._bound_factor(mix, limit_s)
         tokens, holds_starts = self._fill(mix, limit_s / factor, engine)
         tokens = min(tokens, num_planned + self._pace.next_tokens(engine))
@@ -283,5 +293,5 @@ class AdaptiveBudget:
         stages = profile.num_stages
         share = -(-running // stages)
         mix = Mix(share, (context + running * self.growth) // stages)
-        limit_s = profile.stage_share_s(tightest_s, share) * (1.0 - self.headroom)
+        limit_s = profile.stage_share_s(tightest_s, share) * self._share()
         return profile.stage_s(mix) * self.cost.bound_factor(mix) <= limit_s

@@ -34,7 +34,9 @@ def test_every_setting_that_is_not_hidden_is_in_its_section() -> None:
     for name, setting in shown.items():
         field = section(setting.section).model_fields[setting.key(name)]
         assert field.description == setting.description
-        assert field.get_default(call_default_factory=True) == getattr(default, name)
+        assert field.get_default(call_default_factory=True) == setting.in_yaml(
+            getattr(default, name)
+        )
     hidden = SETTINGS.keys() - shown.keys()
     assert not hidden & section("scheduling").model_fields.keys()
 
@@ -45,14 +47,15 @@ def test_values_reach_the_scheduler_in_its_own_units() -> None:
             {
                 **MODEL,
                 "scheduling": {"token_budget": 64, "max_requests": 8, "swap": "never"},
-                "slo": {"tbt_ms": 50, "ttft_ms": None},
+                "slo": {"tbt_ms": 50, "ttft_ms": None, "delivery_ms": 2},
                 "kv": {"block_size": 32, "prefix_cache": False},
                 "parallel": {"pipeline_stages": 2},
             }
         )
     ).scheduler
     assert (scheduler.token_budget, scheduler.max_requests, scheduler.swap) == (64, 8, "never")
-    assert (scheduler.tbt_s, scheduler.ttft_s) == (0.05, None)
+    assert (scheduler.tbt_s, scheduler.ttft_s, scheduler.delivery_s) == (0.05, None, 0.002)
+    assert resolve(parse(MODEL)).scheduler.delivery_s == SchedulerConfig(1).delivery_s == 0.003
     assert (scheduler.block_size, scheduler.prefix_cache, scheduler.num_stages) == (32, False, 2)
 
 
@@ -95,6 +98,11 @@ def test_a_live_change_of_another_key_says_why_not(key: str, message: str) -> No
     with pytest.raises(ConfigError) as caught:
         SchedulerConfig(num_blocks=1).with_changes({key: 1})
     assert str(caught.value) == f"{key}: {message}"
+
+
+def test_time_for_the_way_to_the_client_is_refused_where_no_budget_leaves_it() -> None:
+    with pytest.raises(SettingsError, match=r"^slo.delivery_ms: has no effect with the budget"):
+        resolve(parse({**MODEL, "slo": {"delivery_ms": 5}, "scheduling": {"budget": "fixed"}}))
 
 
 @pytest.mark.parametrize("slo", ["relaxed", {"tbt_rule": "relaxed", "ttft_ms": 2000}])

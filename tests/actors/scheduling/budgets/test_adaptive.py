@@ -93,3 +93,29 @@ def test_where_decodes_alone_are_too_many_it_says_that_starts_wait(tbt_s: float 
         assert 4 <= most < 9
         assert (True, True) in seen
         assert (True, False) not in seen
+
+
+@pytest.mark.parametrize(
+    ("tbt_s", "delivery_s", "left_s"),
+    [(0.08, 0.003, 0.0032), (0.05, 0.003, 0.003), (0.02, 0.003, 0.002), (0.05, 0.0, 0.002)],
+)
+def test_the_way_to_the_client_gets_a_share_of_the_objective(
+    tbt_s: float, delivery_s: float, left_s: float
+) -> None:
+    """At least 4 %, `delivery_s` where that is more, and a tenth at most."""
+    model = dataclasses.replace(TILED, tokens_s=((1, 0.01), (2049, 0.21)))
+    config = modeled(model, budget="adaptive", tbt_s=tbt_s, delivery_s=delivery_s)
+    core = build_core(config, cost_model=OnlineCostModel(model))
+    core.handle(Submit(Request(1, (1,) * 20, SamplingParams(40), 0.0)), 0.0)
+    core.handle(StepDone(StepResult(0, ((1, 9),))), 0.03)
+    core.handle(Submit(Request(2, (2,) * 3000, SamplingParams(5), 0.03)), 0.03)
+    out = core.handle(StepDone(StepResult(1, ((1, 9),))), 0.03)
+    (plan,) = [i.plan for i in out if isinstance(i, Execute)]
+    budget = core.builder.budget
+    assert isinstance(budget, AdaptiveBudget)
+    longest_s = (tbt_s - left_s) * budget._kept.value
+    mix = Mix.of(plan.slices)
+    assert mix.prefill_tokens > 8
+    assert model.stage_s(mix) <= longest_s
+    mix.add(mix.prefill_tokens, 8)
+    assert model.stage_s(mix) > longest_s
