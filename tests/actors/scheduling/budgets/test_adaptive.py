@@ -106,11 +106,15 @@ def test_the_way_to_the_client_gets_a_share_of_the_objective(
     model = dataclasses.replace(TILED, tokens_s=((1, 0.01), (2049, 0.21)))
     config = modeled(model, budget="adaptive", tbt_s=tbt_s, delivery_s=delivery_s)
     core = build_core(config, cost_model=OnlineCostModel(model))
-    core.handle(Submit(Request(1, (1,) * 20, SamplingParams(40), 0.0)), 0.0)
-    core.handle(StepDone(StepResult(0, ((1, 9),))), 0.03)
-    core.handle(Submit(Request(2, (2,) * 3000, SamplingParams(5), 0.03)), 0.03)
-    out = core.handle(StepDone(StepResult(1, ((1, 9),))), 0.03)
-    (plan,) = [i.plan for i in out if isinstance(i, Execute)]
+    due = core.handle(Submit(Request(1, (1,) * 20, SamplingParams(40), 0.0)), 0.0)
+    now_s = 0.0
+    for step in range(2):  # each takes as long as predicted, so nothing else is left aside
+        (plan,) = [i.plan for i in due if isinstance(i, Execute)]
+        now_s += model.stage_s(Mix.of(plan.slices))
+        if step:
+            core.handle(Submit(Request(2, (2,) * 3000, SamplingParams(5), now_s)), now_s)
+        due = core.handle(StepDone(StepResult(plan.step_id, ((1, 9),))), now_s)
+    (plan,) = [i.plan for i in due if isinstance(i, Execute)]
     budget = core.builder.budget
     assert isinstance(budget, AdaptiveBudget)
     longest_s = (tbt_s - left_s) * budget._kept.value
