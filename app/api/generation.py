@@ -64,7 +64,7 @@ class Generation:
         self._context = context
         self._n = n = requests[0].n
         self._requests = [
-            replace(request, placed=partial(self._placed, p * n))
+            replace(request, arrived_s=call.arrived_s, placed=partial(self._placed, p * n))
             for p, request in enumerate(requests)
         ]
         self.num_prompt_tokens = sum(len(request.prompt) for request in requests)
@@ -121,7 +121,7 @@ class Generation:
         context.begin()
         events, info = context.events, self.info
         clock = asyncio.get_running_loop().time
-        events.on_request_start(info, clock(), self.deliveries)
+        events.on_request_start(info, self._call.arrived_s, self.deliveries)
         status, reason = 200, "disconnect"
         try:
             source = self._one(0, sink) if len(self._requests) == 1 else self._all()

@@ -63,6 +63,7 @@ class GenerationRequest:
     output: tuple[int, ...] = ()  # already delivered (failover); only with n == 1
     cache_salt: str | None = None  # cached prefixes are shared by equal salts; None: the tenant
     adapter: int = 0  # as in `actors.scheduling.request.Request`
+    arrived_s: float | None = None  # by `time.monotonic`; None: as it is submitted
     # In a fleet: called with a continuation's index and the id of its new engine.
     placed: Callable[[int, str], None] | None = field(default=None, compare=False)
 

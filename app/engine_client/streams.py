@@ -227,6 +227,7 @@ class OpenRequests(dict[int, OpenRequest]):
 def core_requests(request: GenerationRequest, ids: Iterator[int], now_s: float) -> list[Request]:
     """The core's requests: one per continuation, each with its own seed."""
     sampling = request.sampling
+    arrived_s = now_s if request.arrived_s is None else request.arrived_s
     return [
         Request(
             request_id=next(ids),
@@ -234,7 +235,7 @@ def core_requests(request: GenerationRequest, ids: Iterator[int], now_s: float) 
             sampling=replace(sampling, seed=(sampling.seed + index) % (1 << 63))
             if index
             else sampling,
-            arrival_s=now_s,
+            arrival_s=arrived_s,
             output=request.output,
             tenant=request.tenant,
             priority=request.priority,

@@ -96,8 +96,8 @@ class PredictiveAdmission:
     margin: float = 0.1
     _reserved_s: float = 0.0  # work reserved for refused requests that may return
     _reserved_at_s: float = 0.0  # when `_reserved_s` was last brought up to date
-    # Accepted requests without a first token: (bottleneck, uncorrected prediction).
-    _predicted: dict[int, tuple[Bottleneck, float]] = field(default_factory=dict)
+    # Accepted requests without a first token: (bottleneck, uncorrected prediction, when made).
+    _predicted: dict[int, tuple[Bottleneck, float, float]] = field(default_factory=dict)
     _corrections: tuple[Correction, ...] = field(init=False)  # by bottleneck
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class PredictiveAdmission:
         now_s = engine.now_s
         found = self.forecast(request, engine, now_s)
         if found.wait_s <= 0.0 or found.alone:
-            self._predicted[request.request_id] = (found.bottleneck, found.raw_s)
+            self._predicted[request.request_id] = (found.bottleneck, found.raw_s, now_s)
             return None
         retry_after_s = self.retry_after_s(found, now_s)
         self._reserve(self._service_s(request, engine), now_s)
@@ -155,6 +155,8 @@ class PredictiveAdmission:
             bottleneck = Bottleneck.NOTHING
         expected_s = raw_s * self._corrections[bottleneck].median
         bound_s = max(raw_s * factor, expected_s)
+        # Reading the request and its prompt's text has taken a part of the objective.
+        left_s = limit_s * (1.0 - self.margin) - max(0.0, now_s - request.arrival_s)
         idle = not engine.num_waiting and not engine.prefilling
         return Forecast(
             bottleneck,
@@ -162,7 +164,7 @@ class PredictiveAdmission:
             expected_s=expected_s,
             bound_s=bound_s,
             limit_s=limit_s,
-            wait_s=bound_s - limit_s * (1.0 - self.margin),
+            wait_s=bound_s - left_s,
             alone=idle
             and (not engine.decoding or own / self.predictor.prefill_rate(engine) > limit_s),
         )
@@ -182,9 +184,8 @@ class PredictiveAdmission:
                 continue
             predicted = self._predicted.pop(view.request_id, None)
             if predicted is not None:
-                bottleneck, raw_s = predicted
-                actual_s = view.first_token_s - view.request.arrival_s
-                self._corrections[bottleneck].observe(actual_s, raw_s)
+                bottleneck, raw_s, made_at_s = predicted
+                self._corrections[bottleneck].observe(view.first_token_s - made_at_s, raw_s)
         if len(self._predicted) > 4 * self.predictor.max_requests + 1024:
             self._predicted.clear()  # the rest were aborted
 

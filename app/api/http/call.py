@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -30,13 +31,14 @@ class ClientGone(Exception):
 class Call:
     """One HTTP request being served."""
 
-    __slots__ = ("_receive", "_send", "options", "scope", "started")
+    __slots__ = ("_receive", "_send", "arrived_s", "options", "scope", "started")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, options: ApiOptions) -> None:
         self.scope = scope
         self._receive = receive
         self._send = send
         self.options = options
+        self.arrived_s = time.monotonic()
         self.started = False  # the response has begun, so an error can no longer have a status
 
     @property

@@ -28,6 +28,7 @@ class Recorder(ApiEvents):
 
     def on_request_start(self, request: RequestInfo, now_s: float, deliveries: Deliveries) -> None:
         self.deliveries = deliveries
+        self.started_s = now_s
         self.log.append(("start", request))
 
     def on_finish(self, request: RequestInfo, outcome: RequestOutcome, now_s: float) -> None:
@@ -52,6 +53,7 @@ async def post(server: Server, body: dict[str, Any]) -> tuple[Any, asyncio.Strea
 async def test_events_of_a_whole_request(start_server: StartServer) -> None:
     recorder = Recorder()
     server = await start_server(events=recorder)
+    begin_s = time.monotonic()
     server.engine.chunk_size = 2
     server.engine.num_cached_tokens = 1
     await server.http.post(
@@ -66,6 +68,8 @@ async def test_events_of_a_whole_request(start_server: StartServer) -> None:
         ("tokens", 1),
         ("finish", RequestOutcome(200, "length", 3, 1)),
     ]
+    assert begin_s <= recorder.started_s <= time.monotonic()
+    assert server.engine.seen[0].arrived_s == recorder.started_s  # objectives count from here
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -7,7 +7,12 @@ import pytest
 from actors.scheduling.admission import build_admission
 from actors.scheduling.admission.peak import PredictedPeak
 from actors.scheduling.admission.predictive import CAUTION, WATCHED, Correction
+from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
+from actors.scheduling.cost.model import CostModel
+from actors.scheduling.events import Refuse, Submit
+from actors.scheduling.request import Request, SamplingParams
+from tests.actors.scheduling.modeled import modeled
 
 
 def test_bad_settings_are_named() -> None:
@@ -34,3 +39,15 @@ def test_a_correction_is_the_quantile_of_what_became_of_recent_predictions() -> 
     for _ in range(WATCHED):
         correction.observe(0.5, 1.0)
     assert correction.factor == pytest.approx(0.5)  # what was is forgotten
+
+
+@pytest.mark.parametrize(("read_s", "is_refused"), [(0.0, False), (0.3, False), (1.5, True)])
+def test_the_time_to_read_a_request_counts(read_s: float, is_refused: bool) -> None:
+    """Ten prompts wait, of about 0.1 s each, and 2 s are allowed from a request's arrival."""
+    model = CostModel("m", ((1, 0.01), (2048, 0.2)), kv_tokens=60_000, max_model_len=4096)
+    core = build_core(modeled(model, admission="predictive", ttft_s=2.0, max_requests=64))
+    for number in range(10):
+        core.handle(Submit(Request(number, (number,) * 1000, SamplingParams(5), 9.0)), 9.0)
+    late = Request(99, (9,) * 100, SamplingParams(5), 9.0 - read_s)
+    refused = [i for i in core.handle(Submit(late), 9.0) if isinstance(i, Refuse)]
+    assert [r.request_id for r in refused] == [99] * is_refused
