@@ -103,5 +103,6 @@ def _engine(connection: Connection, answer: Mapping[str, Any]) -> dict[str, Any]
             "tokens_per_s": snapshot.tokens_per_s,
             "least_slack_s": None if math.isinf(slack_s) else slack_s,
             "step_budget": answer.get("step_budget"),
+            "prefill_rate": snapshot.outlook.prefill_rate,
         }
     return shown

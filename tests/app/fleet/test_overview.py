@@ -41,5 +41,6 @@ def test_counts_are_added_up_and_each_engine_has_a_row() -> None:
     assert (starting["id"], starting["pid"], "state" in starting) == ("a", 40, False)
     assert (serving["id"], serving["num_streams_here"]) == ("b", 1)
     assert serving["step_budget"] == 64
+    assert serving["prefill_rate"] == published.outlook.prefill_rate
     assert serving["num_running"] == published.num_running
     assert serving["least_slack_s"] is None or serving["least_slack_s"] == published.least_slack_s
