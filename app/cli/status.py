@@ -75,7 +75,7 @@ def _engines(found: dict[str, Any]) -> Table:
             str(engine["num_waiting"]),
             f"{used:.0%}",
             "–" if slack_s is None else f"{1000 * slack_s:.0f} ms",
-            "–" if engine.get("step_budget") is None else str(engine["step_budget"]),
+            str(engine.get("step_budget") or "–"),  # 0 before the first step
             f"{engine['tokens_per_s']:.0f}",
         )
     return table
