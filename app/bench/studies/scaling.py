@@ -60,7 +60,7 @@ _OUTLASTS_S = 60.0  # how long the last engines may take to go
 def command(
     context: typer.Context,
     config: Config = Path("configs/serve/autoscaled.yaml"),
-    lengths: LengthsOption = "128x32",
+    lengths: LengthsOption = "256x32",
     qps: Annotated[
         float | None,
         typer.Option(min=0.01, help="The base rate; by the speed of the machine if absent."),
