@@ -125,7 +125,7 @@ def measure(config: Path, load: Tripled, options: Mapping[str, float]) -> dict[s
     joined_s = joins(looks)
     parts = parts_of(traces, looks, phases, objectives)
     cut = [trace for trace in traces if not trace.finished]
-    simulated = _simulated(jobs, deployment, options, joined_s, objectives)
+    replayed = simulated(jobs, deployment, options, joined_s, objectives)
     return {
         "qps": qps,
         "objectives": objectives,
@@ -136,7 +136,7 @@ def measure(config: Path, load: Tripled, options: Mapping[str, float]) -> dict[s
         "engines": changes(looks),
         "most_engines": max(count for _, count in looks),
         "live": whole(traces, objectives),
-        "simulated": simulated,
+        "simulated": replayed,
     }
 
 
@@ -178,7 +178,7 @@ def _live(
     return traces, looks
 
 
-def _simulated(
+def simulated(
     jobs: Sequence[Job],
     deployment: Deployment,
     options: Mapping[str, float],
