@@ -29,7 +29,6 @@ from app.engine_client.link import EngineFailed
 from app.engine_client.live import LiveEngine
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
-from app.fleet.overview import occupancy
 from app.fleet.registry import Member, Registry, registry_of, this_node
 from app.handle_calls import ServedModel
 from app.replica import HttpReplica, load_text
@@ -37,6 +36,7 @@ from app.server import FOR_STREAMS
 from app.settings.load import parse, resolve
 from app.settings.models import served_name
 from app.settings.schema import FleetSettings, Settings
+from app.telemetry.engines import FrontEngines
 
 logger = logging.getLogger("legato.fleet")
 
@@ -74,7 +74,9 @@ class Front(HttpReplica):
 
     async def _metrics(self, request: Request) -> Response:
         for client in self.engines:
-            self.telemetry[client.name].metrics.occupied(*occupancy(client.snapshots))
+            moves = client.moves
+            engines = FrontEngines(client.snapshots, moves.num_moves, moves.num_losses)
+            self.telemetry[client.name].show_engines(engines)
         return await super()._metrics(request)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

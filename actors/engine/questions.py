@@ -93,6 +93,7 @@ class Questions:
         return {
             **statistics(core),
             **{name: getattr(core.config, name) for name in _SHOWN_SETTINGS},
+            "step_budget": core.token_budget,  # now; `token_budget` is the setting
             "outlook": outlook(core.cost_model, core.config),
             "recoveries": self._recovery.num_recoveries,
             "rebuilding": self._recovery.is_rebuilding,

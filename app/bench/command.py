@@ -42,6 +42,7 @@ BENCHES: Mapping[str, str] = {
     "bubbles": "studies.bubbles",
     "scaling": "studies.scaling",
     "routing": "studies.routing",
+    "routers": "studies.routers",
     "ways": "studies.ways",
     "simulator": "studies.simulator",
     "accuracy": "studies.accuracy",

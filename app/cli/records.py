@@ -199,13 +199,20 @@ def _print_gaps(objective_s: float, gaps: list[tuple[Row, Row | None]]) -> None:
     output.print(f"\nTBT objective {1e3 * objective_s:g} ms: {len(gaps)} gaps missed it")
     output.print(table("", ("cause", "", "gaps"), rows, num_words=2))
     worst = sorted(gaps, key=lambda found: found[0]["from_s"] - found[0]["to_s"])[:_NUM_WORST]
+    # Of a front's engines; a lone one has no name.
+    engines = Counter((gap["engine"], gap["cause"]) for gap, _ in gaps if gap["engine"])
+    if engines:
+        by_engine = [(*of, str(count)) for of, count in engines.most_common()]
+        output.print(table("", ("engine", "cause", "gaps"), by_engine, num_words=2))
     cells = []
     for gap, step in worst:
         gap_ms = f"{1e3 * (gap['to_s'] - gap['from_s']):.0f}"
-        cells.append((gap["request_id"], gap["cause"], gap_ms, *_contents(step)))
-    columns = ("request", "cause", "gap ms", "step", "decode", "prefill", "ms", "predicted")
+        where = (gap["engine"],) if engines else ()
+        cells.append((gap["request_id"], gap["cause"], *where, gap_ms, *_contents(step)))
+    words = ("request", "cause", *(("engine",) if engines else ()))
+    columns = (*words, "gap ms", "step", "decode", "prefill", "ms", "predicted")
     output.print(f"The worst {len(worst)}, each with the step that contributed most to its cause:")
-    output.print(table("", columns, cells, num_words=2))
+    output.print(table("", columns, cells, num_words=len(words)))
 
 
 def _contents(step: Row | None) -> tuple[str, ...]:

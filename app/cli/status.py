@@ -62,7 +62,9 @@ def _ask(root: str, key: str | None, model: str | None) -> dict[str, Any]:
 
 
 def _engines(found: dict[str, Any]) -> Table:
-    table = Table("engine", "state", "running", "waiting", "KV in use", "least slack", "tokens/s")
+    table = Table(
+        "engine", "state", "running", "waiting", "KV in use", "least slack", "budget", "tokens/s"
+    )
     for engine in found.get("engines") or [_alone(found)]:
         slack_s = engine.get("least_slack_s")
         used = 1.0 - engine["num_free_blocks"] / engine["num_blocks"]
@@ -73,6 +75,7 @@ def _engines(found: dict[str, Any]) -> Table:
             str(engine["num_waiting"]),
             f"{used:.0%}",
             "–" if slack_s is None else f"{1000 * slack_s:.0f} ms",
+            str(engine.get("step_budget") or "–"),  # 0 before the first step
             f"{engine['tokens_per_s']:.0f}",
         )
     return table

@@ -34,7 +34,7 @@ from app.engine_client.client import (
 from app.engine_client.streams import IterationFeed, Stream, core_requests
 from app.fleet.connection import Connection, FleetRequest
 from app.fleet.finder import Finder
-from app.fleet.overview import overview
+from app.fleet.overview import StreamMoves, overview
 from app.fleet.routing import FleetRouting
 from app.fleet.stream_placement import RETRY_AFTER_S, StreamPlacement
 
@@ -167,6 +167,11 @@ class FleetClient:
         return [engine.snapshot for engine in self._fleet.engines.values()]
 
     @property
+    def moves(self) -> StreamMoves:
+        """What became of streams whose engine died or left."""
+        return self._placement.moves
+
+    @property
     def num_engines(self) -> int:
         return len(self._fleet.engines)
 
@@ -219,7 +224,7 @@ class FleetClient:
         }
         if not answers:
             raise EngineUnavailable("no engine answers", retry_after_s=RETRY_AFTER_S)
-        return overview(answers, self._placement.moves)
+        return overview(answers, self.moves)
 
     async def quote(self, asked: QuoteRequest) -> Quote:
         now_s = time.monotonic()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-
-from actors.fleet.snapshot import EngineSnapshot
 
 if TYPE_CHECKING:
     from app.fleet.connection import Connection, FleetRequest
@@ -70,17 +68,6 @@ class StreamMoves:
         }
 
 
-def occupancy(snapshots: Collection[EngineSnapshot]) -> tuple[int, int, float]:
-    """(running, waiting, share of the KV blocks in use) of all engines together."""
-    num_blocks = sum(snapshot.num_blocks for snapshot in snapshots)
-    num_free = sum(snapshot.num_free_blocks for snapshot in snapshots)
-    return (
-        sum(snapshot.num_running for snapshot in snapshots),
-        sum(snapshot.num_waiting for snapshot in snapshots),
-        1.0 - num_free / num_blocks if num_blocks else 0.0,
-    )
-
-
 def overview(answers: Mapping[Connection, Mapping[str, Any]], moves: StreamMoves) -> dict[str, Any]:
     """The engines' answers combined: sums of counts, settings of the first, a row per engine."""
     found = list(answers.values())
@@ -115,5 +102,7 @@ def _engine(connection: Connection, answer: Mapping[str, Any]) -> dict[str, Any]
             "num_free_blocks": snapshot.num_free_blocks,
             "tokens_per_s": snapshot.tokens_per_s,
             "least_slack_s": None if math.isinf(slack_s) else slack_s,
+            "step_budget": answer.get("step_budget"),
+            "prefill_rate": snapshot.outlook.prefill_rate,
         }
     return shown

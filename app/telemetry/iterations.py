@@ -28,6 +28,11 @@ class EngineIterations:
         self._stage_end_s: list[float] = []
 
     @property
+    def last(self) -> IterationRecord | None:
+        """The newest step."""
+        return self._records[-1] if self._records else None
+
+    @property
     def last_s(self) -> float:
         """End of the newest step."""
         return self._ends_s[-1] if self._ends_s else 0.0

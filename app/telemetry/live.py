@@ -14,6 +14,7 @@ from actors.transport.messages import IterationRecord
 from app.api.events import ApiEvents, Deliveries, RequestInfo, RequestOutcome, RequestTiming
 from app.telemetry.causes import Cause, Explanation, Gap
 from app.telemetry.definitions import kept_objectives
+from app.telemetry.engines import FrontEngines
 from app.telemetry.iterations import EngineIterations
 from app.telemetry.prometheus import Metrics
 from app.telemetry.records import RecordLog
@@ -95,6 +96,7 @@ class Telemetry(ApiEvents):
         self._unexplained: list[tuple[_OpenRequest, int, Gap]] = []  # with their continuation
         self._num_kept = 0
         self._missed: Counter[Cause] = Counter()
+        self._missed_at: dict[str, Counter[Cause]] = {}  # by engine, of a front's
         self._watchers: list[deque[float]] = []
 
     # ---- API events ----------------------------------------------------------------------------
@@ -217,6 +219,8 @@ class Telemetry(ApiEvents):
                 self._unexplained.append((entry, index, gap))
                 continue
             causes[explanation.cause] += 1
+            if engine_id:
+                self._missed_at.setdefault(engine_id, Counter())[explanation.cause] += 1
             if self._log is not None:
                 self._log.gap(entry.request.request_id, index, gap, explanation, engine_id)
         for cause, count in causes.items():
@@ -248,6 +252,19 @@ class Telemetry(ApiEvents):
         self.catch_up()
         self.metrics.tbt_objective.set(self._engine.objective.tbt_s or 0.0)
         return self.metrics
+
+    def show_engines(self, engines: FrontEngines) -> None:
+        """Set the gauges of a front, of all engines together and of each."""
+        self.catch_up()
+        here = {said.engine_id for said in engines.published}
+        self._missed_at = {name: n for name, n in self._missed_at.items() if name in here}
+        last = {
+            name: record
+            for name, iterations in self._iterations.items()
+            if name in here and (record := iterations.last) is not None
+        }
+        self.metrics.engines_together(engines, last.values())
+        self.metrics.engines.show(engines, last, self._missed_at)
 
     def _count_iteration(
         self, record: IterationRecord, iterations: EngineIterations, engine_id: str

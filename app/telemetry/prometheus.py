@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from actors.transport.messages import IterationRecord
+from app.telemetry.engines import EngineMetrics, FrontEngines, occupancy
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
@@ -136,6 +137,7 @@ class Metrics:
         self.tbt_objective = self._gauge(
             "tbt_objective_seconds", "The deployment's TBT objective; 0: none"
         )
+        self.engines = EngineMetrics(self._labels, self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         metric = Histogram(
@@ -180,11 +182,16 @@ class Metrics:
         if records:
             self._state(records[-1], num_blocks)
 
-    def occupied(self, num_running: int, num_waiting: int, kv_share: float) -> None:
-        """Set the gauges of several engines, whose records arrive separately."""
+    def engines_together(self, engines: FrontEngines, newest: Iterable[IterationRecord]) -> None:
+        """Set the gauges of several engines, whose records arrive separately: sums, and the largest
+        budget. newest: the last record of each."""
+        num_running, num_waiting, kv_share = occupancy(engines.published)
         self.running.set(num_running)
         self.waiting.set(num_waiting)
         self.kv_usage.set(kv_share)
+        records = list(newest)
+        self.budget.set(max([record.token_budget for record in records], default=0))
+        self.holds_starts.set(any(record.holds_starts for record in records))
 
     def _state(self, record: IterationRecord, num_blocks: int) -> None:
         self.running.set(record.num_decoding + record.num_prefilling)

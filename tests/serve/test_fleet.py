@@ -161,6 +161,10 @@ def test_status_shows_every_engine(fleet: Any) -> None:
     found = json.loads(result.output)
     assert len({engine["id"] for engine in found["engines"]}) == 2
     assert found["num_blocks"] == sum(engine["num_blocks"] for engine in found["engines"])
+    assert all(engine["step_budget"] >= 0 for engine in found["engines"])  # 0: no step yet
+    metrics = httpx.get(f"{fleet.url}/metrics").text
+    for engine in found["engines"]:
+        assert f'legato_engine_serving{{engine="{engine["id"]}",model_name=' in metrics
     shown = CliRunner().invoke(app, ["status", "--url", f"{fleet.url}/v1"])
     assert shown.exit_code == 0, shown.output
     assert shown.output.count("serving") == 2
@@ -182,6 +186,41 @@ def test_a_killed_engine_costs_no_byte(fleet: Any) -> None:
     moves = httpx.get(f"{fleet.url}/console/status").json()["fleet"]
     assert moves["num_moves"] > 0
     wait_for_engines(fleet, 2)  # Serve has replaced it, and the front has found it
+
+
+def test_a_killed_front_cuts_its_streams_and_is_replaced(fleet: Any) -> None:
+    """A client sees a broken connection, never an answer that looks whole."""
+    wait_for_engines(fleet, 2)
+    own = psutil.Process(fleet.process.pid).children(recursive=True)
+    (front,) = [p for p in own if p.cmdline()[:1] and "Front" in p.cmdline()[0]]
+    schedulers = [engine["pid"] for engine in engines_of(fleet)]
+    body = {"model": fleet.model, "prompt": [7] * 5, "max_tokens": 200, "ignore_eos": True}
+    body["stream"] = True
+    lines: list[str] = []
+
+    def read() -> None:
+        with httpx.stream("POST", f"{fleet.url}/v1/completions", json=body) as answer:
+            for line in answer.iter_lines():
+                if not lines:
+                    for pid in schedulers:  # so that the stream cannot end before its front does
+                        os.kill(pid, signal.SIGSTOP)
+                    front.kill()
+                    for pid in schedulers:
+                        os.kill(pid, signal.SIGCONT)
+                lines.append(line)
+
+    with pytest.raises(httpx.TransportError):
+        read()
+    assert lines
+    assert "data: [DONE]" not in lines
+    with httpx.Client(transport=httpx.HTTPTransport(retries=8)) as client:  # 64 s in all
+        assert client.get(f"{fleet.url}/health").status_code == 200
+    wait_for_engines(fleet, 2)
+    end_s = time.monotonic() + 60
+    while any(engine["num_running"] or engine["num_waiting"] for engine in engines_of(fleet)):
+        assert time.monotonic() < end_s
+        time.sleep(0.2)  # polling, bounded
+    assert {engine["pid"] for engine in engines_of(fleet)} == set(schedulers)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import mean
 
 from app.bench.load.client import Job, Trace
 from app.bench.load.figures import load_figures
@@ -43,21 +44,36 @@ class PhaseFigures:
     tbt_p99_ms: float
 
 
-def tripled(lengths: str, qps: float, phases: Phases, seed: int) -> list[Job]:
-    """The arrivals of all three phases, in order."""
-    jobs: list[Job] = []
-    begin_s = 0.0
-    for number, (seconds, factor) in enumerate(
-        ((phases.before_s, 1.0), (phases.during_s, FACTOR), (phases.after_s, 1.0))
-    ):
-        load = Load(lengths, factor * qps, seconds, seed=seed + number)
-        jobs += [
-            replace(job, arrival_s=begin_s + job.arrival_s)
-            for job in load.jobs()
-            if job.arrival_s < seconds
-        ]
-        begin_s += seconds
-    return jobs
+@dataclass(frozen=True, slots=True)
+class Tripled:
+    """The arrivals of all three phases. qps: the base rate; None: it depends on the machine."""
+
+    lengths: str
+    qps: float | None
+    phases: Phases
+    seed: int = 0
+
+    def jobs(self, qps: float) -> list[Job]:
+        """In order of arrival."""
+        jobs: list[Job] = []
+        begin_s = 0.0
+        phases = self.phases
+        for number, (seconds, factor) in enumerate(
+            ((phases.before_s, 1.0), (phases.during_s, FACTOR), (phases.after_s, 1.0))
+        ):
+            load = Load(self.lengths, factor * qps, seconds, seed=self.seed + number)
+            jobs += [
+                replace(job, arrival_s=begin_s + job.arrival_s)
+                for job in load.jobs()
+                if job.arrival_s < seconds
+            ]
+            begin_s += seconds
+        return jobs
+
+
+def mean_prompt_tokens(lengths: str) -> float:
+    """Of a thousand requests."""
+    return mean(job.num_prompt_tokens for job in Load(lengths, 1.0, 1000.0).jobs())
 
 
 def changes(looks: Looks) -> list[dict[str, float]]:
@@ -69,15 +85,15 @@ def changes(looks: Looks) -> list[dict[str, float]]:
     return found
 
 
-def cold_starts(looks: Looks, phases: Phases) -> list[float]:
-    """From the rise of the load to each new engine, in seconds."""
-    rises: list[float] = []
+def joins(looks: Looks) -> list[float]:
+    """When engines joined those of the start, in seconds since the start."""
+    found: list[float] = []
     most = 0
     for at_s, count in looks:
         if most and count > most:
-            rises.append(at_s - phases.before_s)
+            found += [at_s] * (count - most)
         most = max(most, count)
-    return rises
+    return found
 
 
 def parts_of(
@@ -85,8 +101,7 @@ def parts_of(
 ) -> list[PhaseFigures]:
     """Client-side figures by arrival: before the rise, until engines joined, with them, after."""
     rise_s, fall_s = phases.before_s, phases.before_s + phases.during_s
-    starts_s = [rise_s + s for s in cold_starts(looks, phases) if s < phases.during_s]
-    whole_s = min(fall_s, max(starts_s, default=rise_s))
+    whole_s = max([at_s for at_s in joins(looks) if rise_s < at_s < fall_s], default=rise_s)
     bounds = [
         ("before", 0.0, rise_s),
         ("tripled, engines starting", rise_s, whole_s),

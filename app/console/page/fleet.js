@@ -18,6 +18,7 @@ function row(engine) {
     cell(`${engine.num_waiting ?? 0} waiting`),
     cell(`KV ${(100 * used).toFixed(0)} %`),
     cell(`slack ${slack}`),
+    cell(`budget ${engine.step_budget || "–"}`),
   );
   return box;
 }

@@ -1,6 +1,7 @@
 """Routing of a large fleet: what is missed under each router, on conversations and on documents.
 
     legato simulate --study routing [--replicas 64] [--routing prefix,slack] [--workers 2]
+    legato bench routers [--engines 64] [--seeds 10,11,12]     # over several seeds, with a report
 
 All engines are alike (Yi-34B on two A100s, adaptive budget, prefix cache), all routers see the same
 arrivals and the same snapshots, four a second and 20 ms old. A request is missed if its first token
@@ -62,7 +63,7 @@ class Traffic:
 
 
 TRACES = {
-    "conversations": Traffic(conversations, (8.0, 11.0), 2.0),
+    "conversations": Traffic(conversations, (10.0, 11.0), 2.0),
     "documents": Traffic(documents, (0.9, 1.3), 5.0),
 }
 
@@ -74,6 +75,7 @@ class RoutingRow:
     trace: str
     rate: float
     routing: str
+    seed: int
     num_requests: int
     ttft_p50_s: float
     ttft_p99_s: float
@@ -109,6 +111,7 @@ def run_one(
         trace,
         rate,
         routing,
+        seed,
         len(workload) - skip,
         float(np.nanquantile(ttft_s, 0.5)),
         float(np.nanquantile(ttft_s, 0.99)),
@@ -125,14 +128,16 @@ def study(
     seed: int = 0,
     workers: int = 1,
     routers: Sequence[str] = tuple(ROUTERS),
+    traces: Sequence[str] = tuple(TRACES),
 ) -> Iterator[RoutingRow]:
     """Simulate each router under every load of every trace; yields rows as they complete."""
-    if unknown := set(routers) - set(ROUTERS):
-        raise ValueError(f"unknown router {min(unknown)!r}; known: {', '.join(ROUTERS)}")
+    for kind, names, known in (("router", routers, ROUTERS), ("trace", traces, TRACES)):
+        if unknown := set(names) - set(known):
+            raise ValueError(f"unknown {kind} {min(unknown)!r}; known: {', '.join(known)}")
     jobs = [
         (trace, rate, routing, num_engines, seconds, seed)
-        for trace, traffic in TRACES.items()
-        for rate in traffic.rates
+        for trace in traces
+        for rate in TRACES[trace].rates
         for routing in routers
     ]
     if workers == 1:

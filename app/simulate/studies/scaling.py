@@ -39,7 +39,7 @@ TRAFFIC: dict[str, tuple[tuple[float, ...], float]] = {
 STEP_S, START_S, DAY_S = 10.0, 60.0, 86_400.0
 RUSHES_H = (3.0, 9.5, 13.0, 18.5)  # when half as much again comes for twenty minutes
 TARGETS = {
-    "slack": (0.4, 0.45, 0.5, 0.55, 0.6),
+    "slack": (0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6),
     "queue_length": (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 20.0, 24.0, 28.0, 32.0, 40.0),
 }
 

@@ -66,6 +66,27 @@ def test_logs_without_a_column_of_a_later_version(logs: Path) -> None:
     test_it_says_how_many_why_and_which(logs)
 
 
+def test_a_front_s_gaps_are_told_by_engine(tmp_path: Path) -> None:
+    log = RecordLog(tmp_path / "front", {})
+    telemetry = Telemetry("tiny", KnownEngine(Objective(0.1)), log)
+    for engine, prefill in (("left", 300), ("right", 0)):
+        steps = [_step(6, 0.9, 0.999, 0), _step(7, 1.0, 1.249, prefill), _step(8, 1.25, 1.3, 0)]
+        telemetry.on_iterations(steps, engine)
+    for number, engine in enumerate(("left", "left", "right")):
+        info = RequestInfo(f"r{number}", "/v1/completions", "", True, 7, 1)
+        told = Deliveries([(1.0, 1, 0), (1.25, 1, 0)])
+        told.places.append((0.9, 0, engine))
+        telemetry.on_request_start(info, 0.8, told)
+        telemetry.on_finish(info, RequestOutcome(200, "stop", 2, 0, 0.1), 2.0)
+    telemetry.close()
+    result = runner.invoke(app, ["explain", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.output.splitlines()]
+    assert ["left", "prefill", "2"] in rows
+    (worst,) = [row for row in rows if row and row[0] == "r2"]
+    assert worst[2:4] == ["right", "250"]
+
+
 def test_pictures_and_tracks_of_each_engine(logs: Path, tmp_path: Path) -> None:
     result = runner.invoke(app, ["plot", str(logs), "--out", str(tmp_path / "plots")])
     assert result.exit_code == 0, result.output

@@ -1,23 +1,46 @@
-"""Several engines as one."""
+"""The status of a fleet: what is added up, and a row for each engine."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field
+from typing import Any, cast
 
-from app.fleet.overview import occupancy
-from app.telemetry.prometheus import Metrics, render
+from actors.fleet.snapshot import EngineSnapshot
+from app.fleet.connection import Connection
+from app.fleet.overview import StreamMoves, overview
 from tests.actors.fleet.pictures import snapshot
 
 
-def test_gauges_add_the_engines_up() -> None:
-    engines = [
-        replace(snapshot(name), num_running=3, num_waiting=1, num_blocks=100, num_free_blocks=free)
-        for name, free in (("a", 100), ("b", 50))
-    ]
-    assert occupancy(engines) == (6, 2, 0.25)
-    assert occupancy([]) == (0, 0, 0.0)
-    metrics = Metrics("m")
-    metrics.occupied(*occupancy(engines))
-    shown = render([metrics]).decode()
-    assert 'legato_num_requests_running{model_name="m"} 6.0' in shown
-    assert 'legato_kv_cache_usage_perc{model_name="m"} 0.25' in shown
+@dataclass(frozen=True)
+class Entry:
+    node: str = "node"
+    pid: int = 7
+
+
+@dataclass(eq=False)
+class Known:
+    """The fields of a `Connection` that the status shows."""
+
+    engine_id: str
+    snapshot: EngineSnapshot | None
+    entry: Entry = field(default_factory=Entry)
+    open_requests: dict[int, Any] = field(default_factory=dict)
+
+
+def test_counts_are_added_up_and_each_engine_has_a_row() -> None:
+    published = snapshot("b")
+    engines = [Known("a", None), Known("b", published, open_requests={1: None})]
+    answers = {
+        cast(Connection, known): {"num_waiting": 2 + number, "pid": 40 + number, "step_budget": 64}
+        for number, known in enumerate(engines)
+    }
+    found = overview(answers, StreamMoves())
+    assert found["num_waiting"] == 5
+    assert found["fleet"]["num_moves"] == 0
+    starting, serving = found["engines"]
+    assert (starting["id"], starting["pid"], "state" in starting) == ("a", 40, False)
+    assert (serving["id"], serving["num_streams_here"]) == ("b", 1)
+    assert serving["step_budget"] == 64
+    assert serving["prefill_rate"] == published.outlook.prefill_rate
+    assert serving["num_running"] == published.num_running
+    assert serving["least_slack_s"] is None or serving["least_slack_s"] == published.least_slack_s
