@@ -199,16 +199,17 @@ class Core:
         out.append(Emit((Output(state.request_id, index, (), FinishReason.ABORT),)))
 
     def _step_done(self, event: StepDone, out: list[Instruction]) -> None:
-        step = self._pop_answered(event.result.step_id)
-        now_s = self.requests.now_s
-        times = event.result.stage_times_s
+        result, now_s = event.result, self.requests.now_s
+        step, times = self._pop_answered(result.step_id), result.stage_times_s
         waited_s = now_s - max(step.planned_at_s, self.last_answer_s)
         duration_s = max([end - start for start, end in times]) if times else waited_s
         self.last_answer_s = now_s
         self._learn(step, duration_s)
         if self.requests.trials or self.faults.num_failures_in_a_row:
             self.faults.succeeded(step)
-        self._emit(self.outcomes.apply(step, event.result), out)
+        self._emit(self.outcomes.apply(step, result), out)
+        if result.drafts_offered:
+            self.speculation.answered(step.plan, result, self.requests.by_id)
 
     def _emit(self, outputs: Sequence[OutputRow], out: list[Instruction]) -> None:
         if outputs:

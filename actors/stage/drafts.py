@@ -44,7 +44,7 @@ def accept(
 
     >>> accept(0, [(1, 7), (1, 8), (1, 9)], (), {1: (7, 5)})
     StepResult(step_id=0, tokens=((1, 7),), logprobs=(), prompt_logprobs=(), pooled=(), \
-stage_times_s=(), extra_tokens=((1, (8,)),))
+stage_times_s=(), extra_tokens=((1, (8,)),), drafts_offered=())
     """
     of_id: dict[int, list[int]] = {}
     for request_id, token in drawn:

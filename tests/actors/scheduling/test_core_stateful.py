@@ -33,6 +33,7 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
     ) -> SchedulerConfig:
         if rest["drafter"] == "none":
             rest["max_drafts"] = None
+        rest["draft_model"] = "small" if rest["drafter"] == "model" else None
         return SchedulerConfig(
             num_blocks=-(-MAX_LEN // block_size) + extra_blocks,
             block_size=block_size,
@@ -57,7 +58,7 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
         micro_batches=st.sampled_from(["greedy", "uniform"]),
         overlap_chunks=st.booleans(),
         prefix_cache=st.booleans(),
-        drafter=st.sampled_from(["none", "lookup", "auto"]),
+        drafter=st.sampled_from(["none", "lookup", "model", "auto"]),
         max_drafts=st.sampled_from([None, 1, 3]),
         allocation=st.sampled_from(["prompt", "chunk"]),
         swap=st.sampled_from(["always", "auto", "never"]),

@@ -240,7 +240,7 @@ def test_several_tokens_are_one_output() -> None:
 
 
 def test_unknown_drafters_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"drafter: unknown 'magic'; known: auto, lookup, none"):
+    with pytest.raises(ConfigError, match=r"drafter: unknown 'magic'; known: auto, lookup, mod"):
         config(drafter="magic").check()
     with pytest.raises(ConfigError, match=r"max_drafts: has no effect with .*drafter: none"):
         config(drafter="none", max_drafts=3).check()
