@@ -13,14 +13,15 @@ Guesses are drawn as the served model draws: with the request's own parameters a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.scheduling.plan import StepPlan, StepResult
+from actors.scheduling.plan import StepPlan
+from actors.stage.drafts import Asked
 from actors.stage.head import Sampler
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
@@ -113,38 +114,24 @@ class DraftModel:
         blocks_T, within_T = np.divmod(host.slot_mapping_T, np.int32(self._block_size))
         np.minimum.at(filled_B, blocks_T, within_T)
 
-    def offer(self, plan: StepPlan, result: StepResult) -> StepResult:
-        """The result with drafts for those requests of the step that ask for them."""
-        began_s = time.monotonic()
-        asking = self._asking(plan, result)
+    def offer(self, step_id: int, asked: Sequence[Asked]) -> tuple[dict[int, list[int]], float]:
+        """Drafts by request, and the mean seconds of a pass over one token of each; 0.0: none."""
+        asking = self._asking(step_id, asked)
         drafts, passes_s = self._draft(asking) if asking else ({}, [])
-        return replace(
-            result,
-            drafts_offered=tuple(
-                (i, tuple(drafts[i])) for i, _ in plan.drafts_asked if drafts.get(i)
-            ),
-            drafting_s=time.monotonic() - began_s,
-            draft_pass_s=sum(passes_s) / max(1, len(passes_s)),
-        )
+        return drafts, sum(passes_s) / max(1, len(passes_s))
 
-    def _asking(self, plan: StepPlan, result: StepResult) -> list[_Asking]:
-        """The requests that ask, the shortest slices of tokens to make up for first."""
-        counts, drafts = dict(plan.drafts_asked), dict(plan.drafts)
-        extra, drawn = dict(result.extra_tokens), dict(result.tokens)
-        if plan.step_id != self._step_id:  # else it is repeated, and begins where it began
-            self._step_id, self._starts = plan.step_id, {}
+    def _asking(self, step_id: int, asked: Sequence[Asked]) -> list[_Asking]:
+        """The requests that ask, the fewest tokens to make up for first."""
+        if step_id != self._step_id:  # else it is repeated, and begins where it began
+            self._step_id, self._starts = step_id, {}
         found: list[_Asking] = []
-        for request_id, start, length, samples in plan.slices:
-            if not samples or request_id not in counts or request_id not in drawn:
-                continue
-            num_rejected = len(drafts.get(request_id, ())) - len(extra.get(request_id, ()))
-            last = start + length - num_rejected
-            count = min(counts[request_id], self._model.max_model_len - last - 1)
+        for request_id, last, wanted in asked[: self._most_requests]:
+            count = min(wanted, self._model.max_model_len - last - 1)
             if count > 0:
                 row = self._input_batch.row(request_id)
                 first = self._starts.setdefault(request_id, min(self._num_filled(row), last))
                 found.append(_Asking(len(found), request_id, row, last, count, first))
-        return sorted(found[: self._most_requests], key=lambda one: one.num_missing)
+        return sorted(found, key=lambda one: one.num_missing)
 
     def _num_filled(self, row: int) -> int:
         """Leading tokens of a request whose KV is there."""

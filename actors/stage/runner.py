@@ -7,7 +7,9 @@ layers once over all of it, and return hidden states or, on the last stage, toke
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,6 +21,7 @@ from actors.stage.cuda.captured_head import CapturedHead
 from actors.stage.cuda.graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
 from actors.stage.cuda.run_ahead import Following, Launched, RunAhead
 from actors.stage.draft_model import DraftModel
+from actors.stage.drafts import asked
 from actors.stage.head import Head, Sampler
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
@@ -181,10 +184,25 @@ class StageRunner:
         output = launched.output
         if self._head is not None:
             result = self._head.finish(plan, launched.host, output)
-            if result is None or self._drafting is None or not plan.drafts_asked:
-                return result
-            return self._drafting.offer(plan, result)
+            return self._offer(plan, result) if plan.drafts_asked and result else result
         return (output.residual_TH + output.x_TH)[: launched.host.num_tokens]
+
+    def _offer(self, plan: StepPlan, result: StepResult) -> StepResult:
+        """The result with the drafts that the step asks for: what a grammar forces, else what the
+        draft model guesses."""
+        assert self._sampler is not None
+        begin_s, wanted, pass_s = time.monotonic(), asked(plan, result), 0.0
+        drafts: dict[int, Sequence[int]] = dict(self._sampler.forced(wanted))
+        if self._drafting is not None:
+            rest = [one for one in wanted if one.request_id not in drafts]
+            guessed, pass_s = self._drafting.offer(plan.step_id, rest)
+            drafts.update(guessed)
+        return replace(
+            result,
+            drafts_offered=tuple((i, tuple(drafts[i])) for i, *_ in wanted if drafts.get(i)),
+            drafting_s=time.monotonic() - begin_s,
+            draft_pass_s=pass_s,
+        )
 
     def _launch(self, plan: StepPlan, hidden_TH: torch.Tensor | None) -> Launched:
         host = self._input_batch.gather(plan.slices)
