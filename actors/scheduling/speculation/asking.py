@@ -11,11 +11,16 @@ from typing import Protocol
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.plan import StepPlan, StepResult, StepShape, logit_rows
+from actors.scheduling.request import Request
 from actors.scheduling.speculation.offered import Offered
 from actors.scheduling.state import RequestState
 from actors.scheduling.step import StepBuilder
 
 _PRIOR = 0.5  # least acceptance rate assumed of a new request
+# Of text that a grammar forces, whose tokens may be cut otherwise
+_FORCED_PRIOR = 0.9
+# A request whose grammar has long forced nothing is asked again after so many tokens.
+_LOOK_EVERY = 16
 _MEAN_MEMORY = 0.95  # weight of the mean acceptance rate so far, at each answer of a request
 # Time of one pass of the draft model, as a share of the step of the same decodes: before the first
 # was measured, and the weight of the share so far at each measurement.
@@ -33,13 +38,14 @@ class Pays(Protocol):
 
 
 class Asking:
-    """One per core whose stages have a draft model.
+    """One per core whose stages have a draft model, or that has requests with a grammar.
 
     acceptance_rate: mean over the requests of late. num_idle: steps since one asked.
     """
 
     def __init__(self, config: SchedulerConfig, cost_model: StepTimePredictor | None) -> None:
         self.acceptance_rate = 0.0
+        self.has_model = config.draft_model is not None
         self._config = config
         self._cost_model = cost_model
         self._pass_share = _PASS_SHARE
@@ -47,7 +53,9 @@ class Asking:
         self._num_rows = logit_rows(config.most_requests)
         self.num_idle = 0
 
-    def drafter(self) -> Offered:
+    def drafter(self, request: Request) -> Offered:
+        if request.sampling.grammar is not None:
+            return Offered(_FORCED_PRIOR)
         return Offered(max(_PRIOR, self.acceptance_rate))
 
     @staticmethod
@@ -100,9 +108,24 @@ class Asking:
             counts[i] = 1
         for (state, drafter), count in zip(asking, counts, strict=True):
             if count:
-                drafter.asked_in = contents.step_id
+                drafter.ask(contents.step_id)
                 contents.drafts_asked.append((state.request_id, count))
         return any(counts) or not wanted
+
+    def ask_grammars(self, step: StepBuilder, least_share: float) -> None:
+        """Without a model: ask what grammars force. It costs next to nothing, but no step is
+        planned ahead meanwhile. least_share: of the answers that must bring something."""
+        contents = step.contents
+        for state in (*contents.decode_states, *contents.drafted, *contents.prefills):
+            drafter = state.drafter
+            if not isinstance(drafter, Offered) or state.suspicion is not None:
+                continue
+            drafter.follow(state.output_token_ids)
+            count = min(self._config.most_drafts, state.end - state.num_computed_tokens - 1)
+            is_due = len(state.output_token_ids) - drafter.asked_at >= _LOOK_EVERY
+            if count > 0 and (is_due or drafter.offer_rate >= least_share):
+                drafter.ask(contents.step_id)
+                contents.drafts_asked.append((state.request_id, count))
 
     def answered(
         self, plan: StepPlan, result: StepResult, by_id: Mapping[int, RequestState]
@@ -112,8 +135,9 @@ class Asking:
             state = by_id.get(request_id)
             if state is not None and isinstance(state.drafter, Offered):
                 state.drafter.take(tokens, state.output_token_ids)
-                self.acceptance_rate *= _MEAN_MEMORY
-                self.acceptance_rate += (1 - _MEAN_MEMORY) * state.drafter.acceptance_rate
+                if state.request.sampling.grammar is None:
+                    self.acceptance_rate *= _MEAN_MEMORY
+                    self.acceptance_rate += (1 - _MEAN_MEMORY) * state.drafter.acceptance_rate
         if self._cost_model is not None and result.draft_pass_s > 0:
             asked = dict(plan.drafts_asked)
             ends = [start + count for i, start, count, _ in plan.slices if i in asked]
@@ -126,10 +150,8 @@ class Asking:
         """The drafter of a request that may ask, level with its tokens."""
         if state.suspicion is not None or state.request.pooling is not None:
             return None
-        if state.request.sampling.grammar is not None:
-            return None
         if state.drafter is None:
-            state.drafter = self.drafter()
+            state.drafter = self.drafter(state.request)
         if not isinstance(state.drafter, Offered):
             return None
         state.drafter.follow(state.output_token_ids)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import Drafter, StepTimePredictor
 from actors.scheduling.plan import StepPlan, StepResult, StepShape, logit_rows
+from actors.scheduling.request import Request
 from actors.scheduling.speculation.asking import Asking
 from actors.scheduling.state import RequestState
 from actors.scheduling.step import StepBuilder
@@ -47,8 +48,10 @@ class Speculation:
         self.is_on = config.drafter in ("lookup", "model") or (
             config.drafter == "auto" and cost_model is not None
         )
-        # With a draft model
-        self._asking = None if config.draft_model is None else Asking(config, cost_model)
+        # With a draft model, or from the first request with a grammar on
+        self._asking: Asking | None = None
+        if self.is_on and config.draft_model is not None:
+            self._asking = Asking(config, cost_model)
         self._draft_share = 0.0  # of a step, that one draft of each decode adds
 
     def holds_back(self, decoding: list[RequestState]) -> bool:
@@ -62,8 +65,11 @@ class Speculation:
         self._price(decoding)
         if any(state.num_drafts for state in decoding):
             return True
-        if self._asking is not None:
-            return any(self._asking.awaits(state) for state in decoding)
+        asking = self._asking
+        if asking is not None and any(asking.awaits(state) for state in decoding):
+            return True
+        if asking is not None and asking.has_model:
+            return False
         if self._num_rests:
             return False
         worth = 0.0
@@ -87,9 +93,12 @@ class Speculation:
                 self._asking.num_idle += 1
             return
         self._add_drafts(step)
-        if self._asking is not None and not self._asking.ask(
-            step, _LEAST_RATE, self._draft_share, self._pays
-        ):
+        asking = self._asking
+        if asking is None:
+            return
+        if not asking.has_model:
+            asking.ask_grammars(step, _AHEAD_SHARE * step.contents.num_slices * self._overlaps)
+        elif not asking.ask(step, _LEAST_RATE, self._draft_share, self._pays):
             self._num_rests = _REST_STEPS
 
     def answered(
@@ -137,19 +146,23 @@ class Speculation:
 
     @staticmethod
     def _may_draft(state: RequestState) -> bool:
-        """Not with a grammar, whose state cannot be rolled back; and not for a suspect, which is
-        tried without drafts."""
-        return state.request.sampling.grammar is None and state.suspicion is None
+        """Not for a suspect, which is tried without drafts."""
+        return state.suspicion is None
 
     def _follow(self, state: RequestState) -> bool:
         """Give the drafter all known tokens; False if its drafts would not pay, or while a long
         prompt takes more calls."""
         if state.drafter is None:
-            asking = self._asking
-            prompt = state.request.prompt
-            state.drafter = PromptLookup(prompt) if asking is None else asking.drafter()
+            state.drafter = self._drafter(state.request)
         is_whole = state.drafter.follow(state.output_token_ids)
         return is_whole and state.drafter.acceptance_rate >= self._least_rate
+
+    def _drafter(self, request: Request) -> Drafter:
+        if request.sampling.grammar is not None and self._asking is None:
+            self._asking = Asking(self.config, self.cost_model)
+        if self._asking is None or not (self._asking.has_model or request.sampling.grammar):
+            return PromptLookup(request.prompt)
+        return self._asking.drafter(request)
 
     def _candidates(self, decoding: Sequence[RequestState]) -> list[RequestState]:
         """Those whose drafts may pay; every few tokens the others too, which may begin to copy."""

@@ -68,6 +68,7 @@ class FakeStages:
     # Of the draft model: which tokens it guesses wrong, and seconds of a pass
     wrong: int = 1 << 30
     pass_s: float = 0.0
+    offers: bool = True
 
     def __post_init__(self) -> None:
         self.stores = FakeStores(self.config.tier_ranks, self.config.block_size)
@@ -79,6 +80,7 @@ class FakeStages:
         prompt_logprobs: list[tuple[int, int, tuple[TokenLogprobs, ...]]] = []
         drafts, extra_tokens = dict(plan.drafts), list[tuple[int, tuple[int, ...]]]()
         asked, offered = dict(plan.drafts_asked), list[tuple[int, tuple[int, ...]]]()
+        asked = asked if self.offers else {}
         for part in plan.parts:
             mirror = self.known[part.request_id]
             if part.request_id in drafts:

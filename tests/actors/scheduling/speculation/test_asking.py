@@ -15,7 +15,7 @@ from actors.scheduling.event_log import check_replay, config_row, to_row
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.plan import StepShape
 from actors.scheduling.policies import POLICIES
-from actors.scheduling.request import Request, SamplingParams
+from actors.scheduling.request import Grammar, Request, SamplingParams
 from tests.actors.scheduling.driver import Driver
 
 
@@ -102,6 +102,29 @@ def test_a_model_that_is_wrong_is_asked_less_and_less() -> None:
     asked = [plan.step_id for plan in driver.plans if plan.drafts_asked]
     assert 0 < len(asked) < 20
     assert asked[-1] > 400, "nothing would ever be learned again"
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_grammars_are_asked_without_a_model(stages: int) -> None:
+    driver = Driver(config(drafter="lookup", draft_model=None, num_stages=stages, max_drafts=4))
+    driver.submit(request(1, grammar=Grammar("regex", "a*")))
+    driver.drain()
+    driver.check_everyone_finished()
+    assert driver.core.outcomes.num_accepted_drafts == driver.core.speculation.num_drafts > 40
+
+
+def test_grammars_that_force_nothing_let_steps_be_planned_ahead() -> None:
+    """They are asked now and then, for what comes next may be forced."""
+    settings = config(drafter="lookup", draft_model=None, num_blocks=200, max_model_len=700)
+    driver = Driver(settings)
+    driver.stages.offers = False
+    for number in range(2):
+        driver.submit(request(number, length=600, grammar=Grammar("regex", "a*")))
+    driver.drain()
+    driver.check_everyone_finished()
+    asked = [bool(plan.drafts_asked) for plan in driver.plans]
+    assert 20 < sum(asked) < 120
+    assert any(asked[-32:])
 
 
 def test_prompts_that_wait_leave_no_room() -> None:
