@@ -204,7 +204,7 @@ class Core:
         waited_s = now_s - max(step.planned_at_s, self.last_answer_s)
         duration_s = max([end - start for start, end in times]) if times else waited_s
         self.last_answer_s = now_s
-        self._learn(step, duration_s)
+        self._learn(step, duration_s, result.drafting_s)
         if self.requests.trials or self.faults.num_failures_in_a_row:
             self.faults.succeeded(step)
         self._emit(self.outcomes.apply(step, result), out)
@@ -215,11 +215,11 @@ class Core:
         if outputs:
             out.append(Emit(tuple(outputs)))
 
-    def _learn(self, step: InFlight, duration_s: float) -> None:
+    def _learn(self, step: InFlight, duration_s: float, drafting_s: float) -> None:
         """Learn step times from a finished step, for the plans of later steps."""
         shape = step.shape if self.tier is None else self.tier.shape_of(step)
         if self.builder.budget.learns:
-            self.builder.budget.observe(shape, duration_s)
+            self.builder.budget.observe(shape, duration_s + drafting_s)
         if self.cost_model is not None:
             self.cost_model.observe(shape, duration_s)
         if duration_s > 0:

@@ -91,6 +91,11 @@ class DraftModel:
     def kv_block_bytes(self) -> int:
         return self._model.kv_block_bytes
 
+    @property
+    def spare_bytes(self) -> int:
+        """Of the blocks that it has beside the served model's."""
+        return self._num_spare * self._most_requests * self.kv_block_bytes
+
     def allocate(self, num_blocks: int) -> None:
         """Make the KV cache, of as many blocks as the served model's and those for drafts."""
         self._num_blocks = num_blocks
@@ -126,7 +131,7 @@ class DraftModel:
             self._step_id, self._starts = step_id, {}
         found: list[_Asking] = []
         for request_id, last, wanted in asked[: self._most_requests]:
-            count = min(wanted, self._model.max_model_len - last - 1)
+            count = min(wanted, self._most_drafts, self._model.max_model_len - last - 1)
             if count > 0:
                 row = self._input_batch.row(request_id)
                 first = self._starts.setdefault(request_id, min(self._num_filled(row), last))

@@ -101,7 +101,9 @@ class StageRunner:
         if self._device.type == "cuda":
             graphs = capture_on_gpu() if self.spec.cuda_graphs else None
             return self.profile(GpuMemory(), graphs)
-        return max(0, available_bytes(self._device) - self._activation_bytes(dtype))
+        spare_bytes = 0 if self._drafting is None else self._drafting.spare_bytes
+        taken_bytes = self._activation_bytes(dtype) + spare_bytes
+        return max(0, available_bytes(self._device) - taken_bytes)
 
     def profile(self, memory: DeviceMemory, capture: Capture | None) -> int:
         """Bytes that the KV cache may take (see `actors.stage.profile`), found over one of a single
