@@ -10,6 +10,7 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -165,6 +166,21 @@ def test_blocks_of_the_prefix_cache_serve_both_models(tiny_model: Folder) -> Non
         assert core.outcomes.num_accepted_drafts == core.speculation.num_drafts > 0
     assert answers[0] == answers[1]
     assert missing[0] >= 60
+
+
+def test_a_block_that_the_second_tier_fills_is_computed_again(tiny_model: Folder) -> None:
+    """The tier keeps the served model's KV alone."""
+    folder = tiny_model("llama")
+    runner = make_runner(folder, NUM_BLOCKS, draft_model_path=str(folder), max_drafts=4)
+    drafting, kv = runner._drafting, runner.kv
+    assert drafting is not None
+    assert kv is not None
+    serve(MODEL, chain([runner]), requests=long_requests())
+    filled = int(np.flatnonzero(drafting._num_filled_B == 4)[0])
+    others = np.delete(drafting._num_filled_B, filled)
+    kv.write(filled, kv.read(filled))
+    assert drafting._num_filled_B[filled] == 0
+    assert (np.delete(drafting._num_filled_B, filled) == others).all()
 
 
 def test_a_long_prompt_is_made_up_for_in_parts(tiny_model: Folder) -> None:
