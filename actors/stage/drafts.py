@@ -73,12 +73,12 @@ stage_times_s=(), extra_tokens=((1, (8,)),), drafts_offered=())
 
 
 class Asked(NamedTuple):
-    """Drafts wanted of a request: at most `count`, after the token at position `last`, the newest
+    """Drafts wanted of a request: at most `most`, after the token at position `last`, the newest
     that is drawn."""
 
     request_id: int
     last: int
-    count: int
+    most: int
 
 
 def asked(plan: StepPlan, result: StepResult) -> list[Asked]:
