@@ -13,7 +13,7 @@ from actors.scheduling.events import Reconfigure, Tick
 from actors.scheduling.plan import Slice
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.queue import ORDERS
-from actors.scheduling.request import Objective, Request, SamplingParams
+from actors.scheduling.request import Grammar, Objective, Request, SamplingParams
 from actors.scheduling.state import RequestStatus
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.fake_stages import expected_output
@@ -86,6 +86,7 @@ def requests(draw: st.DrawFn) -> Request:
         min_tokens=draw(st.integers(0, 3)),
         seed=draw(st.integers(0, 3)),
         stop_token_ids=draw(st.sampled_from([(), (3,), (1, 2)])),
+        grammar=draw(st.sampled_from([None, None, None, Grammar("regex", "a*")])),
         prompt_logprobs=draw(st.sampled_from([None, None, None, 1])),
     )
     pooling = draw(st.sampled_from([None, None, None, None, "mean", "last"]))
@@ -108,6 +109,7 @@ class AnythingGoes(RuleBasedStateMachine):
     @initialize(config=configs())
     def begin(self, config: SchedulerConfig) -> None:
         self.driver = Driver(config)
+        self.driver.stages.wrong = 4  # every fourth guess of a draft model
         self.num_submitted = 0
         self.num_groups = 0
         self.newest_group: Request | None = None
