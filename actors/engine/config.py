@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from actors.scheduling.config import SchedulerConfig
 from actors.stage.spec import BATCH_INVARIANT, StageSpec
@@ -75,5 +75,5 @@ class EngineConfig:
     def scheduler_on(self, backend: str) -> SchedulerConfig:
         """The scheduler's settings for the backend that the stages have chosen."""
         if self.drafts_if_exact and backend not in BATCH_INVARIANT:
-            return replace(self.scheduler, drafter="none", max_drafts=None)
+            return self.scheduler.without_drafts()
         return self.scheduler

@@ -18,6 +18,7 @@ from actors.scheduling.setting import Setting, fits, in_words, setting
 DEFAULT_TOKEN_BUDGET = 512
 DEFAULT_MAX_DRAFTS = 8
 DEFAULT_DELIVERY_S = 0.003
+_SLO: Mapping[str, Any] = {"section": "slo", "milliseconds": True, "live": True}
 
 
 class ConfigError(ValueError):
@@ -127,10 +128,17 @@ class SchedulerConfig:
     drafter: str = setting(
         "auto",
         "Guesses the next tokens, to be verified in one step: none; lookup, in the request's own "
-        "tokens; auto, the same where a cost model predicts a gain. The default is none where the "
-        "backend's rounding depends on the batch: all but cpu.",
+        "tokens; model, with a small model; auto, the model if there is one, else lookup, where a "
+        "cost model predicts a gain. The default is none where the backend's rounding depends on "
+        "the batch: all but cpu.",
         section="speculation",
-        choices=("none", "lookup", "auto"),
+        choices=("none", "lookup", "model", "auto"),
+    )
+    draft_model: str | None = setting(
+        None,
+        "Folder of a small model with the same vocabulary that drafts, on the CPU only.",
+        called="model",
+        section="speculation",
     )
     max_drafts: int | None = setting(
         None,
@@ -152,44 +160,26 @@ class SchedulerConfig:
     max_chunk: int | None = setting(
         None, "Most tokens of a prompt in a step while others wait.", live=True, at_least=1
     )
-    tbt_s: float | None = setting(
-        None,
-        "Objective: P99 time between tokens.",
-        section="slo",
-        milliseconds=True,
-        live=True,
-        above=0,
-    )
+    tbt_s: float | None = setting(None, "Objective: P99 time between tokens.", above=0, **_SLO)
     tbt_rule: str | None = setting(
         None,
         "Instead of `tbt_ms`: 5 or 25 decode steps of 32 streams at 4096 tokens (`slo: strict`).",
         section="slo",
         choices=("strict", "relaxed"),
     )
-    ttft_s: float | None = setting(
-        None,
-        "Objective: time to first token.",
-        section="slo",
-        milliseconds=True,
-        live=True,
-        above=0,
-    )
+    ttft_s: float | None = setting(None, "Objective: time to first token.", above=0, **_SLO)
     min_tbt_s: float | None = setting(
         None,
         "A request's own TBT objective below this is refused; one that a lone decode would miss "
         "is refused anyway.",
-        section="slo",
-        milliseconds=True,
-        live=True,
         above=0,
+        **_SLO,
     )
     delivery_s: float = setting(
         DEFAULT_DELIVERY_S,
         "Of each TBT objective at least this, a tenth at most, is left for the way to the client.",
-        section="slo",
-        milliseconds=True,
-        live=True,
         at_least=0,
+        **_SLO,
     )
 
     max_queued_requests: int | None = setting(
@@ -270,6 +260,9 @@ class SchedulerConfig:
             raise ConfigError("token_budget", f"a step holds at most {most}, not {budget}")
         return changed
 
+    def without_drafts(self) -> SchedulerConfig:
+        return dataclasses.replace(self, drafter="none", draft_model=None, max_drafts=None)
+
     def differs(self, other: SchedulerConfig, *names: str) -> bool:
         return any(getattr(self, name) != getattr(other, name) for name in names)
 
@@ -289,6 +282,10 @@ class SchedulerConfig:
             raise ConfigError("tbt_rule", "has no effect with `slo.tbt_ms`")
         if self.max_drafts is not None and self.drafter == "none":
             raise ConfigError("max_drafts", "has no effect with `speculation.drafter: none`")
+        if self.draft_model is None and self.drafter == "model":
+            raise ConfigError("drafter", "model needs a folder, `speculation.model`")
+        if self.draft_model is not None and self.drafter not in ("model", "auto"):
+            raise ConfigError("model", f"has no effect with `speculation.drafter: {self.drafter}`")
         if self.max_requests > self.most_requests:
             message = f"the stages were built for {self.most_requests}, not {self.max_requests}"
             raise ConfigError("max_requests", message)

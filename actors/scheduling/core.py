@@ -199,26 +199,27 @@ class Core:
         out.append(Emit((Output(state.request_id, index, (), FinishReason.ABORT),)))
 
     def _step_done(self, event: StepDone, out: list[Instruction]) -> None:
-        step = self._pop_answered(event.result.step_id)
-        now_s = self.requests.now_s
-        times = event.result.stage_times_s
+        result, now_s = event.result, self.requests.now_s
+        step, times = self._pop_answered(result.step_id), result.stage_times_s
         waited_s = now_s - max(step.planned_at_s, self.last_answer_s)
         duration_s = max([end - start for start, end in times]) if times else waited_s
         self.last_answer_s = now_s
-        self._learn(step, duration_s)
+        self._learn(step, duration_s, result.drafting_s)
         if self.requests.trials or self.faults.num_failures_in_a_row:
             self.faults.succeeded(step)
-        self._emit(self.outcomes.apply(step, event.result), out)
+        self._emit(self.outcomes.apply(step, result), out)
+        if result.drafts_offered:
+            self.speculation.answered(step.plan, result, self.requests.by_id)
 
     def _emit(self, outputs: Sequence[OutputRow], out: list[Instruction]) -> None:
         if outputs:
             out.append(Emit(tuple(outputs)))
 
-    def _learn(self, step: InFlight, duration_s: float) -> None:
+    def _learn(self, step: InFlight, duration_s: float, drafting_s: float) -> None:
         """Learn step times from a finished step, for the plans of later steps."""
         shape = step.shape if self.tier is None else self.tier.shape_of(step)
         if self.builder.budget.learns:
-            self.builder.budget.observe(shape, duration_s)
+            self.builder.budget.observe(shape, duration_s + drafting_s)
         if self.cost_model is not None:
             self.cost_model.observe(shape, duration_s)
         if duration_s > 0:

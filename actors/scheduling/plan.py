@@ -13,7 +13,7 @@ takes longer to build, and has to be built again behind every connection.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from actors.scheduling.request import SamplingParams
@@ -68,6 +68,8 @@ class StepPlan:
         rejected drafts. Only together with new blocks of the same request.
     drafts: (request_id, tokens) guessed to follow the known ones; the slice ends with them. The
         last stage draws after the known token and after each draft, up to the first that differs.
+    drafts_asked: (request_id, number) of drafts wanted of the last stage for the tokens after the
+        one that it draws in this step.
     fed: (request_id, position, token) outputs the first stage has not seen because another
         process sampled them. Empty with a single stage: it keeps what it samples.
     slices: the work, decodes first.
@@ -84,6 +86,7 @@ class StepPlan:
     fed: tuple[tuple[int, int, int], ...] = ()
     trimmed: tuple[tuple[int, int], ...] = ()
     drafts: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    drafts_asked: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -140,7 +143,10 @@ class StepResult:
         one entry per token, in order.
     logprobs / prompt_logprobs / pooled: only for requests that asked; prompt_logprobs carries
         (request_id, first position, one entry per position).
-    stage_times_s: (start, end) per stage on the host's monotonic clock.
+    stage_times_s: (start, end) per stage on the host's monotonic clock, without `drafting_s`.
+    drafts_offered: (request_id, tokens) guessed to follow its last token, of those asked for.
+    drafting_s: time taken by them; draft_pass_s: by one pass of the draft model over one token of
+        each, 0.0 if there was none.
     """
 
     step_id: int
@@ -150,3 +156,6 @@ class StepResult:
     pooled: tuple[tuple[int, tuple[float, ...]], ...] = ()
     stage_times_s: tuple[tuple[float, float], ...] = ()
     extra_tokens: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    drafts_offered: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    drafting_s: float = field(default=0.0, compare=False, repr=False)
+    draft_pass_s: float = field(default=0.0, compare=False, repr=False)

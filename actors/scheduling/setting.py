@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin
 class Setting:
     """The metadata of a field of `SchedulerConfig`.
 
+    called: its name in the YAML, where that is not the field's.
     section: its section in the YAML; `hidden` for fields derived from other settings.
     milliseconds: the YAML value is in ms, as its name says; the field holds seconds.
     file: the YAML names a file; the field holds its content.
@@ -21,6 +22,7 @@ class Setting:
     """
 
     description: str
+    called: str = ""
     section: str = "scheduling"
     hidden: bool = False
     live: bool = False
@@ -33,6 +35,8 @@ class Setting:
 
     def key(self, name: str) -> str:
         """The setting's name in the YAML, for a field called `name`."""
+        if self.called:
+            return self.called
         return name.removesuffix("_s") + "_ms" if self.milliseconds else name
 
     def from_yaml(self, value: Any) -> Any:

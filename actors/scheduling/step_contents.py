@@ -20,6 +20,7 @@ class StepContents:
         "decode_states",
         "drafted",
         "drafts",
+        "drafts_asked",
         "fed",
         "new_blocks",
         "num_decodes",
@@ -41,6 +42,7 @@ class StepContents:
         # Decodes with drafts
         self.drafted: dict[RequestState, Drafted] = {}
         self.drafts: list[tuple[int, tuple[int, ...]]] = []
+        self.drafts_asked: list[tuple[int, int]] = []
         self.prefills: dict[RequestState, int] = {}  # tokens of each, in order of addition
         # As in `StepPlan`
         self.starting: list[RequestState] = []
@@ -134,6 +136,7 @@ class StepContents:
             fed=tuple(self.fed),
             trimmed=tuple(self.trimmed),
             drafts=tuple(self.drafts),
+            drafts_asked=tuple(self.drafts_asked),
         )
         step = InFlight(
             plan=plan,

@@ -1,4 +1,5 @@
-"""Verifies a step's drafts: a draft is accepted if it and all before it equal the draws.
+"""Verifies a step's drafts: a draft is accepted if it and all before it equal the draws; and where
+the drafts begin that a step asks for.
 
 A draw depends on (seed, position) and on the tokens before it alone. After
 drafts that equal the draws of their positions it is therefore the draw of a separate step.
@@ -7,6 +8,7 @@ drafts that equal the draws of their positions it is therefore the draw of a sep
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +46,7 @@ def accept(
 
     >>> accept(0, [(1, 7), (1, 8), (1, 9)], (), {1: (7, 5)})
     StepResult(step_id=0, tokens=((1, 7),), logprobs=(), prompt_logprobs=(), pooled=(), \
-stage_times_s=(), extra_tokens=((1, (8,)),))
+stage_times_s=(), extra_tokens=((1, (8,)),), drafts_offered=())
     """
     of_id: dict[int, list[int]] = {}
     for request_id, token in drawn:
@@ -68,3 +70,24 @@ stage_times_s=(), extra_tokens=((1, (8,)),))
         tuple((i, entry) for i, entries in judged.items() for entry in entries),
         extra_tokens=tuple(extra_tokens),
     )
+
+
+class Asked(NamedTuple):
+    """Drafts wanted of a request: at most `most`, after the token at position `last`, the newest
+    that is drawn."""
+
+    request_id: int
+    last: int
+    most: int
+
+
+def asked(plan: StepPlan, result: StepResult) -> list[Asked]:
+    """The drafts that a step asks for, in the order of its slices."""
+    counts, drafts = dict(plan.drafts_asked), dict(plan.drafts)
+    extra = dict(result.extra_tokens)
+    found = []
+    for request_id, start, length, samples in plan.slices:
+        if samples and request_id in counts:
+            num_rejected = len(drafts.get(request_id, ())) - len(extra.get(request_id, ()))
+            found.append(Asked(request_id, start + length - num_rejected, counts[request_id]))
+    return found

@@ -1,16 +1,17 @@
 """Constrained output: which tokens a request's grammar allows next (xgrammar).
 
 Each constrained request has a matcher. Sampling does not advance it: when the next mask is needed,
-it is brought level with the tokens of the stage's persistent batch. So a repeated step, a replay
-and a preempted request all lead to the same state without bookkeeping of their own.
+it is brought level with the tokens of the stage's persistent batch, back over drafts that were
+rejected and on. So a repeated step, a replay and a preempted request all lead to the same state
+without bookkeeping of their own.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,45 @@ from numpy.typing import NDArray
 from actors.scheduling.request import Grammar
 from actors.stage.grammar_kinds import compile_grammar
 
-_log = logging.getLogger(__name__)
-
 _MAX_COMPILED = 256
+_MAX_TEXTS = 4096  # forced ones whose tokens are kept
 _MAX_COMPILER_BYTES = 256 << 20
 
 
 @dataclass(slots=True)
 class _Matcher:
-    """num_accepted: output tokens the matcher has seen. ended: only end tokens may follow."""
+    """seen: the output tokens that it was shown. The matcher has taken the first `num_taken`: all,
+    or those up to the grammar's end or a token that breaks it. ended: only end tokens may follow.
+    """
 
     matcher: Any
-    num_accepted: int = 0
+    seen: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    num_taken: int = 0
     ended: bool = False
+
+    def level(self, output: NDArray[np.int32]) -> None:
+        """Go back to what both outputs begin with, and on to this one's end."""
+        common = min(len(self.seen), len(output))
+        differs = np.flatnonzero(self.seen[:common] != output[:common])
+        common = int(differs[0]) if differs.size else common
+        if common < len(self.seen):
+            self._go_back(common)
+        for token in output[common:].tolist():
+            if not self.ended and self.matcher.accept_token(token):
+                self.num_taken += 1
+                self.ended = self.matcher.is_terminated()
+            else:
+                # A wrong draft, or an output from outside (a client's, replayed), which alone can
+                # disagree with the masks made here: that one request ends.
+                self.ended = True
+        self.seen = output.copy()
+
+    def _go_back(self, num_tokens: int) -> None:
+        if self.num_taken > num_tokens:
+            self.matcher.rollback(self.num_taken - num_tokens)
+            self.num_taken, self.ended = num_tokens, False
+        elif self.num_taken == num_tokens:  # it was broken by the token after these
+            self.ended = self.matcher.is_terminated()
 
 
 class GrammarMasks:
@@ -52,6 +79,8 @@ class GrammarMasks:
         # step looks its grammar up in the middle of another grammar's compilation.
         self._compiling = threading.Lock()
         self._compiler: Any = None
+        self._tokenizer: Any = None
+        self._encode = lru_cache(maxsize=_MAX_TEXTS)(self._encoded)
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
         self.matchers: dict[int, _Matcher] = {}
 
@@ -94,6 +123,23 @@ class GrammarMasks:
             return bits_1W[0]
         return bits_1W[0] if held.matcher.fill_next_token_bitmask(bits_1W) else None
 
+    def forced(
+        self, request_id: int, grammar: Grammar, output: NDArray[np.int32]
+    ) -> tuple[int, ...]:
+        """The text that alone may follow `output`, as the tokenizer would cut it: guesses, for a
+        model may cut it otherwise."""
+        held = self._level(request_id, grammar, output)
+        if held.ended:
+            return ()
+        try:
+            text = held.matcher.find_jump_forward_string()
+        except UnicodeDecodeError:  # it ends within a character
+            return ()
+        return self._encode(text) if text else ()
+
+    def _encoded(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
     def release(self, request_id: int) -> None:
         """Forget a request that has left or starts again."""
         self.matchers.pop(request_id, None)
@@ -103,17 +149,10 @@ class GrammarMasks:
         import xgrammar
 
         held = self.matchers.get(request_id)
-        if held is None or held.num_accepted > len(output):
+        if held is None:
             held = _Matcher(xgrammar.GrammarMatcher(self.compile(grammar)))
             self.matchers[request_id] = held
-        for token in output[held.num_accepted :].tolist():
-            if not held.ended and not held.matcher.accept_token(token):
-                # Only an output from outside (a client's, replayed) can disagree with the
-                # masks made here: this one request ends, the others of its batch go on.
-                _log.warning("token %d of request %d breaks its grammar", token, request_id)
-                held.ended = True
-            held.ended = held.ended or held.matcher.is_terminated()
-            held.num_accepted += 1
+        held.level(output)
         return held
 
     def _compile(self, grammar: Grammar) -> Any:
@@ -140,6 +179,7 @@ class GrammarMasks:
             info = xgrammar.TokenizerInfo.from_huggingface(
                 tokenizer, vocab_size=self._vocab_size, stop_token_ids=list(self._eos)
             )
+            self._tokenizer = tokenizer
             self._compiler = xgrammar.GrammarCompiler(
                 info, max_threads=1, cache_limit_bytes=_MAX_COMPILER_BYTES
             )

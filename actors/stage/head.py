@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from actors.stage.cuda.graphs import StepOutput
-from actors.stage.drafts import accept, drawing_rows
+from actors.stage.drafts import Asked, accept, drawing_rows
 from actors.stage.extra_outputs import PromptLogprobs, PromptOutputs, token_logprobs
 from actors.stage.grammar import GrammarMasks
 from actors.stage.host_batch import HostBatch
@@ -216,6 +216,20 @@ class Sampler:
             return ready
         columns = self._input_batch.columns
         return self._backend.sample(logits_SV, columns.draws(rows_S, positions_S))
+
+    def forced(self, asked: Sequence[Asked]) -> dict[int, tuple[int, ...]]:
+        """What the grammars of these requests let follow, where it is a single text."""
+        if not self.grammars.matchers:
+            return {}
+        found = {}
+        for request_id, last, count in asked:
+            row = self._input_batch.row(request_id)
+            grammar = self._input_batch.info(row).sampling.grammar
+            if grammar is not None:
+                begin = int(self._input_batch.columns.num_prompt_R[row])
+                output = self._input_batch.tokens_RP[row, begin : last + 1]
+                found[request_id] = self.grammars.forced(request_id, grammar, output)[:count]
+        return {request_id: tokens for request_id, tokens in found.items() if tokens}
 
     def adjusted(
         self, rows_S: NDArray[np.intp], positions_S: NDArray[np.int64]

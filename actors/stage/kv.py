@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from actors.scheduling.plan import StepPlan
 from kernels.interface import AttentionShape, Backend, KVLayer
+
+
+def _ignore(block: int) -> None:
+    pass
 
 
 class KVCache:
@@ -29,6 +33,7 @@ class KVCache:
         self.layers: Sequence[KVLayer] = backend.allocate_kv(
             num_layers, num_blocks, block_size, shape, dtype, device
         )
+        self.on_write: Callable[[int], None] = _ignore  # called with a block that `write` replaced
         self._host: list[torch.Tensor] = []
         if num_host_blocks and self.layers:
             block, pin = self._sample, device.type == "cuda"
@@ -58,6 +63,7 @@ class KVCache:
         """Put back what `read` returned, of a cache of the same shape."""
         for layer, part in zip(self.layers, self._parts(content), strict=True):
             self._backend.write_block(layer, block, part)
+        self.on_write(block)
 
     def _parts(self, content: bytearray) -> torch.Tensor:
         """The same memory, seen as a block of each layer."""

@@ -7,7 +7,9 @@ layers once over all of it, and return hidden states or, on the last stage, toke
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,27 +20,20 @@ from actors.stage.adapters import Pause, StageAdapters, no_pause
 from actors.stage.cuda.captured_head import CapturedHead
 from actors.stage.cuda.graphs import Capture, StepGraphs, StepOutput, capture_on_gpu
 from actors.stage.cuda.run_ahead import Following, Launched, RunAhead
+from actors.stage.draft_model import DraftModel
+from actors.stage.drafts import asked
 from actors.stage.head import Head, Sampler
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
 from actors.stage.kv import KVCache
+from actors.stage.loaded_model import load_model
 from actors.stage.memory import available_bytes
-from actors.stage.models.config import DecoderConfig, ModelError
-from actors.stage.models.decoder import Decoder
-from actors.stage.models.read import load_config
-from actors.stage.models.split import Split, split
 from actors.stage.profile import DeviceMemory, GpuMemory, cache_bytes, ending, plans_to_measure
 from actors.stage.spec import StageInfo, StageSpec
-from actors.stage.weights.folder import open_folder
-from actors.stage.weights.load import Loader
 from actors.transport.group import RankGroup
-from kernels.interface import AttentionShape, Backend
 from kernels.random_stream import DRAW_VERSION
-from kernels.registry import resolve_backend
 
 _log = logging.getLogger(__name__)
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class StageRunner:
@@ -64,51 +59,39 @@ class StageRunner:
         self._graphs: StepGraphs | None = None
         self._ahead: RunAhead | None = None
         self._adapters: StageAdapters | None = None
+        self._drafting: DraftModel | None = None
         self._applied_step: int | None = None
         self.info = self._load(spec, progress or (lambda fraction: None))
 
     def _load(self, spec: StageSpec, progress: Callable[[float], None]) -> StageInfo:
-        folder = Path(spec.model_path)
-        self._config = config = load_config(folder)
-        part = split(config, spec)
-        dtype = _dtype(config.dtype if spec.dtype == "auto" else spec.dtype)
-        narrow = None if spec.kv_dtype in ("auto", *_DTYPES) else spec.kv_dtype
-        self._backend = resolve_backend(spec.backend, self._device, dtype, spec.block_size, narrow)
-        self._kv_dtype = _kv_dtype(spec.kv_dtype, dtype, self._backend)
-        if spec.num_threads and self._device.type == "cpu":
-            self._backend.set_num_threads(spec.num_threads)
-        self._shape = _attention_shape(config, part)
-        max_model_len = min(spec.max_model_len, config.max_model_len)
-        with open_folder(folder, config, spec, dtype) as (source, packed):
-            loader = Loader(source, config, part, spec, self._backend, self._device, dtype, packed)
-            weights = loader.stage(max_model_len, progress)
-        self._group = RankGroup(spec.rank, spec.tensor_ranks, spec.group_address, self._device)
-        self._group.use_shared_memory(self._backend.shared_memory_all_reduce)
-        if spec.symmetric_memory:
-            self._group.use_symmetric_memory(dtype)
-        self._decoder = Decoder(weights, self._backend, self._shape, config, self._group)
-        self._num_layers = len(weights.layers)
+        model = load_model(spec, progress)
+        self._model, self._config, self._backend = model, model.config, model.backend
+        self._group, self._decoder = model.group, model.decoder
         if spec.max_adapters:
-            self._adapters = StageAdapters(config, part, spec, dtype, self._device)
-            for layer, adapters in zip(weights.layers, self._adapters.layers, strict=True):
+            self._adapters = StageAdapters(
+                model.config, model.part, spec, model.dtype, self._device
+            )
+            for layer, adapters in zip(model.weights.layers, self._adapters.layers, strict=True):
                 layer.adapters = adapters
-        sizes = (spec.max_requests, max_model_len, spec.block_size)
+        sizes = (spec.max_requests, model.max_model_len, spec.block_size)
         filled = () if self._adapters is None else self._adapters.filled
         self._input_batch = InputBatch(*sizes, filled)
         if spec.is_last:
-            self._head = self._make_head(folder)
+            self._head = self._make_head()
+        if spec.draft_model_path is not None and self._sampler is not None:
+            self._drafting = DraftModel(spec, model, self._input_batch, self._sampler, progress)
         self._backend.finish_loading()
         return StageInfo(
-            hidden_size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            max_model_len=max_model_len,
-            dtype=str(dtype).removeprefix("torch."),
+            hidden_size=model.config.hidden_size,
+            vocab_size=model.config.vocab_size,
+            max_model_len=model.max_model_len,
+            dtype=str(model.dtype).removeprefix("torch."),
             backend=self._backend.name,
-            kv_block_bytes=self._num_layers
-            * self._backend.kv_block_bytes(spec.block_size, self._shape, self._kv_dtype),
-            available_bytes=self._available_bytes(dtype),
-            eos_token_ids=config.eos_token_ids,
-            num_parameters=loader.num_parameters,
+            kv_block_bytes=model.kv_block_bytes
+            + (0 if self._drafting is None else self._drafting.kv_block_bytes),
+            available_bytes=self._available_bytes(model.dtype),
+            eos_token_ids=model.config.eos_token_ids,
+            num_parameters=model.num_parameters,
             instruction_set=self._backend.instruction_set(self._device),
             draw_version=DRAW_VERSION,
         )
@@ -118,7 +101,9 @@ class StageRunner:
         if self._device.type == "cuda":
             graphs = capture_on_gpu() if self.spec.cuda_graphs else None
             return self.profile(GpuMemory(), graphs)
-        return max(0, available_bytes(self._device) - self._activation_bytes(dtype))
+        spare_bytes = 0 if self._drafting is None else self._drafting.spare_bytes
+        taken_bytes = self._activation_bytes(dtype) + spare_bytes
+        return max(0, available_bytes(self._device) - taken_bytes)
 
     def profile(self, memory: DeviceMemory, capture: Capture | None) -> int:
         """Bytes that the KV cache may take (see `actors.stage.profile`), found over one of a single
@@ -144,11 +129,10 @@ class StageRunner:
     def _make_cache(self, num_blocks: int, num_host_blocks: int) -> None:
         if self._device.type == "cuda":
             self._input_batch.tables_on(self._device)
-        self.kv = KVCache(
-            self._backend, self._num_layers, num_blocks, num_host_blocks, self.spec.block_size,
-            self._shape, self._kv_dtype, self._device,
-        )  # fmt: skip
-        self._decoder.attach(self.kv.layers)
+        self.kv = self._model.make_cache(num_blocks, num_host_blocks)
+        if self._drafting is not None:
+            self._drafting.allocate(num_blocks)
+            self.kv.on_write = self._drafting.forget
 
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
@@ -201,11 +185,31 @@ class StageRunner:
             return self._ahead.finish(plan, launched, following, self._apply)
         output = launched.output
         if self._head is not None:
-            return self._head.finish(plan, launched.host, output)
+            result = self._head.finish(plan, launched.host, output)
+            return self._offer(plan, result) if plan.drafts_asked and result else result
         return (output.residual_TH + output.x_TH)[: launched.host.num_tokens]
+
+    def _offer(self, plan: StepPlan, result: StepResult) -> StepResult:
+        """The result with the drafts that the step asks for: what a grammar forces, else what the
+        draft model guesses."""
+        assert self._sampler is not None
+        begin_s, wanted, pass_s = time.monotonic(), asked(plan, result), 0.0
+        drafts: dict[int, Sequence[int]] = dict(self._sampler.forced(wanted))
+        if self._drafting is not None:
+            rest = [one for one in wanted if one.request_id not in drafts]
+            guessed, pass_s = self._drafting.offer(plan.step_id, rest)
+            drafts.update(guessed)
+        return replace(
+            result,
+            drafts_offered=tuple((i, tuple(drafts[i])) for i, *_ in wanted if drafts.get(i)),
+            drafting_s=time.monotonic() - begin_s,
+            draft_pass_s=pass_s,
+        )
 
     def _launch(self, plan: StepPlan, hidden_TH: torch.Tensor | None) -> Launched:
         host = self._input_batch.gather(plan.slices)
+        if self._drafting is not None:
+            self._drafting.note(plan, host)
         if not self._is_first and (hidden_TH is None or len(hidden_TH) != host.num_tokens):
             given = "none" if hidden_TH is None else str(len(hidden_TH))
             raise ValueError(f"{host.num_tokens} rows of hidden states expected, {given} given")
@@ -264,11 +268,12 @@ class StageRunner:
             return self._decoder.empty_hidden()
         return StepResult(plan.step_id, ()) if self.spec.rank == 0 else None
 
-    def _make_head(self, folder: Path) -> Head:
+    def _make_head(self) -> Head:
         config, spec = self._config, self.spec
         if spec.rank == 0:
+            folder, end = Path(spec.model_path), config.eos_token_ids
             self._sampler = Sampler(
-                self._input_batch, self._backend, folder, config.vocab_size, config.eos_token_ids
+                self._input_batch, self._backend, folder, config.vocab_size, end
             )
         return Head(
             self._decoder, self._input_batch, self._sampler, self._backend, self._group,
@@ -282,32 +287,3 @@ class StageRunner:
         rows = logit_rows(self.spec.max_requests) if self.spec.is_last else 0
         logits = rows * config.vocab_size * 4 * 2
         return 2 * tokens * widest * dtype.itemsize // self.spec.tensor_ranks + logits
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = _DTYPES.get(name.removeprefix("torch."))
-    if dtype is None:
-        raise ModelError(f"dtype {name!r} is not supported; supported: {', '.join(_DTYPES)}")
-    return dtype
-
-
-def _kv_dtype(name: str, model_dtype: torch.dtype, backend: Backend) -> torch.dtype:
-    if name == "auto":
-        return model_dtype
-    kinds = {**_DTYPES, **backend.kv_dtypes}
-    if name not in kinds:
-        supported = ", ".join(("auto", *kinds))
-        raise ModelError(
-            f"backend {backend.name!r} has no KV cache of dtype {name!r}; supported: {supported}"
-        )
-    return kinds[name]
-
-
-def _attention_shape(config: DecoderConfig, part: Split) -> AttentionShape:
-    return AttentionShape(
-        part.num_heads,
-        part.num_kv_heads,
-        config.head_dim,
-        config.attention_scale,
-        softcap=config.attention_softcap,
-    )

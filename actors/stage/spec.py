@@ -23,6 +23,8 @@ class StageSpec:
         launch, for their kernels take longer than their launches.
     symmetric_memory: small all-reduces of a stage's GPUs by torch's symmetric memory.
     max_adapters, max_adapter_rank: LoRA slots of every layer, and the most rows of an A; 0: none.
+    draft_model_path: folder of a model that drafts for this one; None: there is none.
+    max_drafts: most drafts of one request in a step.
     group_address: "host:port" of the stage's torch.distributed store when tensor_ranks > 1.
     """
 
@@ -49,6 +51,8 @@ class StageSpec:
     symmetric_memory: bool = False
     max_adapters: int = 0
     max_adapter_rank: int = 0
+    draft_model_path: str | None = None
+    max_drafts: int = 0
 
     @property
     def is_first(self) -> bool:

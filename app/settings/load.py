@@ -69,8 +69,8 @@ def _fields(section: Any) -> Mapping[str, Any]:
     return found or getattr(section, "__dataclass_fields__", {})
 
 
-def model_folder(path: str) -> Path:
-    """The folder of `model.path`; for a GGUF file, or a folder with one, the folder made from it.
+def model_folder(path: str, key: str = "model.path") -> Path:
+    """The folder of setting `key`; for a GGUF file, or a folder with one, the folder made from it.
 
     Raises SettingsError for a GGUF file that cannot be read.
     """
@@ -82,23 +82,23 @@ def model_folder(path: str) -> Path:
     try:
         return folder_of(found, cache_folder()).resolve()
     except ValueError as error:
-        raise SettingsError(f"model.path: {error}") from error
+        raise SettingsError(f"{key}: {error}") from error
 
 
-def model_config(path: str) -> dict[str, Any]:
+def model_config(path: str, key: str = "model.path") -> dict[str, Any]:
     """The model folder's config.json. Raises SettingsError naming what is missing."""
-    folder = model_folder(path)
+    folder = model_folder(path, key)
     if not folder.is_dir():
-        raise SettingsError(f"model.path: no folder {path!r}")
+        raise SettingsError(f"{key}: no folder {path!r}")
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text())
     except FileNotFoundError:
-        raise SettingsError(f"model.path: {path!r} holds no config.json") from None
+        raise SettingsError(f"{key}: {path!r} holds no config.json") from None
     except ValueError as error:
-        raise SettingsError(f"model.path: {file} is not JSON: {error}") from None
+        raise SettingsError(f"{key}: {file} is not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise SettingsError(f"model.path: {file} is not a JSON object")
+        raise SettingsError(f"{key}: {file} is not a JSON object")
     return config
 
 
@@ -115,10 +115,11 @@ def resolve(settings: Settings) -> EngineConfig:
     scheduler = _scheduler(settings, _max_model_len(settings.model, config))
     if scheduler.tbt_rule and not (settings.engine.calibrate or scheduler.cost_model):
         raise SettingsError("slo.tbt_rule: needs `engine.calibrate` or `scheduling.cost_model`")
+    if scheduler.draft_model is not None:
+        _check_draft_model(settings, config)
     stage = _stage(settings, scheduler, config)
     gpus = parallel.gpus_per_rank
-    if gpus is None:
-        gpus = 1.0 if parallel.device == "cuda" else 0.0
+    gpus = float(parallel.device == "cuda") if gpus is None else gpus
     accelerator = _accelerator(parallel, gpus)
     if parallel.symmetric_memory and parallel.device != "cuda":
         raise SettingsError("parallel.symmetric_memory: needs parallel.device: cuda")
@@ -186,7 +187,31 @@ def _stage(settings: Settings, scheduler: SchedulerConfig, config: Mapping[str, 
         symmetric_memory=parallel.symmetric_memory,
         max_adapters=0 if adapters is None else adapters.max_adapters,
         max_adapter_rank=0 if adapters is None else adapters.max_rank,
+        draft_model_path=scheduler.draft_model,
+        max_drafts=0 if scheduler.draft_model is None else scheduler.most_drafts,
     )
+
+
+def _check_draft_model(settings: Settings, config: Mapping[str, Any]) -> None:
+    """Raises SettingsError for one that cannot draft for the model of this config."""
+    key, path = "speculation.model", settings.speculation.model_dump()["model"]
+    if settings.parallel.device != "cpu":
+        raise SettingsError(f"{key}: needs parallel.device: cpu")
+    size, needed = model_config(path, key).get("vocab_size"), config.get("vocab_size")
+    if size != needed:
+        raise SettingsError(f"{key}: {path!r} has {size} tokens, the model {needed}")
+    own, served = _vocabulary(path), _vocabulary(settings.model.path)
+    if own != served and own and served:
+        raise SettingsError(f"{key}: {path!r} has other tokens than the model (tokenizer.json)")
+
+
+def _vocabulary(path: str) -> dict[str, int]:
+    """Ids of a tokenizer.json; empty where there is none or it has another form."""
+    try:
+        found = json.loads((model_folder(path) / "tokenizer.json").read_text())
+        return dict(found["model"]["vocab"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
 
 
 def _kv_memory(kv: KVSettings, fraction: float, prefix_cache: bool) -> KVMemory:
@@ -216,13 +241,13 @@ def _wants_cost_model(settings: Settings, scheduler: SchedulerConfig) -> bool:
     """Whether a chosen part needs a cost model; the default drafter uses one that is there."""
     adapts = scheduler.budget == "auto" and scheduler.token_budget is None
     predicts = adapts or scheduler.budget in ("adaptive", "profiled")
-    drafts = _names_drafter(settings) and scheduler.drafter == "auto"
+    drafts = _names_drafter(settings) and scheduler.drafter in ("auto", "model")
     asks = scheduler.tbt_rule is not None or drafts
     return predicts or asks or scheduler.admission == "predictive"
 
 
 def _names_drafter(settings: Settings) -> bool:
-    return "drafter" in settings.speculation.model_fields_set
+    return bool({"drafter", "model"} & settings.speculation.model_fields_set)
 
 
 def _is_exact(parallel: ParallelSettings) -> bool:
@@ -252,6 +277,8 @@ def _scheduler(settings: Settings, max_model_len: int) -> SchedulerConfig:
     if not _names_drafter(settings) and not _is_exact(settings.parallel):
         logger.info("speculation.drafter: none, as only the cpu backend is batch-invariant")
         values["drafter"] = "none"
+    if values["draft_model"] is not None:
+        values["draft_model"] = str(model_folder(values["draft_model"], "speculation.model"))
     if values["cost_model"] is not None:
         values["cost_model"] = read_cost_model(values["cost_model"])
     # Whole-prompt policies put a full prompt into one step, in addition to the decodes.

@@ -1,4 +1,4 @@
-"""Drafts of the next tokens, by prompt lookup; which decodes of a step carry them, and how many.
+"""Which decodes of a step carry drafts of the next tokens, and how many; a drafter: prompt lookup.
 
 Drafts are guesses of the next tokens. They follow a decode's own token in its slice; the last stage
 draws at every position, and a draft is accepted if and only if it equals the draw. So drafts change
@@ -7,11 +7,13 @@ how many tokens a step yields, never which.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import Drafter, StepTimePredictor
-from actors.scheduling.plan import StepShape, logit_rows
+from actors.scheduling.plan import StepPlan, StepResult, StepShape, logit_rows
+from actors.scheduling.request import Request
+from actors.scheduling.speculation.asking import Asking
 from actors.scheduling.state import RequestState
 from actors.scheduling.step import StepBuilder
 
@@ -43,9 +45,14 @@ class Speculation:
         self._num_rests = 0  # steps to plan without drafts
         self._num_rows = logit_rows(config.most_requests)  # that the stages have memory for
         self._overlaps = config.steps_per_request > 1
-        self.is_on = config.drafter == "lookup" or (
+        self.is_on = config.drafter in ("lookup", "model") or (
             config.drafter == "auto" and cost_model is not None
         )
+        # With a draft model, or from the first request with a grammar on
+        self._asking: Asking | None = None
+        if self.is_on and config.draft_model is not None:
+            self._asking = Asking(config, cost_model)
+        self._draft_share = 0.0  # of a step, that one draft of each decode adds
 
     def holds_back(self, decoding: list[RequestState]) -> bool:
         """Whether to wait for the tokens in flight before planning the next step.
@@ -58,6 +65,11 @@ class Speculation:
         self._price(decoding)
         if any(state.num_drafts for state in decoding):
             return True
+        asking = self._asking
+        if asking is not None and any(asking.awaits(state) for state in decoding):
+            return True
+        if asking is not None and asking.has_model:
+            return False
         if self._num_rests:
             return False
         worth = 0.0
@@ -77,7 +89,26 @@ class Speculation:
         self._price(step.decoding)
         if self._num_rests:
             self._num_rests -= 1
+            if self._asking is not None:
+                self._asking.num_idle += 1
             return
+        self._add_drafts(step)
+        asking = self._asking
+        if asking is None:
+            return
+        if not asking.has_model:
+            asking.ask_grammars(step, _AHEAD_SHARE * step.contents.num_slices * self._overlaps)
+        elif not asking.ask(step, _LEAST_RATE, self._draft_share, self._pays):
+            self._num_rests = _REST_STEPS
+
+    def answered(
+        self, plan: StepPlan, result: StepResult, by_id: Mapping[int, RequestState]
+    ) -> None:
+        """Take the drafts that the last stage offers."""
+        if self._asking is not None:
+            self._asking.answered(plan, result, by_id)
+
+    def _add_drafts(self, step: StepBuilder) -> None:
         candidates = self._candidates(step.contents.decodes_alone)
         offers = [(s, d) for s in candidates if (d := self._offer(s))]
         if not offers:
@@ -90,7 +121,14 @@ class Speculation:
                 if depth <= len(drafts) and room > 0 and reached >= self._least_rate:
                     counts[i] = depth
                     room -= 1
-        while any(counts) and not self._pays(step, offers, counts):
+        while any(counts):
+            wished = [
+                (s.num_computed_tokens - 1, _acceptance_rate(s), count)
+                for (s, _), count in zip(offers, counts, strict=True)
+                if count
+            ]
+            if self._pays(step.shape, wished):
+                break
             counts = [count // 2 for count in counts]
             if not any(counts):
                 self._num_rests = _REST_STEPS
@@ -108,17 +146,23 @@ class Speculation:
 
     @staticmethod
     def _may_draft(state: RequestState) -> bool:
-        """Not with a grammar, whose state cannot be rolled back; and not for a suspect, which is
-        tried without drafts."""
-        return state.request.sampling.grammar is None and state.suspicion is None
+        """Not for a suspect, which is tried without drafts."""
+        return state.suspicion is None
 
     def _follow(self, state: RequestState) -> bool:
         """Give the drafter all known tokens; False if its drafts would not pay, or while a long
         prompt takes more calls."""
         if state.drafter is None:
-            state.drafter = PromptLookup(state.request.prompt)
+            state.drafter = self._drafter(state.request)
         is_whole = state.drafter.follow(state.output_token_ids)
         return is_whole and state.drafter.acceptance_rate >= self._least_rate
+
+    def _drafter(self, request: Request) -> Drafter:
+        if request.sampling.grammar is not None and self._asking is None:
+            self._asking = Asking(self.config, self.cost_model)
+        if self._asking is None or not (self._asking.has_model or request.sampling.grammar):
+            return PromptLookup(request.prompt)
+        return self._asking.drafter(request)
 
     def _candidates(self, decoding: Sequence[RequestState]) -> list[RequestState]:
         """Those whose drafts may pay; every few tokens the others too, which may begin to copy."""
@@ -145,28 +189,31 @@ class Speculation:
         alone = StepShape(num_decodes, context + num_decodes)
         drafted = StepShape(0, 0, ((context // num_decodes, 2),) * num_decodes)
         longer = self.cost_model.step_s(drafted) / self.cost_model.step_s(alone) - 1.0
-        self._least_rate = max(_LEAST_RATE, longer)
+        self._draft_share, self._least_rate = longer, max(_LEAST_RATE, longer)
         self._priced = (num_decodes, _PRICE_STEPS)
         self._num_rests = 0
 
     def _pays(
-        self, step: StepBuilder, offers: list[tuple[RequestState, tuple[int, ...]]],
-        counts: list[int],
-    ) -> bool:  # fmt: skip
-        """Whether this many drafts give more tokens per predicted second."""
+        self,
+        shape: StepShape,
+        wished: Sequence[tuple[int, float, int]],
+        drafting_s: float = 0.0,
+    ) -> bool:
+        """Whether drafts give more tokens per predicted second than a step of this shape.
+
+        wished: (position of the known token, acceptance rate, number of drafts) of each request.
+        """
         if self.cost_model is None:
             return True
-        shape = step.shape
         gained, prefills = 0.0, list(shape.prefills)
         num_decodes, context = shape.num_decodes, shape.decode_context_tokens
-        for (state, _), count in zip(offers, counts, strict=True):
-            if count:
-                gained += sum(_acceptance_rate(state) ** k for k in range(1, count + 1))
-                prefills.append((state.num_computed_tokens - 1, 1 + count))
-                num_decodes -= 1
-                context -= state.num_computed_tokens
-        with_drafts = StepShape(num_decodes, context, tuple(prefills))
-        longer = self.cost_model.step_s(with_drafts) / self.cost_model.step_s(shape)
+        for start, rate, count in wished:
+            gained += sum([rate**k for k in range(1, count + 1)])
+            prefills.append((start, 1 + count))
+            num_decodes -= 1
+            context -= start + 1
+        with_drafts_s = self.cost_model.step_s(StepShape(num_decodes, context, tuple(prefills)))
+        longer = (with_drafts_s + drafting_s) / self.cost_model.step_s(shape)
         return (shape.num_decodes + gained) / shape.num_decodes >= _LEAST_GAIN * longer
 
 

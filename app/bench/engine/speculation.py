@@ -3,7 +3,8 @@
 The real core plans for one real stage in this process, step by step, so what is measured is the
 stages' work and the planning; what the transport overlaps of it is not there. Random weights copy
 nothing: their drafts are the known answer, each right with the chance asked for, and at temperature
-1 they repeat nothing. Of a trained model, prompt lookup drafts what it copies or repeats.
+1 they repeat nothing. Of a trained model, prompt lookup drafts what it copies or repeats. With a
+draft model there are tasks in which that one drafts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from actors.scheduling.build import build_core
-from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.config import DEFAULT_MAX_DRAFTS, SchedulerConfig
 from actors.scheduling.events import Emit, Event, Execute, StepDone, Submit
 from actors.scheduling.interfaces import Drafter
 from actors.scheduling.plan import StepPlan, StepResult
@@ -37,14 +38,15 @@ _PROMPT = 128
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One workload. chance: probability that a draft is right; None: prompt lookup. copies: the
-    answer repeats the prompt."""
+    """One workload. chance: probability that a draft is right; None: prompt lookup, or with_model
+    a draft model. copies: the answer repeats the prompt."""
 
     name: str
     streams: int = 1
     chance: float | None = None
     copies: bool = False
     temperature: float = 0.0
+    with_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,8 @@ def measure(
     """Alternate runs with and without drafts, because shared machines drift."""
     requests = [_request(task, number, num_tokens) for number in range(task.streams)]
     plain, drafted = list[Served](), list[Served]()
-    with_drafts = replace(config, drafter=drafter)
+    draft_model = stage.spec.draft_model_path if task.with_model else None
+    with_drafts = replace(config, drafter=drafter, draft_model=draft_model)
     for _ in range(repeats + 1):
         plain.append(serve(stage, config, requests))
         known: list[Drafter] = []
@@ -166,6 +169,10 @@ def command(
         str | None,
         typer.Option(help="As `legato profile` writes it; measured on this stage if absent."),
     ] = None,
+    draft_model: Annotated[
+        Path | None,
+        typer.Option(help="A folder with the same vocabulary, read as --model is."),
+    ] = None,
     chance: Annotated[
         float, typer.Option(min=0, max=1, help="Of a known draft to be right.")
     ] = 0.8,
@@ -190,11 +197,18 @@ def command(
             Task("no repeats", 1, temperature=1.0),
             Task(f"no repeats, {streams} streams", streams, temperature=1.0),
         ]
+    if draft_model is not None:
+        tasks += [
+            Task("draft model", 1, temperature=1.0, with_model=True),
+            Task(f"draft model, {streams} streams", streams, temperature=1.0, with_model=True),
+        ]
     with console.status("loading"):
         stage = LoadedStage(
             model, load_format="auto" if trained else "dummy", threads=threads,
             max_requests=max(32, streams),
             kv_tokens=2 * max(32, streams) * (2 * _PROMPT + tokens),
+            draft_model=None if draft_model is None else locate(draft_model),
+            max_drafts=DEFAULT_MAX_DRAFTS,
         )  # fmt: skip
     config = SchedulerConfig(
         num_blocks=stage.kv_tokens // BLOCK_SIZE, block_size=BLOCK_SIZE,

@@ -39,6 +39,8 @@ class LoadedStage:
         cuda_graphs: bool = True,
         max_adapters: int = 0,
         max_adapter_rank: int = 0,
+        draft_model: Path | None = None,
+        max_drafts: int = 0,
     ) -> None:
         self.config: dict[str, Any] = json.loads((model / "config.json").read_text())
         self.spec = StageSpec(
@@ -56,6 +58,8 @@ class LoadedStage:
             cuda_graphs=cuda_graphs,
             max_adapters=max_adapters,
             max_adapter_rank=max_adapter_rank,
+            draft_model_path=None if draft_model is None else str(draft_model),
+            max_drafts=max_drafts,
         )
         self.kv_tokens = kv_tokens
         self.runner = StageRunner(self.spec)

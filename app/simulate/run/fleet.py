@@ -141,7 +141,7 @@ class SimulatedFleet:
         index = len(self.all)
         name = f"engine-{index}"
         # Its tokens are blanks, in which every lookup would be right.
-        config = replace(self._config_of(name), drafter="none", max_drafts=None)
+        config = self._config_of(name).without_drafts()
         replica = Replica(
             build_core(config, cost_model=OnlineCostModel(d.believed or d.model)),
             d.model,

@@ -65,6 +65,10 @@ class FakeStages:
     # host block -> offset -> hash; None: a copy that failed
     host: dict[int, dict[int, int] | None] = field(default_factory=dict)
     known: dict[int, Mirror] = field(default_factory=dict)
+    # Of the draft model: which tokens it guesses wrong, and seconds of a pass
+    wrong: int = 1 << 30
+    pass_s: float = 0.0
+    offers: bool = True
 
     def __post_init__(self) -> None:
         self.stores = FakeStores(self.config.tier_ranks, self.config.block_size)
@@ -75,6 +79,8 @@ class FakeStages:
         pooled: list[tuple[int, tuple[float, ...]]] = []
         prompt_logprobs: list[tuple[int, int, tuple[TokenLogprobs, ...]]] = []
         drafts, extra_tokens = dict(plan.drafts), list[tuple[int, tuple[int, ...]]]()
+        asked, offered = dict(plan.drafts_asked), list[tuple[int, tuple[int, ...]]]()
+        asked = asked if self.offers else {}
         for part in plan.parts:
             mirror = self.known[part.request_id]
             if part.request_id in drafts:
@@ -82,6 +88,8 @@ class FakeStages:
                 tokens.append((part.request_id, first))
                 if more:
                     extra_tokens.append((part.request_id, tuple(more)))
+                if part.request_id in asked:
+                    offered.append((part.request_id, self._guess(mirror, asked[part.request_id])))
                 continue
             token = GARBAGE if mirror.corrupt else self._compute(part, mirror)
             end = part.start + part.num_tokens
@@ -89,6 +97,8 @@ class FakeStages:
                 tokens.append((part.request_id, token))
                 if self.config.num_stages == 1:
                     mirror.tokens.append(token)
+                if part.request_id in asked:
+                    offered.append((part.request_id, self._guess(mirror, asked[part.request_id])))
             if mirror.pooling and end == mirror.num_prompt:
                 pooled.append((part.request_id, (float(token),)))
             last = min(end + 1, mirror.num_prompt)
@@ -104,7 +114,24 @@ class FakeStages:
             pooled=tuple(pooled),
             prompt_logprobs=tuple(prompt_logprobs),
             extra_tokens=tuple(extra_tokens),
+            drafts_offered=tuple(offered),
+            drafting_s=self.pass_s * max(asked.values(), default=0),
+            draft_pass_s=self.pass_s if asked else 0.0,
         )
+
+    def _guess(self, mirror: Mirror, count: int) -> tuple[int, ...]:
+        """What will be drawn next, but for every `wrong`-th token."""
+        if mirror.corrupt:
+            return (GARBAGE,) * count
+        prefix, guesses = ROOT, list[int]()
+        for token in mirror.tokens[: mirror.computed]:
+            prefix = extend(prefix, token)
+        for number in range(count + 1):
+            token = draw(prefix, mirror.seed)
+            prefix = extend(prefix, token)
+            is_wrong = (mirror.computed + number) % self.wrong == self.wrong - 1
+            guesses.append((token + is_wrong) % VOCABULARY)
+        return tuple(guesses[1:])  # the first is of the token that this step has drawn
 
     def _verify(self, part: Slice, mirror: Mirror, drafts: tuple[int, ...]) -> list[int]:
         """Draw behind the known token and behind each draft that stands."""

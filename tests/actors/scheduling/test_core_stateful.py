@@ -13,7 +13,7 @@ from actors.scheduling.events import Reconfigure, Tick
 from actors.scheduling.plan import Slice
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.queue import ORDERS
-from actors.scheduling.request import Objective, Request, SamplingParams
+from actors.scheduling.request import Grammar, Objective, Request, SamplingParams
 from actors.scheduling.state import RequestStatus
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.fake_stages import expected_output
@@ -33,6 +33,7 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
     ) -> SchedulerConfig:
         if rest["drafter"] == "none":
             rest["max_drafts"] = None
+        rest["draft_model"] = "small" if rest["drafter"] == "model" else None
         return SchedulerConfig(
             num_blocks=-(-MAX_LEN // block_size) + extra_blocks,
             block_size=block_size,
@@ -57,7 +58,7 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
         micro_batches=st.sampled_from(["greedy", "uniform"]),
         overlap_chunks=st.booleans(),
         prefix_cache=st.booleans(),
-        drafter=st.sampled_from(["none", "lookup", "auto"]),
+        drafter=st.sampled_from(["none", "lookup", "model", "auto"]),
         max_drafts=st.sampled_from([None, 1, 3]),
         allocation=st.sampled_from(["prompt", "chunk"]),
         swap=st.sampled_from(["always", "auto", "never"]),
@@ -85,6 +86,7 @@ def requests(draw: st.DrawFn) -> Request:
         min_tokens=draw(st.integers(0, 3)),
         seed=draw(st.integers(0, 3)),
         stop_token_ids=draw(st.sampled_from([(), (3,), (1, 2)])),
+        grammar=draw(st.sampled_from([None, None, None, Grammar("regex", "a*")])),
         prompt_logprobs=draw(st.sampled_from([None, None, None, 1])),
     )
     pooling = draw(st.sampled_from([None, None, None, None, "mean", "last"]))
@@ -107,6 +109,7 @@ class AnythingGoes(RuleBasedStateMachine):
     @initialize(config=configs())
     def begin(self, config: SchedulerConfig) -> None:
         self.driver = Driver(config)
+        self.driver.stages.wrong = 4  # every fourth guess of a draft model
         self.num_submitted = 0
         self.num_groups = 0
         self.newest_group: Request | None = None

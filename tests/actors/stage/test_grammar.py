@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from actors.scheduling.plan import RequestStart, Slice, StepPlan, StepResult
-from actors.scheduling.request import Grammar, SamplingParams
+from actors.scheduling.request import Grammar, Request, SamplingParams
 from actors.stage.grammar import GrammarMasks
-from tests.actors.stage.greedy_reference import make_prompts
+from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain, make_runner
+from tests.actors.stage.test_speculation import BASE, NUM_BLOCKS, serve
 from tests.tiny_models import EOS_TOKEN_ID, TURN_END_TOKEN_ID, VOCAB_SIZE
 
 STOPS = (EOS_TOKEN_ID, TURN_END_TOKEN_ID)
@@ -43,6 +45,14 @@ CASES: dict[str, tuple[Grammar, Callable[[str], object]]] = {
     "regex": (Grammar("regex", r"[a-c]{3}-\d{2}"), re.compile(r"[a-c]{3}-\d{2}").fullmatch),
     "json_schema": (Grammar("json_schema", json.dumps(SCHEMA)), is_schema),
     "ebnf": (Grammar("ebnf", 'root ::= "<" [x-z] [x-z] ">"'), re.compile("<[x-z]{2}>").fullmatch),
+}
+
+
+FORCING = {
+    "type": "object",
+    "properties": {"a_long_name": {"type": "boolean"}, "another_name": {"enum": ["x", "yes"]}},
+    "required": ["a_long_name", "another_name"],
+    "additionalProperties": False,
 }
 
 
@@ -170,3 +180,84 @@ def test_model_without_end_or_tokenizer(tiny_model: Callable[..., Path], tmp_pat
         GrammarMasks(tiny_model("llama"), VOCAB_SIZE, ()).compile(Grammar("json_object", ""))
     with pytest.raises(ValueError, match="has no tokenizer for grammars"):
         GrammarMasks(tmp_path, VOCAB_SIZE, STOPS).compile(Grammar("json_object", ""))
+
+
+def test_a_matcher_goes_back_over_rejected_drafts(tiny_model: Callable[..., Path]) -> None:
+    """Over those it took, those that broke it, and its end."""
+    grammar = Grammar("regex", "abc|abd")
+    masks = GrammarMasks(tiny_model("llama"), VOCAB_SIZE, STOPS)
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model("llama"))
+
+    def allowed(text: str, *stops: int) -> str:
+        """Characters that may follow; all end tokens count as "."."""
+        output = [*tokenizer.encode(text, add_special_tokens=False), *stops]
+        bits = masks.mask(1, grammar, np.array(output, np.int32))
+        assert bits is not None
+        words = bits.numpy().view(np.uint32)
+        ids = [i for i in range(VOCAB_SIZE) if words[i // 32] >> np.uint32(i % 32) & 1]
+        return "".join(sorted({"." if i in STOPS else tokenizer.decode([i]) for i in ids}))
+
+    assert allowed("") == "a"
+    assert allowed("ab") == "cd"
+    assert allowed("abc") == "."
+    assert allowed("abc", EOS_TOKEN_ID) == "."
+    assert allowed("abd") == "."
+    assert allowed("a") == "b"
+    assert allowed("axyz") == "."  # broken, so that nothing may follow
+    assert allowed("ax") == "."
+    assert allowed("a") == "b"
+    assert allowed("ab") == "cd"
+
+
+def test_a_grammar_says_what_it_forces(tiny_model: Callable[..., Path]) -> None:
+    masks = GrammarMasks(tiny_model("llama"), VOCAB_SIZE, STOPS)
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model("llama"))
+    grammar = Grammar("json_schema", json.dumps(FORCING))
+
+    def forced(text: str) -> str:
+        output = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+        return str(tokenizer.decode(masks.forced(1, grammar, output)))
+
+    assert forced("") == '{"a_long_name": '
+    assert forced('{"a_lo') == 'ng_name": '
+    assert forced('{"a_long_name": ') == ""  # true or false
+    assert forced('{"a_long_name": t') == 'rue, "another_name": "'
+    assert forced('{"a_long_name": true, "another_name": "x"}') == ""
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("draft_model", [False, True])
+def test_what_a_grammar_forces_is_drafted(
+    tiny_model: Callable[..., Path], num_stages: int, draft_model: bool
+) -> None:
+    """Fewer steps, the same bytes: beside a draft model, which guesses the rest, and without."""
+    skip_unless_available("cpu")
+    grammar, folder = Grammar("json_schema", json.dumps(FORCING)), tiny_model("llama")
+    base = SamplingParams(90, temperature=1.0, logprobs=1, stop_token_ids=STOPS)
+    requests = [
+        Request(i, tuple(p), replace(base, seed=i, grammar=None if i == 2 else grammar), 0.0)
+        for i, p in enumerate(make_prompts()[:4])
+    ]
+    plain, _, plans = serve(
+        replace(BASE, num_stages=num_stages),
+        make_chain(folder, num_stages, NUM_BLOCKS, backend="cpu"),
+        requests=requests,
+    )
+    options = {"draft_model_path": str(folder), "max_drafts": 8} if draft_model else {}
+    config = replace(BASE, num_stages=num_stages, drafter="lookup")
+    if draft_model:
+        config = replace(config, drafter="model", draft_model="itself")
+    drafted, core, fewer = serve(
+        config,
+        make_chain(folder, num_stages, NUM_BLOCKS, backend="cpu", **options),
+        requests=requests,
+    )
+    assert drafted == plain
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [json.loads(tokenizer.decode(drafted[i].tokens[:-1])) for i in (0, 1, 3)]
+    assert all({*text} == {"a_long_name", "another_name"} for text in texts)
+    assert core.outcomes.num_accepted_drafts > 60
+    steps = [sum(part.request_id == 0 for p in some for part in p.parts) for some in (plans, fewer)]
+    assert steps[1] < steps[0] / 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -80,11 +80,15 @@ class Known:
 
 
 def serve(
-    config: SchedulerConfig, execute: Run, known: dict[int, Answer] | None = None
+    config: SchedulerConfig,
+    execute: Run,
+    known: dict[int, Answer] | None = None,
+    requests: Sequence[Request] | None = None,
 ) -> tuple[dict[int, Answer], Core, list[StepPlan]]:
     """The answers of a core on these stages; `known` gives some requests drafts of other rates."""
     core = build_core(config)
-    answers = {request.request_id: Answer() for request in make_requests()}
+    requests = make_requests() if requests is None else requests
+    answers = {request.request_id: Answer() for request in requests}
     waiting, plans = deque[StepPlan](), list[StepPlan]()
 
     def send(event: Event) -> None:
@@ -102,7 +106,7 @@ def serve(
                     answer.reason = output.finish_reason
         validate(core)
 
-    for request in make_requests():
+    for request in requests:
         send(Submit(request))
         state = core.requests.by_id.get(request.request_id)
         if known is not None and state is not None and request.request_id % 4:

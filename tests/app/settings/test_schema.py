@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +13,8 @@ from actors.scheduling.config import LIVE_KEYS, SETTINGS, ConfigError, Scheduler
 from app.settings.load import SettingsError, parse, resolve
 from app.settings.schema import Settings
 
-MODEL = {"model": {"path": "configs/models/demo"}}
+DEMO = "configs/models/demo"
+MODEL = {"model": {"path": DEMO}}
 LIVE = {
     "policy", "policy_options", "order", "order_options", "budget", "budget_options", "admission",
     "admission_options", "token_budget", "tile", "max_chunk", "max_requests", "micro_batches",
@@ -215,3 +219,53 @@ def test_wrong_settings_are_named(changes: dict[str, dict[str, object]], message
     with pytest.raises(SettingsError) as caught:
         resolve(parse(args))
     assert message in str(caught.value)
+
+
+def test_a_draft_model_reaches_the_engine() -> None:
+    """A folder alone is used by the default drafter, which then has steps measured."""
+    fixed = {**MODEL, "scheduling": {"token_budget": 64}}
+    for speculation, drafter, most in (
+        ({"model": DEMO}, "auto", 8),
+        ({"drafter": "model", "model": DEMO, "max_drafts": 3}, "model", 3),
+    ):
+        engine = resolve(parse({**fixed, "speculation": speculation}))
+        assert engine.scheduler.drafter == drafter
+        assert engine.stage.draft_model_path == str(Path(DEMO).resolve())
+        assert engine.stage.max_drafts == most
+        assert engine.calibrate
+    assert resolve(parse(fixed)).stage.draft_model_path is None
+
+
+@pytest.mark.parametrize(
+    ("speculation", "parallel", "message"),
+    [
+        ({"drafter": "lookup", "model": DEMO}, {}, "model: has no effect with `speculation.draf"),
+        ({"drafter": "none", "model": DEMO}, {}, "model: has no effect with `speculation.draf"),
+        ({"drafter": "model"}, {}, "drafter: model needs a folder, `speculation.model`"),
+        ({"model": "/no/such/folder"}, {}, "model: no folder '/no/such/folder'"),
+        ({"model": "configs"}, {}, "model: 'configs' holds no config.json"),
+        ({"model": DEMO}, {"device": "cuda"}, "model: needs parallel.device: cpu"),
+    ],
+)
+def test_a_draft_model_that_cannot_be_used_is_refused(
+    speculation: dict[str, Any], parallel: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=rf"^speculation\.{re.escape(message)}"):
+        resolve(parse({**MODEL, "parallel": parallel, "speculation": speculation}))
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    config = json.loads(Path(DEMO, "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 300}))
+    args = {**MODEL, "speculation": {"model": str(tmp_path)}}
+    with pytest.raises(
+        SettingsError, match=r"^speculation\.model: .* has 300 tokens, the model 40"
+    ):
+        resolve(parse(args))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert resolve(parse(args)).stage.draft_model_path == str(tmp_path)
+    tokenizer = json.loads(Path(DEMO, "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["another"] = tokenizer["model"]["vocab"].pop("the")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(SettingsError, match=r"^speculation\.model: .* has other tokens than"):
+        resolve(parse(args))

@@ -178,12 +178,13 @@ def test_drafts_count_in_the_token_budget() -> None:
     assert all(plan.num_tokens <= 5 for plan in driver.plans)
 
 
-def test_a_grammar_gets_no_drafts() -> None:
+def test_a_grammar_says_what_it_forces_instead_of_lookup() -> None:
     driver = Driver(config())
-    request = copying(1, grammar=Grammar("regex", "a*"))
-    with_oracle(driver, request, wrong=10**6)
+    driver.submit(quoting(1, seed=1))
+    driver.submit(copying(2, grammar=Grammar("regex", "a*")))
     driver.drain()
-    assert not any(plan.drafts for plan in driver.plans)
+    driver.check_everyone_finished()
+    assert {i for plan in driver.plans for i, _ in plan.drafts_asked} == {2}
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ def test_several_tokens_are_one_output() -> None:
 
 
 def test_unknown_drafters_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"drafter: unknown 'magic'; known: auto, lookup, none"):
+    with pytest.raises(ConfigError, match=r"drafter: unknown 'magic'; known: auto, lookup, mod"):
         config(drafter="magic").check()
     with pytest.raises(ConfigError, match=r"max_drafts: has no effect with .*drafter: none"):
         config(drafter="none", max_drafts=3).check()

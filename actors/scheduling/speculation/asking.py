@@ -1,0 +1,175 @@
+"""Which requests of a step ask the last stage for drafts of the tokens after it, and how many.
+
+The stage makes them once it has drawn, so their number is decided a step before they are verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from actors.scheduling.config import SchedulerConfig
+from actors.scheduling.interfaces import StepTimePredictor
+from actors.scheduling.plan import StepPlan, StepResult, StepShape, logit_rows
+from actors.scheduling.request import Request
+from actors.scheduling.speculation.offered import Offered
+from actors.scheduling.state import RequestState
+from actors.scheduling.step import StepBuilder
+
+_PRIOR = 0.5  # least acceptance rate assumed of a new request
+# Of text that a grammar forces, whose tokens may be cut otherwise
+_FORCED_PRIOR = 0.9
+# A request whose grammar has long forced nothing is asked again after so many tokens.
+_LOOK_EVERY = 16
+_MEAN_MEMORY = 0.95  # weight of the mean acceptance rate so far, at each answer of a request
+# Time of one pass of the draft model, as a share of the step of the same decodes: before the first
+# was measured, and the weight of the share so far at each measurement.
+_PASS_SHARE, _PASS_MEMORY = 0.25, 0.8
+_PROBE_STEPS = 128  # after so many steps without drafts one request asks for one, to be compared
+
+
+class Pays(Protocol):
+    """Whether drafts give more tokens per predicted second than a step of this shape. wished:
+    (position of the known token, acceptance rate, number of drafts)."""
+
+    def __call__(
+        self, shape: StepShape, wished: Sequence[tuple[int, float, int]], drafting_s: float
+    ) -> bool: ...
+
+
+class Asking:
+    """One per core whose stages have a draft model, or that has requests with a grammar.
+
+    acceptance_rate: mean over the requests of late. num_idle: steps since one asked.
+    """
+
+    def __init__(self, config: SchedulerConfig, cost_model: StepTimePredictor | None) -> None:
+        self.acceptance_rate = 0.0
+        self.has_model = config.draft_model is not None
+        self._config = config
+        self._cost_model = cost_model
+        self._pass_share = _PASS_SHARE
+        self._was_measured = False
+        self._num_rows = logit_rows(config.most_requests)
+        self.num_idle = 0
+
+    def drafter(self, request: Request) -> Offered:
+        if request.sampling.grammar is not None:
+            return Offered(_FORCED_PRIOR)
+        return Offered(max(_PRIOR, self.acceptance_rate))
+
+    @staticmethod
+    def awaits(state: RequestState) -> bool:
+        """Whether a step in flight will bring drafts."""
+        drafter = state.drafter
+        return (
+            isinstance(drafter, Offered)
+            and state.in_flight > 0
+            and drafter.asked_in == state.step_id
+        )
+
+    def ask(self, step: StepBuilder, least_rate: float, draft_share: float, pays: Pays) -> bool:
+        """Ask for drafts of the step's requests; False if no number of them pays.
+
+        least_rate: of being reached and right. draft_share: what verifying one draft of each decode
+        lengthens a step by.
+        """
+        contents = step.contents
+        members = [*contents.decode_states, *contents.drafted, *contents.prefills]
+        asking = [(s, d) for s in members if (d := self._follow(s)) is not None]
+        room = min(step.room_for_drafts(), self._num_rows - len(members))
+        if not asking or room <= 0:
+            return True
+        shape = StepShape(len(members), sum([s.num_computed_tokens + 1 for s in members]))
+        pass_s = self._pass_s(shape)
+        if self._cost_model is not None:
+            least_rate = max(least_rate, draft_share + self._pass_share)
+        counts = [0] * len(asking)
+        for depth in range(1, self._most_passes(step, room, pass_s) + 1):
+            for i, (state, drafter) in enumerate(asking):
+                left = state.end - state.num_computed_tokens - 1
+                if depth <= left and room > 0 and drafter.acceptance_rate**depth >= least_rate:
+                    counts[i] = depth
+                    room -= 1
+        wanted = any(counts)
+        while any(counts):
+            wished = [
+                (s.num_computed_tokens, d.acceptance_rate, count)
+                for (s, d), count in zip(asking, counts, strict=True)
+                if count
+            ]
+            if pays(shape, wished, max(counts) * pass_s):
+                break
+            counts = [count // 2 for count in counts]
+        self.num_idle = 0 if any(counts) else self.num_idle + 1
+        if self.num_idle >= _PROBE_STEPS:  # without it nothing would be learned any more
+            self.num_idle = 0
+            i = min(range(len(asking)), key=lambda i: asking[i][0].num_computed_tokens)
+            counts[i] = 1
+        for (state, drafter), count in zip(asking, counts, strict=True):
+            if count:
+                drafter.ask(contents.step_id)
+                contents.drafts_asked.append((state.request_id, count))
+        return any(counts) or not wanted
+
+    def ask_grammars(self, step: StepBuilder, least_share: float) -> None:
+        """Without a model: ask what grammars force. It costs next to nothing, but no step is
+        planned ahead meanwhile. least_share: of the answers that must bring something."""
+        contents = step.contents
+        for state in (*contents.decode_states, *contents.drafted, *contents.prefills):
+            drafter = state.drafter
+            if not isinstance(drafter, Offered) or state.suspicion is not None:
+                continue
+            drafter.follow(state.output_token_ids)
+            count = min(self._config.most_drafts, state.end - state.num_computed_tokens - 1)
+            is_due = len(state.output_token_ids) - drafter.asked_at >= _LOOK_EVERY
+            if count > 0 and (is_due or drafter.offer_rate >= least_share):
+                drafter.ask(contents.step_id)
+                contents.drafts_asked.append((state.request_id, count))
+
+    def answered(
+        self, plan: StepPlan, result: StepResult, by_id: Mapping[int, RequestState]
+    ) -> None:
+        """Take the drafts that a step brings, and learn what they took."""
+        for request_id, tokens in result.drafts_offered:
+            state = by_id.get(request_id)
+            if state is not None and isinstance(state.drafter, Offered):
+                state.drafter.take(tokens, state.output_token_ids)
+                if state.request.sampling.grammar is None:
+                    self.acceptance_rate *= _MEAN_MEMORY
+                    self.acceptance_rate += (1 - _MEAN_MEMORY) * state.drafter.acceptance_rate
+        if self._cost_model is not None and result.draft_pass_s > 0:
+            asked = dict(plan.drafts_asked)
+            ends = [start + count for i, start, count, _ in plan.slices if i in asked]
+            share = result.draft_pass_s / self._cost_model.step_s(StepShape(len(ends), sum(ends)))
+            memory = _PASS_MEMORY if self._was_measured else 0.0
+            self._pass_share = memory * self._pass_share + (1 - memory) * share
+            self._was_measured = True
+
+    def _follow(self, state: RequestState) -> Offered | None:
+        """The drafter of a request that may ask, level with its tokens."""
+        if state.suspicion is not None or state.request.pooling is not None:
+            return None
+        if state.drafter is None:
+            state.drafter = self.drafter(state.request)
+        if not isinstance(state.drafter, Offered):
+            return None
+        state.drafter.follow(state.output_token_ids)
+        return state.drafter
+
+    def _pass_s(self, shape: StepShape) -> float:
+        if self._cost_model is None:
+            return 0.0
+        return self._pass_share * self._cost_model.step_s(shape)
+
+    def _most_passes(self, step: StepBuilder, room: int, pass_s: float) -> int:
+        """Passes that take no longer than the drafts that the budget has room for: they lengthen
+        this step, which may end no later than the budget allows."""
+        most = self._config.most_drafts
+        if self._cost_model is None or pass_s <= 0:
+            return most
+        shape = step.shape
+        context = shape.decode_context_tokens // max(1, shape.num_decodes)
+        fuller = shape._replace(prefills=(*shape.prefills, (context, room)))
+        room_s = self._cost_model.step_s(fuller) - self._cost_model.step_s(shape)
+        return min(most, int(room_s / pass_s))

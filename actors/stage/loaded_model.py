@@ -1,0 +1,125 @@
+"""A rank's part of a model, loaded: the one that is served, or one that drafts for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from actors.stage.kv import KVCache
+from actors.stage.models.config import DecoderConfig, ModelError
+from actors.stage.models.decoder import Decoder, StageWeights
+from actors.stage.models.read import load_config
+from actors.stage.models.split import Split, split
+from actors.stage.spec import StageSpec
+from actors.stage.weights.folder import open_folder
+from actors.stage.weights.load import Loader
+from actors.transport.group import RankGroup
+from kernels.interface import AttentionShape, Backend
+from kernels.registry import resolve_backend
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Weights packed by a backend, and the decoder over them. max_model_len: tokens."""
+
+    config: DecoderConfig
+    part: Split
+    weights: StageWeights
+    decoder: Decoder
+    backend: Backend
+    group: RankGroup
+    shape: AttentionShape
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    block_size: int
+    max_model_len: int
+    num_parameters: int
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Of one KV block over all layers of this rank."""
+        one = self.backend.kv_block_bytes(self.block_size, self.shape, self.kv_dtype)
+        return len(self.weights.layers) * one
+
+    def make_cache(self, num_blocks: int, num_host_blocks: int = 0) -> KVCache:
+        """A KV cache of this many device and host blocks, which the decoder uses from now on."""
+        cache = KVCache(
+            self.backend, len(self.weights.layers), num_blocks, num_host_blocks, self.block_size,
+            self.shape, self.kv_dtype, self.decoder.device,
+        )  # fmt: skip
+        self.decoder.attach(cache.layers)
+        return cache
+
+
+def load_model(spec: StageSpec, progress: Callable[[float], None]) -> LoadedModel:
+    """Read this rank's weights and join the stage's other ranks.
+
+    progress is called with the fraction done, 0 to 1. Raises ModelError (a ValueError) naming the
+    file where the folder cannot be served, BackendError where the backend cannot run here.
+    """
+    folder, device = Path(spec.model_path), torch.device(spec.device)
+    config = load_config(folder)
+    part = split(config, spec)
+    dtype = _dtype(config.dtype if spec.dtype == "auto" else spec.dtype)
+    narrow = None if spec.kv_dtype in ("auto", *_DTYPES) else spec.kv_dtype
+    backend = resolve_backend(spec.backend, device, dtype, spec.block_size, narrow)
+    kv_dtype = _kv_dtype(spec.kv_dtype, dtype, backend)
+    if spec.num_threads and device.type == "cpu":
+        backend.set_num_threads(spec.num_threads)
+    shape = _attention_shape(config, part)
+    max_model_len = min(spec.max_model_len, config.max_model_len)
+    with open_folder(folder, config, spec, dtype) as (source, packed):
+        loader = Loader(source, config, part, spec, backend, device, dtype, packed)
+        weights = loader.stage(max_model_len, progress)
+    group = RankGroup(spec.rank, spec.tensor_ranks, spec.group_address, device)
+    group.use_shared_memory(backend.shared_memory_all_reduce)
+    if spec.symmetric_memory:
+        group.use_symmetric_memory(dtype)
+    return LoadedModel(
+        config=config,
+        part=part,
+        weights=weights,
+        decoder=Decoder(weights, backend, shape, config, group),
+        backend=backend,
+        group=group,
+        shape=shape,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        block_size=spec.block_size,
+        max_model_len=max_model_len,
+        num_parameters=loader.num_parameters,
+    )
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = _DTYPES.get(name.removeprefix("torch."))
+    if dtype is None:
+        raise ModelError(f"dtype {name!r} is not supported; supported: {', '.join(_DTYPES)}")
+    return dtype
+
+
+def _kv_dtype(name: str, model_dtype: torch.dtype, backend: Backend) -> torch.dtype:
+    if name == "auto":
+        return model_dtype
+    kinds = {**_DTYPES, **backend.kv_dtypes}
+    if name not in kinds:
+        supported = ", ".join(("auto", *kinds))
+        raise ModelError(
+            f"backend {backend.name!r} has no KV cache of dtype {name!r}; supported: {supported}"
+        )
+    return kinds[name]
+
+
+def _attention_shape(config: DecoderConfig, part: Split) -> AttentionShape:
+    return AttentionShape(
+        part.num_heads,
+        part.num_kv_heads,
+        config.head_dim,
+        config.attention_scale,
+        softcap=config.attention_softcap,
+    )

@@ -1,0 +1,37 @@
+"""What a loaded model says of itself; that it computes right, the tests of models show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.stage.loaded_model import load_model
+from actors.stage.models.config import ModelError
+from actors.stage.spec import StageSpec
+
+
+def test_a_block_of_its_cache_has_the_size_it_says(tiny_model: Callable[..., Path]) -> None:
+    seen: list[float] = []
+    spec = StageSpec(str(tiny_model("llama")), backend="torch", block_size=4, max_model_len=64)
+    model = load_model(spec, seen.append)
+    cache = model.make_cache(num_blocks=3, num_host_blocks=1)
+    assert cache.block_bytes == model.kv_block_bytes
+    assert (model.max_model_len, model.dtype) == (64, torch.float32)
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"dtype": "float8"}, "dtype 'float8' is not supported"),
+     ({"kv_dtype": "int3"}, "no KV cache of dtype 'int3'")],
+)  # fmt: skip
+def test_types_that_do_not_exist_are_refused(
+    tiny_model: Callable[..., Path], wrong: dict[str, str], message: str
+) -> None:
+    spec = StageSpec(str(tiny_model("llama")), backend="torch", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=message):
+        load_model(spec, lambda _: None)
