@@ -58,9 +58,10 @@ class DiskTier:
             own.mkdir(parents=True, exist_ok=True)
             own.chmod(0o700)  # fails where another user owns it
             self._claim = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):
                 fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return own
+                if os.path.samestat(os.fstat(self._claim), (own / "lock").stat()):
+                    return own  # else it was deleted in between (`transport.shares`)
             os.close(self._claim)
         raise OSError(f"{folder}: all {_MOST_SLOTS} folders are in use")
 
@@ -113,10 +114,13 @@ class DiskTier:
             _delete(part)
             return False
         self._num_failures = 0
+        self._add(digest)
+        return True
+
+    def _add(self, digest: bytes) -> None:
         with self._lock:
             self._known[digest] = None
             self._known.move_to_end(digest)
-        return True
 
     def get(self, digest: bytes) -> bytearray | None:
         """One block, or None if it is absent or corrupt."""
