@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -134,3 +136,21 @@ def test_what_has_gone_from_a_share_is_told(make_tier: MakeTier) -> None:
     assert store.pop_changes() == ([digest(1), digest(2)], [])
     store.save(digest(4), block(4))
     assert store.pop_changes() == ([digest(4)], [digest(1)])
+
+
+def test_a_share_that_is_deleted_before_it_is_locked_is_not_taken(
+    make_tier: MakeTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, deleted = fcntl.flock, list[Path]()
+
+    def flock(claim: int, how: int) -> None:
+        if not deleted:  # an engine that starts takes it for one of a dead engine
+            deleted.append(tmp_path / "m/rank/0")
+            shutil.rmtree(deleted[0])
+        real(claim, how)
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    tier = make_tier()
+    assert tier.folder == tmp_path / "m/rank/1"
+    assert tier.put(digest(1), block(1))
+    assert (tier.folder / "lock").exists()
