@@ -47,7 +47,9 @@ def largest_share(folder: Path) -> int:
     shares: dict[Path, int] = {}
     for path in folder.rglob("*"):
         if path.suffix in (".kv", ".part"):
-            shares[path.parent] = shares.get(path.parent, 0) + path.stat().st_blocks * 512
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                size = path.stat().st_blocks * 512
+                shares[path.parent] = shares.get(path.parent, 0) + size
     return max(shares.values(), default=0)
 
 
