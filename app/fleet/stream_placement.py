@@ -57,6 +57,11 @@ class StreamPlacement:
         """Streams that wait for an engine."""
         return len(self._unplaced)
 
+    def close(self) -> None:
+        """Wait for no engine any longer."""
+        for task in self._tasks:
+            task.cancel()
+
     def begin(self, fleet_requests: Sequence[FleetRequest]) -> None:
         """Send new streams to an engine now, or to the first one that can take them."""
         self._unplaced |= {id(r): r for r in fleet_requests}
