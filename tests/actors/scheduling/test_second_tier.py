@@ -317,6 +317,8 @@ def test_a_stream_begun_elsewhere_is_fetched_though_its_blocks_are_unknown() -> 
     (fetch,) = fetches(driver)
     assert len(fetch.blocks) == 7
     finish(driver)
+    rows = [config_row(config(tier_shared=True)), *[to_row(*call) for call in driver.log]]
+    assert check_replay(rows) == len(driver.log) + 1
     assert driver.plans[0].parts[0].start == 28, "only what follows is computed"
     assert not saves(driver)[1:], "what a peer has saved is not saved again"
     unaware = Driver(config())
