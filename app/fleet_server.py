@@ -20,8 +20,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from actors.engine.config import EngineConfig
+from actors.fleet.roles import build_way
 from actors.fleet.routers import build_router
 from actors.fleet.scaling import load_of
+from actors.fleet.way_router import WayRouter
 from actors.transport.gc_utils import freeze_gc_heap
 from actors.transport.time_slices import shorten_time_slices
 from app.engine_client.adapters import FleetAdapters
@@ -46,20 +48,20 @@ _CONFIRM_PERIOD_S = 10.0
 @serve.deployment(name="Front", max_surge_percent=100, **FOR_STREAMS)
 @serve.ingress()
 class Front(HttpReplica):
-    """each: the `args` of every model (`app.settings.models.expand`). engines: their deployments,
-    passed only so that Serve starts them."""
+    """each: the `args` of every model (`app.settings.models.expand`). fleets: the names under which
+    their engines are found. engines: passed only so that Serve starts them."""
 
     engines: Sequence[FleetClient]
 
     async def __init__(  # type: ignore[misc]  # Serve awaits
-        self, each: Sequence[Mapping[str, Any]], *engines: DeploymentHandle
+        self, each: Sequence[Mapping[str, Any]], fleets: Sequence[str], *engines: DeploymentHandle
     ) -> None:
         parsed = [parse(args) for args in each]
         configs = [resolve(settings) for settings in parsed]
         self.settings = parsed[0]
         clients, self.models = [], {}
-        for settings, config, engine in zip(parsed, configs, engines, strict=True):
-            client = _client(settings, config, engine.deployment_name)
+        for settings, config, fleet in zip(parsed, configs, fleets, strict=True):
+            client = _client(settings, config, fleet)
             clients.append(client)
             folder = config.stage.model_path
             text = await asyncio.to_thread(load_text, folder, settings.model)
@@ -93,17 +95,21 @@ class Front(HttpReplica):
 
 @serve.deployment(name="Engine", max_surge_percent=100, **FOR_STREAMS)
 class EngineReplica:
-    """The owner of one engine: its scheduler and stages live in this replica's placement group."""
+    """The owner of one engine: its scheduler and stages live in this replica's placement group.
 
-    async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits
+    fleet_name: under which fronts find it. role: of `actors.fleet.snapshot.Role`.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits
+        self, args: Mapping[str, Any], fleet_name: str, role: str
+    ) -> None:
         settings = parse(args)
         fleet = settings.fleet or FleetSettings()
-        config = dataclasses.replace(resolve(settings), grammars=True)
+        config = dataclasses.replace(resolve(settings), grammars=True, role=role)
         name = served_name(settings)
         replica = serve.get_replica_context().replica_id.unique_id
         tcp = {"always": True, "never": False}.get(fleet.tcp)
-        deployment = serve.get_replica_context().deployment
-        self.member = Member(_registry(deployment), replica, tcp)
+        self.member = Member(_registry(fleet_name), replica, tcp)
         self.engine = LiveEngine(config, name, membership=self.member)
         await self.engine.start()
         self.confirming = asyncio.create_task(self._confirm())
@@ -146,14 +152,17 @@ class EngineReplica:
             await engine.close()
 
 
-def _client(settings: Settings, config: EngineConfig, engine: str) -> FleetClient:
-    """This front's client of one model's engines. engine: their deployment."""
+def _client(settings: Settings, config: EngineConfig, fleet_name: str) -> FleetClient:
+    """This front's client of one model's engines."""
     fleet = settings.fleet or FleetSettings()
+    router = build_router(fleet.routing, fleet.routing_options)
+    if len(fleet.roles) > 1:
+        router = WayRouter(build_way(fleet.way, router, fleet.way_options))
     return FleetClient(
-        Finder(_registry(engine), this_node()),
+        Finder(_registry(fleet_name), this_node()),
         served_name(settings),
         config.stage.model_path,
-        build_router(fleet.routing, fleet.routing_options),
+        router,
         start_within_s=fleet.start_within_s,
         resume_within_s=fleet.resume_within_s,
         allow_inexact=fleet.allow_inexact,
@@ -163,6 +172,6 @@ def _client(settings: Settings, config: EngineConfig, engine: str) -> FleetClien
     )
 
 
-def _registry(deployment: str) -> Registry:
+def _registry(fleet_name: str) -> Registry:
     """The registry of one model's engines."""
-    return registry_of(serve.get_replica_context().app_name, deployment)
+    return registry_of(serve.get_replica_context().app_name, fleet_name)

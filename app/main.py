@@ -12,7 +12,7 @@ from actors.executor.placement import REPLICA_CPUS, bundles
 from app.fleet_server import EngineReplica, Front
 from app.server import LLMServer
 from app.settings.load import parse, resolve
-from app.settings.models import engine_deployments, expand, is_fleet, resolve_each
+from app.settings.models import engine_groups, expand, is_fleet, resolve_each
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
@@ -23,12 +23,16 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     if not is_fleet(args):
         deployment = cast(serve.Deployment, LLMServer).options(**_place(configs[0]))
         return deployment.bind(each[0])
+    groups = engine_groups(args)
     engines = [
-        cast(serve.Deployment, EngineReplica).options(name=name, **_place(config)).bind(own)
-        for name, config, own in zip(engine_deployments(args), configs, each, strict=True)
+        cast(serve.Deployment, EngineReplica)
+        .options(name=group.deployment, **_place(configs[group.model]))
+        .bind(each[group.model], group.fleet, group.role.value)
+        for group in groups
     ]
+    fleets = list(dict.fromkeys(group.fleet for group in groups))
     front = cast(serve.Deployment, Front).options(ray_actor_options={"num_cpus": REPLICA_CPUS})
-    return front.bind(each, *engines)
+    return front.bind(each, fleets, *engines)
 
 
 def _place(config: EngineConfig) -> dict[str, Any]:

@@ -46,7 +46,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "fleet.routers": ("actors/fleet/routers/*.py", "vocabulary fleet.picture"),
     "fleet": (
-        "actors/fleet/{moves,roles,scaling/*}.py",
+        "actors/fleet/{moves,roles,way_router,scaling/*}.py",
         "vocabulary fleet.picture fleet.routers",
     ),
     # the running engine
@@ -102,8 +102,8 @@ ROOMS: dict[str, tuple[str, str]] = {
     "console": ("app/console/*.py", "policies client http"),
     "settings": (
         "app/settings/*.py",
-        "vocabulary core fleet.routers engine.config calibration stage stage.spec http"
-        " installation",
+        "vocabulary core fleet.picture fleet.routers fleet engine.config calibration stage"
+        " stage.spec http installation",
     ),
     "simulate.inputs": (
         "app/simulate/{hardware,workload}/*.py",

@@ -16,8 +16,10 @@ from actors.engine.config import EngineConfig
 from actors.engine.loop import EngineLoop
 from actors.engine.peers import FrontAddress
 from actors.executor.bit_class import bit_class_of
+from actors.executor.kv_tier import root_of_shares
 from actors.executor.stage_set import StageSet, StagesFailed
 from actors.fleet.publish import Publisher
+from actors.fleet.snapshot import Role
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.core import Core
@@ -25,6 +27,7 @@ from actors.scheduling.event_log import Recorder
 from actors.stage.spec import StageInfo
 from actors.transport.gc_utils import freeze_gc_heap
 from actors.transport.messages import Welcome
+from actors.transport.shares import remove_unheld
 from actors.transport.time_slices import shorten_time_slices
 
 if TYPE_CHECKING:
@@ -66,6 +69,8 @@ class Engine:
             num_host_blocks=num_host_blocks,
             max_model_len=min(self._config.scheduler.max_model_len, info.max_model_len),
             tier_ranks=len(self._stages.tier),
+            tier_shared=self._config.kv.shared_cache_gib > 0,
+            hands_over=self._config.role == Role.PREFILL,
         )
         if self._config.calibrate and scheduler.cost_model is None:
             scheduler = await self._calibrate(scheduler, info)
@@ -74,7 +79,8 @@ class Engine:
         publisher = None
         if fronts is not None:
             bits = bit_class_of(self._config.stage, info)
-            publisher = Publisher(fronts.engine_id, bits, core, self._config.adapters)
+            adapters, role = self._config.adapters, Role(self._config.role)
+            publisher = Publisher(fronts.engine_id, bits, core, adapters, role)
         handle = core.handle
         if self._config.event_log is not None:
             from actors.engine.event_recorder import open_log  # imports pyarrow
@@ -122,7 +128,10 @@ class Engine:
                 self._events.close()
             if self._calibrated is not None:
                 keep_learnt(self._config, self._calibrated, core.cost_model)
+            pids = [pid for ranks in self._stages.pids for pid in ranks]
             self._stages.close()
+            if self._config.kv.shared_cache_gib:
+                remove_unheld(root_of_shares(self._config), after=pids)
         finally:
             self._finished.set()
 

@@ -18,6 +18,8 @@ class KVMemory:
     swap_gib: host memory for preempted requests' blocks; 0 preempts by recompute only.
     host_cache_gib, disk_cache_gib: second tier of the prefix cache; 0 for none.
     disk_cache_path: where on disk; None: the user's cache folder.
+    shared_cache_gib: the same in memory that the engines of a node share; 0 for none.
+    shared_cache_path: in which folder; None: where the system keeps shared memory.
     """
 
     gib: float | None = None
@@ -26,10 +28,12 @@ class KVMemory:
     host_cache_gib: float = 0.0
     disk_cache_gib: float = 0.0
     disk_cache_path: str | None = None
+    shared_cache_gib: float = 0.0
+    shared_cache_path: str | None = None
 
     @property
     def has_tier(self) -> bool:
-        return self.host_cache_gib > 0 or self.disk_cache_gib > 0
+        return max(self.host_cache_gib, self.disk_cache_gib, self.shared_cache_gib) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class EngineConfig:
     event_log: str | None = None  # folder for every event and plan, as Parquet
     event_log_bytes: int = 1 << 30  # recording ends at this size
     adapters: tuple[tuple[int, str], ...] = ()  # (slot, folder)
+    role: str = "both"  # of `actors.fleet.snapshot.Role`
     standby: bool = False
     max_rebuilds: int = 3  # in a row, without a successful step in between
 

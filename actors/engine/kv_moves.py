@@ -8,6 +8,7 @@ from collections.abc import Callable
 from actors.engine.config import EngineConfig
 from actors.engine.recovery import BackgroundTasks
 from actors.executor.stage_set import StageSet, StagesFailed
+from actors.scheduling.core import Core
 from actors.scheduling.events import Event, Fetch, KVMove, Moved, TierHolds
 
 
@@ -21,12 +22,15 @@ class KVMoves:
         config: EngineConfig,
         handle: Callable[[Event], None],
         lost: Callable[[str], None],
+        core: Core | None = None,
     ) -> None:
         self._stages = stages
         self._tasks = tasks
         self._deadline_s = config.step_deadline_s  # in addition to a fetch's own limit
         self._handle = handle
         self._lost = lost
+        self._tier = None if core is None else core.tier
+        self.waiting: list[tuple[int, asyncio.Future[None]]] = []  # see `saved`
         self._era = 0  # counts builds of the stages; answers of earlier ones are dropped
 
     def start(self) -> None:
@@ -40,6 +44,22 @@ class KVMoves:
     def forget(self) -> None:
         """Drop all answers still to come, because the stages are lost or end."""
         self._era += 1
+
+    async def saved(self) -> None:
+        """Returns once the blocks completed so far are in the tier, or given up."""
+        if self._tier is not None and self._tier.num_settled_blocks < self._tier.num_queued_blocks:
+            answer = asyncio.get_running_loop().create_future()
+            self.waiting.append((self._tier.num_queued_blocks, answer))
+            await answer
+
+    def tell(self) -> None:
+        """Answer the calls of `saved` that need not wait longer; after events, if there are any."""
+        assert self._tier is not None
+        num_settled = self._tier.num_settled_blocks
+        for until, answer in self.waiting:
+            if until <= num_settled and not answer.done():
+                answer.set_result(None)
+        self.waiting = [(until, answer) for until, answer in self.waiting if not answer.done()]
 
     async def _carry_out(self, move: KVMove, era: int) -> None:
         limit_s = move.limit_s if isinstance(move, Fetch) else None

@@ -97,8 +97,11 @@ class EngineLoop:
         )  # fmt: skip
         limits = (config.step_deadline_s, config.deadline_factor)
         self._deadline = StepDeadline(core, *limits, self._recovery.lose, clock)
-        self._moves = KVMoves(stages, self._tasks, config, self._handle, self._recovery.lose)
-        self._questions = Questions(core, self._handle, stages, self._recovery, self.publication)
+        lose = self._recovery.lose
+        self._moves = KVMoves(stages, self._tasks, config, self._handle, lose, core)
+        self._questions = Questions(
+            core, self._handle, stages, self._recovery, self.publication, self._moves
+        )
         self._compiling: set[int] = set()  # requests that wait for their grammar
         self._sent_suspects = False
         stages.listen(self._answered, self._recovery.lose, self._standby_taken)
@@ -207,6 +210,8 @@ class EngineLoop:
                 self._moves.begin(instruction)  # (else PipelineLost follows and drops it)
         if rows or self._records.due:
             self._send_outputs(rows)
+        if self._moves.waiting:
+            self._moves.tell()
         if self._core.trials or self._sent_suspects:
             suspects = suspects_of(self._core)
             self._sent_suspects = bool(suspects.losses)

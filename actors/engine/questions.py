@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from actors.calibration.outlook import outlook
+from actors.engine.kv_moves import KVMoves
 from actors.engine.publication import Publication
 from actors.engine.recovery import Recovery
 from actors.executor.stage_set import StageSet
@@ -20,7 +21,7 @@ from actors.transport.messages import Answer, Ask, Question, RefusedSetting, rea
 
 logger = logging.getLogger("legato.scheduler")
 
-ANSWERED_LATER: frozenset[Question] = frozenset({"load_adapter"})  # by coroutines
+ANSWERED_LATER: frozenset[Question] = frozenset({"load_adapter", "kv_saved"})  # by coroutines
 _QUESTIONS = frozenset(get_args(Question))
 _SHOWN_SETTINGS = ("policy", "token_budget", "max_step_tokens", "tbt_s", "ttft_s")
 
@@ -35,12 +36,14 @@ class Questions:
         stages: StageSet,
         recovery: Recovery,
         publication: Publication | None,
+        moves: KVMoves,
     ) -> None:
         self._core = core
         self._handle = handle
         self._stages = stages
         self._recovery = recovery
         self._publication = publication
+        self._moves = moves
 
     def answer(self, ask: Ask) -> Answer:
         """The answer; an exception becomes an error answer, so that it does not end the engine."""
@@ -66,6 +69,10 @@ class Questions:
     async def load_adapter(self, slot: int, folder: str) -> str | None:
         """See `StageSet.load_adapter`."""
         return await self._stages.load_adapter(slot, folder)
+
+    async def kv_saved(self) -> None:
+        """See `KVMoves.saved`."""
+        await self._moves.saved()
 
     def quote(self, asked: Any, now_s: float) -> Quote:
         """See `Core.quote`. asked: a `QuoteRequest`, as it was sent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from actors.calibration.cache import cache_folder
 from actors.engine.config import GIB, EngineConfig
 from actors.executor.bit_class import bit_class_of
 from actors.stage.spec import StageInfo, TierSpec
+from actors.transport.shares import MEMORY, shares_root
 
 _LAYOUT = 1  # to be increased when the byte layout of a block changes
 
@@ -33,8 +35,23 @@ def tier_specs(config: EngineConfig, info: StageInfo) -> list[TierSpec]:
             folder = str(root / name / part)
             host, disk = int(kv.host_cache_gib * GIB), int(kv.disk_cache_gib * GIB)
             needs_disk = not config.is_rebuild
-            specs.append(TierSpec(f"{same} {part}", folder, host, disk, needs_disk))
+            spec = TierSpec(f"{same} {part}", folder, host, disk, needs_disk)
+            if kv.shared_cache_gib:
+                shared = root_of_shares(config)
+                spec = replace(
+                    spec,
+                    shared_root=str(shared),
+                    shared_folder=str(shared / name / part),
+                    shared_bytes=int(kv.shared_cache_gib * GIB),
+                )
+            specs.append(spec)
     return specs
+
+
+def root_of_shares(config: EngineConfig) -> Path:
+    """Where the engines of this node share KV."""
+    path = config.kv.shared_cache_path
+    return shares_root(Path(path) if path else MEMORY)
 
 
 def _version(package: str) -> str:

@@ -1,7 +1,8 @@
 """Which streams move where when an engine dies or leaves.
 
-A stream moves by recompute: its prompt and its delivered tokens are submitted to another engine,
-and its draws depend on (seed, position) alone. An engine of equal `BitClass` continues it with the
+A stream moves as what is known of it: its prompt and its delivered tokens are submitted to another
+engine, which fetches their KV where the engines share it and computes the rest, and its draws
+depend on (seed, position) alone. An engine of equal `BitClass` continues it with the
 same bytes; any other engine gets it only where inexact moves are allowed, and the move is marked.
 """
 

@@ -12,6 +12,7 @@ from actors.fleet.snapshot import (
     Outlook,
     OutlookPoint,
     PrefixUpdate,
+    Role,
     short_digests,
 )
 from actors.scheduling.admission.predictive import Forecast, PredictiveAdmission
@@ -29,8 +30,8 @@ MORE_STREAMS = 8  # the cost of one more stream is averaged over this many
 
 
 class Publisher:
-    """Builds the snapshots of one engine from its core, which it only reads. adapters: as in
-    `EngineSnapshot`."""
+    """Builds the snapshots of one engine from its core, which it only reads. adapters, role:
+    as in `EngineSnapshot`."""
 
     def __init__(
         self,
@@ -38,10 +39,12 @@ class Publisher:
         bits: BitClass,
         core: Core,
         adapters: tuple[tuple[int, str], ...] = (),
+        role: Role = Role.BOTH,
     ) -> None:
         self.engine_id = engine_id
         self.bits = bits
         self.adapters = adapters
+        self.role = role
         self._core = core
         self._sequence = 0
         self._probes = tuple(_probe(num_tokens) for num_tokens in KNOTS)
@@ -91,6 +94,7 @@ class Publisher:
             ttft_s=config.ttft_s,
             outlook=outlook,
             adapters=self.adapters,
+            role=self.role,
         )
 
     def prefix_update(self) -> PrefixUpdate | None:

@@ -13,30 +13,16 @@ request itself follows. `WAYS` holds the ways of dividing the work; each is one 
 
 from __future__ import annotations
 
-import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from actors.fleet.fleet import Fleet, FleetEngine, Prospect
 from actors.fleet.routers.base import Router
-from actors.fleet.snapshot import Arrival
+from actors.fleet.snapshot import Arrival, Role
 from actors.scheduling.registry import build_part, within
-
-
-class Role(enum.StrEnum):
-    """The part of a request's life that an engine takes."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    BOTH = "both"
-
-    @property
-    def decodes(self) -> bool:
-        return self is not Role.PREFILL
-
 
 Roles = Mapping[str, Role]  # by engine_id
 
@@ -173,7 +159,7 @@ def _slack(there: Prospect, arrival: Arrival, fleet: Fleet) -> float:
     return math.inf if tbt_s is None else 1.0 - there.tbt_s / tbt_s
 
 
-WAYS: Mapping[str, Callable[..., Way]] = {
+WAYS: Mapping[str, type[Way]] = {
     "colocated": Colocated,
     "split": Split,
     "flexible": Flexible,

@@ -26,6 +26,18 @@ class EngineState(enum.StrEnum):
     DRAINING = "draining"  # takes no new requests; its streams finish or move
 
 
+class Role(enum.StrEnum):
+    """The part of a request's life that an engine takes."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+    @property
+    def decodes(self) -> bool:
+        return self is not Role.PREFILL
+
+
 @dataclass(frozen=True, slots=True)
 class BitClass:
     """Engines of equal classes compute the same bits, so a stream may move between them.
@@ -159,6 +171,7 @@ class EngineSnapshot:
     ttft_s: float | None = None
     outlook: Outlook = field(default_factory=Outlook)
     adapters: tuple[tuple[int, str], ...] = ()
+    role: Role = Role.BOTH
 
     @property
     def num_live(self) -> int:
@@ -194,6 +207,7 @@ class Arrival:
     bits: the class of engines that continue the stream exactly (a move); None: any engine.
     refused_by: engines that are not tried again.
     adapter: slot and folder that an engine must have loaded; None: no adapter.
+    has_begun: it is a stream, tokens of which have been delivered.
     """
 
     num_tokens: int
@@ -205,6 +219,7 @@ class Arrival:
     bits: BitClass | None = None
     refused_by: frozenset[str] = frozenset()
     adapter: tuple[int, str] | None = None
+    has_begun: bool = False
 
 
 def short_digests(digests: list[bytes]) -> tuple[bytes, ...]:

@@ -48,9 +48,9 @@ class SchedulerConfig:
         16, "Tokens per block; flash_attn needs 256.", section="kv", at_least=1
     )
     num_host_blocks: int = setting(0, "Host KV blocks, for swapping.", hidden=True, at_least=0)
-    tier_ranks: int = setting(
-        0, "Ranks that keep KV in a second tier; 0: there is none.", hidden=True, at_least=0
-    )
+    tier_ranks: int = setting(0, "Ranks with a second tier; 0: none.", hidden=True, at_least=0)
+    tier_shared: bool = setting(False, "Other engines save into it too.", hidden=True)
+    hands_over: bool = setting(False, "Streams leave with their first token.", hidden=True)
     watermark: float = setting(
         0.01, "Share of KV kept free at admission.", live=True, at_least=0, below=1
     )

@@ -10,6 +10,9 @@ runs beside a move as a separate kind, so budgets account for the slowdown.
   fetching is predicted to be faster than computing, the request is set aside and later requests
   proceed. Fetched blocks enter the prefix cache, and the request returns to the head of the queue.
   Blocks that could not be fetched are computed.
+- **Streams that move.** Engines of a node may share a tier (`tier_shared`), of which no engine
+  knows what the others save. A request that comes with output was begun elsewhere: a fetch of all
+  its blocks is tried.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ class SecondTier:
         self.block_manager.pop_completed()  # starts recording completed blocks
         self.moves: dict[int, PendingMove] = {}
         self.num_moves = 0
+        self.num_queued_blocks = 0  # to be saved, ever
         self.num_saved_blocks = 0
         self.num_fetched_blocks = 0
         self.num_held = 0  # digests that every rank stores
@@ -80,6 +84,12 @@ class SecondTier:
             "num_saved_blocks": self.num_saved_blocks,
             "num_fetched_blocks": self.num_fetched_blocks,
         }
+
+    @property
+    def num_settled_blocks(self) -> int:
+        """Of the queued blocks, in their order, how many are saved or given up."""
+        saving = self.moves.get(self._saving or 0)
+        return self.num_queued_blocks - len(self._unsaved) - (len(saving.blocks) if saving else 0)
 
     def shape_of(self, step: InFlight) -> StepShape:
         """Shape of a step that ends now; a move may have begun since the step was planned."""
@@ -176,15 +186,17 @@ class SecondTier:
         return out
 
     def _save(self) -> None:
-        """Begin a save: in batches while steps run, of any size when the engine is idle."""
+        """Begin a save: in batches while steps run, of any size when the engine is idle or a peer
+        waits for the blocks."""
         unsaved = self._unsaved
         for digest in self.block_manager.pop_completed():
-            if not self.holds(digest):
+            if not self.holds(digest) and digest not in unsaved:
                 unsaved[digest] = None
+                self.num_queued_blocks += 1
         while len(unsaved) > self.block_manager.num_blocks:  # most of them have been evicted
             unsaved.popitem(last=False)
-        is_busy = self.requests.num_in_flight > 0
-        if self._saving is not None or len(unsaved) < (_LEAST_SAVED if is_busy else 1):
+        can_wait = self.requests.num_in_flight > 0 and not self.requests.config.hands_over
+        if self._saving is not None or len(unsaved) < (_LEAST_SAVED if can_wait else 1):
             return
         most = max(1, min(_MOST_SAVED, self.block_manager.num_blocks // 8))
         found: list[tuple[int, bytes]] = []
@@ -205,7 +217,9 @@ class SecondTier:
         requests, running = self.requests, self.requests.running
         while True:
             state = requests.waiting.head(requests.now_s)
-            if state is None or state.tier_asked or not self._ranks_with:
+            if state is None or state.tier_asked:
+                return
+            if not self._ranks_with and not self._was_begun_elsewhere(state):
                 return
             if running.num_slots_taken >= requests.config.max_requests:
                 return
@@ -233,7 +247,8 @@ class SecondTier:
         if len(here) < num_full and (coming := self._coming.get(digests[len(here)])) is not None:
             return coming
         count = len(here)
-        while count < num_full and self.holds(digests[count]):
+        was_elsewhere = self._was_begun_elsewhere(state)
+        while count < num_full and (was_elsewhere or self.holds(digests[count])):
             count += 1
         count -= len(here)
         if not count:
@@ -258,6 +273,9 @@ class SecondTier:
         limit_s = min(max(_LEAST_LIMIT_S, 2 * compute_s), _MOST_LIMIT_S)
         self._out.append(Fetch(move_id, fetched, limit_s))
         return self.moves[move_id]
+
+    def _was_begun_elsewhere(self, state: RequestState) -> bool:
+        return self.requests.config.tier_shared and bool(state.request.output)
 
     def _begin(self, held: list[int], blocks: tuple[tuple[int, bytes], ...]) -> int:
         self.num_moves += 1

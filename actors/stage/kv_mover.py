@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from actors.scheduling.events import TierChange
 from actors.stage.kv import KVCache
 from actors.stage.spec import TierSpec
 from actors.stage.tier.disk import DiskTier
+from actors.stage.tier.shared import SharedTier
 from actors.stage.tier.store import BlockStore
+from actors.transport.shares import make_private, remove_unheld
 
 logger = logging.getLogger("legato.tier")
 
@@ -37,6 +40,29 @@ def _open_disk(spec: TierSpec, block_bytes: int) -> DiskTier | None:
     return disk
 
 
+def _open_shared(spec: TierSpec, block_bytes: int) -> SharedTier | None:
+    root = Path(spec.shared_root)
+    try:
+        make_private(root)
+        if spec.needs_disk:  # a rank that replaces another takes its share
+            remove_unheld(root)
+        space = os.statvfs(root)
+        shared = SharedTier(Path(spec.shared_folder), spec.key, block_bytes, spec.shared_bytes)
+    except OSError as error:
+        if spec.needs_disk:
+            raise ValueError(f"kv.shared_cache_path: {error}") from error
+        logger.error("KV is not shared: %s", error)
+        return None
+    if not shared.most:
+        raise ValueError(
+            f"kv.shared_cache_gib: the file of a block takes {shared.file_bytes} bytes"
+        )
+    free_bytes = space.f_bavail * space.f_frsize
+    if spec.needs_disk and free_bytes < spec.shared_bytes:  # more would end others by SIGBUS
+        raise ValueError(f"kv.shared_cache_gib: {root} has room for {free_bytes} bytes")
+    return shared
+
+
 class KVMover:
     """One thread calls `save` and `fetch`. Raises ValueError naming the setting that cannot be."""
 
@@ -45,7 +71,8 @@ class KVMover:
         if 0 < spec.host_bytes < cache.block_bytes:
             raise ValueError(f"kv.host_cache_gib: a block takes {cache.block_bytes} bytes")
         disk = _open_disk(spec, cache.block_bytes) if spec.disk_bytes else None
-        self._store = BlockStore(cache.block_bytes, spec.host_bytes, disk)
+        shared = _open_shared(spec, cache.block_bytes) if spec.shared_bytes else None
+        self._store = BlockStore(cache.block_bytes, spec.host_bytes, disk, shared)
         self._stream: torch.cuda.Stream | None = None
         if device.startswith("cuda"):
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -70,11 +70,14 @@ class StageSpec:
 
 @dataclass(frozen=True, slots=True)
 class TierSpec:
-    """One rank's second tier of the prefix cache: KV blocks in host memory and on disk.
+    """One rank's second tier of the prefix cache: KV blocks in host memory, in memory that the
+    engines of a node share, and on disk.
 
     key: all that a block's bytes depend on beside the digest of its content.
     folder: of this key's blocks on disk. Bytes are bounds, 0 for none.
-    needs_disk: False goes on without a disk that fails, as a rank does that replaces another.
+    needs_disk: False goes on without a disk that fails, as a rank does that replaces another;
+        likewise without shared memory.
+    shared_root: of all shares of this user; shared_folder: within it, for this key.
     """
 
     key: str
@@ -82,6 +85,9 @@ class TierSpec:
     host_bytes: int
     disk_bytes: int
     needs_disk: bool = True
+    shared_root: str = ""
+    shared_folder: str = ""
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ _Kind = TypeVar("_Kind")
 # ---- replica -> scheduler ------------------------------------------------------------------
 
 Question = Literal[
-    "status", "stage_pids", "reconfigure", "quote", "leave", "load_adapter", "stand_by"
+    "status", "stage_pids", "reconfigure", "quote", "leave", "load_adapter", "stand_by", "kv_saved"
 ]
 
 

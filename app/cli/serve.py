@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.status import Status
 
 from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
-from actors.transport import semaphores
+from actors.transport import semaphores, shares
 from app.cli.serve_config import DEFAULT_CONFIG, load_config, num_cpus_of, set_address
 from app.ray_environment import DRAIN_S, set_environment
 from app.settings.load import SettingsError
@@ -148,6 +148,7 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
         guard.kill()
         guard.wait()
         semaphores.remove_orphans()
+        shares.remove_unheld(shares.shares_root())  # of engines that were killed
     return 0 if problem is None else 1
 
 

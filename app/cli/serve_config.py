@@ -11,7 +11,7 @@ import yaml
 from app.api.http.options import at_address
 from app.paths import CONFIGS, locate
 from app.settings.load import SettingsError
-from app.settings.models import engine_deployments, is_fleet, parse_each, resolve_each
+from app.settings.models import engine_groups, is_fleet, parse_each, resolve_each
 
 DEFAULT_CONFIG = Path("configs/serve/demo.yaml")
 
@@ -94,15 +94,18 @@ def num_cpus_of(config: dict[str, Any]) -> int:
     total = 0.0
     for application in config["applications"]:
         args = application.get("args") or {}
-        engines = engine_deployments(args) if is_fleet(args) else ["LLMServer"]
-        counts = dict.fromkeys([*engines, "Front"] if is_fleet(args) else engines, 1)
+        models = {group.deployment: group.model for group in engine_groups(args)}
+        if not is_fleet(args):
+            models = {"LLMServer": 0}
+        counts = dict.fromkeys([*models, "Front"] if is_fleet(args) else models, 1)
         for deployment in application.get("deployments") or []:
             scaled = deployment.get("autoscaling_config") or {}
             most = scaled.get("max_replicas") or deployment.get("num_replicas") or 1
             counts[deployment["name"]] = 1 if most == "auto" else most
         total += counts.pop("Front", 0) * REPLICA_CPUS
-        for name, resolved in zip(engines, resolve_each(args), strict=True):
-            stage = resolved.stage
+        each = resolve_each(args)
+        for name, model in models.items():
+            resolved, stage = each[model], each[model].stage
             groups = bundles(stage.num_stages, stage.tensor_ranks, resolved.cpus_per_rank, 0.0)
             total += counts[name] * sum(bundle["CPU"] for bundle in groups)
     return math.ceil(2 * total)
@@ -119,8 +122,10 @@ def _check_sleep(config: dict[str, Any]) -> None:
             d.get("name"): (d.get("autoscaling_config") or {}).get("min_replicas", 1)
             for d in application.get("deployments") or []
         }
-        for name, settings in zip(engine_deployments(args), parse_each(args), strict=True):
-            sleeps = settings.fleet is not None and settings.fleet.sleeps
+        each = parse_each(args)
+        for group in engine_groups(args):
+            name, fleet = group.deployment, each[group.model].fleet
+            sleeps = fleet is not None and fleet.sleeps
             if sleeps and least.get(name, 1) != 0:
                 raise SettingsError(
                     f"fleet.sleeps: needs autoscaling_config.min_replicas: 0 of deployment {name}"

@@ -109,6 +109,7 @@ class FleetClient:
             self._watcher.cancel()
         for task in self._tasks:
             task.cancel()
+        self._placement.close()
         await self._finder.close()
         for connection in self._connections.values():
             connection.close()

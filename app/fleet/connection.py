@@ -6,12 +6,13 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from actors.engine.peers import SAME_CLOCK_S, first_id
 from actors.fleet.snapshot import BitClass, EngineSnapshot, EngineState, PrefixUpdate
-from actors.scheduling.events import Refuse
+from actors.scheduling.events import Output, Refuse
+from actors.scheduling.request import FinishReason, Request
 from actors.transport.messages import Hello, IterationRecord, Welcome
 from actors.transport.wire import connect
 from app.engine_client.channel import EngineMessage, SchedulerChannel
@@ -39,6 +40,8 @@ class FleetRequest(OpenRequest):
     num_moves: int = 0
     num_delivered_before: int = 0  # tokens, before it was sent to its engine
     placed: Callable[[int, str], None] | None = None  # called with `index` and the engine
+    # If its engine only computes the prompt and the first token: called once that is delivered.
+    hand_over: Callable[[FleetRequest], None] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -60,6 +63,22 @@ class FleetRequest(OpenRequest):
         self.connection = None
         if len(self.delivered) > self.num_delivered_before:
             self.waiting_since_s = now_s
+
+    def resumed(self) -> Request:
+        request = OpenRequest.resumed(self)
+        if self.hand_over is not None:
+            return replace(request, sampling=replace(request.sampling, max_tokens=1))
+        if self.has_tokens and request.sampling.prompt_logprobs is not None:
+            # They came with the first token; to compute them again, no cached block could be used.
+            return replace(request, sampling=replace(request.sampling, prompt_logprobs=None))
+        return request
+
+    def deliver(self, output: Output) -> None:
+        """As for any request; the end of an engine's part is no end of the stream."""
+        is_part = self.hand_over is not None and output.finish_reason is FinishReason.LENGTH
+        OpenRequest.deliver(self, output._replace(finish_reason=None) if is_part else output)
+        if is_part and self.hand_over is not None:
+            self.hand_over(self)
 
     @property
     def has_tokens(self) -> bool:

@@ -37,12 +37,13 @@ _ADDED_UP = (
 
 
 class StreamMoves:
-    """The moves of streams whose engine died or left."""
+    """The moves of streams whose engine died or left, and the hand-overs after a prompt."""
 
     def __init__(self) -> None:
         self.num_moves = 0
         self.num_inexact = 0
         self.num_losses = 0  # of engines
+        self.num_hand_overs = 0  # from engines that only compute prompts
         self._latest: deque[Mapping[str, Any]] = deque(maxlen=_MOST_MOVES)
 
     def note(self, fleet_request: FleetRequest, to: str, exact: bool) -> None:
@@ -64,6 +65,7 @@ class StreamMoves:
             "num_moves": self.num_moves,
             "num_inexact_moves": self.num_inexact,
             "num_engines_lost": self.num_losses,
+            "num_hand_overs": self.num_hand_overs,
             "latest_moves": list(self._latest),
         }
 
@@ -96,6 +98,7 @@ def _engine(connection: Connection, answer: Mapping[str, Any]) -> dict[str, Any]
         slack_s = snapshot.least_slack_s
         shown |= {
             "state": snapshot.state.value,
+            "role": snapshot.role.value,
             "num_running": snapshot.num_running,
             "num_waiting": snapshot.num_waiting,
             "num_blocks": snapshot.num_blocks,

@@ -9,6 +9,7 @@ from actors.fleet.fleet import Fleet, FleetEngine
 from actors.fleet.moves import OpenStream, move_streams, stays
 from actors.fleet.routers import Router
 from actors.fleet.snapshot import Arrival, BitClass, short_digests
+from actors.fleet.way_router import hands_over
 from actors.scheduling.interfaces import QuoteRequest
 from actors.scheduling.state import prefix_digests
 from app.engine_client.client import RequestRefused
@@ -65,6 +66,13 @@ class FleetRouting:
                     self._fleet.sent(move.engine_id, streams[move.stream_id].arrival)
             yield group, move.engine_id, move.exact
 
+    def hands_over(self, fleet_request: FleetRequest, engine_id: str) -> bool:
+        """Whether this engine, where it is sent, only begins it."""
+        if fleet_request.request.pooling is not None or fleet_request.base:
+            return False
+        arrival = self._arrival_of(fleet_request, has_prefix=False)
+        return hands_over(arrival, engine_id, self._fleet)
+
     def stays(self, fleet_request: FleetRequest) -> bool:
         """Whether a stream of a leaving engine should finish there."""
         stream = OpenStream(
@@ -96,7 +104,7 @@ class FleetRouting:
         slot = fleet_request.request.adapter - 1
         return None if slot < 0 else (slot, self._adapters[slot])
 
-    def _arrival_of(self, fleet_request: FleetRequest) -> Arrival:
+    def _arrival_of(self, fleet_request: FleetRequest, has_prefix: bool = True) -> Arrival:
         """The request as an engine would get it."""
         request = fleet_request.request
         num_outputs = fleet_request.base + len(fleet_request.delivered)
@@ -104,10 +112,11 @@ class FleetRouting:
             num_tokens=fleet_request.num_tokens,
             max_tokens=max(0, request.sampling.max_tokens - num_outputs),
             objective=request.objective,
-            prefix=_prefix(fleet_request, self._fleet),
+            prefix=_prefix(fleet_request, self._fleet) if has_prefix else (),
             tenant=request.tenant,
             refused_by=frozenset(fleet_request.refused_by),
             adapter=self._adapter_of(fleet_request),
+            has_begun=fleet_request.has_tokens,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from actors.fleet.fleet import Fleet
 from actors.fleet.snapshot import EngineState
 from actors.scheduling.events import Refuse
+from app.engine_client.channel import QuestionFailed
 from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.fleet.connection import Connection, FleetRequest
 from app.fleet.overview import StreamMoves
@@ -17,6 +19,7 @@ from app.fleet.routing import FleetRouting, refusal_of
 logger = logging.getLogger("legato.fleet")
 
 RETRY_AFTER_S = 5.0  # while no engine can serve
+_SAVED_WITHIN_S = 2.0  # a save that takes longer costs more than computing
 
 
 class StreamPlacement:
@@ -40,16 +43,24 @@ class StreamPlacement:
         self._start_within_s = start_within_s
         self._resume_within_s = resume_within_s
         self._unplaced: dict[int, FleetRequest] = {}  # by identity
+        self._handed_over: dict[int, FleetRequest] = {}  # whose KV is still being saved
+        self._tasks: set[asyncio.Task[None]] = set()
         self.moves = StreamMoves()
 
     @property
     def num_open(self) -> int:
-        return sum(len(c.open_requests) for c in self._connections.values()) + len(self._unplaced)
+        num_placed = sum(len(c.open_requests) for c in self._connections.values())
+        return num_placed + len(self._unplaced) + len(self._handed_over)
 
     @property
     def num_unplaced(self) -> int:
         """Streams that wait for an engine."""
         return len(self._unplaced)
+
+    def close(self) -> None:
+        """Wait for no engine any longer."""
+        for task in self._tasks:
+            task.cancel()
 
     def begin(self, fleet_requests: Sequence[FleetRequest]) -> None:
         """Send new streams to an engine now, or to the first one that can take them."""
@@ -60,6 +71,7 @@ class StreamPlacement:
         """Abort these streams: their client has left."""
         for fleet_request in fleet_requests:
             self._unplaced.pop(id(fleet_request), None)
+            self._handed_over.pop(id(fleet_request), None)
             if fleet_request.connection is not None:
                 fleet_request.connection.abort_continuations([fleet_request])
 
@@ -125,6 +137,25 @@ class StreamPlacement:
                     EngineUnavailable("no engine can serve now", retry_after_s=RETRY_AFTER_S)
                 )
 
+    def _hand_over(self, fleet_request: FleetRequest) -> None:
+        """Its prompt is computed: another engine continues it, once it can fetch the KV."""
+        connection = fleet_request.connection
+        assert connection is not None
+        fleet_request.unplace(time.monotonic())
+        self._handed_over[id(fleet_request)] = fleet_request
+        task = asyncio.create_task(self._follow(fleet_request, connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _follow(self, fleet_request: FleetRequest, connection: Connection) -> None:
+        try:
+            await connection.ask("kv_saved", within_s=_SAVED_WITHIN_S)
+        except (EngineUnavailable, QuestionFailed) as error:  # what is not saved is computed
+            logger.warning("engine %s: %s", connection.engine_id, error)
+        if self._handed_over.pop(id(fleet_request), None) is not None:  # else its client has left
+            self._unplaced[id(fleet_request)] = fleet_request
+            self.place_waiting()
+
     def _unplace(self, fleet_request: FleetRequest) -> None:
         fleet_request.unplace(time.monotonic())
         self._unplaced[id(fleet_request)] = fleet_request
@@ -132,10 +163,14 @@ class StreamPlacement:
     def _send(self, group: Sequence[FleetRequest], to: Connection, exact: bool) -> None:
         for fleet_request in group:
             self._unplaced.pop(id(fleet_request), None)
-            if fleet_request.last_engine_id:
+            if fleet_request.hand_over is not None and fleet_request.has_tokens:
+                self.moves.num_hand_overs += 1
+            elif fleet_request.last_engine_id:
                 self.moves.note(fleet_request, to.engine_id, exact)
             if fleet_request.connection is not None:
                 fleet_request.connection.abort_continuations([fleet_request])
+            only_begins = self._routing.hands_over(fleet_request, to.engine_id)
+            fleet_request.hand_over = self._hand_over if only_begins else None
         try:
             to.submit_continuations(group)
         except (TypeError, ValueError, OverflowError) as error:  # it cannot be encoded

@@ -22,7 +22,13 @@ from actors.scheduling.build import check_config
 from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig
 from actors.stage.spec import BATCH_INVARIANT, StageSpec
 from app.paths import locate
-from app.settings.schema import KVSettings, ModelSettings, ParallelSettings, Settings
+from app.settings.schema import (
+    FleetSettings,
+    KVSettings,
+    ModelSettings,
+    ParallelSettings,
+    Settings,
+)
 
 logger = logging.getLogger("legato.settings")
 
@@ -111,6 +117,7 @@ def resolve(settings: Settings) -> EngineConfig:
         parallel = settings.parallel.model_copy(update={"device": "cpu"})
         settings = settings.model_copy(update={"parallel": parallel})
     parallel, kv, adapters = settings.parallel, settings.kv, settings.adapters
+    _check_way(settings.fleet, kv)
     config = model_config(settings.model.path)
     scheduler = _scheduler(settings, _max_model_len(settings.model, config))
     if scheduler.tbt_rule and not (settings.engine.calibrate or scheduler.cost_model):
@@ -221,13 +228,33 @@ def _kv_memory(kv: KVSettings, fraction: float, prefix_cache: bool) -> KVMemory:
         if not kv.disk_cache_gib:
             raise SettingsError("kv.disk_cache_path: has no effect without `kv.disk_cache_gib`")
         path = str(Path(kv.disk_cache_path).expanduser().absolute())
-    memory = KVMemory(
-        kv.memory_gib, fraction, kv.swap_gib, kv.host_cache_gib, kv.disk_cache_gib, path
-    )
-    if memory.has_tier and not prefix_cache:
-        key = "host_cache_gib" if kv.host_cache_gib else "disk_cache_gib"
-        raise SettingsError(f"kv.{key}: has no effect with `kv.prefix_cache: false`")
-    return memory
+    shared = None
+    if kv.shared_cache_path is not None:
+        if not kv.shared_cache_gib:
+            raise SettingsError("kv.shared_cache_path: has no effect without `kv.shared_cache_gib`")
+        shared = str(Path(kv.shared_cache_path).expanduser().absolute())
+    for key in ("host_cache_gib", "disk_cache_gib", "shared_cache_gib"):
+        if getattr(kv, key) and not prefix_cache:
+            raise SettingsError(f"kv.{key}: has no effect with `kv.prefix_cache: false`")
+    return KVMemory(
+        kv.memory_gib, fraction, kv.swap_gib, kv.host_cache_gib, kv.disk_cache_gib, path,
+        kv.shared_cache_gib, shared,
+    )  # fmt: skip
+
+
+def _check_way(fleet: FleetSettings | None, kv: KVSettings) -> None:
+    """Raises SettingsError for a way without what it needs, and for a share that nobody reads."""
+    if fleet is None:
+        if kv.shared_cache_gib:
+            raise SettingsError("kv.shared_cache_gib: has no effect without `fleet`")
+    elif len(fleet.roles) > 1:
+        if not kv.shared_cache_gib:
+            raise SettingsError(
+                f"fleet.way: {fleet.way} needs `kv.shared_cache_gib`, or every prompt is computed "
+                "twice"
+            )
+        if fleet.sleeps:
+            raise SettingsError(f"fleet.sleeps: not with `fleet.way: {fleet.way}`")
 
 
 def _standby(wanted: bool | None, device: str) -> bool:

@@ -16,9 +16,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from actors.engine.config import EngineConfig
+from actors.fleet.snapshot import Role
 from app.paths import locate
 from app.settings.load import SettingsError, parse, resolve
 from app.settings.schema import Settings
@@ -115,8 +117,32 @@ def _check_names(names: Sequence[str]) -> None:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class EngineGroup:
+    """The engines of one role of one model. fleet: Serve's name for those of all roles, under
+    which fronts find them; deployment: for these; model: its number among `models`."""
+
+    fleet: str
+    deployment: str
+    role: Role
+    model: int
+
+
+def engine_groups(args: Mapping[str, Any]) -> list[EngineGroup]:
+    """Of every model, in the order of `models`. Raises SettingsError for names that collide."""
+    groups = []
+    for number, settings in enumerate(parse_each(args)):
+        fleet = engine_deployment(served_name(settings) if "models" in args else None)
+        roles = (Role.BOTH,) if settings.fleet is None else settings.fleet.roles
+        for role in roles:
+            name = fleet if len(roles) == 1 else f"{fleet}-{role.value}"
+            groups.append(EngineGroup(fleet, name, role, number))
+    name, count = Counter(group.deployment for group in groups).most_common(1)[0]
+    if count > 1:
+        raise SettingsError(f"models: {count} deployments would be named {name}")
+    return groups
+
+
 def engine_deployments(args: Mapping[str, Any]) -> list[str]:
     """Serve's names for the engines of every model, in the order of `models`."""
-    if "models" not in args:
-        return [engine_deployment()]
-    return [engine_deployment(served_name(settings)) for settings in parse_each(args)]
+    return [group.deployment for group in engine_groups(args)]

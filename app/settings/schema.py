@@ -12,7 +12,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
+from actors.fleet.roles import WAYS, build_way
 from actors.fleet.routers import build_router
+from actors.fleet.snapshot import Role
 from actors.scheduling.config import KINDS, SETTINGS, SchedulerConfig
 from app.api.http.options import ApiOptions
 from app.settings.batches import BatchSettings
@@ -140,6 +142,15 @@ class KVSettings(_Section):
     disk_cache_path: str | None = Field(
         None, description="Folder for those; in the user's cache folder if absent."
     )
+    shared_cache_gib: float = Field(
+        0.0,
+        ge=0,
+        description="Likewise in memory that the engines of a fleet share on a node: a stream that "
+        "moves is fetched, not recomputed. Per rank of each engine.",
+    )
+    shared_cache_path: str | None = Field(
+        None, description="Folder for those; in `/dev/shm` if absent."
+    )
     dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto", description="Keys and values as they are stored; auto is the model's dtype."
     )
@@ -192,6 +203,15 @@ class FleetSettings(_Section):
     routing_options: Mapping[str, Any] = Field(
         default_factory=dict, description="Options of that router."
     )
+    way: Literal["colocated", "split", "flexible"] = Field(
+        "colocated",
+        description="Which engines compute prompts. colocated: all. split: the deployment "
+        "`Engine-prefill` computes prompts and first tokens, `Engine-decode` continues. flexible: "
+        "`Engine-both` continues, and computes prompts too while its streams leave time.",
+    )
+    way_options: Mapping[str, Any] = Field(
+        default_factory=dict, description="Options of flexible: `least_gain`, `least_slack`."
+    )
     start_within_s: float = Field(
         20.0, gt=0, description="A request that finds no engine for so long gets 503."
     )
@@ -219,8 +239,15 @@ class FleetSettings(_Section):
 
     @model_validator(mode="after")
     def _router_exists(self) -> FleetSettings:
-        build_router(self.routing, self.routing_options)
+        build_way(self.way, build_router(self.routing, self.routing_options), self.way_options)
         return self
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Of its deployments of engines."""
+        if self.way == "colocated":
+            return (Role.BOTH,)
+        return WAYS[self.way].roles(1, 1)
 
 
 class AdapterSettings(_Section):

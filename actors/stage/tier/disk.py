@@ -55,14 +55,27 @@ class DiskTier:
     def _lock_folder(self, folder: Path) -> Path:
         for slot in range(_MOST_SLOTS):
             own = folder / str(slot)
-            own.mkdir(parents=True, exist_ok=True)
-            own.chmod(0o700)  # fails where another user owns it
-            self._claim = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return own
-            os.close(self._claim)
+            with contextlib.suppress(FileNotFoundError):  # deleted by another engine meanwhile
+                if self._lock_one(own):
+                    return own
         raise OSError(f"{folder}: all {_MOST_SLOTS} folders are in use")
+
+    def _lock_one(self, own: Path) -> bool:
+        own.mkdir(parents=True, exist_ok=True)
+        own.chmod(0o700)  # fails where another user owns it
+        claim = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(claim), (own / "lock").stat()):
+                self._claim = claim
+                return True
+        except BlockingIOError:
+            pass
+        except OSError:
+            os.close(claim)
+            raise
+        os.close(claim)
+        return False
 
     def _scan(self) -> None:
         """Find blocks left by an earlier engine, oldest first; contents are checked when read."""
@@ -113,10 +126,13 @@ class DiskTier:
             _delete(part)
             return False
         self._num_failures = 0
+        self._add(digest)
+        return True
+
+    def _add(self, digest: bytes) -> None:
         with self._lock:
             self._known[digest] = None
             self._known.move_to_end(digest)
-        return True
 
     def get(self, digest: bytes) -> bytearray | None:
         """One block, or None if it is absent or corrupt."""

@@ -1,8 +1,9 @@
 """The second tier of the prefix cache: a block's bytes by the digest of its content.
 
 Host memory above disk. A saved block is in host memory at once, and a thread writes it to disk; a
-block read from disk is kept in host memory again. Neither tier waits for the other, and a block
-that is missing, damaged or late counts as absent.
+block read from disk is kept in host memory again. Memory shared with the engines of a node is
+beside both: a saved block is there when `save` returns, so that a peer can be told. A block that is
+missing, damaged or late counts as absent.
 """
 
 from __future__ import annotations
@@ -34,27 +35,43 @@ class Disk(Protocol):
     def close(self) -> None: ...
 
 
+class Shared(Disk, Protocol):
+    """See `shared.SharedTier`."""
+
+    def find(self, digest: bytes) -> bool: ...
+
+
 class BlockStore:
-    """Blocks of `block_bytes` each; at most `host_bytes` of them in memory, `disk`'s bound there.
+    """Blocks of `block_bytes` each; at most `host_bytes` of them in memory, `disk`'s bound there
+    and `shared`'s in shared memory.
 
     Called by one thread. `pop_changes` returns added and removed digests, losses of the disk
     included, so that the caller does not rely on lost blocks.
     """
 
-    def __init__(self, block_bytes: int, host_bytes: int, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        block_bytes: int,
+        host_bytes: int,
+        disk: Disk | None = None,
+        shared: Shared | None = None,
+    ) -> None:
         self._most_in_host = host_bytes // block_bytes
         self._most_in_backlog = max(1, _BACKLOG_BYTES // block_bytes)
         self._disk = disk
+        self._shared = shared
         self._lock = threading.Lock()
         self._host: OrderedDict[bytes, Block] = OrderedDict()  # the longest unused first
         self._backlog: OrderedDict[bytes, Block] = OrderedDict()  # to be written, oldest first
-        self._reported = set(() if disk is None else disk.held())  # as reported to the caller
+        below = [tier for tier in (disk, shared) if tier is not None]
+        self._reported = {d for tier in below for d in tier.held()}  # as reported to the caller
         self._gone: set[bytes] = set()  # possibly removed since the last `pop_changes`
         self._is_closed = False
         self._wakes = threading.Condition(self._lock)
         self._reader: ThreadPoolExecutor | None = None
-        if disk is not None:
+        if below:
             self._reader = ThreadPoolExecutor(1, "legato-tier-read")
+        if disk is not None:
             self._writer = threading.Thread(target=self._write, name="legato-tier-write")
             self._writer.daemon = True
             self._writer.start()
@@ -65,6 +82,8 @@ class BlockStore:
 
     def save(self, digest: bytes, block: Block) -> None:
         """Keep a block, which the caller must not change afterwards."""
+        if self._shared is not None and digest not in self._shared:
+            self._shared.put(digest, block)
         with self._lock:
             self._keep_in_host(digest, block)
             has_room = len(self._backlog) < self._most_in_backlog
@@ -86,6 +105,8 @@ class BlockStore:
                 block = self._in_memory(digest)
                 if block is not None:
                     ahead.append(block)
+                elif self._reader is not None and self._shared and self._shared.find(digest):
+                    ahead.append(self._reader.submit(self._shared.get, digest))
                 elif self._disk is not None and self._reader is not None and digest in self._disk:
                     ahead.append(self._reader.submit(self._disk.get, digest))
                 else:
@@ -96,7 +117,8 @@ class BlockStore:
                     if block is None:
                         return
                     with self._lock:
-                        self._keep_in_host(digest, block)
+                        if self._shared is None or digest not in self._shared:
+                            self._keep_in_host(digest, block)
                         self._gone.add(digest)
                     found = block
                 count += 1
@@ -113,8 +135,9 @@ class BlockStore:
         """(digests added since the last call, digests removed)."""
         with self._lock:
             suspects, self._gone = self._gone, set()
-            if self._disk is not None:
-                suspects.update(self._disk.pop_lost())
+            for tier in (self._disk, self._shared):
+                if tier is not None:
+                    suspects.update(tier.pop_lost())
             here = {digest for digest in suspects if self._holds(digest)}
         added, removed = here - self._reported, (suspects - here) & self._reported
         self._reported = (self._reported | added) - removed
@@ -135,6 +158,8 @@ class BlockStore:
         if self._disk is not None:
             self._writer.join(10.0)
             self._disk.close()
+        if self._shared is not None:
+            self._shared.close()
 
     # ---- memory -------------------------------------------------------------------------------
 
@@ -148,8 +173,9 @@ class BlockStore:
             for digest in reversed(digests):
                 if digest in self._host:
                     self._host.move_to_end(digest)
-        if self._reader is not None and self._disk is not None:
-            self._reader.submit(self._disk.used, tuple(reversed(digests)))
+        for tier in (self._disk, self._shared):
+            if self._reader is not None and tier is not None:
+                self._reader.submit(tier.used, tuple(reversed(digests)))
 
     def _keep_in_host(self, digest: bytes, block: Block) -> None:
         if self._most_in_host < 1:
@@ -163,7 +189,7 @@ class BlockStore:
     def _holds(self, digest: bytes) -> bool:
         if digest in self._host or digest in self._backlog:
             return True
-        return self._disk is not None and digest in self._disk
+        return any(tier is not None and digest in tier for tier in (self._disk, self._shared))
 
     # ---- the writer's thread --------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from actors.fleet.roles import Role
 from actors.fleet.scaling import Bounds
+from actors.fleet.snapshot import Role
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from app.simulate.hardware.interconnect import Interconnect

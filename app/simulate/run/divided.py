@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actors.fleet.roles import Placement, Role, build_way
-from actors.fleet.snapshot import Arrival
+from actors.fleet.roles import Placement, build_way
+from actors.fleet.snapshot import Arrival, Role
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.request import Request
 from app.simulate.hardware.interconnect import Links

@@ -95,6 +95,36 @@ async def test_answers_of_lost_stages_are_dropped() -> None:
     assert (failing.events, failing.losses) == ([], [])
 
 
+async def test_a_peer_is_told_once_what_was_complete_is_saved() -> None:
+    class Tier:
+        num_queued_blocks, num_settled_blocks = 4, 2
+
+    class OneCore:
+        tier = Tier()
+
+    moves = KVMoves(
+        Stages(), BackgroundTasks(), EngineConfig(StageSpec("none"), config()),
+        lambda event: None, lambda why: None, OneCore(),  # type: ignore[arg-type]
+    )  # fmt: skip
+    told = asyncio.create_task(moves.saved())
+    await asyncio.sleep(0)
+    Tier.num_queued_blocks, Tier.num_settled_blocks = 9, 3  # more has been completed since
+    moves.tell()
+    await asyncio.sleep(0)
+    assert not told.done()
+    gone = asyncio.create_task(moves.saved())
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.sleep(0)
+    Tier.num_settled_blocks = 4
+    moves.tell()
+    await told
+    assert moves.waiting == []
+    Tier.num_settled_blocks = 9
+    await moves.saved()
+    await Engine().moves.saved()  # without a tier
+
+
 async def test_the_core_is_told_what_the_stores_hold_at_the_start() -> None:
     engine = Engine()
     engine.moves.start()

@@ -10,8 +10,9 @@ import pytest
 
 from actors.calibration.cache import cache_folder
 from actors.engine.config import GIB, EngineConfig, KVMemory
-from actors.executor.kv_tier import tier_specs
+from actors.executor.kv_tier import root_of_shares, tier_specs
 from actors.stage.spec import StageSpec, TierSpec
+from actors.transport.shares import MEMORY, shares_root
 from tests.actors.executor.paper_ranks import info
 from tests.actors.scheduling.short_lives import config
 
@@ -77,6 +78,19 @@ def test_a_disk_that_fails_ends_a_first_start_but_no_rebuild(engine: EngineConfi
 def test_without_a_path_they_are_in_the_users_cache(engine: EngineConfig) -> None:
     kv = replace(KV, disk_cache_path=None)
     assert Path(specs(replace(engine, kv=kv))[0].folder).parents[1] == cache_folder() / "kv"
+
+
+def test_engines_of_a_node_share_one_folder_of_each_rank(engine: EngineConfig) -> None:
+    kv = KVMemory(shared_cache_gib=0.5, shared_cache_path="/memory")
+    found = specs(replace(engine, kv=kv))
+    assert {spec.shared_root for spec in found} == {str(shares_root(Path("/memory")))}
+    assert {spec.shared_bytes for spec in found} == {GIB // 2}
+    assert len({spec.shared_folder for spec in found}) == 4
+    for spec in found:
+        assert Path(spec.shared_folder).parents[1] == root_of_shares(replace(engine, kv=kv))
+        assert Path(spec.shared_folder).name == Path(spec.folder).name
+    assert root_of_shares(engine).parent == MEMORY
+    assert not any(spec.shared_bytes for spec in specs(engine))
 
 
 @pytest.mark.parametrize(("host_gib", "disk_gib", "count"), [(0, 0, 0), (1, 0, 4), (0, 1, 4)])

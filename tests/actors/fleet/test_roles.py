@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.fleet.fleet import Fleet
-from actors.fleet.roles import WAYS, Placement, Role, Way, build_way
+from actors.fleet.roles import WAYS, Placement, Way, build_way
 from actors.fleet.routers import build_router
-from actors.fleet.snapshot import Arrival, Outlook
+from actors.fleet.snapshot import Arrival, Outlook, Role
 from actors.scheduling.config import ConfigError
 from actors.scheduling.request import Objective
 from tests.actors.fleet.pictures import arrivals, fleet_of, fleets, outlook, snapshot

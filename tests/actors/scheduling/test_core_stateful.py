@@ -51,6 +51,8 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
         extra_blocks=st.sampled_from([0, 1, 3, 30]),
         num_host_blocks=st.sampled_from([0, 6, 60]),
         tier_ranks=st.sampled_from([0, 1, 2]),
+        tier_shared=st.booleans(),
+        hands_over=st.booleans(),
         max_requests=st.sampled_from([1, 3, 8]),
         num_stages=st.sampled_from([1, 1, 2, 3]),
         pipeline_depth=st.sampled_from([None, None, 1, 4]),

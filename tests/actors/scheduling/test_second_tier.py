@@ -286,3 +286,78 @@ def test_events_that_cannot_be() -> None:
             core.handle(TierHolds(()), 0.0)
         core.handle(PipelineLost(), 0.0)
         assert "num_tier_blocks" not in statistics(core)
+
+
+# ---- a tier that other engines save into -----------------------------------------------------
+
+
+def saved_elsewhere(driver: Driver, *requests: Request) -> None:
+    """Another engine has saved their blocks, of which this one does not know."""
+    before = Driver(config())
+    for one in requests:
+        before.submit(one)
+    before.drain()
+    driver.stages.stores.ranks = before.stages.stores.ranks
+
+
+def begun(number: int, **changes: Any) -> tuple[Request, Request]:
+    """A request, and how it comes here with its first token."""
+    plain = request(number, **changes)
+    driver = Driver(config())
+    driver.submit(plain)
+    driver.drain()
+    return plain, replace(plain, output=tuple(driver.callers[number].tokens[:1]))
+
+
+def test_a_stream_begun_elsewhere_is_fetched_though_its_blocks_are_unknown() -> None:
+    plain, resumed = begun(1)
+    driver = Driver(config(tier_shared=True))
+    saved_elsewhere(driver, plain)
+    driver.submit(resumed)
+    (fetch,) = fetches(driver)
+    assert len(fetch.blocks) == 7
+    finish(driver)
+    rows = [config_row(config(tier_shared=True)), *[to_row(*call) for call in driver.log]]
+    assert check_replay(rows) == len(driver.log) + 1
+    assert driver.plans[0].parts[0].start == 28, "only what follows is computed"
+    assert not saves(driver)[1:], "what a peer has saved is not saved again"
+    unaware = Driver(config())
+    saved_elsewhere(unaware, plain)
+    unaware.submit(resumed)
+    assert not fetches(unaware)
+
+
+def test_what_is_not_there_is_computed_after_one_try() -> None:
+    _, resumed = begun(1)
+    driver = Driver(config(tier_shared=True))
+    driver.submit(resumed)
+    driver.answer_move()
+    assert driver.plans[0].parts[0].start == 0
+    finish(driver)
+    assert len(fetches(driver)) == 1
+
+
+def test_a_new_prompt_is_not_looked_for() -> None:
+    driver = Driver(config(tier_shared=True))
+    saved_elsewhere(driver, request(1))
+    driver.submit(request(1))
+    assert not fetches(driver)
+    finish(driver)
+
+
+def test_an_engine_that_hands_over_saves_every_chunk_at_once() -> None:
+    """And says when all that was completed is saved."""
+    driver = Driver(config(hands_over=True, token_budget=8))
+    driver.submit(request(1, length=31))
+    tier = driver.core.tier
+    assert tier is not None
+    assert (tier.num_queued_blocks, tier.num_settled_blocks) == (0, 0)
+    driver.answer()
+    assert [len(save.blocks) for save in saves(driver)] == [2]
+    driver.answer()
+    assert (tier.num_queued_blocks, tier.num_settled_blocks) == (4, 0)
+    driver.answer_move()
+    assert (tier.num_queued_blocks, tier.num_settled_blocks) == (4, 2)
+    assert [len(save.blocks) for save in saves(driver)] == [2, 2]
+    finish(driver)
+    assert tier.num_queued_blocks == tier.num_settled_blocks == 32 // 4

@@ -71,8 +71,31 @@ def test_bounds_that_hold_no_block_are_refused(
     with pytest.raises(ValueError, match=r"^kv\.disk_cache_gib: "):
         make_mover(cache, disk_bytes=cache.block_bytes)
     (tmp_path / "file").write_text("")
+    shares = {"shared_root": str(tmp_path / "s"), "shared_folder": str(tmp_path / "s/m/r")}
+    with pytest.raises(ValueError, match=r"^kv\.shared_cache_gib: the file of a block"):
+        make_mover(cache, **shares, shared_bytes=cache.block_bytes)
+    with pytest.raises(ValueError, match=r"^kv\.shared_cache_gib: .* has room for"):
+        make_mover(cache, **shares, shared_bytes=1 << 60)
+    with pytest.raises(ValueError, match=r"^kv\.shared_cache_path: "):
+        make_mover(cache, shared_root=str(tmp_path / "file"), shared_bytes=1 << 20)
     with pytest.raises(ValueError, match=r"^kv\.disk_cache_path: "):
         make_mover(cache, folder=str(tmp_path / "file"))
     without = make_mover(cache, folder=str(tmp_path / "file"), needs_disk=False)
     without.save([(1, digest(1))])
     assert without.fetch([(2, digest(1))], 30.0) == 1
+
+
+def test_a_peer_fetches_what_was_saved(
+    cache: KVCache, make_mover: Callable[..., KVMover], tmp_path: Path
+) -> None:
+    root = tmp_path / "shares"
+    shares = {"shared_root": str(root), "shared_folder": str(root / "m/rank")}
+    one, other = (
+        make_mover(cache, host_bytes=0, disk_bytes=0, shared_bytes=1 << 20, **shares)
+        for _ in range(2)
+    )
+    before = cache.read(1)
+    one.save([(1, digest(1))])
+    assert other.fetch([(2, digest(1)), (3, digest(2))], 30.0) == 1
+    assert cache.read(2) == before
+    assert other.changes().added == (digest(1),)

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.ray  # counting the CPUs of a deployment imports Ray
         ("demo", 2 * 1.0),  # half a CPU for the replica, half for its stage; old beside new
         ("two_stages", 2 * 1.5),
         ("two_replicas", 2 * (0.5 + 2 * 1.0)),
+        ("split", 2 * (0.5 + 2 * 1.0)),
         ("autoscaled", 2 * (0.5 + 3 * 1.0)),
     ],
 )

@@ -9,7 +9,14 @@ import pytest
 
 from app.cli.serve_config import load_config, num_cpus_of, set_address
 from app.settings.load import SettingsError, parse
-from app.settings.models import engine_deployments, expand, parse_each, resolve_each, served_name
+from app.settings.models import (
+    engine_deployments,
+    engine_groups,
+    expand,
+    parse_each,
+    resolve_each,
+    served_name,
+)
 
 DEMO = "configs/models/demo"
 
@@ -45,6 +52,23 @@ def test_an_entry_takes_from_beside_models_what_it_does_not_say() -> None:
     assert (first.fleet.routing, second.fleet.routing) == ("slack", "least_loaded")
     assert first.listen == second.listen
     assert engine_deployments(args) == ["Engine-a", "Engine-org-b-c"]
+
+
+def test_every_role_is_a_deployment_of_its_own() -> None:
+    divided = {"fleet": {"way": "split"}, "kv": {"shared_cache_gib": 1}}
+    one = {"model": {"path": DEMO}, **divided}
+    assert engine_deployments(one) == ["Engine-prefill", "Engine-decode"]
+    assert {group.fleet for group in engine_groups(one)} == {"Engine"}
+    groups = engine_groups(two(**divided))
+    assert [(g.fleet, g.deployment, g.model) for g in groups] == [
+        ("Engine-a", "Engine-a", 0),
+        ("Engine-org-b-c", "Engine-org-b-c-prefill", 1),
+        ("Engine-org-b-c", "Engine-org-b-c-decode", 1),
+    ]
+    named = [{"model": {"path": DEMO, "name": n}} for n in ("a", "a-decode")]
+    named[0] |= divided
+    with pytest.raises(SettingsError, match="2 deployments would be named Engine-a-decode"):
+        engine_groups({"models": named})
 
 
 @pytest.mark.parametrize(

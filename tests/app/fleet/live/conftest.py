@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from actors.fleet.roles import build_way
 from actors.fleet.routers import build_router
+from actors.fleet.snapshot import Role
+from actors.fleet.way_router import WayRouter
 from app.engine_client.live import LiveEngine
 from app.fleet.client import FleetClient
 from app.fleet.finder import Finder
@@ -30,10 +33,11 @@ class LiveFleet:
     front: FleetClient
     engines: list[LiveEngine] = field(default_factory=list)
 
-    async def add(self, **membership: Any) -> LiveEngine:
+    async def add(self, role: Role = Role.BOTH, **membership: Any) -> LiveEngine:
         settings = parse({"model": {"path": str(self.folder)}, **self.sections})
         member = Member(self.registry, f"replica-{len(self.engines)}", **membership)
-        engine = LiveEngine(resolve(settings), "tiny", membership=member)
+        config = replace(resolve(settings), role=role.value)
+        engine = LiveEngine(config, "tiny", membership=member)
         await engine.start()
         self.engines.append(engine)
         await until(lambda: self.front.num_engines == len(self.engines))
@@ -48,7 +52,8 @@ class LiveFleet:
 async def make_fleet(
     ray_cluster: None, tiny_model: Callable[..., Path]
 ) -> AsyncIterator[Callable[..., Any]]:
-    """`await make_fleet(num_engines, routing="round_robin", scheduling={...})`."""
+    """`await make_fleet(num_engines, routing="round_robin", scheduling={...})`; with `way` an
+    engine for each of `roles`."""
     async with AsyncExitStack() as at_end:
 
         async def make(
@@ -56,24 +61,30 @@ async def make_fleet(
             folder: Path | None = None,
             routing: str = "round_robin",
             front: dict[str, Any] | None = None,
+            way: str = "",
+            roles: Sequence[Role] = (),
             **sections: dict[str, Any],
         ) -> LiveFleet:
             sections.setdefault("kv", {"block_size": 4, "memory_gib": 0.01})
             sections.setdefault("scheduling", {"max_requests": 64, "token_budget": 64})
             registry = Registry(f"test-{secrets.token_hex(4)}")
             path = folder or tiny_model("llama")
+            router = build_router(routing)
+            if way:
+                router = WayRouter(build_way(way, router))
+                sections.setdefault("fleet", {})
             client = FleetClient(
                 Finder(registry, this_node()),
                 "tiny",
                 str(path),
-                build_router(routing),
+                router,
                 **front or {},
             )
             fleet = LiveFleet(path, sections, registry, client)
             at_end.push_async_callback(client.close)
             await client.start()
-            for _ in range(num_engines):
-                at_end.push_async_callback((await fleet.add()).close)
+            for role in roles or [Role.BOTH] * num_engines:
+                at_end.push_async_callback((await fleet.add(role)).close)
             return fleet
 
         yield make

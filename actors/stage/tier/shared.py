@@ -1,0 +1,44 @@
+"""Blocks in shared memory that all engines of a node read: files as `disk` has them.
+
+Every engine writes into a folder of its own, its share, within its own bound. A block of a peer is
+taken over by a hard link, which copies nothing: it then counts towards the bound here, and stays
+when the peer forgets it or dies. A file gets its name when it is complete and is never changed, so
+a peer that is killed while it writes leaves nothing that could be read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from actors.stage.tier.disk import DiskTier
+
+
+class SharedTier(DiskTier):
+    """The share of one rank, in the folder where the shares of its peers are."""
+
+    def find(self, digest: bytes) -> bool:
+        """Whether it is here now, taken over from a peer if need be."""
+        if digest in self:
+            return True
+        own = self._path(digest)
+        for share in self._shares():
+            if share == self.folder:
+                continue
+            try:
+                os.link(share / own.name, own)
+            except FileExistsError:
+                pass
+            except OSError:  # this peer does not have it
+                continue
+            self._make_room(1)
+            self._add(digest)
+            return True
+        return False
+
+    def _shares(self) -> Iterator[Path]:
+        """Those of dead peers too, until they are deleted."""
+        with os.scandir(self.folder.parent) as entries:
+            for entry in entries:
+                yield Path(entry.path)

@@ -1,0 +1,173 @@
+"""Prompts and streams on engines of their own: the tokens are those of colocated engines, whoever
+dies, and whatever of the KV arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from actors.fleet.snapshot import Role
+from app.engine_client.client import EngineUnavailable, TokenChunk
+from app.fleet.client import FleetClient
+from tests.app.fleet.live.test_failover import Answer, mixed, read, through
+from tests.live.test_live_tier import at_rest as tier_at_rest
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
+
+# So slow a model that fetching always beats computing: what is asked is not how fast either is.
+SLOW = "{name: slow, tokens_s: [[1, 1.0], [64, 64.0]]}"
+SPLIT = (Role.PREFILL, Role.DECODE)
+SHARE_BYTES = 4 << 20
+
+
+@pytest.fixture
+def sections(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "slow.yaml").write_text(SLOW)
+    kv = {"block_size": 4, "memory_gib": 0.01, "shared_cache_gib": SHARE_BYTES / 2**30}
+    scheduling = {"max_requests": 64, "token_budget": 64}
+    return {
+        "kv": {**kv, "shared_cache_path": str(tmp_path)},
+        "scheduling": {**scheduling, "cost_model": str(tmp_path / "slow.yaml")},
+        "engine": {"standby": False},
+        "fleet": {},
+    }
+
+
+def largest_share(folder: Path) -> int:
+    """Bytes of the files in the share that has most; unfinished ones included."""
+    shares: dict[Path, int] = {}
+    for path in folder.rglob("*"):
+        if path.suffix in (".kv", ".part"):
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                size = path.stat().st_blocks * 512
+                shares[path.parent] = shares.get(path.parent, 0) + size
+    return max(shares.values(), default=0)
+
+
+async def all_at_rest(fleet: Any) -> list[dict[str, Any]]:
+    """The engines' statistics once nothing is outstanding, moves of KV included."""
+    found = [await tier_at_rest(engine) for engine in fleet.engines]
+    assert all(status["num_free_blocks"] == status["num_blocks"] for status in found)
+    return found
+
+
+async def test_a_split_changes_no_token_and_computes_none_twice(
+    make_fleet: Callable[..., Any], sections: dict[str, Any], tmp_path: Path
+) -> None:
+    together = await make_fleet(1)
+    colocated, _ = await through(together.front, mixed())
+    fleet = await make_fleet(0, way="split", roles=SPLIT, **sections)
+    answers, _ = await through(fleet.front, mixed())
+    assert answers == colocated
+    moves = (await fleet.front.status())["fleet"]
+    assert moves["num_hand_overs"] == sum(request.n for request in mixed())
+    assert moves["num_moves"] == 0
+    reader, decoder = await all_at_rest(fleet)
+    prompts = {request.prompt for request in mixed()}
+    num_blocks = len({p[: 4 * k + 4] for p in prompts for k in range(len(p) // 4)})
+    assert reader["num_saved_blocks"] == num_blocks
+    assert decoder["num_fetched_blocks"] == num_blocks
+    assert 0 < largest_share(tmp_path) <= SHARE_BYTES
+    for engine in fleet.engines:
+        await engine.close()
+    assert largest_share(tmp_path) == 0, "the store ends with its engines"
+
+
+async def test_flexible_engines_change_no_token(
+    make_fleet: Callable[..., Any], sections: dict[str, Any]
+) -> None:
+    fleet = await make_fleet(0, way="flexible", roles=(Role.PREFILL, Role.BOTH), **sections)
+    answers, _ = await through(fleet.front, mixed())
+    together = await make_fleet(1)
+    colocated, _ = await through(together.front, mixed())
+    assert answers == colocated
+    await all_at_rest(fleet)
+
+
+async def test_streams_of_an_engine_that_leaves_are_fetched(
+    make_fleet: Callable[..., Any], sections: dict[str, Any]
+) -> None:
+    fleet = await make_fleet(2, **sections)
+    unfailed, _ = await through(fleet.front, mixed())
+    before = (await all_at_rest(fleet))[1]["num_fetched_blocks"]
+    leaving: list[asyncio.Task[None]] = []
+
+    def leave() -> None:
+        leaving.append(asyncio.create_task(fleet.engines[0].leave()))
+
+    answers, _ = await through(fleet.front, mixed(), leave)
+    assert answers == unfailed
+    await asyncio.wait_for(leaving[0], 60)
+    after = (await tier_at_rest(fleet.engines[1]))["num_fetched_blocks"]
+    assert after > before
+
+
+# ---- deaths -----------------------------------------------------------------------------------
+
+
+async def processes(fleet: Any) -> list[int]:
+    """Every scheduler and stage, once all engines serve."""
+    for _ in range(6000):
+        with suppress(EngineUnavailable):
+            status = await fleet.front.status()
+            states = [engine.get("state") for engine in status["engines"]]
+            pids = [engine["pid"] for engine in status["engines"]]
+            pids += [pid for ranks in status["stage_pids"] for pid in ranks]
+            if states == ["serving"] * len(fleet.engines) and all(map(psutil.pid_exists, pids)):
+                return pids
+        await asyncio.sleep(0.02)  # polling, bounded
+    raise AssertionError("the engines did not come back")
+
+
+async def with_a_kill(front: FleetClient, pid: int, after: int) -> list[Answer]:
+    """The answers to `mixed`, while this process is killed after so many tokens."""
+    left, is_alive = after, True
+
+    def note(chunk: TokenChunk | None) -> None:
+        nonlocal left, is_alive
+        left -= 0 if chunk is None else len(chunk.tokens)
+        if is_alive and left <= 0:
+            is_alive = False
+            os.kill(pid, signal.SIGKILL)
+
+    tasks = [asyncio.create_task(read(front, request, note)) for request in mixed()]
+    await asyncio.sleep(0)  # all are submitted
+    note(None)
+    answers = await asyncio.gather(*tasks)
+    assert not is_alive
+    return list(answers)
+
+
+@pytest.mark.parametrize(
+    "num_kills", [4, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(3000)])]
+)
+async def test_kills_at_any_moment_lose_and_double_nothing(
+    make_fleet: Callable[..., Any], sections: dict[str, Any], tmp_path: Path, num_kills: int
+) -> None:
+    """Of the engine that reads prompts, while it writes too, and of those that continue them."""
+    fleet = await make_fleet(0, way="split", roles=(*SPLIT, Role.DECODE), **sections)
+    unfailed, _ = await through(fleet.front, mixed())
+    num_tokens = 120 * len(unfailed)
+    draw = random.Random(7)
+    for _ in range(num_kills):
+        pids = await processes(fleet)
+        # Half of them while prompts are read and streams are handed over.
+        after = draw.randrange(draw.choice([60, num_tokens]))
+        answers = await with_a_kill(fleet.front, draw.choice(pids), after)
+        assert answers == unfailed
+        assert fleet.front.num_open == 0
+        assert largest_share(tmp_path) <= SHARE_BYTES
+    await processes(fleet)
+    await all_at_rest(fleet)
+    for engine in fleet.engines:
+        await engine.close()
+    assert largest_share(tmp_path) == 0, "what the dead have left is deleted"
