@@ -135,7 +135,10 @@ class AdaptiveBudget:
     ) -> AdaptiveBudget:
         limits = (config.tbt_s, config.max_step_tokens, config.max_requests)
         cost = cost_model_for("budget", "adaptive", cost)
-        own = {"overlap_chunks": config.overlap_chunks, "delivery_s": config.delivery_s}
+        own: dict[str, Any] = {
+            "overlap_chunks": config.overlap_chunks,
+            "delivery_s": config.delivery_s,
+        }
         return cls(cost, *limits, **own, **options)
 
     def __post_init__(self) -> None:
