@@ -135,11 +135,13 @@ class AdaptiveBudget:
     ) -> AdaptiveBudget:
         limits = (config.tbt_s, config.max_step_tokens, config.max_requests)
         cost = cost_model_for("budget", "adaptive", cost)
-        own: dict[str, Any] = {
-            "overlap_chunks": config.overlap_chunks,
-            "delivery_s": config.delivery_s,
-        }
-        return cls(cost, *limits, **own, **options)
+        return cls(
+            cost,
+            *limits,
+            overlap_chunks=config.overlap_chunks,
+            delivery_s=config.delivery_s,
+            **options,
+        )
 
     def __post_init__(self) -> None:
         most = self.max_step_tokens
