@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from actors.engine.config import EngineConfig
 from app.cli.serve_config import DEFAULT_CONFIG, load_config, set_address
-from app.settings.load import SettingsError
+from app.settings.model_folder import SettingsError
 from app.settings.models import resolve_each
 from app.settings.schema import Settings
 from app.terminal import WRONG_USAGE, fail

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from app.settings.load import model_folder
+from app.settings.model_folder import model_folder
 from app.terminal import WRONG_USAGE, fail
 
 

@@ -26,7 +26,7 @@ from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
 from actors.transport import semaphores, shares
 from app.cli.serve_config import DEFAULT_CONFIG, load_config, num_cpus_of, set_address
 from app.ray_environment import DRAIN_S, set_environment
-from app.settings.load import SettingsError
+from app.settings.model_folder import SettingsError
 from app.settings.models import parse_each, resolve_each, served_name
 from app.terminal import WRONG_USAGE, console, fail, print_error
 

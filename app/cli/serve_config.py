@@ -10,7 +10,7 @@ import yaml
 
 from app.api.http.options import at_address
 from app.paths import CONFIGS, locate
-from app.settings.load import SettingsError
+from app.settings.model_folder import SettingsError
 from app.settings.models import engine_groups, is_fleet, parse_each, resolve_each
 
 DEFAULT_CONFIG = Path("configs/serve/demo.yaml")

@@ -7,7 +7,6 @@ Configuration flows one way: YAML -> `Settings` (validated, unknown keys refused
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +15,12 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
-from actors.calibration.cache import cache_folder
 from actors.engine.config import GIB, EngineConfig, KVMemory
 from actors.scheduling.build import check_config
 from actors.scheduling.config import SETTINGS, ConfigError, SchedulerConfig
 from actors.stage.spec import BATCH_INVARIANT, StageSpec
 from app.paths import locate
+from app.settings.model_folder import SettingsError, model_config, model_folder, vocabulary
 from app.settings.schema import (
     FleetSettings,
     KVSettings,
@@ -35,10 +34,6 @@ logger = logging.getLogger("legato.settings")
 # Default share of free memory for the KV cache. A GPU serves only the engine, and its other needs
 # are measured first; a machine's memory is also for other programs.
 KV_FRACTIONS = {"cuda": 0.9, "cpu": 0.25}
-
-
-class SettingsError(ValueError):
-    """The settings are invalid; the message names the key and, if possible, a remedy."""
 
 
 def parse(args: Mapping[str, Any]) -> Settings:
@@ -73,39 +68,6 @@ def _fields(section: Any) -> Mapping[str, Any]:
     """The settings of a section; empty for a value."""
     found: Mapping[str, Any] = getattr(section, "model_fields", {})
     return found or getattr(section, "__dataclass_fields__", {})
-
-
-def model_folder(path: str, key: str = "model.path") -> Path:
-    """The folder of setting `key`; for a GGUF file, or a folder with one, the folder made from it.
-
-    Raises SettingsError for a GGUF file that cannot be read.
-    """
-    found = locate(path)
-    if found.suffix != ".gguf" and not (found.is_dir() and any(found.glob("*.gguf"))):
-        return found.resolve()
-    from actors.stage.gguf_folder import model_folder as folder_of  # here: it imports torch
-
-    try:
-        return folder_of(found, cache_folder()).resolve()
-    except ValueError as error:
-        raise SettingsError(f"{key}: {error}") from error
-
-
-def model_config(path: str, key: str = "model.path") -> dict[str, Any]:
-    """The model folder's config.json. Raises SettingsError naming what is missing."""
-    folder = model_folder(path, key)
-    if not folder.is_dir():
-        raise SettingsError(f"{key}: no folder {path!r}")
-    file = folder / "config.json"
-    try:
-        config = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise SettingsError(f"{key}: {path!r} holds no config.json") from None
-    except ValueError as error:
-        raise SettingsError(f"{key}: {file} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise SettingsError(f"{key}: {file} is not a JSON object")
-    return config
 
 
 def resolve(settings: Settings) -> EngineConfig:
@@ -207,18 +169,9 @@ def _check_draft_model(settings: Settings, config: Mapping[str, Any]) -> None:
     size, needed = model_config(path, key).get("vocab_size"), config.get("vocab_size")
     if size != needed:
         raise SettingsError(f"{key}: {path!r} has {size} tokens, the model {needed}")
-    own, served = _vocabulary(path), _vocabulary(settings.model.path)
+    own, served = vocabulary(path), vocabulary(settings.model.path)
     if own != served and own and served:
         raise SettingsError(f"{key}: {path!r} has other tokens than the model (tokenizer.json)")
-
-
-def _vocabulary(path: str) -> dict[str, int]:
-    """Ids of a tokenizer.json; empty where there is none or it has another form."""
-    try:
-        found = json.loads((model_folder(path) / "tokenizer.json").read_text())
-        return dict(found["model"]["vocab"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return {}
 
 
 def _kv_memory(kv: KVSettings, fraction: float, prefix_cache: bool) -> KVMemory:

@@ -22,7 +22,8 @@ from typing import Any, Final
 from actors.engine.config import EngineConfig
 from actors.fleet.snapshot import Role
 from app.paths import locate
-from app.settings.load import SettingsError, parse, resolve
+from app.settings.load import parse, resolve
+from app.settings.model_folder import SettingsError
 from app.settings.schema import Settings
 
 # Allowed keys of an entry; the others apply to the address.

@@ -17,7 +17,8 @@ import pytest
 from actors.scheduling.request import SamplingParams
 from app.engine_client.adapters import AdapterEngine
 from app.engine_client.client import EngineClient, GenerationRequest
-from app.settings.load import SettingsError, parse
+from app.settings.load import parse
+from app.settings.model_folder import SettingsError
 from app.settings.models import resolve_each
 from app.text.processor import TextProcessor
 from tests import tiny_adapters

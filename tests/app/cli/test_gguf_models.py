@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from app.cli.serve_config import load_config
-from app.settings.load import SettingsError, parse, resolve
+from app.settings.load import parse, resolve
+from app.settings.model_folder import SettingsError
 from app.settings.models import served_name
 from tests.actors.stage.weights import gguf_files
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.serve_config import load_config, num_cpus_of, set_address
-from app.settings.load import SettingsError
+from app.settings.model_folder import SettingsError
 
 pytestmark = pytest.mark.ray  # counting the CPUs of a deployment imports Ray
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from app.cli.serve_config import load_config, num_cpus_of, set_address
-from app.settings.load import SettingsError, parse
+from app.settings.load import parse
+from app.settings.model_folder import SettingsError
 from app.settings.models import (
     engine_deployments,
     engine_groups,

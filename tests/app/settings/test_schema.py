@@ -11,7 +11,8 @@ import pytest
 
 from actors.fleet.snapshot import Role
 from actors.scheduling.config import LIVE_KEYS, SETTINGS, ConfigError, SchedulerConfig
-from app.settings.load import SettingsError, parse, resolve
+from app.settings.load import parse, resolve
+from app.settings.model_folder import SettingsError
 from app.settings.schema import Settings
 
 DEMO = "configs/models/demo"

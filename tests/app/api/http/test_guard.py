@@ -12,7 +12,8 @@ import pytest
 from app.api.http.errors import ApiError
 from app.api.http.keys import KeyRing, TokenBucket
 from app.api.http.options import ApiOptions, KeyLimits, at_address
-from app.settings.load import SettingsError, parse
+from app.settings.load import parse
+from app.settings.model_folder import SettingsError
 from tests.app.api.conftest import MODEL, Server, StartServer
 
 KEY = {"authorization": "Bearer sesame"}
