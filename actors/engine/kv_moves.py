@@ -44,6 +44,10 @@ class KVMoves:
     def forget(self) -> None:
         """Drop all answers still to come, because the stages are lost or end."""
         self._era += 1
+        for _, answer in self.waiting:  # what was not saved is computed again
+            if not answer.done():
+                answer.set_result(None)
+        self.waiting = []
 
     async def saved(self) -> None:
         """Returns once the blocks completed so far are in the tier, or given up."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from actors.fleet.fleet import Fleet, FleetEngine, Prospect
 from actors.fleet.roles import Way
 from actors.fleet.routers.base import Router
-from actors.fleet.snapshot import Arrival, Role
+from actors.fleet.snapshot import Arrival, EngineSnapshot, Role
 
 
 class WayRouter(Router):
@@ -48,6 +48,15 @@ def hands_over(arrival: Arrival, engine_id: str, fleet: Fleet) -> bool:
     if arrival.has_begun or arrival.max_tokens < 2:
         return False
     return any(
-        engine.snapshot.role.decodes and engine.snapshot.bits == here.snapshot.bits
+        engine.snapshot.role.decodes
+        and engine.snapshot.bits == here.snapshot.bits
+        and _holds(engine.snapshot, arrival)
         for engine in fleet.candidates(arrival)
     )
+
+
+def _holds(snapshot: EngineSnapshot, arrival: Arrival) -> bool:
+    """Whether the whole stream fits the engine's KV cache: else the request is refused at once,
+    by an engine that gets it whole."""
+    longest = min(arrival.num_tokens + arrival.max_tokens, snapshot.max_model_len) - 1
+    return longest <= snapshot.num_blocks * snapshot.block_size

@@ -146,9 +146,11 @@ class SecondTier:
 
     def _fetched(self, move: PendingMove, num_blocks: int) -> None:
         took_s = self.requests.now_s - move.begun_s - _MOVE_S
-        block_s = max(0.0, took_s) / (num_blocks or len(move.blocks))
-        known_s = block_s if self._block_s is None else self._block_s
-        self._block_s = 0.7 * known_s + 0.3 * block_s
+        block_s, known_s = max(0.0, took_s) / (num_blocks or len(move.blocks)), self._block_s
+        if num_blocks and known_s is None:
+            self._block_s = block_s
+        elif known_s is not None and (num_blocks or block_s > known_s):  # a quick miss says nothing
+            self._block_s = 0.7 * known_s + 0.3 * block_s
         self.num_fetched_blocks += num_blocks
         for _, digest in move.blocks:
             del self._coming[digest]

@@ -221,11 +221,14 @@ class DraftModel:
         return decoder.layers(decoder.embed(tokens_T, batch.positions_T), batch)
 
     def _tables(self, asking: list[_Asking], num_tokens: int) -> NDArray[np.int32]:
-        """Block tables for this many tokens, spare blocks after those that each request has."""
+        """Block tables for this many tokens, spare blocks after those of each request's known
+        tokens."""
         width = -(-num_tokens // self._block_size)
         tables_SB = np.zeros((len(asking), width), np.int32)
         for s, one in enumerate(asking):
-            blocks = self._blocks(one.row)[:width]
+            # Not the block behind the known tokens: it may have been taken back, and be another's.
+            num_own = min(width, -(-one.last // self._block_size))
+            blocks = self._blocks(one.row)[:num_own]
             tables_SB[s, : len(blocks)] = blocks
             first = self._num_blocks + one.number * self._num_spare
             spare = np.arange(first, first + self._num_spare, dtype=np.int32)[: width - len(blocks)]

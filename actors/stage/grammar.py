@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from actors.scheduling.request import Grammar
 from actors.stage.grammar_kinds import compile_grammar
 
 _MAX_COMPILED = 256
-_MAX_TEXTS = 4096  # forced ones whose tokens are kept
+_MOST_BEGINNINGS = 64  # of a forced text that are tokens
 _MAX_COMPILER_BYTES = 256 << 20
 
 
@@ -79,8 +78,7 @@ class GrammarMasks:
         # step looks its grammar up in the middle of another grammar's compilation.
         self._compiling = threading.Lock()
         self._compiler: Any = None
-        self._tokenizer: Any = None
-        self._encode = lru_cache(maxsize=_MAX_TEXTS)(self._encoded)
+        self._texts: list[bytes] = []  # of each token, once there is a compiler
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
         self.matchers: dict[int, _Matcher] = {}
 
@@ -124,21 +122,43 @@ class GrammarMasks:
         return bits_1W[0] if held.matcher.fill_next_token_bitmask(bits_1W) else None
 
     def forced(
-        self, request_id: int, grammar: Grammar, output: NDArray[np.int32]
+        self, request_id: int, grammar: Grammar, output: NDArray[np.int32], count: int
     ) -> tuple[int, ...]:
-        """The text that alone may follow `output`, as the tokenizer would cut it: guesses, for a
-        model may cut it otherwise."""
-        held = self._level(request_id, grammar, output)
-        if held.ended:
-            return ()
-        try:
-            text = held.matcher.find_jump_forward_string()
-        except UnicodeDecodeError:  # it ends within a character
-            return ()
-        return self._encode(text) if text else ()
+        """Up to `count` tokens of the text that alone may follow `output`. They are guesses, since
+        a model may cut the text into other tokens.
 
-    def _encoded(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        A text is forced where all allowed tokens are beginnings of one of them, which is taken.
+        Tokens are tried one by one, because a grammar may force a text without end."""
+        held = self._level(request_id, grammar, output)
+        tokens: list[int] = []
+        while len(tokens) < count and not (held.ended or held.matcher.is_terminated()):
+            token = self._only(held.matcher)
+            if token is None or not held.matcher.accept_token(token):
+                break
+            tokens.append(token)
+        if tokens:
+            held.matcher.rollback(len(tokens))
+        return tuple(tokens)
+
+    def _only(self, matcher: Any) -> int | None:
+        """The longest token that may follow, if the others are its beginnings."""
+        import xgrammar
+
+        bits_1W = xgrammar.allocate_token_bitmask(1, self._vocab_size)
+        if not matcher.fill_next_token_bitmask(bits_1W):
+            return None  # all may follow
+        words_W = bits_1W[0].numpy().view(np.uint32)
+        used = np.flatnonzero(words_W)
+        if not 0 < used.size <= _MOST_BEGINNINGS:
+            return None
+        bits = np.unpackbits(words_W[used].view(np.uint8), bitorder="little").reshape(-1, 32)
+        words, places = np.nonzero(bits)
+        allowed = (used[words] * 32 + places).tolist()
+        texts = [self._texts[token] for token in allowed]
+        longest = max(texts, key=len)
+        if not longest or not all(text and longest.startswith(text) for text in texts):
+            return None
+        return int(allowed[texts.index(longest)])
 
     def release(self, request_id: int) -> None:
         """Forget a request that has left or starts again."""
@@ -179,7 +199,7 @@ class GrammarMasks:
             info = xgrammar.TokenizerInfo.from_huggingface(
                 tokenizer, vocab_size=self._vocab_size, stop_token_ids=list(self._eos)
             )
-            self._tokenizer = tokenizer
+            self._texts = info.decoded_vocab
             self._compiler = xgrammar.GrammarCompiler(
                 info, max_threads=1, cache_limit_bytes=_MAX_COMPILER_BYTES
             )

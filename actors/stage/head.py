@@ -228,7 +228,7 @@ class Sampler:
             if grammar is not None:
                 begin = int(self._input_batch.columns.num_prompt_R[row])
                 output = self._input_batch.tokens_RP[row, begin : last + 1]
-                found[request_id] = self.grammars.forced(request_id, grammar, output)[:count]
+                found[request_id] = self.grammars.forced(request_id, grammar, output, count)
         return {request_id: tokens for request_id, tokens in found.items() if tokens}
 
     def adjusted(

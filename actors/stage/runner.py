@@ -194,11 +194,16 @@ class StageRunner:
         draft model guesses."""
         assert self._sampler is not None
         begin_s, wanted, pass_s = time.monotonic(), asked(plan, result), 0.0
-        drafts: dict[int, Sequence[int]] = dict(self._sampler.forced(wanted))
-        if self._drafting is not None:
-            rest = [one for one in wanted if one.request_id not in drafts]
-            guessed, pass_s = self._drafting.offer(plan.step_id, rest)
-            drafts.update(guessed)
+        drafts: dict[int, Sequence[int]] = {}
+        try:
+            drafts.update(self._sampler.forced(wanted))
+            if self._drafting is not None:
+                rest = [one for one in wanted if one.request_id not in drafts]
+                guessed, pass_s = self._drafting.offer(plan.step_id, rest)
+                drafts.update(guessed)
+        except (RuntimeError, ValueError):  # drafts are optional: the step's tokens stand
+            _log.exception("step %d brings no drafts", plan.step_id)
+            drafts = {}
         return replace(
             result,
             drafts_offered=tuple((i, tuple(drafts[i])) for i, *_ in wanted if drafts.get(i)),

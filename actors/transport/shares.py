@@ -32,31 +32,49 @@ def make_private(root: Path) -> None:
     """
     with suppress(FileExistsError):
         root.mkdir(mode=0o700, parents=True)
-    found = root.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    if not _is_own_folder(root):
         raise PermissionError(f"{root}: not a folder of this user")
     root.chmod(0o700)
 
 
+def _is_own_folder(path: Path) -> bool:
+    found = path.lstat()  # no link is followed: somebody else may have made it
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
 def remove_unheld(root: Path, after: Iterable[int] = ()) -> None:
-    """Delete the shares that no process holds. after: processes that are dying, waited for."""
+    """Delete the shares that no process holds, if the root is this user's own folder.
+
+    after: processes that are dying, waited for."""
     processes = []
     for pid in after:
         with suppress(psutil.NoSuchProcess):
             processes.append(psutil.Process(pid))
     psutil.wait_procs(processes, timeout=_DIES_WITHIN_S)
-    for lock in root.glob("*/*/*/lock"):
-        with suppress(OSError):  # held, or deleted by another engine
-            _remove(lock)
-    for folder in (*root.glob("*/*"), *root.glob("*")):  # not the root: others could take its name
-        with suppress(OSError):  # not empty
-            folder.rmdir()
+    for model in _own_folders(root):
+        for rank in _own_folders(model):
+            for share in _own_folders(rank):
+                with suppress(OSError):  # held, or deleted by another engine
+                    _remove(share / "lock")
+            with suppress(OSError):  # not empty
+                rank.rmdir()
+        with suppress(OSError):
+            model.rmdir()  # but not the root: others could take its name
+
+
+def _own_folders(folder: Path) -> list[Path]:
+    with suppress(OSError):  # there is none
+        if _is_own_folder(folder):
+            return [path for path in sorted(folder.iterdir()) if _is_own_folder(path)]
+    return []
 
 
 def _remove(lock: Path) -> None:
-    claim = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    claim = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(claim), lock.lstat()):
+            return  # it was deleted and made anew in the meantime, and is held
         for file in lock.parent.iterdir():
             if file != lock:
                 file.unlink()

@@ -116,7 +116,7 @@ class FleetRouting:
             tenant=request.tenant,
             refused_by=frozenset(fleet_request.refused_by),
             adapter=self._adapter_of(fleet_request),
-            has_begun=fleet_request.has_tokens,
+            has_begun=fleet_request.has_tokens or fleet_request.base > 0,
         )
 
 

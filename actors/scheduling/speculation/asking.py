@@ -19,7 +19,7 @@ from actors.scheduling.step import StepBuilder
 _PRIOR = 0.5  # least acceptance rate assumed of a new request
 # Of text that a grammar forces, whose tokens may be cut otherwise
 _FORCED_PRIOR = 0.9
-# A request whose grammar has long forced nothing is asked again after so many tokens.
+# A request whose grammar has long forced nothing is asked again after so many tokens and steps.
 _LOOK_EVERY = 16
 _MEAN_MEMORY = 0.95  # weight of the mean acceptance rate so far, at each answer of a request
 # Time of one pass of the draft model, as a share of the step of the same decodes: before the first
@@ -52,6 +52,7 @@ class Asking:
         self._was_measured = False
         self._num_rows = logit_rows(config.most_requests)
         self.num_idle = 0
+        self._num_looks = 0  # steps since a request was asked that had long brought nothing
 
     def drafter(self, request: Request) -> Offered:
         if request.sampling.grammar is not None:
@@ -116,14 +117,21 @@ class Asking:
         """Without a model: ask what grammars force. It costs next to nothing, but no step is
         planned ahead meanwhile. least_share: of the answers that must bring something."""
         contents = step.contents
+        self._num_looks += 1
         for state in (*contents.decode_states, *contents.drafted, *contents.prefills):
             drafter = state.drafter
             if not isinstance(drafter, Offered) or state.suspicion is not None:
                 continue
             drafter.follow(state.output_token_ids)
             count = min(self._config.most_drafts, state.end - state.num_computed_tokens - 1)
-            is_due = len(state.output_token_ids) - drafter.asked_at >= _LOOK_EVERY
-            if count > 0 and (is_due or drafter.offer_rate >= least_share):
+            is_due = (
+                self._num_looks >= _LOOK_EVERY
+                and len(state.output_token_ids) - drafter.asked_at >= _LOOK_EVERY
+            )
+            if is_due:
+                self._num_looks = 0  # one request a step: all others wait for its answer
+            brings = drafter.offer_rate * drafter.acceptance_rate
+            if count > 0 and (is_due or brings >= least_share):
                 drafter.ask(contents.step_id)
                 contents.drafts_asked.append((state.request_id, count))
 

@@ -83,6 +83,9 @@ def test_an_engine_hands_over_what_another_can_continue() -> None:
     assert not hands_over(replace(PROMPT, max_tokens=1), "p", divided())
     assert not hands_over(PROMPT, "p", divided(state=EngineState.DRAINING))
     assert not hands_over(PROMPT, "p", divided(bits=OTHER_BITS))
+    small = {"num_blocks": 8, "block_size": 16, "max_model_len": 4096}
+    assert hands_over(Arrival(100, 29), "p", divided(**small))
+    assert not hands_over(Arrival(100, 30), "p", divided(**small)), "its stream would not fit"
     flexible = fleet_of(snapshot("p", role=Role.PREFILL), snapshot("b"))
     assert hands_over(PROMPT, "p", flexible)
     assert not hands_over(PROMPT, "b", flexible)

@@ -218,7 +218,7 @@ def test_a_grammar_says_what_it_forces(tiny_model: Callable[..., Path]) -> None:
 
     def forced(text: str) -> str:
         output = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
-        return str(tokenizer.decode(masks.forced(1, grammar, output)))
+        return str(tokenizer.decode(masks.forced(1, grammar, output, 64)))
 
     assert forced("") == '{"a_long_name": '
     assert forced('{"a_lo') == 'ng_name": '
@@ -261,3 +261,36 @@ def test_what_a_grammar_forces_is_drafted(
     assert core.outcomes.num_accepted_drafts > 60
     steps = [sum(part.request_id == 0 for p in some for part in p.parts) for some in (plans, fewer)]
     assert steps[1] < steps[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("ebnf", 'root ::= "ab" root'),
+        ("regex", "(ab){100000}"),
+        (
+            "json_schema",
+            json.dumps(
+                {
+                    "type": "object",
+                    "properties": {"a": {"$ref": "#"}},
+                    "required": ["a"],
+                    "additionalProperties": False,
+                }
+            ),
+        ),
+    ],
+)
+def test_a_forced_text_without_end_is_cut(
+    tiny_model: Callable[..., Path], kind: str, text: str
+) -> None:
+    """Searching for its end would stop the stage and all its streams."""
+    masks = GrammarMasks(tiny_model("llama"), VOCAB_SIZE, STOPS)
+    grammar = Grammar(kind, text)
+    try:
+        masks.compile(grammar)
+    except ValueError:
+        return  # refused before it reaches a stage
+    tokens = masks.forced(1, grammar, np.zeros(0, np.int32), 8)
+    assert len(tokens) == 8
+    assert masks.forced(1, grammar, np.array(tokens, np.int32), 4) != ()

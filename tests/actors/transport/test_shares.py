@@ -67,3 +67,19 @@ def test_nobody_else_may_enter(tmp_path: Path) -> None:
     root.symlink_to(tmp_path / "elsewhere")  # by somebody who was there before
     with pytest.raises(PermissionError):
         make_private(root)
+
+
+def test_nothing_is_deleted_through_a_link(tmp_path: Path) -> None:
+    """Somebody else may have made the root, or a link in it, before this user's first server."""
+    kept = share(tmp_path, "cache", "stage-0", "0")
+    root = tmp_path / "root"
+    (root / "m" / "stage-0").mkdir(parents=True)
+    (root / "m" / "stage-0" / "0").symlink_to(kept)
+    (root / "n").symlink_to(tmp_path / "cache")
+    remove_unheld(root)
+    assert (kept / "00.kv").exists()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.symlink_to(tmp_path / "cache" / "..")
+    share(tmp_path, "m", "stage-0", "1")
+    remove_unheld(elsewhere)
+    assert (tmp_path / "m" / "stage-0" / "1" / "00.kv").exists()

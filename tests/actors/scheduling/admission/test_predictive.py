@@ -49,5 +49,7 @@ def test_the_time_to_read_a_request_counts(read_s: float, is_refused: bool) -> N
     for number in range(10):
         core.handle(Submit(Request(number, (number,) * 1000, SamplingParams(5), 9.0)), 9.0)
     late = Request(99, (9,) * 100, SamplingParams(5), 9.0 - read_s)
+    moved = Request(98, (9,) * 100, SamplingParams(5), 0.0, output=(1,))  # has its first token
+    assert not [i for i in core.handle(Submit(moved), 9.0) if isinstance(i, Refuse)]
     refused = [i for i in core.handle(Submit(late), 9.0) if isinstance(i, Refuse)]
     assert [r.request_id for r in refused] == [99] * is_refused
