@@ -30,6 +30,7 @@ from actors.stage.loaded_model import LoadedModel, load_model
 from actors.stage.models.config import ModelError
 from actors.stage.spec import StageSpec
 from kernels.interface import Batch
+from kernels.registry import BackendError
 
 _MOST_TOKENS = 256  # of prompts and outputs that one step makes up for, so that it stays short
 
@@ -68,7 +69,7 @@ class DraftModel:
         )  # fmt: skip
         try:
             self._model = model = load_model(alone, progress)
-        except ModelError as bad:
+        except (ModelError, BackendError) as bad:
             raise ModelError(f"speculation.model: {bad}") from bad
         if model.config.vocab_size != served.config.vocab_size:
             raise ModelError(

@@ -11,12 +11,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from actors.stage.tier.disk import DiskTier
+
+# Of the file system: other processes' shared memory is there too, and one without room dies.
+LEAST_FREE_BYTES: Final = 256 << 20
 
 
 class SharedTier(DiskTier):
     """The share of one rank, in the folder where the shares of its peers are."""
+
+    def put(self, digest: bytes, block: bytes | bytearray) -> bool:
+        """As on disk; False too while all shares together leave little room."""
+        space = os.statvfs(self.folder)
+        if space.f_bavail * space.f_frsize < LEAST_FREE_BYTES + len(block):
+            return False
+        return super().put(digest, block)
 
     def find(self, digest: bytes) -> bool:
         """Whether it is here now, taken over from a peer if need be."""

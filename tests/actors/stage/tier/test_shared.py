@@ -154,3 +154,15 @@ def test_a_share_that_is_deleted_before_it_is_locked_is_not_taken(
     assert tier.folder == tmp_path / "m/rank/1"
     assert tier.put(digest(1), block(1))
     assert (tier.folder / "lock").exists()
+
+
+def test_little_room_is_left_to_others(
+    make_tier: MakeTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = make_tier()
+    assert tier.put(digest(1), block(1))
+    monkeypatch.setattr("actors.stage.tier.shared.LEAST_FREE_BYTES", 1 << 62)
+    assert not tier.put(digest(2), block(2))
+    monkeypatch.undo()
+    assert tier.put(digest(2), block(2))  # it was no failure
+    assert tier.get(digest(1)) == block(1)
