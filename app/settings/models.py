@@ -142,8 +142,3 @@ def engine_groups(args: Mapping[str, Any]) -> list[EngineGroup]:
     if count > 1:
         raise SettingsError(f"models: {count} deployments would be named {name}")
     return groups
-
-
-def engine_deployments(args: Mapping[str, Any]) -> list[str]:
-    """Serve's names for the engines of every model, in the order of `models`."""
-    return [group.deployment for group in engine_groups(args)]

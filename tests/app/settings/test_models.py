@@ -11,7 +11,6 @@ from app.cli.serve_config import load_config, num_cpus_of, set_address
 from app.settings.load import parse
 from app.settings.model_folder import SettingsError
 from app.settings.models import (
-    engine_deployments,
     engine_groups,
     expand,
     parse_each,
@@ -34,11 +33,15 @@ def two(**second: Any) -> dict[str, Any]:
     }
 
 
+def deployments(args: dict[str, Any]) -> list[str]:
+    return [group.deployment for group in engine_groups(args)]
+
+
 def test_one_model_is_as_it_always_was() -> None:
     args = {"model": {"path": DEMO}, "slo": {"tbt_ms": 50}}
     assert expand(args) == [args]
     assert parse_each(args) == [parse(args)]
-    assert engine_deployments(args) == ["Engine"]
+    assert deployments(args) == ["Engine"]
 
 
 def test_an_entry_takes_from_beside_models_what_it_does_not_say() -> None:
@@ -52,13 +55,13 @@ def test_an_entry_takes_from_beside_models_what_it_does_not_say() -> None:
     assert second.fleet is not None
     assert (first.fleet.routing, second.fleet.routing) == ("slack", "least_loaded")
     assert first.listen == second.listen
-    assert engine_deployments(args) == ["Engine-a", "Engine-org-b-c"]
+    assert deployments(args) == ["Engine-a", "Engine-org-b-c"]
 
 
 def test_every_role_is_a_deployment_of_its_own() -> None:
     divided = {"fleet": {"way": "split"}, "kv": {"shared_cache_gib": 1}}
     one = {"model": {"path": DEMO}, **divided}
-    assert engine_deployments(one) == ["Engine-prefill", "Engine-decode"]
+    assert deployments(one) == ["Engine-prefill", "Engine-decode"]
     assert {group.fleet for group in engine_groups(one)} == {"Engine"}
     groups = engine_groups(two(**divided))
     assert [(g.fleet, g.deployment, g.model) for g in groups] == [
@@ -103,4 +106,4 @@ def test_the_example_is_two_engines_behind_a_front() -> None:
     args = config["applications"][0]["args"]
     assert args["listen"] == "127.0.0.1:8123"
     named = {deployment["name"] for deployment in config["applications"][0]["deployments"]}
-    assert named == set(engine_deployments(args))
+    assert named == set(deployments(args))
