@@ -276,8 +276,6 @@ class SchedulerConfig:
                 raise ConfigError(declared.key(name), problem)
         if self.token_budget is not None and self.budget not in ("auto", "fixed", "throttled"):
             raise ConfigError("token_budget", f"has no effect with the budget {self.budget!r}")
-        if self.delivery_s != DEFAULT_DELIVERY_S and self.budget in ("fixed", "throttled"):
-            raise ConfigError("delivery_ms", f"has no effect with the budget {self.budget!r}")
         if self.tbt_rule is not None and self.tbt_s is not None:
             raise ConfigError("tbt_rule", "has no effect with `slo.tbt_ms`")
         if self.max_drafts is not None and self.drafter == "none":

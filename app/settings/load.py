@@ -34,6 +34,7 @@ logger = logging.getLogger("legato.settings")
 # Default share of free memory for the KV cache. A GPU serves only the engine, and its other needs
 # are measured first; a machine's memory is also for other programs.
 KV_FRACTIONS = {"cuda": 0.9, "cpu": 0.25}
+_CONSTANT_BUDGETS = ("fixed", "throttled")
 
 
 def parse(args: Mapping[str, Any]) -> Settings:
@@ -259,6 +260,8 @@ def _scheduler(settings: Settings, max_model_len: int) -> SchedulerConfig:
         values["drafter"] = "none"
     if values["draft_model"] is not None:
         values["draft_model"] = str(model_folder(values["draft_model"], "speculation.model"))
+    if "delivery_ms" in settings.slo.model_fields_set and values["budget"] in _CONSTANT_BUDGETS:
+        raise SettingsError(f"slo.delivery_ms: has no effect with the budget {values['budget']!r}")
     if values["cost_model"] is not None:
         values["cost_model"] = read_cost_model(values["cost_model"])
     # Whole-prompt policies put a full prompt into one step, in addition to the decodes.
