@@ -11,7 +11,7 @@ import ctypes
 import os
 import platform
 import struct
-from contextlib import suppress
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -21,12 +21,16 @@ _RESET_ON_FORK: Final = 1  # flag: later threads and processes, which may comput
 _SYSCALLS: Final = {"x86_64": (314, 315), "aarch64": (274, 275)}  # sched_setattr, sched_getattr
 
 
+def _syscalls() -> tuple[int, int] | None:
+    return _SYSCALLS.get(platform.machine()) if sys.platform == "linux" else None
+
+
 def shorten_time_slices() -> None:
     """Ask for the shortest time slice for every thread that this process has now.
 
     Needs no privilege. Linux before 6.12 ignores it, and other systems have nothing like it."""
-    numbers = _SYSCALLS.get(platform.machine())
-    if numbers is None or not Path("/proc/self/task").is_dir():
+    numbers = _syscalls()
+    if numbers is None:
         return
     set_attributes, get_attributes = numbers
     syscall = ctypes.CDLL(None, use_errno=True).syscall
@@ -44,9 +48,8 @@ def shorten_time_slices() -> None:
 
 def time_slice_ns(thread: int = 0) -> int:
     """The slice of a thread (0: the caller); 0 where the system does not tell."""
-    numbers = _SYSCALLS.get(platform.machine())
+    numbers = _syscalls()
     buffer = ctypes.create_string_buffer(_ATTRIBUTES.size)
-    with suppress(AttributeError):  # no `syscall` in this system's library
-        if numbers and not ctypes.CDLL(None).syscall(numbers[1], thread, buffer, len(buffer), 0):
-            return int(_ATTRIBUTES.unpack(buffer.raw[: _ATTRIBUTES.size])[5])
-    return 0
+    if numbers is None or ctypes.CDLL(None).syscall(numbers[1], thread, buffer, len(buffer), 0):
+        return 0
+    return int(_ATTRIBUTES.unpack(buffer.raw)[5])

@@ -128,10 +128,10 @@ class Asking:
                 self._num_looks >= _LOOK_EVERY
                 and len(state.output_token_ids) - drafter.asked_at >= _LOOK_EVERY
             )
-            if is_due:
-                self._num_looks = 0  # one request a step: all others wait for its answer
             brings = drafter.offer_rate * drafter.acceptance_rate
             if count > 0 and (is_due or brings >= least_share):
+                if is_due:
+                    self._num_looks = 0  # one request at a time: all others wait for its answer
                 drafter.ask(contents.step_id)
                 contents.drafts_asked.append((state.request_id, count))
 

@@ -287,10 +287,6 @@ def test_a_forced_text_without_end_is_cut(
     """Searching for its end would stop the stage and all its streams."""
     masks = GrammarMasks(tiny_model("llama"), VOCAB_SIZE, STOPS)
     grammar = Grammar(kind, text)
-    try:
-        masks.compile(grammar)
-    except ValueError:
-        return  # refused before it reaches a stage
     tokens = masks.forced(1, grammar, np.zeros(0, np.int32), 8)
     assert len(tokens) == 8
     assert masks.forced(1, grammar, np.array(tokens, np.int32), 4) != ()

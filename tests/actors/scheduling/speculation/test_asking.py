@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,10 +13,10 @@ from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.event_log import check_replay, config_row, to_row
 from actors.scheduling.interfaces import StepTimePredictor
-from actors.scheduling.plan import StepShape
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.request import Grammar, Request, SamplingParams
 from tests.actors.scheduling.driver import Driver
+from tests.actors.scheduling.speculation.costs import Costs
 
 
 def config(**changes: object) -> SchedulerConfig:
@@ -162,24 +162,6 @@ def test_offers_are_in_the_log_and_replay() -> None:
 
 
 # ---- the price ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Costs:
-    """A step takes a millisecond per token, but never less than that of `least` tokens."""
-
-    least: int
-
-    def step_s(self, shape: StepShape) -> float:
-        return 0.001 * max(self.least, shape.num_tokens)
-
-    latency_s = step_s
-
-    def swap_s(self, num_blocks: int) -> float:
-        return 1.0
-
-    def observe(self, shape: StepShape, duration_s: float) -> None:
-        """Learns nothing."""
 
 
 def priced(

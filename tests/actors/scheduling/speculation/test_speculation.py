@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,12 +13,12 @@ from actors.scheduling.build import build_core
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.event_log import check_replay, config_row, to_row
 from actors.scheduling.events import Emit
-from actors.scheduling.plan import StepShape
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.request import Grammar, Request, SamplingParams
 from actors.scheduling.speculation.speculation import PromptLookup
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.fake_stages import VOCABULARY, expected_output
+from tests.actors.scheduling.speculation.costs import Costs
 
 LIMIT = 120
 
@@ -185,24 +185,6 @@ def test_a_grammar_says_what_it_forces_instead_of_lookup() -> None:
     driver.drain()
     driver.check_everyone_finished()
     assert {i for plan in driver.plans for i, _ in plan.drafts_asked} == {2}
-
-
-@dataclass(frozen=True)
-class Costs:
-    """A step takes as long as its tokens, but never less than `least` of them."""
-
-    least: int
-
-    def step_s(self, shape: StepShape) -> float:
-        return 0.001 * max(self.least, shape.num_tokens)
-
-    latency_s = step_s
-
-    def swap_s(self, num_blocks: int) -> float:
-        return 1.0
-
-    def observe(self, shape: StepShape, duration_s: float) -> None:
-        """Learns nothing."""
 
 
 @pytest.mark.parametrize(("costs", "most"), [(None, 0), (Costs(1), 0), (Costs(4), 3)])
