@@ -7,7 +7,6 @@ Kubernetes runs it in each pod before deleting it (configs/deploy).
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ def drain(address: str, node_id: str, within_s: float, num_left: Callable[[], in
     """
     subprocess.run(
         [
-            *(shutil.which("ray") or "ray", "drain-node", "--address", address),
+            *(sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", address),
             *("--node-id", node_id),
             *("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the node goes"),
             *("--deadline-remaining-seconds", f"{within_s:.0f}"),
