@@ -180,6 +180,11 @@ class Backend(Protocol):
         for a shape without a kernel."""
         ...
 
+    def wait_for_memory(self, layers: Sequence[KVLayer], limit_s: float) -> None:
+        """Return when these caches are backed by memory, at the latest after limit_s: until then
+        steps may be slower."""
+        ...
+
     def kv_block_bytes(self, block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
         """Bytes of one block of one layer, K and V."""
         ...

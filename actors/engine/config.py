@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from actors.scheduling.config import SchedulerConfig
-from actors.stage.spec import BATCH_INVARIANT, StageSpec
+from actors.stage.spec import BATCH_INVARIANT, StageInfo, StageSpec
 
 GIB = 1 << 30
 
@@ -82,3 +83,18 @@ class EngineConfig:
         if self.drafts_if_exact and backend not in BATCH_INVARIANT:
             return self.scheduler.without_drafts()
         return self.scheduler
+
+    def num_blocks(self, infos: Sequence[StageInfo]) -> int:
+        """Blocks of the KV cache that fit every rank, by what the ranks report of their memory."""
+        counts = []
+        for info in infos:
+            if self.kv.gib is not None:
+                room = int(self.kv.gib * GIB)
+            else:
+                # The ranks of one node share the memory that each of them reports as free.
+                share = len(infos) if self.stage.device == "cpu" else 1
+                room = int(info.available_bytes * self.kv.fraction) // share
+            counts.append(room // info.kv_block_bytes)
+        # No more than all requests at full length can be used.
+        length = -(-self.scheduler.max_model_len // self.scheduler.block_size)
+        return max(2, min(*counts, self.scheduler.max_requests * length + 1))

@@ -35,6 +35,7 @@ _SILENT_S = 30.0  # a stage that answers nothing for so long while it starts is 
 _PREPARE_LIMIT_S = 60.0
 _MAX_STARTS = 3
 _COMPILE_LIMIT_S = 30.0  # the first grammar also imports the compiler
+_FOR_MEMORY_S = 3.0  # before calibration; what is left is backed while the engine is idle
 
 
 def _ignore(name: str) -> None:
@@ -87,11 +88,18 @@ class StageSet:
         swap = int(self._config.kv.swap_gib * GIB) // info.kv_block_bytes
         self._sizes = (num_blocks, swap)
         self._tier_specs = tier_specs(self._config, info)
+        grammar = asyncio.create_task(self._compile_first())
+        try:
+            await self._open(0.0 if self._config.is_rebuild else _FOR_MEMORY_S)
+        finally:
+            await grammar
+        return info, num_blocks, swap
+
+    async def _compile_first(self) -> None:
+        """Import the compiler of grammars, which takes a second or two."""
         if self._config.grammars and not self._config.is_rebuild:
             with contextlib.suppress(StagesFailed):  # without a tokenizer there are no grammars
                 await self.compile_grammar(Grammar("json_object", ""))
-        await self._open()
-        return info, num_blocks, swap
 
     def stand_by(self, name: str | None) -> None:
         """Use these stages, which the replica has created, for the next rebuild; None: no longer.
@@ -161,7 +169,7 @@ class StageSet:
             raise
         finally:
             reporter.cancel()
-        return infos[0], self._blocks_that_fit(infos)
+        return infos[0], self._config.num_blocks(infos)
 
     async def _report(self, flat: list[Any]) -> None:
         """Log the progress of the slowest rank, since large models take minutes; kill stages that
@@ -189,29 +197,15 @@ class StageSet:
                     found.append(psutil.Process(pid))
         return found
 
-    def _blocks_that_fit(self, infos: list[StageInfo]) -> int:
-        kv = self._config.kv
-        counts = []
-        for info in infos:
-            if kv.gib is not None:
-                room = int(kv.gib * GIB)
-            else:
-                # The ranks of one node share the memory that each of them reports as free.
-                share = len(infos) if self._config.stage.device == "cpu" else 1
-                room = int(info.available_bytes * kv.fraction) // share
-            counts.append(room // info.kv_block_bytes)
-        scheduler = self._config.scheduler
-        # No more than all requests at full length can be used.
-        useful = scheduler.max_requests * -(-scheduler.max_model_len // scheduler.block_size)
-        return max(2, min(*counts, useful + 1))
-
-    async def _open(self) -> None:
+    async def _open(self, wait_s: float = 0.0) -> None:
         flat = self._flat()
         pipeline = self._make_pipeline()
         reporter = asyncio.create_task(self._report(flat))
         try:
             async with asyncio.timeout(self._config.load_timeout_s):
-                await asyncio.gather(*[actor.allocate.remote(*self._sizes) for actor in flat])
+                await asyncio.gather(
+                    *[actor.allocate.remote(*self._sizes, wait_s) for actor in flat]
+                )
                 self.tier = await self._open_tier()
                 await pipeline.open()
         except Exception as error:  # e.g. of Ray, sockets or disks

@@ -111,9 +111,10 @@ class StageActor:
 
             torch.cuda.set_device(self._spec.device)
 
-    def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
+    @ray.method(concurrency_group="moves")  # beside the first grammar
+    def allocate(self, num_blocks: int, num_host_blocks: int, wait_s: float) -> None:
         self._enter()
-        self._running().allocate(num_blocks, num_host_blocks)
+        self._running().allocate(num_blocks, num_host_blocks, wait_s)
         freeze_gc_heap()
 
     def node_id(self) -> str:

@@ -42,6 +42,10 @@ class KVCache:
                 for _ in self.layers
             ]
 
+    def wait_for_memory(self, limit_s: float) -> None:
+        """See `Backend.wait_for_memory`."""
+        self._backend.wait_for_memory(self.layers, limit_s)
+
     @functools.cached_property
     def _sample(self) -> torch.Tensor:
         """A block of one layer, for its shape and type: those of all layers."""

@@ -120,9 +120,11 @@ class StageRunner:
             self.execute(plan, hidden_TH)
             self.execute(ending(plan), None)
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Make the KV cache; `execute` works from here on."""
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0, wait_s: float = 0.0) -> None:
+        """Make the KV cache; `execute` works from here on. wait_s: at most, for its memory."""
         self._make_cache(num_blocks, num_host_blocks)
+        if self.kv is not None:
+            self.kv.wait_for_memory(wait_s)
         if self._device.type == "cuda" and self.spec.cuda_graphs:
             self.capture(capture_on_gpu())
 

@@ -186,6 +186,10 @@ class CpuBackend(TorchBackend):
             raise ValueError(f"the cpu backend keeps no cache on {device}")
         return [*paged.allocate(num_layers, num_blocks, block_size, shape, dtype)]
 
+    def wait_for_memory(self, layers: Sequence[KVLayer], limit_s: float) -> None:
+        for layer in layers[:1]:  # they are backed together
+            as_cpu_layer(layer).prefault.wait(limit_s)
+
     def kv_block_bytes(self, block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
         return paged.block_bytes(block_size, shape, dtype)
 

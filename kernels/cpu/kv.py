@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,12 +14,8 @@ import torch
 
 from kernels.cpu import library
 from kernels.cpu.library import DTYPE_CODES
+from kernels.cpu.prefault import HUGE_PAGE_BYTES, Prefault
 from kernels.interface import AttentionShape, KVLayer
-
-_HUGE_PAGE_BYTES = 2 << 20
-_PREFAULTED_AT_ONCE_BYTES = 128 << 20
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
-_PREFAULT_THREAD = "legato-prefault-kv"  # name of the prefaulting threads
 
 
 class ShapeView(ctypes.Structure):
@@ -44,13 +38,14 @@ class ShapeView(ctypes.Structure):
 @dataclass(slots=True)
 class CpuKVLayer:
     """data: (num_blocks, bytes of a block), uint8. dtype int8 stores a float scale per token and
-    head, for K and V each, beside the values."""
+    head, for K and V each, beside the values. prefault: of all layers of the cache."""
 
     data: torch.Tensor
     block_size: int
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    prefault: Prefault
 
 
 def block_bytes(block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
@@ -68,60 +63,20 @@ def allocate(
     """Zeroed layers in one mapping, on huge pages where the system grants them: decode steps read
     the cache block by block, and small pages would miss the TLB at each.
 
-    Memory is prefaulted, the first blocks at once and the rest by a thread that only takes idle
-    cores: the first write to a block takes a page fault per layer (a step of 30 ms then takes 200).
     Raises ValueError for a shape or block size without a kernel.
     """
     size = block_bytes(block_size, shape, dtype)
     total = num_layers * num_blocks * size
     memory = mmap.mmap(-1, max(total, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if total >= _HUGE_PAGE_BYTES:
+    if total >= HUGE_PAGE_BYTES:
         memory.madvise(mmap.MADV_HUGEPAGE)
     data = torch.frombuffer(memory, dtype=torch.uint8, count=total)
     layers = data.view(num_layers, num_blocks, size)
-    num_first = min(num_blocks, _PREFAULTED_AT_ONCE_BYTES // (num_layers * size))
-    _prefault(layers[:, :num_first])
-    if num_first < num_blocks:
-        rest = layers[:, num_first:]
-        threading.Thread(
-            target=_prefault_when_idle, args=(rest,), name=_PREFAULT_THREAD, daemon=True
-        ).start()
+    prefault = Prefault(layers)
     return [
-        CpuKVLayer(layer, block_size, shape.num_kv_heads, shape.head_dim, dtype) for layer in layers
+        CpuKVLayer(layer, block_size, shape.num_kv_heads, shape.head_dim, dtype, prefault)
+        for layer in layers
     ]
-
-
-def wait_until_prefaulted() -> None:
-    """Block until every cache of this process is backed by memory; earlier steps are slower."""
-    for thread in threading.enumerate():
-        if thread.name == _PREFAULT_THREAD:
-            thread.join()
-
-
-def _prefault_when_idle(layers: torch.Tensor) -> None:
-    # Clearing gigabytes takes seconds, and longer on virtual machines: decode steps take
-    # precedence.
-    os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
-    _prefault(layers)
-
-
-def _prefault(layers: torch.Tensor) -> None:
-    """Back these blocks with memory, in the order of their use; contents are kept.
-
-    layers: (num_layers, num_blocks, bytes of a block). Without MADV_POPULATE_WRITE (Linux before
-    5.14) pages are faulted in on first use.
-    """
-    advise = ctypes.CDLL(None).madvise  # ctypes releases the GIL, `mmap.madvise` does not
-    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    num_layers, num_blocks, size = layers.shape
-    step = max(1, _HUGE_PAGE_BYTES // size)
-    for begin in range(0, num_blocks, step):
-        num_bytes = (min(begin + step, num_blocks) - begin) * size
-        for layer in range(num_layers):
-            address = layers[layer, begin].data_ptr()
-            page = address % mmap.PAGESIZE
-            if advise(address - page, num_bytes + page, _MADV_POPULATE_WRITE):
-                return
 
 
 def copy_blocks(layers: Sequence[KVLayer], pairs: Sequence[tuple[int, int]]) -> None:

@@ -140,6 +140,7 @@ class CpuStack:
         # Addresses below point into these.
         self._kept = (list(layers), linears, caches, tables, all_reduce, adapters)
         self._block_size = caches[0].block_size
+        self._prefault = caches[0].prefault
         self._positions = min(table_PD.shape[0] for table_PD in tables)
         self._layers = (_LayerView * len(layers))(
             *(
@@ -210,6 +211,10 @@ class CpuStack:
         runs = None
         if batch.adapters is not None:
             runs = view_runs(batch.adapters, self._num_slots, view.num_tokens)
+        backs_memory = not self._prefault.is_done
+        if backs_memory:
+            last_slot = int(batch.slot_mapping_T.max())
+            self._prefault.step_begins(last_slot // self._block_size + 1)
         error = self._run(
             self._view,
             view,
@@ -218,6 +223,8 @@ class CpuStack:
             residual_TH.data_ptr(),
             out_TH.data_ptr(),
         )
+        if backs_memory:
+            self._prefault.step_ends()
         if error:
             check(error)
         return out_TH, residual_TH

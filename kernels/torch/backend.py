@@ -157,6 +157,9 @@ class TorchBackend:
             for _ in range(num_layers)
         ]
 
+    def wait_for_memory(self, layers: Sequence[KVLayer], limit_s: float) -> None:
+        """Nothing to wait for: torch's memory comes with its first use."""
+
     def kv_block_bytes(self, block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
         return 2 * block_size * shape.num_kv_heads * shape.head_dim * dtype.itemsize
 

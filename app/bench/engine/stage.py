@@ -12,9 +12,9 @@ from actors.scheduling.plan import RequestStart, Slice, SliceRow, StepPlan, Step
 from actors.scheduling.request import SamplingParams
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
-from kernels.cpu.kv import wait_until_prefaulted
 
 BLOCK_SIZE = 16
+_FOR_MEMORY_S = 60.0
 DEFAULT_SHAPE = Path("configs/models/shapes/llama-135m")
 
 
@@ -64,8 +64,7 @@ class LoadedStage:
         self.kv_tokens = kv_tokens
         self.runner = StageRunner(self.spec)
         self.info = self.runner.info
-        self.runner.allocate(kv_tokens // block_size + max_requests)
-        wait_until_prefaulted()
+        self.runner.allocate(kv_tokens // block_size + max_requests, wait_s=_FOR_MEMORY_S)
         self._next_request = 0
         self._next_step = 0
 
