@@ -7,9 +7,6 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-# Below the steps of other processes, which go on meanwhile. Not the lowest: on a machine that is
-# always busy the standby would never be ready. A process that is below it already must stay there.
-_LOW_PRIORITY = 10
 _NEEDED_TO_LOAD = ("actors.stage.runner", "kernels.cpu.backend")
 _NEEDED_BY_GRAMMARS = ("xgrammar", "transformers.models.auto.tokenization_auto")
 
@@ -22,8 +19,7 @@ def import_all(with_grammars: bool) -> None:
 
 
 def _import(modules: tuple[str, ...]) -> None:
-    thread = threading.get_native_id()
-    priority = max(_LOW_PRIORITY, os.getpriority(os.PRIO_PROCESS, thread))
-    os.setpriority(os.PRIO_PROCESS, thread, priority)
+    # Only on idle cores: even a tenth of one delays every step that computes on it meanwhile.
+    os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
     for module in modules:
         importlib.import_module(module)

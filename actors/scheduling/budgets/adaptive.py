@@ -115,7 +115,7 @@ class AdaptiveBudget:
     ease: float = 0.9
     allowed_misses: float = 0.0075  # a P99 objective permits 0.01
     pace: float = 0.01
-    follow_learnt: bool = False  # step sizes follow what is learned of each size, not the profile
+    follow_learnt: bool = False  # sizes follow what is learned of each, bad moments are forgotten
     overlap_chunks: bool = False  # chunks of one prompt may follow each other through the stages
     holds_starts: bool = field(init=False, default=False)
     _slack: Slack = field(init=False)
@@ -149,7 +149,8 @@ class AdaptiveBudget:
         self._sizes = SizeChoice(self.cost, most, self.efficiency, self.ease, self.follow_learnt)
         self._pace = Pace(self.pace, most, self.max_requests)
         self._outside = TimeOutside(self.cost)
-        self._kept = KeptShare(self.allowed_misses)
+        self._kept = KeptShare(self.allowed_misses, forgives=self.follow_learnt)
+        self.cost.stands_in = self.follow_learnt
 
     # ---- interfaces.TokenBudget -------------------------------------------------------
 
@@ -197,10 +198,11 @@ class AdaptiveBudget:
         """Learn from the last step whether streams keep their objectives."""
         tbt_s = self._slack.tightest_s
         if timed := self._outside.planning(engine, tbt_s):
-            shape, kept = timed[0], timed[1] <= tbt_s * self._share()
+            (shape, took_s), allowed_s = timed, tbt_s * self._share()
+            kept = took_s <= allowed_s
             # A step without prefill could not have been shorter.
             if shape.num_decodes and (kept or shape.prefills):
-                self._kept.note(kept)
+                self._kept.note(kept, took_s / allowed_s)
 
     def _doubt(self, bounded: Mix | None) -> None:
         """Forget an error bound that has prevented prefill for a while: steps that are never run

@@ -24,6 +24,7 @@ from actors.scheduling.plan import StepShape
 
 ASSUMED = 20  # weight of a kind's initial value, in observations
 INTERRUPTED = math.log(1.5)  # a step this far above the mean was interrupted
+STALE = 20  # steps without one of a kind, from which smaller kinds stand in for it
 
 
 class RecentQuantile:
@@ -114,10 +115,12 @@ def _number(mix: Mix) -> int:
 
 @dataclass(slots=True)
 class Regime:
-    """The correction of one kind of step, in logs of measured / profile."""
+    """The correction of one kind of step, in logs of measured / profile. last: number of its last
+    step, of all steps."""
 
     mean: Mean
     bound: RecentQuantile
+    last: int = 0
 
 
 class OnlineCostModel:
@@ -125,6 +128,8 @@ class OnlineCostModel:
 
     quantile: share of steps that should take no longer than `bound_factor` promises.
     memory: observations after which older ones lose weight; 0 switches learning off.
+    stands_in: the change of smaller steps counts for larger ones that are not run. One bad moment
+        may raise the bound of larger steps so far that they are never run, nor measured, again.
     """
 
     def __init__(self, profile: CostModel, quantile: float = 0.99, memory: int = 200) -> None:
@@ -133,6 +138,8 @@ class OnlineCostModel:
         self.profile = profile
         self.quantile = quantile
         self.memory = memory
+        self.stands_in = False
+        self._num_steps = 0
         self._regimes: dict[int, Regime] = {}  # by `_number`
         self._overall = Mean(0.0)
         # Two at the quantile: one alone would count as a hiccup (see `RecentQuantile`).
@@ -170,6 +177,8 @@ class OnlineCostModel:
             return
         log_ratio = math.log(duration_s / predicted_s)
         regime = self._regime(mix)
+        if self.stands_in:
+            self._stand_in(_number(mix), log_ratio - regime.mean.log_ratio)
         regime.mean.add(log_ratio, self.memory)
         # The process lost its core for long; smaller chunks would not have helped.
         regime.bound.add(min(log_ratio, regime.mean.log_ratio + INTERRUPTED))
@@ -245,6 +254,18 @@ class OnlineCostModel:
             seeds = [value + self._shift for value in self._assumed]
             regime = self._regimes[number] = Regime(Mean(self._shift), self._recent(seeds))
         return regime
+
+    def _stand_in(self, number: int, change: float) -> None:
+        """Note a step of this kind, which took `change` more than the mean of its kind, also for
+        larger kinds of the same content that were not run lately."""
+        self._num_steps += 1
+        self._regimes[number].last = self._num_steps
+        for larger in range(number + 1, number - number % _SIZES + _SIZES):
+            regime = self._regimes.get(larger)
+            if regime is not None and self._num_steps - regime.last > STALE:
+                log_ratio = regime.mean.log_ratio + change
+                regime.mean.add(log_ratio, self.memory)
+                regime.bound.add(min(log_ratio, regime.mean.log_ratio + INTERRUPTED))
 
     def _recent(self, seeds: Iterable[float]) -> RecentQuantile:
         return RecentQuantile(self.quantile, max(self.memory, ASSUMED), seeds)

@@ -1,4 +1,4 @@
-"""A standby imports ahead of its use, below the steps of other processes."""
+"""A standby imports ahead of its use, on idle cores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib.util
 import os
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from actors.stage.warm_up import import_all
 MODULE = """
 import os, threading
 where = threading.get_native_id()
-priority = os.getpriority(os.PRIO_PROCESS, where)
+policy = os.sched_getscheduler(where)
 """
 NAMES = ("warm_up_needed_to_load", "warm_up_needed_by_grammars", "warm_up_broken")
 
@@ -35,33 +34,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def own_priority() -> int:
-    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-
-def imported_from(nice: int) -> tuple[int, int, int]:
-    """The priority of the module's thread, and that of the caller's before and after."""
-
-    def work() -> tuple[int, int, int]:
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, max(nice, own_priority()))
-        before = own_priority()
-        import_all(with_grammars=False)
-        found = sys.modules[NAMES[0]]
-        assert found.where != thread
-        return found.priority, before, own_priority()
-
-    with ThreadPoolExecutor(1) as pool:  # a priority is a thread's own
-        return pool.submit(work).result()
-
-
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("nice", [0, 15, 19])
-def test_imports_are_slow_and_their_caller_is_not(nice: int) -> None:
-    """A process that was started at a lower priority may not raise it."""
-    priority, before, after = imported_from(nice)
-    assert priority == max(10, before)
-    assert after == before
+def test_imports_take_only_idle_cores_and_their_caller_does_not() -> None:
+    before = os.sched_getscheduler(0)
+    import_all(with_grammars=False)
+    found = sys.modules[NAMES[0]]
+    assert found.where != threading.get_native_id()
+    assert found.policy == os.SCHED_IDLE
+    assert os.sched_getscheduler(0) == before
 
 
 @pytest.mark.usefixtures("folder")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduling.budgets.slack import KeptShare, due_after
+from actors.scheduling.budgets.slack import INITIAL_SHARE, KeptShare, due_after
 
 
 def test_at_smoothness_one_every_gap_is_bounded() -> None:
@@ -37,18 +37,46 @@ def test_due_times_keep_both_bounds(gaps: list[float], smoothness: float) -> Non
 def test_one_miss_in_a_hundred_and_thirty_leaves_the_share_where_it_is() -> None:
     kept = KeptShare(allowed=0.0075, value=0.9)
     for step in range(1330):
-        kept.note(step % 133 != 0)
+        kept.note(step % 133 != 0, taken=1.1)
     assert kept.value == pytest.approx(0.9, rel=0.01)
     for _ in range(100):
-        kept.note(False)
+        kept.note(False, taken=1.1)
     assert kept.value == kept.least
 
 
 def test_misses_lower_the_aim_and_time_raises_it() -> None:
     kept = KeptShare(allowed=0.0075)
     for number in range(20_000):
-        kept.note(number % 100 != 0)  # one in a hundred: more than is allowed
+        kept.note(number % 100 != 0, taken=1.1)  # one in a hundred: more than is allowed
     assert kept.value < 1.02 * kept.least
     for number in range(200_000):
-        kept.note(number % 400 != 0)
+        kept.note(number % 400 != 0, taken=1.1)
     assert kept.value > 0.97
+
+
+def test_one_bad_second_is_forgiven_and_lasting_misses_are_not() -> None:
+    kept = KeptShare(allowed=0.002, forgives=True)
+    for _ in range(40):  # forty steps in a row, far over what any share would have saved
+        kept.note(False, taken=2.0)
+    assert kept.value == INITIAL_SHARE
+    for _ in range(40):  # and forty that a smaller share would have saved
+        kept.note(False, taken=1.1)
+    assert INITIAL_SHARE * (1 - kept.rate) ** 3 <= kept.value < INITIAL_SHARE
+    for number in range(20_000):  # one in fifty, of a program that goes on
+        kept.note(number % 50 != 0, taken=1.01)
+    assert kept.value < 1.02 * kept.least
+    num_steps = 0
+    while kept.value < INITIAL_SHARE:
+        kept.note(True, taken=0.5)
+        num_steps += 1
+    plain = KeptShare(allowed=0.002, value=kept.least)
+    for _ in range(num_steps):
+        plain.note(True, taken=0.5)
+    assert plain.value < kept.least + (INITIAL_SHARE - kept.least) / 3
+
+
+def test_a_kept_share_that_does_not_forgive_counts_every_miss() -> None:
+    kept = KeptShare(allowed=0.002)
+    for _ in range(5):
+        kept.note(False, taken=2.0)
+    assert kept.value == pytest.approx(INITIAL_SHARE * (1 - kept.rate) ** 5)

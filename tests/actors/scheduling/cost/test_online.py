@@ -134,3 +134,38 @@ def test_impossible_quantiles_are_refused() -> None:
     for share, size in ((0.0, 5), (1.0, 5), (0.5, 0)):
         with pytest.raises(ValueError, match="share"):
             RecentQuantile(share, size)
+
+
+@pytest.mark.parametrize("stands_in", [False, True])
+def test_smaller_steps_end_a_bad_moment_of_larger_ones_that_are_not_run(stands_in: bool) -> None:
+    small, large = StepShape(16, 1600, ((0, 20),)), MIXED
+    online = OnlineCostModel(PROFILE)
+    online.stands_in = stands_in
+
+    def run(shape: StepShape, factor: float, num_steps: int) -> None:
+        for _ in range(num_steps):
+            online.observe(shape, factor * PROFILE.stage_s(Mix.of_shape(shape)))
+
+    usual = 1.2  # larger steps take more than their profile says, now and then
+    run(small, 1.0, 100)
+    run(large, usual, 250)
+    run(small, 2.0, 20)
+    run(large, 2.0 * usual, 20)
+    bad = online.bound_factor(Mix.of_shape(large))
+    assert bad > 1.4 * usual
+    run(small, 1.0, 300)
+    good = online.bound_factor(Mix.of_shape(large))
+    if stands_in:
+        assert good == pytest.approx(usual, rel=0.15)
+    else:
+        assert good == bad
+
+
+def test_a_kind_of_step_that_is_run_is_corrected_by_its_own_times_alone() -> None:
+    small, large = StepShape(16, 1600, ((0, 20),)), MIXED
+    online = OnlineCostModel(PROFILE)
+    online.stands_in = True
+    for step in range(400):
+        online.observe(small, (1.0 + step % 7 / 20) * PROFILE.stage_s(Mix.of_shape(small)))
+        online.observe(large, PROFILE.stage_s(Mix.of_shape(large)))
+    assert online.bound_factor(Mix.of_shape(large)) == pytest.approx(1.0)
