@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from actors.scheduling.plan import StepPlan
-from actors.stage.drafts import Asked
+from actors.stage.drafts import DraftOrder
 from actors.stage.head import Sampler
 from actors.stage.host_batch import HostBatch
 from actors.stage.input_batch import InputBatch
@@ -36,7 +36,7 @@ _MOST_TOKENS = 256  # of prompts and outputs that one step makes up for, so that
 
 
 @dataclass(slots=True)
-class _Asking:
+class _DraftRow:
     """A request that asks for `count` drafts after the token at `last`. start: the first position
     without KV of the draft model. number: among those of the step."""
 
@@ -120,23 +120,25 @@ class DraftModel:
         blocks_T, within_T = np.divmod(host.slot_mapping_T, np.int32(self._block_size))
         np.minimum.at(filled_B, blocks_T, within_T)
 
-    def offer(self, step_id: int, asked: Sequence[Asked]) -> tuple[dict[int, list[int]], float]:
+    def offer(
+        self, step_id: int, asked: Sequence[DraftOrder]
+    ) -> tuple[dict[int, list[int]], float]:
         """Drafts by request, and the mean seconds of a pass over one token of each; 0.0: none."""
         asking = self._asking(step_id, asked)
         drafts, passes_s = self._draft(asking) if asking else ({}, [])
         return drafts, sum(passes_s) / max(1, len(passes_s))
 
-    def _asking(self, step_id: int, asked: Sequence[Asked]) -> list[_Asking]:
+    def _asking(self, step_id: int, asked: Sequence[DraftOrder]) -> list[_DraftRow]:
         """The requests that ask, the fewest tokens to make up for first."""
         if step_id != self._step_id:  # else it is repeated, and begins where it began
             self._step_id, self._starts = step_id, {}
-        found: list[_Asking] = []
+        found: list[_DraftRow] = []
         for request_id, last, wanted in asked[: self._most_requests]:
             count = min(wanted, self._most_drafts, self._model.max_model_len - last - 1)
             if count > 0:
                 row = self._input_batch.row(request_id)
                 first = self._starts.setdefault(request_id, min(self._num_filled(row), last))
-                found.append(_Asking(len(found), request_id, row, last, count, first))
+                found.append(_DraftRow(len(found), request_id, row, last, count, first))
         return sorted(found, key=lambda one: one.num_missing)
 
     def _num_filled(self, row: int) -> int:
@@ -152,7 +154,7 @@ class DraftModel:
         return self._input_batch.block_tables_RB[row, : self._input_batch.info(row).num_blocks]
 
     @torch.inference_mode()
-    def _draft(self, asking: list[_Asking]) -> tuple[dict[int, list[int]], list[float]]:
+    def _draft(self, asking: list[_DraftRow]) -> tuple[dict[int, list[int]], list[float]]:
         """Drafts by request, and the seconds of each pass over few tokens. The first pass makes up
         for what is missing, each further one adds a draft."""
         begin_s = time.monotonic()
@@ -184,7 +186,7 @@ class DraftModel:
                 rows = list(range(len(going)))
         return drafts, passes_s
 
-    def _lengths(self, asking: list[_Asking]) -> list[int]:
+    def _lengths(self, asking: list[_DraftRow]) -> list[int]:
         """How many tokens of each request, from the first, the first pass makes up for."""
         lengths, left = list[int](), self._most_tokens
         for one in asking:
@@ -194,7 +196,7 @@ class DraftModel:
         return lengths
 
     def _forward(
-        self, asking: list[_Asking], starts_S: NDArray[np.int32], lengths_S: NDArray[np.int32]
+        self, asking: list[_DraftRow], starts_S: NDArray[np.int32], lengths_S: NDArray[np.int32]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(x, residual) of these slices."""
         size, decoder = np.int32(self._block_size), self._model.decoder
@@ -221,7 +223,7 @@ class DraftModel:
         tokens_T = torch.from_numpy(self._input_batch.tokens_RP[rows[slices_T], positions_T])
         return decoder.layers(decoder.embed(tokens_T, batch.positions_T), batch)
 
-    def _tables(self, asking: list[_Asking], num_tokens: int) -> NDArray[np.int32]:
+    def _tables(self, asking: list[_DraftRow], num_tokens: int) -> NDArray[np.int32]:
         """Block tables for this many tokens, spare blocks after those of each request's known
         tokens."""
         width = -(-num_tokens // self._block_size)
@@ -238,7 +240,7 @@ class DraftModel:
 
     def _draw(
         self,
-        asking: list[_Asking],
+        asking: list[_DraftRow],
         number: int,
         x_TH: torch.Tensor,
         residual_TH: torch.Tensor,

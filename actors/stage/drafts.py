@@ -72,7 +72,7 @@ stage_times_s=(), extra_tokens=((1, (8,)),), drafts_offered=())
     )
 
 
-class Asked(NamedTuple):
+class DraftOrder(NamedTuple):
     """Drafts wanted of a request: at most `most`, after the token at position `last`, the newest
     that is drawn."""
 
@@ -81,7 +81,7 @@ class Asked(NamedTuple):
     most: int
 
 
-def asked(plan: StepPlan, result: StepResult) -> list[Asked]:
+def asked(plan: StepPlan, result: StepResult) -> list[DraftOrder]:
     """The drafts that a step asks for, in the order of its slices."""
     counts, drafts = dict(plan.drafts_asked), dict(plan.drafts)
     extra = dict(result.extra_tokens)
@@ -89,5 +89,5 @@ def asked(plan: StepPlan, result: StepResult) -> list[Asked]:
     for request_id, start, length, samples in plan.slices:
         if samples and request_id in counts:
             num_rejected = len(drafts.get(request_id, ())) - len(extra.get(request_id, ()))
-            found.append(Asked(request_id, start + length - num_rejected, counts[request_id]))
+            found.append(DraftOrder(request_id, start + length - num_rejected, counts[request_id]))
     return found

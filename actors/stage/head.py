@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from actors.scheduling.plan import StepPlan, StepResult, TokenLogprobs
 from actors.stage.cuda.graphs import StepOutput
-from actors.stage.drafts import Asked, accept, drawing_rows
+from actors.stage.drafts import DraftOrder, accept, drawing_rows
 from actors.stage.extra_outputs import PromptLogprobs, PromptOutputs, token_logprobs
 from actors.stage.grammar import GrammarMasks
 from actors.stage.host_batch import HostBatch
@@ -217,7 +217,7 @@ class Sampler:
         columns = self._input_batch.columns
         return self._backend.sample(logits_SV, columns.draws(rows_S, positions_S))
 
-    def forced(self, asked: Sequence[Asked]) -> dict[int, tuple[int, ...]]:
+    def forced(self, asked: Sequence[DraftOrder]) -> dict[int, tuple[int, ...]]:
         """What the grammars of these requests let follow, where it is a single text."""
         if not self.grammars.matchers:
             return {}

@@ -12,15 +12,13 @@ from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.plan import StepPlan, StepResult, StepShape, logit_rows
 from actors.scheduling.request import Request
-from actors.scheduling.speculation.offered import Offered
+from actors.scheduling.speculation.offered import LOOK_EVERY, Offered
 from actors.scheduling.state import RequestState
 from actors.scheduling.step import StepBuilder
 
 _PRIOR = 0.5  # least acceptance rate assumed of a new request
 # Of text that a grammar forces, whose tokens may be cut otherwise
 _FORCED_PRIOR = 0.9
-# A request whose grammar has long forced nothing is asked again after so many tokens and steps.
-_LOOK_EVERY = 16
 _MEAN_MEMORY = 0.95  # weight of the mean acceptance rate so far, at each answer of a request
 # Time of one pass of the draft model, as a share of the step of the same decodes: before the first
 # was measured, and the weight of the share so far at each measurement.
@@ -117,7 +115,7 @@ class Asking:
         """Without a model: ask what grammars force. It costs next to nothing, but no step is
         planned ahead meanwhile. least_share: of the answers that must bring something."""
         contents = step.contents
-        self._num_looks += 1
+        self._num_looks += 1  # one that has long brought nothing: after so many steps and tokens
         for state in (*contents.decode_states, *contents.drafted, *contents.prefills):
             drafter = state.drafter
             if not isinstance(drafter, Offered) or state.suspicion is not None:
@@ -125,8 +123,8 @@ class Asking:
             drafter.follow(state.output_token_ids)
             count = min(self._config.most_drafts, state.end - state.num_computed_tokens - 1)
             is_due = (
-                self._num_looks >= _LOOK_EVERY
-                and len(state.output_token_ids) - drafter.asked_at >= _LOOK_EVERY
+                self._num_looks >= LOOK_EVERY
+                and len(state.output_token_ids) - drafter.asked_at >= LOOK_EVERY
             )
             brings = drafter.offer_rate * drafter.acceptance_rate
             if count > 0 and (is_due or brings >= least_share):

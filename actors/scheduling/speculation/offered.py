@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_MEMORY = 0.9  # weight of the earlier estimate at each further guess
+GUESS_MEMORY = 0.9  # weight of the earlier acceptance rate at each further guess
+# A request whose drafts do not pay is looked at again after so many tokens.
+LOOK_EVERY = 16
 _OFFER_MEMORY = 0.8
 
 
@@ -55,8 +57,8 @@ class Offered:
         first, self._num_known = self._num_known, len(output)
         guesses = self._tokens[first - self._at :]
         for token, guess in zip(output[first:], guesses, strict=False):
-            self.acceptance_rate *= _MEMORY
-            self.acceptance_rate += (1.0 - _MEMORY) * (token == guess)
+            self.acceptance_rate *= GUESS_MEMORY
+            self.acceptance_rate += (1.0 - GUESS_MEMORY) * (token == guess)
             if token != guess:  # those after it were guessed to follow another token
                 self._tokens = ()
                 break

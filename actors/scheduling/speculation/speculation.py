@@ -14,6 +14,7 @@ from actors.scheduling.interfaces import Drafter, StepTimePredictor
 from actors.scheduling.plan import StepPlan, StepResult, StepShape, logit_rows
 from actors.scheduling.request import Request
 from actors.scheduling.speculation.asking import Asking
+from actors.scheduling.speculation.offered import GUESS_MEMORY, LOOK_EVERY
 from actors.scheduling.state import RequestState
 from actors.scheduling.step import StepBuilder
 
@@ -21,8 +22,6 @@ _LEAST_RATE = 0.25  # of being reached and right, for a draft to be worth its co
 _LEAST_GAIN = 1.05  # least ratio of tokens per second with drafts to those without
 # Share of a step saved by planning it ahead; drafts must gain more to make the core wait.
 _AHEAD_SHARE = 0.05
-# A request whose drafts do not pay is looked at again after so many tokens, which it may copy.
-_LOOK_EVERY = 16
 _REST_STEPS = 16  # without drafts, after they did not pay together for the present decodes
 _PRICE_STEPS = 64  # looks at decodes until the price of drafts is predicted anew
 
@@ -30,7 +29,6 @@ _PRICE_STEPS = 64  # looks at decodes until the price of drafts is predicted ane
 _GRAM = 3  # tokens that must match
 _MOST_AT_ONCE = 2048  # tokens taken in by one call: about a millisecond
 _PRIOR = 0.5  # assumed acceptance rate before a request's first draft
-_MEMORY = 0.9  # weight of the earlier estimate at each further guess
 
 
 class Speculation:
@@ -172,7 +170,7 @@ class Speculation:
             for state in decoding
             if (drafter := state.drafter) is None
             or drafter.acceptance_rate >= least
-            or len(state.output_token_ids) % _LOOK_EVERY == 0
+            or len(state.output_token_ids) % LOOK_EVERY == 0
         ]
 
     def _price(self, decoding: Sequence[RequestState]) -> None:
@@ -260,8 +258,8 @@ class PromptLookup:
             if match is not None:
                 is_right = tokens[match] == token
                 if learns:
-                    self.acceptance_rate *= _MEMORY
-                    self.acceptance_rate += (1.0 - _MEMORY) * is_right
+                    self.acceptance_rate *= GUESS_MEMORY
+                    self.acceptance_rate += (1.0 - GUESS_MEMORY) * is_right
                 match = match + 1 if is_right else None
             tokens.append(token)
             gram = tuple(tokens[-_GRAM:])
