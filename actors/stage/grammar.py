@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from actors.scheduling.request import Grammar
 from actors.stage.grammar_kinds import compile_grammar
+from actors.stage.grammar_tokenizer import read_tokenizer
 
 _MAX_COMPILED = 256
 _MOST_BEGINNINGS = 64  # of a forced text that are tokens
@@ -186,12 +187,11 @@ class GrammarMasks:
         """Built at the first grammar: reading the tokenizer costs about a second."""
         if self._compiler is None:
             import xgrammar
-            from transformers import AutoTokenizer
 
             if not self._eos:
                 raise ValueError("the model names no end-of-sequence token: grammars cannot end")
             try:
-                tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
+                tokenizer = read_tokenizer(self._folder)
             except (OSError, ValueError) as bad:
                 if isinstance(bad, OSError) and bad.errno is not None:
                     raise  # no memory, no files: nothing is known of the folder
