@@ -128,10 +128,10 @@ class Engine:
                 self._events.close()
             if self._calibrated is not None:
                 keep_learnt(self._config, self._calibrated, core.cost_model)
-            pids = [pid for ranks in self._stages.pids for pid in ranks]
+            dying = self._stages.here  # ranks of other nodes have shares of their own there
             self._stages.close()
             if self._config.kv.shared_cache_gib:
-                remove_unheld(root_of_shares(self._config), after=pids)
+                remove_unheld(root_of_shares(self._config), after=dying)
         finally:
             self._finished.set()
 

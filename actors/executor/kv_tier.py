@@ -34,8 +34,7 @@ def tier_specs(config: EngineConfig, info: StageInfo) -> list[TierSpec]:
             part = f"stage-{number}-rank-{rank}"
             folder = str(root / name / part)
             host, disk = int(kv.host_cache_gib * GIB), int(kv.disk_cache_gib * GIB)
-            needs_disk = not config.is_rebuild
-            spec = TierSpec(f"{same} {part}", folder, host, disk, needs_disk)
+            spec = TierSpec(f"{same} {part}", folder, host, disk, not config.is_rebuild)
             if kv.shared_cache_gib:
                 shared = root_of_shares(config)
                 spec = replace(
