@@ -44,6 +44,8 @@ class Division:
 
     num_prefill: engines, of the deployment's, that only compute prompts.
     interconnect, kv_bytes_per_token: what moves KV, and how much of it a token has.
+    alike: engines of all roles have the deployment's settings, as live ones do.
+    ahead: KV moves chunk by chunk while its prompt is computed; else with the first token, as live.
     """
 
     way: str
@@ -51,10 +53,14 @@ class Division:
     interconnect: Interconnect
     kv_bytes_per_token: float
     options: Mapping[str, Any] = field(default_factory=dict)
+    alike: bool = False
+    ahead: bool = True
 
     def config_of(self, role: Role, config: SchedulerConfig) -> SchedulerConfig:
         """The settings of an engine: KV has names, by which what has arrived is found."""
         config = replace(config, prefix_cache=True)
+        if self.alike:
+            return config
         if role is Role.BOTH and self.num_prefill and config.max_chunk is None:
             return replace(config, max_chunk=SHARED_CHUNK_TOKENS)
         if role is not Role.PREFILL:
