@@ -13,7 +13,7 @@ from actors.executor.bit_class import bit_class_of
 from actors.stage.spec import StageInfo, TierSpec
 from actors.transport.shares import MEMORY, shares_root
 
-_LAYOUT = 1  # to be increased when the byte layout of a block changes
+_LAYOUT = 2  # to be increased when the byte layout of a block changes
 
 
 def tier_specs(config: EngineConfig, info: StageInfo) -> list[TierSpec]:

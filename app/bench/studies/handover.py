@@ -255,7 +255,7 @@ def _show(found: Mapping[str, Any]) -> None:
         columns = ("prompt tokens", "pause P50, ms", "P99", *parts, "KV, MB")
         output.print(table(f"between the first and the second token; {limit}", columns, rows))
     if moved := found.get("moved"):
-        rows = [
+        moves_told = [
             (
                 f"{row['num_tokens']}",
                 f"{row['pause_ms']:.0f}",
@@ -264,8 +264,8 @@ def _show(found: Mapping[str, Any]) -> None:
             )
             for row in moved["rows"]
         ]
-        columns = ("known tokens", "pause, ms", *parts, "KV, MB")
-        output.print(table(f"a stream whose engine leaves; {limit}", columns, rows))
+        headings = ("known tokens", "pause, ms", *parts, "KV, MB")
+        output.print(table(f"a stream whose engine leaves; {limit}", headings, moves_told))
     for name in ("handed_over", "moved"):
         if name in found:
             saved, fetched = found[name]["saved_mb_per_s"], found[name]["fetched_mb_per_s"]
