@@ -70,10 +70,11 @@ class Engine:
             max_model_len=min(self._config.scheduler.max_model_len, info.max_model_len),
             tier_ranks=len(self._stages.tier),
             tier_shared=self._config.kv.shared_cache_gib > 0,
-            hands_over=self._config.role == Role.PREFILL,
         )
         if self._config.calibrate and scheduler.cost_model is None:
             scheduler = await self._calibrate(scheduler, info)
+        if self._config.role == Role.PREFILL:
+            scheduler = scheduler.handing_over()
         core = build_core(scheduler)
         info = replace(info, max_model_len=scheduler.max_model_len)
         publisher = None

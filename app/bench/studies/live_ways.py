@@ -22,30 +22,30 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from actors.fleet.snapshot import Role
-from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.event_log import config_of
 from app.bench.load.client import Job, Trace
-from app.bench.load.figures import load_figures
 from app.bench.load.workload import Load
 from app.bench.report import MeasurementError, make_report, publish
 from app.bench.studies.kv_log import measured_link, read_engine, read_rows
 from app.bench.studies.live_engine import serve_jobs
 from app.bench.studies.live_fleet import LiveFleet, args_of, block_bytes, live_fleet, router_of
+from app.bench.studies.ways_compared import (
+    EVEN,
+    FIGURES,
+    Machine,
+    deployment_of,
+    live_figures,
+    orders,
+    simulated_figures,
+)
 from app.bench.terminal import Json, Out, console, output, say_duration, table
-from app.simulate.hardware.interconnect import Interconnect
-from app.simulate.hardware.live_log import LiveStep, runs, slowdown
-from app.simulate.run.deployment import Deployment, Division
-from app.simulate.run.recorded import measured_deployment
-from app.simulate.run.simulation import simulate
-from app.simulate.workload.requests import Workload
+from app.simulate.hardware.live_log import runs, slowdown
 
 ENGINES = {"prefill": Role.PREFILL, "one": Role.BOTH, "two": Role.BOTH}
 WAYS = {
@@ -54,13 +54,9 @@ WAYS = {
     "flexible": ("prefill", "one"),
 }
 LOADS = "chat=128x64@4,documents=1500x16@1.5,outputs=64x256@1,mixed=sharegpt/4@3"
-EVEN = 0.1  # of the larger value
 _WARM_S = 6.0  # of each load in each way, before what is measured
 
 Traces = dict[tuple[str, str], list[list[Trace]]]  # by load and way, of each round
-
-# Figures, and whether less is better.
-FIGURES = {"ttft_p50_ms": True, "ttft_p99_ms": True, "tbt_p99_ms": True, "goodput_qps": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,87 +86,6 @@ class Warm:
     way: str
     begin_s: float
     end_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What the warm-ups say of the machine. steps: by way."""
-
-    config: SchedulerConfig
-    profile: CostModel
-    steps: Mapping[str, Sequence[LiveStep]]
-    link: Interconnect
-    token_bytes: float
-
-
-def deployment_of(way: str, machine: Machine) -> Deployment:
-    """Two engines as the live ones of this way are: alike, and KV moves with the first token."""
-    config = replace(
-        machine.config,
-        prefix_cache=False,  # live prompts are new
-        hands_over=False,
-        tier_ranks=0,
-        tier_shared=False,
-    )
-    measured = measured_deployment(config, machine.profile, machine.steps[way])
-    division = None
-    if way != "colocated":
-        division = Division(way, 1, machine.link, machine.token_bytes, alike=True, ahead=False)
-    return replace(measured, num_replicas=2, routing="slack", division=division)
-
-
-def simulated_figures(
-    jobs: Sequence[Job], deployment: Deployment, ttft_ms: float, seed: int = 0
-) -> dict[str, float]:
-    workload = Workload(
-        np.array([job.arrival_s for job in jobs]),
-        np.array([job.num_prompt_tokens for job in jobs]),
-        np.array([job.num_output_tokens for job in jobs]),
-    )
-    run = simulate(workload, deployment, seed=seed)
-    summary = run.summary(ttft_objective_s=ttft_ms / 1e3)
-    found = {
-        "ttft_p50_ms": 1e3 * summary.ttft_p50,
-        "ttft_p99_ms": 1e3 * summary.ttft_p99,
-        "tbt_p50_ms": 1e3 * summary.tbt_p50,
-        "tbt_p99_ms": 1e3 * summary.tbt_p99,
-        "goodput_qps": summary.goodput,
-    }
-    if run.handovers is not None:
-        found["num_moved"] = float(run.handovers.num_requests)
-    return found
-
-
-def live_figures(
-    rounds: Sequence[Sequence[Trace]], tbt_ms: float, ttft_ms: float
-) -> dict[str, float]:
-    """Means over the rounds. Raises MeasurementError if a request failed."""
-    seen = [load_figures(traces, tbt_ms=tbt_ms, ttft_ms=ttft_ms) for traces in rounds]
-    for one in seen:
-        if one.num_failed:
-            raise MeasurementError(f"{one.num_failed} requests failed: {one.first_error}")
-    return {name: mean(getattr(one, name) for one in seen) for name in (*FIGURES, "tbt_p50_ms")}
-
-
-def order(figure: str, by_way: Mapping[str, Mapping[str, float]]) -> str:
-    """Which of colocated and split is better by this figure; "even" if they are near."""
-    one, other = by_way["colocated"][figure], by_way["split"][figure]
-    if abs(one - other) <= EVEN * max(abs(one), abs(other)):
-        return "even"
-    return "colocated" if (one < other) is FIGURES[figure] else "split"
-
-
-def orders(
-    live: Mapping[str, Mapping[str, float]], simulated: Mapping[str, Mapping[str, float]]
-) -> dict[str, dict[str, str]]:
-    """By figure: the order live and simulated, and "same", "opposite" or, where one of them is
-    even and the other not, "near"."""
-    found = {}
-    for figure in FIGURES:
-        seen, told = order(figure, live), order(figure, simulated)
-        verdict = "same" if seen == told else "near" if "even" in (seen, told) else "opposite"
-        found[figure] = {"live": seen, "simulated": told, "verdict": verdict}
-    return found
 
 
 async def serve_all(

@@ -104,14 +104,16 @@ def test_kv_moves_with_the_first_token_where_it_does_not_move_ahead() -> None:
         assert run.record.handover_s[0] == pytest.approx(num_bytes / WIRE.bytes_per_s + 0.005)
 
 
-def test_engines_are_alike_where_the_division_says_so() -> None:
+def test_engines_have_live_settings_where_the_division_says_so() -> None:
     division = divided(PLAIN).division
     assert division is not None
+    as_live = replace(division, as_live=True)
     config = divided(PLAIN).config
+    cached = replace(config, prefix_cache=True)
+    assert as_live.config_of(Role.PREFILL, config) == cached.handing_over()
+    assert as_live.config_of(Role.BOTH, config) == cached
     for role in (Role.PREFILL, Role.BOTH):
-        assert division.config_of(role, config) != replace(config, prefix_cache=True)
-        alike = replace(division, alike=True)
-        assert alike.config_of(role, config) == replace(config, prefix_cache=True)
+        assert division.config_of(role, config) != as_live.config_of(role, config)
 
 
 def test_a_link_takes_its_transfers_in_turn() -> None:
