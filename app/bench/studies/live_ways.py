@@ -53,7 +53,7 @@ WAYS = {
     "split": ("prefill", "one"),  # whose second engine only gets what was begun elsewhere
     "flexible": ("prefill", "one"),
 }
-LOADS = "chat=128x64@4,documents=1500x16@1.5,outputs=64x256@1,mixed=sharegpt/4@3"
+LOADS = "chat=128x64@4,documents=1500x16@1.5,outputs=64x160@1.5,mixed=sharegpt/4@3"
 _WARM_S = 6.0  # of each load in each way, before what is measured
 
 Traces = dict[tuple[str, str], list[list[Trace]]]  # by load and way, of each round
