@@ -122,7 +122,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "app/bench/**.py",
         "kernels kernels.backends vocabulary cost core policies calibration engine stage stage.spec"
         " transport app.engine_client client telemetry settings installation simulate.inputs"
-        " simulate.run simulate fleet fleet.routers app.fleet",
+        " simulate.run simulate fleet fleet.picture fleet.routers app.fleet",
     ),
     "composition": (
         "app/{main,server,fleet_server,replica,batch_service,handle_calls,handle_params}.py",

@@ -70,10 +70,11 @@ class Engine:
             max_model_len=min(self._config.scheduler.max_model_len, info.max_model_len),
             tier_ranks=len(self._stages.tier),
             tier_shared=self._config.kv.shared_cache_gib > 0,
-            hands_over=self._config.role == Role.PREFILL,
         )
         if self._config.calibrate and scheduler.cost_model is None:
             scheduler = await self._calibrate(scheduler, info)
+        if self._config.role == Role.PREFILL:
+            scheduler = scheduler.handing_over()
         core = build_core(scheduler)
         info = replace(info, max_model_len=scheduler.max_model_len)
         publisher = None
@@ -128,10 +129,10 @@ class Engine:
                 self._events.close()
             if self._calibrated is not None:
                 keep_learnt(self._config, self._calibrated, core.cost_model)
-            pids = [pid for ranks in self._stages.pids for pid in ranks]
+            dying = self._stages.here  # ranks of other nodes have shares of their own there
             self._stages.close()
             if self._config.kv.shared_cache_gib:
-                remove_unheld(root_of_shares(self._config), after=pids)
+                remove_unheld(root_of_shares(self._config), after=dying)
         finally:
             self._finished.set()
 

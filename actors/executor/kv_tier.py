@@ -13,7 +13,7 @@ from actors.executor.bit_class import bit_class_of
 from actors.stage.spec import StageInfo, TierSpec
 from actors.transport.shares import MEMORY, shares_root
 
-_LAYOUT = 1  # to be increased when the byte layout of a block changes
+_LAYOUT = 2  # to be increased when the byte layout of a block changes
 
 
 def tier_specs(config: EngineConfig, info: StageInfo) -> list[TierSpec]:
@@ -34,8 +34,7 @@ def tier_specs(config: EngineConfig, info: StageInfo) -> list[TierSpec]:
             part = f"stage-{number}-rank-{rank}"
             folder = str(root / name / part)
             host, disk = int(kv.host_cache_gib * GIB), int(kv.disk_cache_gib * GIB)
-            needs_disk = not config.is_rebuild
-            spec = TierSpec(f"{same} {part}", folder, host, disk, needs_disk)
+            spec = TierSpec(f"{same} {part}", folder, host, disk, not config.is_rebuild)
             if kv.shared_cache_gib:
                 shared = root_of_shares(config)
                 spec = replace(

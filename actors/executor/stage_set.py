@@ -65,7 +65,7 @@ class StageSet:
         self.tier: tuple[tuple[bytes, ...], ...] = ()  # initial digests of each rank's store
         self.pids: list[list[int]] = []
         self._adapters = dict(config.adapters)  # folder by slot, for rebuilt stages
-        self._here: list[psutil.Process] = []  # processes of the stages on this node
+        self.here: list[psutil.Process] = []  # processes of the stages on this node
         self._standby: tuple[str, StageHandles] | None = None  # name, actors: for a rebuild
 
     async def build(self) -> tuple[StageInfo, int, int]:
@@ -131,7 +131,7 @@ class StageSet:
         """Kill the remaining stages, and build new ones, from the standby if there is one."""
         self.close()
         # Kill directly, because Ray waits five seconds for a stopped process.
-        for process in self._here:
+        for process in self.here:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         await self._load(is_rebuild=True)
@@ -150,7 +150,7 @@ class StageSet:
             infos = await asyncio.wait_for(load_stages(self._actors), self._config.load_timeout_s)
             pids = iter(await asyncio.gather(*[actor.pid.remote() for actor in flat]))
             self.pids = [[next(pids) for _ in ranks] for ranks in self._actors]
-            self._here = await self._processes_here()
+            self.here = await self._processes_here()
             for slot, folder in list(self._adapters.items()):
                 problem = await self._fill_slot(slot, folder)
                 if problem is not None and not (is_rebuild or self._config.is_rebuild):
@@ -227,7 +227,7 @@ class StageSet:
         disk.
         """
         flat, specs = self._flat(), self._tier_specs
-        self._tier_specs = [replace(spec, needs_disk=False) for spec in specs]
+        self._tier_specs = [replace(spec, is_first_start=False) for spec in specs]
         pairs = zip(flat, specs, strict=False)  # of all ranks, or of none
         try:
             return tuple(await asyncio.gather(*[actor.open_tier.remote(s) for actor, s in pairs]))

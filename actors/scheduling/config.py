@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 from actors.scheduling.setting import Setting, fits, in_words, setting
 
 DEFAULT_TOKEN_BUDGET = 512
+HAND_OVER_STEP_TOKENS = 512  # most of a step of an engine that only computes prompts
 DEFAULT_MAX_DRAFTS = 8
 DEFAULT_DELIVERY_S = 0.003
 _SLO: Mapping[str, Any] = {"section": "slo", "milliseconds": True, "live": True}
@@ -262,6 +263,12 @@ class SchedulerConfig:
 
     def without_drafts(self) -> SchedulerConfig:
         return dataclasses.replace(self, drafter="none", draft_model=None, max_drafts=None)
+
+    def handing_over(self) -> SchedulerConfig:
+        """Of an engine whose streams leave: the KV of one short step is saved beside the next."""
+        most = max(HAND_OVER_STEP_TOKENS, self.max_requests, self.token_budget or 0)
+        most = min(self.max_step_tokens, most)
+        return dataclasses.replace(self, hands_over=True, max_step_tokens=most)
 
     def differs(self, other: SchedulerConfig, *names: str) -> bool:
         return any(getattr(self, name) != getattr(other, name) for name in names)

@@ -31,7 +31,7 @@ def _open_disk(spec: TierSpec, block_bytes: int) -> DiskTier | None:
     try:
         disk = DiskTier(Path(spec.folder), spec.key, block_bytes, spec.disk_bytes)
     except OSError as error:
-        if spec.needs_disk:
+        if spec.is_first_start:
             raise ValueError(f"kv.disk_cache_path: {error}") from error
         logger.error("KV is not kept on disk: %s", error)
         return None
@@ -44,12 +44,12 @@ def _open_shared(spec: TierSpec, block_bytes: int) -> SharedTier | None:
     root = Path(spec.shared_root)
     try:
         make_private(root)
-        if spec.needs_disk:  # a rank that replaces another takes its share
+        if spec.is_first_start:  # later ones keep the share of the rank that they replace
             remove_unheld(root)
         space = os.statvfs(root)
         shared = SharedTier(Path(spec.shared_folder), spec.key, block_bytes, spec.shared_bytes)
     except OSError as error:
-        if spec.needs_disk:
+        if spec.is_first_start:
             raise ValueError(f"kv.shared_cache_path: {error}") from error
         logger.error("KV is not shared: %s", error)
         return None
@@ -58,7 +58,7 @@ def _open_shared(spec: TierSpec, block_bytes: int) -> SharedTier | None:
             f"kv.shared_cache_gib: the file of a block takes {shared.file_bytes} bytes"
         )
     free_bytes = space.f_bavail * space.f_frsize
-    if spec.needs_disk and free_bytes < spec.shared_bytes:  # more would end others by SIGBUS
+    if spec.is_first_start and free_bytes < spec.shared_bytes:  # more would end others by SIGBUS
         raise ValueError(f"kv.shared_cache_gib: {root} has room for {free_bytes} bytes")
     return shared
 

@@ -75,8 +75,8 @@ class TierSpec:
 
     key: all that a block's bytes depend on beside the digest of its content.
     folder: of this key's blocks on disk. Bytes are bounds, 0 for none.
-    needs_disk: False goes on without a disk that fails, as a rank does that replaces another;
-        likewise without shared memory.
+    is_first_start: the folders must then be usable. A rank that replaces another goes on without
+        those that fail, and leaves the shares of the dead to its peers.
     shared_root: of all shares of this user; shared_folder: within it, for this key.
     """
 
@@ -84,7 +84,7 @@ class TierSpec:
     folder: str
     host_bytes: int
     disk_bytes: int
-    needs_disk: bool = True
+    is_first_start: bool = True
     shared_root: str = ""
     shared_folder: str = ""
     shared_bytes: int = 0

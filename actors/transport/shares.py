@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,15 +42,11 @@ def _is_own_folder(path: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
-def remove_unheld(root: Path, after: Iterable[int] = ()) -> None:
+def remove_unheld(root: Path, after: Sequence[psutil.Process] = ()) -> None:
     """Delete the shares that no process holds, if the root is this user's own folder.
 
-    after: processes that are dying, waited for."""
-    processes = []
-    for pid in after:
-        with suppress(psutil.NoSuchProcess):
-            processes.append(psutil.Process(pid))
-    psutil.wait_procs(processes, timeout=_DIES_WITHIN_S)
+    after: processes of this node that are dying, waited for."""
+    psutil.wait_procs(after, timeout=_DIES_WITHIN_S)
     for model in _own_folders(root):
         for rank in _own_folders(model):
             for share in _own_folders(rank):

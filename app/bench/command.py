@@ -44,6 +44,8 @@ BENCHES: Mapping[str, str] = {
     "routing": "studies.routing",
     "routers": "studies.routers",
     "ways": "studies.ways",
+    "live-ways": "studies.live_ways",
+    "handover": "studies.handover",
     "simulator": "studies.simulator",
     "accuracy": "studies.accuracy",
     "gpu": "gpu.command",

@@ -23,8 +23,14 @@ from rich.console import Console
 from rich.status import Status
 
 from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
-from actors.transport import semaphores, shares
-from app.cli.serve_config import DEFAULT_CONFIG, load_config, num_cpus_of, set_address
+from actors.transport import semaphores
+from app.cli.serve_config import (
+    DEFAULT_CONFIG,
+    load_config,
+    num_cpus_of,
+    remove_shares,
+    set_address,
+)
 from app.ray_environment import DRAIN_S, set_environment
 from app.settings.model_folder import SettingsError
 from app.settings.models import parse_each, resolve_each, served_name
@@ -148,7 +154,7 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
         guard.kill()
         guard.wait()
         semaphores.remove_orphans()
-        shares.remove_unheld(shares.shares_root())  # of engines that were killed
+        remove_shares(config)
     return 0 if problem is None else 1
 
 

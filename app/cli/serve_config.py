@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from actors.transport.shares import MEMORY, remove_unheld, shares_root
 from app.api.http.options import at_address
 from app.paths import CONFIGS, locate
 from app.settings.model_folder import SettingsError
@@ -109,6 +110,17 @@ def num_cpus_of(config: dict[str, Any]) -> int:
             groups = bundles(stage.num_stages, stage.tensor_ranks, resolved.cpus_per_rank, 0.0)
             total += counts[name] * sum(bundle["CPU"] for bundle in groups)
     return math.ceil(2 * total)
+
+
+def remove_shares(config: dict[str, Any]) -> None:
+    """Delete the KV that engines of this config shared, and that those which were killed left."""
+    folders = {MEMORY}  # where engines of an earlier config may have had theirs
+    for application in config["applications"]:
+        for settings in parse_each(application.get("args") or {}):
+            if settings.kv.shared_cache_path is not None:
+                folders.add(Path(settings.kv.shared_cache_path).expanduser().absolute())
+    for folder in folders:
+        remove_unheld(shares_root(folder))
 
 
 def _check_sleep(config: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Blocks of KV on disk, one file each, within a bound; what is not whole and right is not there.
 
 A file is written under another name and renamed, so that none is seen half written. It carries
-what it is (key and digest) and a checksum: one that was cut, changed or put here from elsewhere is
+what it is (key and digest) and a checksum: one that was cut, damaged or put here from elsewhere is
 deleted and counts as absent. Nothing is synced: a power failure costs files, never a wrong byte.
 """
 
@@ -15,13 +15,14 @@ import os
 import struct
 import threading
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 
 logger = logging.getLogger("legato.tier")
 
-_HEADER = struct.Struct("<8s32s16s32s")  # magic, key, digest, checksum of the payload
+_HEADER = struct.Struct("<8s32s16sI")  # magic, key, digest, checksum of the payload
 _MAGIC = b"legatokv"
 _SUFFIX, _PART = ".kv", ".part"
 _PAGE = 4096  # a file takes whole ones
@@ -110,7 +111,7 @@ class DiskTier:
         """Write one block, at the cost of the longest unused; False if it could not be."""
         if self.most < 1 or self._num_failures >= _MOST_FAILURES:
             return False
-        header = _HEADER.pack(_MAGIC, self._key, digest, hashlib.sha256(block).digest())
+        header = _HEADER.pack(_MAGIC, self._key, digest, zlib.crc32(block))
         path = self._path(digest)
         part = path.with_suffix(_PART)
         self._make_room(1)
@@ -184,7 +185,7 @@ class DiskTier:
         if (magic, key, named) != (_MAGIC, self._key, digest):
             return None
         block = content[_HEADER.size :]
-        return block if hashlib.sha256(block).digest() == checksum else None
+        return block if zlib.crc32(block) == checksum else None
 
     def _make_room(self, num_blocks: int) -> None:
         gone: list[bytes] = []

@@ -43,23 +43,25 @@ def _updated(server: OwnServer, chance: random.Random) -> Lift:
 
 def _scaled(server: OwnServer, chance: random.Random) -> Lift:
     """Scale down by one engine, then up again."""
-    before = server.num_engines
-    if before < 2:
-        raise Skipped("there is one engine alone")
-    _resize(server, before - 1)
+    resizable = [name for name, count in server.engines_of.items() if count > 1]
+    if not resizable:
+        raise Skipped("each deployment of engines has one alone")
+    name = chance.choice(resizable)
+    before = server.engines_of[name]
+    _resize(server, name, before - 1)
     deadline_s = time.monotonic() + _SCALED_WITHIN_S
     while not server.is_whole() and time.monotonic() < deadline_s:
         time.sleep(0.2)
-    return lambda: _resize(server, before)
+    return lambda: _resize(server, name, before)
 
 
-def _resize(server: OwnServer, num_engines: int) -> None:
+def _resize(server: OwnServer, name: str, num_engines: int) -> None:
     def change(application: dict[str, Any]) -> None:
         for deployment in application["deployments"]:
-            if deployment["name"] == "Engine":
+            if deployment["name"] == name:
                 deployment["num_replicas"] = num_engines
 
-    server.num_engines = num_engines
+    server.engines_of[name] = num_engines
     server.redeploy(change)
 
 

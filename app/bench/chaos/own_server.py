@@ -28,6 +28,9 @@ import yaml
 from app.bench.load.client import first_model
 from app.bench.report import MeasurementError
 from app.paths import locate
+from app.settings.model_folder import SettingsError
+from app.settings.models import engine_groups
+from app.settings.models import is_fleet as has_fleet
 
 _ROOT = Path(__file__).resolve().parents[3]
 _CONFIG = "serve.yaml"
@@ -60,7 +63,8 @@ class OwnServer:
 
     shared_memory: an open folder: the server's /dev/shm, also once it has ended; None where it
     shares that of the machine.
-    num_engines: that a fleet shall have; 0: a lone replica. doomed: engines that shall be gone."""
+    engines_of: replicas that each deployment of a fleet's engines shall have, by its name; empty: a
+    lone replica. doomed: engines that shall be gone."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -69,10 +73,15 @@ class OwnServer:
     log: Path
     model: str = ""
     shared_memory: int | None = None
-    num_engines: int = 0
+    engines_of: dict[str, int] = field(default_factory=dict)
     doomed: frozenset[str] = frozenset()
     known: dict[int, psutil.Process] = field(default_factory=dict)  # every process ever seen
     left_over: list[str] = field(default_factory=list)  # once it has ended: what had not
+
+    @property
+    def num_engines(self) -> int:
+        """That a fleet shall have; 0: a lone replica."""
+        return sum(self.engines_of.values())
 
     @property
     def root(self) -> Path:
@@ -213,7 +222,7 @@ def own_server(
             start_new_session=True,
         )  # fmt: skip
         server = OwnServer(f"http://127.0.0.1:{port}", process, folder, telemetry, log)
-        server.num_engines = _num_engines(configured["applications"][0])
+        server.engines_of = engines_of(configured["applications"][0])
         try:
             _wait_ready(server)
             if corner:
@@ -246,14 +255,24 @@ def _configured(config: Path, sections: Mapping[str, Mapping[str, Any]]) -> dict
 
 def is_fleet(config: Path) -> bool:
     """Raises MeasurementError for what is no Serve config."""
-    return _num_engines(_configured(config, {})["applications"][0]) > 0
+    return bool(engines_of(_configured(config, {})["applications"][0]))
 
 
-def _num_engines(application: Mapping[str, Any]) -> int:
-    if application["args"].get("fleet") is None:
-        return 0
-    deployments = application.get("deployments") or []
-    return next((d.get("num_replicas") or 1 for d in deployments if d["name"] == "Engine"), 1)
+def engines_of(application: Mapping[str, Any]) -> dict[str, int]:
+    """Replicas by deployment of the engines that the console shows: those of the first model.
+
+    Empty without a fleet. Raises MeasurementError for settings that cannot be.
+    """
+    args = application["args"]
+    try:
+        if not has_fleet(args):
+            return {}
+        groups = [group for group in engine_groups(args) if group.model == 0]
+    except SettingsError as error:
+        raise MeasurementError(str(error)) from error
+    given = {d["name"]: d.get("num_replicas") for d in application.get("deployments") or []}
+    counts = {group.deployment: given.get(group.deployment) for group in groups}
+    return {name: count if isinstance(count, int) else 1 for name, count in counts.items()}
 
 
 def _wait_ready(server: OwnServer) -> None:

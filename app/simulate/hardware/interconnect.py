@@ -83,11 +83,17 @@ def kv_bytes_per_token(shape: str) -> float:
     path = SHAPES / shape / "config.json"
     if not shape or not path.exists():
         raise ValueError(f"no shape {shape!r}; known: {', '.join(known_shapes())}")
-    keys: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return kv_bytes_of(json.loads(path.read_text("utf-8")))
+
+
+def kv_bytes_of(keys: Mapping[str, Any], dtype: str | None = None) -> float:
+    """As above, by the keys of a config.json. dtype: that of the KV, if it is another."""
     heads = keys["num_attention_heads"]
     kv_heads = keys.get("num_key_value_heads", keys.get("num_kv_heads", heads))
     head_dim = keys.get("head_dim", keys["hidden_size"] // heads)
-    return float(2 * keys["num_hidden_layers"] * kv_heads * head_dim * _BYTES[keys["torch_dtype"]])
+    return float(
+        2 * keys["num_hidden_layers"] * kv_heads * head_dim * _BYTES[dtype or keys["torch_dtype"]]
+    )
 
 
 def known_shapes() -> list[str]:

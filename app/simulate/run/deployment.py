@@ -44,6 +44,8 @@ class Division:
 
     num_prefill: engines, of the deployment's, that only compute prompts.
     interconnect, kv_bytes_per_token: what moves KV, and how much of it a token has.
+    as_live: engines of all roles have the settings that live ones have.
+    ahead: KV moves chunk by chunk while its prompt is computed; else with the first token, as live.
     """
 
     way: str
@@ -51,10 +53,14 @@ class Division:
     interconnect: Interconnect
     kv_bytes_per_token: float
     options: Mapping[str, Any] = field(default_factory=dict)
+    as_live: bool = False
+    ahead: bool = True
 
     def config_of(self, role: Role, config: SchedulerConfig) -> SchedulerConfig:
         """The settings of an engine: KV has names, by which what has arrived is found."""
         config = replace(config, prefix_cache=True)
+        if self.as_live:
+            return config.handing_over() if role is Role.PREFILL else config
         if role is Role.BOTH and self.num_prefill and config.max_chunk is None:
             return replace(config, max_chunk=SHARED_CHUNK_TOKENS)
         if role is not Role.PREFILL:

@@ -31,6 +31,7 @@ class DividedFleet(SimulatedFleet):
             Links(division.interconnect),
             division.kv_bytes_per_token,
             self._record,
+            ahead=division.ahead,
             find_target=self._find_target,
             submit=self._send,
             touched=self.touched,

@@ -79,6 +79,7 @@ class HandoverTotals:
 class Handovers:
     """All handovers of a run.
 
+    ahead: whether KV moves while its prompt is computed, or with the first token.
     find_target: names the engine that continues a request. submit: gives a request to an engine.
     touched: an engine's next event may have changed. at: calls back at a time.
 
@@ -91,6 +92,7 @@ class Handovers:
         kv_bytes_per_token: float,
         record: RunRecord,
         *,
+        ahead: bool = True,
         find_target: Callable[[Request, float], SimulatedEngine],
         submit: Callable[[SimulatedEngine, Request, float], bool],
         touched: Callable[[Replica, float], None],
@@ -100,6 +102,7 @@ class Handovers:
         self.num_handed_over = 0
         self._kv_bytes_per_token = kv_bytes_per_token
         self._record = record
+        self._ahead = ahead
         self._find_target = find_target
         self._submit = submit
         self._touched = touched
@@ -208,6 +211,8 @@ class Handovers:
         """Send the blocks that are computed, once the target has room; then the first token."""
         target, reserved = handover.target, handover.reserved
         if target is None or reserved is None:
+            return
+        if not self._ahead and handover.first_token is None:
             return
         begin, end = handover.num_sent, len(handover.source_blocks)
         if end > begin:

@@ -71,8 +71,8 @@ def test_blocks_of_other_bytes_are_not_found(
 
 
 def test_a_disk_that_fails_ends_a_first_start_but_no_rebuild(engine: EngineConfig) -> None:
-    assert all(spec.needs_disk for spec in specs(engine))
-    assert not any(spec.needs_disk for spec in specs(replace(engine, is_rebuild=True)))
+    assert all(spec.is_first_start for spec in specs(engine))
+    assert not any(spec.is_first_start for spec in specs(replace(engine, is_rebuild=True)))
 
 
 def test_without_a_path_they_are_in_the_users_cache(engine: EngineConfig) -> None:

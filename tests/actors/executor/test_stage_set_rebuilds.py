@@ -95,6 +95,7 @@ async def test_a_process_of_this_node_that_does_not_end_is_killed(
     cluster.sets[0][0][1].answers |= {"pid": process.pid, "node_id": HERE}
     cluster.sets[0][1][1].answers |= {"pid": 1 << 22, "node_id": HERE}  # it has died already
     await stages.build()
+    assert [found.pid for found in stages.here] == [process.pid]
     assert process.poll() is None
     await stages.rebuild()
     assert process.wait(10) == -signal.SIGKILL
@@ -130,9 +131,9 @@ async def test_a_tier_must_have_its_disk_at_the_first_start_alone(
     await stages.build()
     assert stages.tier == tuple((b"found", bytes(rank.place)) for rank in flat(cluster.sets[0]))
     await stages.rebuild()
-    for number, needs_disk in ((0, True), (1, False)):
+    for number, is_first_start in ((0, True), (1, False)):
         specs = [rank.called("open_tier")[0][0] for rank in flat(cluster.sets[number])]
-        assert [spec.needs_disk for spec in specs] == [needs_disk] * 4
+        assert [spec.is_first_start for spec in specs] == [is_first_start] * 4
         assert len({spec.folder for spec in specs}) == 4
     assert stages.tier == ((),) * 4
     stages.close()

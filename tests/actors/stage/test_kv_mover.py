@@ -80,7 +80,7 @@ def test_bounds_that_hold_no_block_are_refused(
         make_mover(cache, shared_root=str(tmp_path / "file"), shared_bytes=1 << 20)
     with pytest.raises(ValueError, match=r"^kv\.disk_cache_path: "):
         make_mover(cache, folder=str(tmp_path / "file"))
-    without = make_mover(cache, folder=str(tmp_path / "file"), needs_disk=False)
+    without = make_mover(cache, folder=str(tmp_path / "file"), is_first_start=False)
     without.save([(1, digest(1))])
     assert without.fetch([(2, digest(1))], 30.0) == 1
 

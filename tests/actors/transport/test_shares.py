@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from actors.transport.shares import make_private, remove_unheld, shares_root
@@ -41,8 +42,9 @@ def test_only_what_nobody_holds_is_deleted(tmp_path: Path) -> None:
         assert sorted(path.name for path in held.iterdir()) == ["00.kv", "01.part", "lock"]
         assert not left.exists()
         assert not other.parents[1].exists()
+        process = psutil.Process(holder.pid)
         holder.kill()
-        remove_unheld(tmp_path, after=[holder.pid])  # waits for its end
+        remove_unheld(tmp_path, after=[process])  # waits for its end
     assert list(tmp_path.iterdir()) == []
     remove_unheld(tmp_path / "absent")
 

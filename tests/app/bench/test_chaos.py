@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+import yaml
 
 from app.api.schema.openapi import document
 from app.bench.chaos import census
 from app.bench.chaos.bad_bytes import bad_bytes
 from app.bench.chaos.bad_requests import BadRequest, bad_requests
 from app.bench.chaos.command import kinds_of
-from app.bench.chaos.faults import FAULTS, deck
+from app.bench.chaos.faults import FAULTS, Skipped, deck
 from app.bench.chaos.figures import chaos_figures, pauses_s
 from app.bench.chaos.fleet_faults import FLEET_FAULTS
 from app.bench.chaos.fuzz import answers_within_s
-from app.bench.chaos.own_server import OwnServer, is_fleet
+from app.bench.chaos.own_server import OwnServer, engines_of, is_fleet
 from app.bench.chaos.requests import ChaosAnswer, ChaosRequest, Verdict, draw_pool, judge
 from app.bench.chaos.run import ChaosRecord, InjectedFault
 from app.bench.chaos.soak import growth
@@ -92,16 +94,55 @@ def test_a_fleet_is_told_by_its_config() -> None:
         is_fleet(Path("no.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("demo", {}),
+        ("two_replicas", {"Engine": 2}),
+        ("split", {"Engine-prefill": 1, "Engine-decode": 1}),
+        ("two_models", {"Engine-dialogue": 1}),  # the console shows the first model's
+        ("autoscaled", {"Engine": 1}),
+    ],
+)
+def test_engines_are_those_of_all_roles(name: str, counts: dict[str, int]) -> None:
+    application = yaml.safe_load(Path(f"configs/serve/{name}.yaml").read_text())["applications"][0]
+    assert engines_of(application) == counts
+    application["args"]["fleet"] = {"way": "sideways"}
+    with pytest.raises(MeasurementError, match="way"):
+        engines_of(application)
+
+
 class FleetServer(OwnServer):
-    def status(self) -> dict[str, Any]:
+    def status(self, within_s: float = 15.0) -> dict[str, Any]:
         return self.shown  # type: ignore[attr-defined, no-any-return]
+
+    def redeploy(self, change: Callable[[dict[str, Any]], None]) -> None:
+        change(self.application)  # type: ignore[attr-defined]
+
+
+def test_a_deployment_with_several_engines_is_scaled(tmp_path: Path) -> None:
+    server = FleetServer("", None, tmp_path, tmp_path, tmp_path)  # type: ignore[arg-type]
+    server.engines_of = {"Engine-prefill": 1, "Engine-decode": 1}
+    scaled = FLEET_FAULTS["fleet scaled"]
+    with pytest.raises(Skipped, match="one alone"):
+        scaled.strike(server, random.Random(1))
+    server.engines_of = {"Engine-prefill": 1, "Engine-decode": 2}
+    deployments = [{"name": name, "num_replicas": n} for name, n in server.engines_of.items()]
+    server.application = {"deployments": deployments}  # type: ignore[attr-defined]
+    server.shown = {"engines": [{"id": name, "state": "serving"} for name in "ab"]}  # type: ignore[attr-defined]
+    lift = scaled.strike(server, random.Random(1))
+    assert [d["num_replicas"] for d in deployments] == [1, 1]
+    assert server.is_whole()
+    lift()
+    assert [d["num_replicas"] for d in deployments] == [1, 2]
+    assert not server.is_whole()
 
 
 def test_a_fleet_is_whole_with_all_its_engines_and_no_doomed_one(tmp_path: Path) -> None:
     server = FleetServer("", None, tmp_path, tmp_path, tmp_path)  # type: ignore[arg-type]
     serving = [{"id": name, "state": "serving"} for name in ("a", "b")]
     assert server.is_whole()  # no fleet
-    server.num_engines = 2
+    server.engines_of = {"Engine": 2}
     for engines, doomed, is_whole in (
         (serving, "", True),
         (serving[:1], "", False),

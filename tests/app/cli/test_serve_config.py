@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.serve_config import load_config, num_cpus_of, set_address
+from actors.transport.shares import make_private, shares_root
+from app.cli.serve_config import load_config, num_cpus_of, remove_shares, set_address
 from app.settings.model_folder import SettingsError
 
 pytestmark = pytest.mark.ray  # counting the CPUs of a deployment imports Ray
@@ -39,3 +40,16 @@ def test_a_fleet_that_sleeps_is_one_that_wakes(sleeps: bool, least: int, said: s
         set_address(config, None, None)
     application["args"]["fleet"]["sleeps"] = not sleeps
     set_address(config, None, None)
+
+
+def test_shares_of_killed_engines_are_removed_where_the_config_has_them(tmp_path: Path) -> None:
+    config = load_config(Path("configs/serve/split.yaml"))
+    config["applications"][0]["args"]["kv"]["shared_cache_path"] = str(tmp_path)
+    root = shares_root(tmp_path)
+    make_private(root)
+    share = root / "model" / "stage-0-rank-0" / "0"
+    share.mkdir(parents=True)
+    for name in ("lock", "00.kv"):
+        (share / name).touch()
+    remove_shares(config)
+    assert list(root.iterdir()) == []

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from actors.stage.tier.shared import SharedTier
@@ -107,6 +108,7 @@ def test_a_peer_killed_while_it_writes_leaves_whole_blocks_or_none(
     with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"many\n"
+        process = psutil.Process(writer.pid)
         writer.kill()
     left = {path.stem for path in tmp_path.rglob("*.kv")}
     reader = make_tier(100_000)
@@ -114,7 +116,7 @@ def test_a_peer_killed_while_it_writes_leaves_whole_blocks_or_none(
     assert numbers == list(range(len(left)))
     assert len(left) >= num_before
     assert all(reader.get(digest(n)) == block(n) for n in numbers)
-    remove_unheld(tmp_path, after=[writer.pid])
+    remove_unheld(tmp_path, after=[process])
     assert {path.parent for path in tmp_path.rglob("*.*")} == {reader.folder}
     assert reader.get(digest(0)) == block(0)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from actors.fleet.snapshot import Role
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.validation import validate
 from app.simulate.hardware.interconnect import Interconnect
@@ -90,6 +91,29 @@ def test_chunks_move_while_the_prompt_is_read() -> None:
     assert run.record.first_token_s[0] == pytest.approx(6.03)
     assert run.record.handover_s[0] == pytest.approx(1904 / 2000 + 0.005)
     assert bytes_of(run) == 6000 * TOKEN_BYTES
+
+
+def test_kv_moves_with_the_first_token_where_it_does_not_move_ahead() -> None:
+    behind = divided(PLAIN)
+    assert behind.division is not None
+    behind = replace(behind, division=replace(behind.division, ahead=False))
+    for num_tokens in (100, 6000):  # in one chunk and in three
+        run = simulate(workload((0.0, num_tokens, 3)), behind)
+        num_bytes = num_tokens // 16 * 16 * TOKEN_BYTES
+        assert bytes_of(run) == num_bytes
+        assert run.record.handover_s[0] == pytest.approx(num_bytes / WIRE.bytes_per_s + 0.005)
+
+
+def test_engines_have_live_settings_where_the_division_says_so() -> None:
+    division = divided(PLAIN).division
+    assert division is not None
+    as_live = replace(division, as_live=True)
+    config = divided(PLAIN).config
+    cached = replace(config, prefix_cache=True)
+    assert as_live.config_of(Role.PREFILL, config) == cached.handing_over()
+    assert as_live.config_of(Role.BOTH, config) == cached
+    for role in (Role.PREFILL, Role.BOTH):
+        assert division.config_of(role, config) != as_live.config_of(role, config)
 
 
 def test_a_link_takes_its_transfers_in_turn() -> None:

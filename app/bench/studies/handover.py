@@ -1,0 +1,272 @@
+"""`legato bench handover`: how long a stream pauses when its KV moves to another engine.
+
+Live engines of one thread each, and a front without HTTP. First an engine computes prompts and
+another continues their streams, beside streams that decode there already: the pause of a hand-over
+is the time between a stream's first and second token. Then engines leave one after the other, and
+one stream moves each time. The engines' event logs tell what the pause consists of, and how fast KV
+was saved and fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+
+from actors.fleet.snapshot import Role
+from actors.scheduling.request import SamplingParams
+from app.bench.report import MeasurementError, make_report, publish
+from app.bench.studies.kv_log import (
+    Continued,
+    EngineLog,
+    bytes_per_s,
+    continued,
+    read_engine,
+    read_rows,
+)
+from app.bench.studies.live_fleet import LiveFleet, args_of, block_bytes, live_fleet, router_of
+from app.bench.terminal import Json, Out, console, output, say_duration, table
+from app.engine_client.client import EngineClient, GenerationRequest
+from app.telemetry.definitions import quantile
+
+_TOKENS = range(300, 4000)  # ids below may mean something to a tokenizer
+_PROBE_TOKENS = 12  # of each stream that is handed over
+_BESIDE_TOKENS = 64  # the prompt of each stream that decodes beside
+_BETWEEN_MOVES = 60  # tokens
+_TAIL_TOKENS = 20  # after the last move
+
+
+@dataclass(slots=True)
+class Seen:
+    """A stream as its caller sees it: the times of its events, by `time.perf_counter`."""
+
+    num_prompt_tokens: int
+    times_s: list[float] = field(default_factory=list)
+    num_tokens: int = 0
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def gaps_s(self, from_s: float = 0.0, to_s: float = float("inf")) -> list[float]:
+        """Between events, of which the later one came within these times."""
+        times = self.times_s
+        return [b - a for a, b in itertools.pairwise(times) if from_s <= b <= to_s]
+
+    async def until(self, num_tokens: int) -> None:
+        while self.num_tokens < num_tokens:
+            self.came.clear()
+            await self.came.wait()
+
+
+async def follow(
+    front: EngineClient, name: str, seen: Seen, num_tokens: int, chance: random.Random
+) -> None:
+    """Stream so many tokens after a prompt drawn by chance, so that no engine has cached it."""
+    prompt = tuple(chance.choices(_TOKENS, k=seen.num_prompt_tokens))
+    request = GenerationRequest(name, prompt, SamplingParams(max_tokens=num_tokens))
+    async for chunk in front.generate(request):
+        if chunk.tokens:
+            seen.times_s.append(time.perf_counter())
+            seen.num_tokens += len(chunk.tokens)
+            seen.came.set()
+
+
+async def hand_overs(
+    front: EngineClient, lengths: Sequence[int], count: int, num_beside: int
+) -> tuple[list[Seen], list[Seen]]:
+    """(streams that were handed over one after the other, streams that decoded beside)."""
+    chance = random.Random()
+    most = front.card.max_model_len - _BESIDE_TOKENS
+    beside = [Seen(_BESIDE_TOKENS) for _ in range(num_beside)]
+    tasks = [
+        asyncio.create_task(follow(front, f"beside {number}", seen, most, chance))
+        for number, seen in enumerate(beside)
+    ]
+    for number in (64, *lengths):  # sizes of step that nothing has touched yet
+        await follow(front, f"warm-up {number}", Seen(number), 4, chance)
+    begin_s = time.perf_counter()
+    probes = []
+    for number in range(count):
+        for length in lengths:
+            seen = Seen(length)
+            await follow(front, f"{number}-{length}", seen, _PROBE_TOKENS, chance)
+            probes.append(seen)
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with suppress(asyncio.CancelledError):
+            await task
+    for seen in beside:
+        seen.times_s = [at_s for at_s in seen.times_s if at_s >= begin_s]
+    return probes, beside
+
+
+async def moves(
+    fleet: LiveFleet, front: EngineClient, num_tokens: int, count: int
+) -> list[dict[str, float]]:
+    """One stream that is `num_tokens` long as the first of its engines leaves: known tokens and the
+    pause in ms of each move. Every engine but the last leaves while it has the stream."""
+    chance = random.Random()
+    await follow(front, "warm-up", Seen(num_tokens), 4, chance)
+    seen = Seen(num_tokens - _BETWEEN_MOVES)
+    total = (count + 1) * _BETWEEN_MOVES + 1000  # so long that no engine keeps it to its end
+    stream = asyncio.create_task(follow(front, "moved", seen, total, chance))
+    found = []
+    for number in range(1, count + 1):
+        await seen.until(number * _BETWEEN_MOVES)
+        engines = (await front.status())["engines"]
+        (here,) = [engine["id"] for engine in engines if engine["num_streams_here"]]
+        begin_s = time.perf_counter()
+        known = seen.num_prompt_tokens + seen.num_tokens
+        await fleet.engines[here.rpartition(".")[0]].leave()
+        await seen.until(seen.num_tokens + _TAIL_TOKENS)
+        found.append({"num_tokens": known, "pause_ms": 1e3 * max(seen.gaps_s(begin_s))})
+    stream.cancel()
+    with suppress(asyncio.CancelledError):
+        await stream
+    return found
+
+
+def figures(
+    probes: Sequence[Seen], streams: Sequence[Continued], block_bytes: float
+) -> list[dict[str, Any]]:
+    """A row per length of prompt: pauses as the caller saw them, their parts by the logs."""
+    rows = []
+    for length in sorted({seen.num_prompt_tokens for seen in probes}):
+        pauses_s = sorted(s.gaps_s()[0] for s in probes if s.num_prompt_tokens == length)
+        later_s = sorted(g for s in probes if s.num_prompt_tokens == length for g in s.gaps_s()[1:])
+        moved = [stream for stream in streams if stream.num_tokens == length + 1]
+        if not moved:
+            raise MeasurementError(f"no stream with a prompt of {length} tokens was handed over")
+        parts = [stream.parts_ms() for stream in moved]
+        rows.append(
+            {
+                "prompt_tokens": length,
+                "num_streams": len(pauses_s),
+                "pause_p50_ms": 1e3 * quantile(pauses_s, 0.5),
+                "pause_p99_ms": 1e3 * quantile(pauses_s, 0.99),
+                "later_tbt_p50_ms": 1e3 * quantile(later_s, 0.5),
+                "parts_p50_ms": {name: median(part[name] for part in parts) for name in parts[0]},
+                "fetched_mb": median(s.num_fetched for s in moved) * block_bytes / 1e6,
+            }
+        )
+    return rows
+
+
+def rates(logs: Mapping[str, EngineLog], block_bytes: float) -> dict[str, float]:
+    found = [move for log in logs.values() for move in log.moves]
+    return {
+        "saved_mb_per_s": bytes_per_s(found, block_bytes, is_fetch=False) / 1e6,
+        "fetched_mb_per_s": bytes_per_s(found, block_bytes, is_fetch=True) / 1e6,
+    }
+
+
+def command(
+    context: typer.Context,
+    config: Annotated[Path, typer.Option(help="Settings of each engine.")] = Path(
+        "configs/serve/bench_135m.yaml"
+    ),
+    prompts: Annotated[str, typer.Option(help="Lengths, by commas.")] = "500,1000,2000",
+    count: Annotated[int, typer.Option(min=0, help="Streams of each length handed over.")] = 12,
+    beside: Annotated[int, typer.Option(min=0, help="Streams decoding at the second engine.")] = 4,
+    num_moves: Annotated[
+        int, typer.Option("--moves", min=0, max=5, help="Engines that a stream leaves in turn.")
+    ] = 3,
+    tbt_ms: Annotated[float, typer.Option(min=1.0, help="The objective.")] = 100.0,
+    as_json: Json = False,
+    out: Out = None,
+) -> None:
+    """Pauses of streams whose KV moves between engines of this machine, and their parts."""
+    lengths = [int(length) for length in prompts.split(",")]
+    args = args_of(config, tbt_ms, 2000.0)
+    say_duration(120, 240, "live engines, one thread each")
+    found: dict[str, Any] = {"objective_ms": tbt_ms}
+    if count:
+        found["handed_over"] = asyncio.run(_split(args, lengths, count, beside))
+    if num_moves:
+        found["moved"] = asyncio.run(_leaving(args, max(lengths), num_moves))
+    publish(make_report(context, found), as_json, out)
+    if not as_json:
+        _show(found)
+
+
+async def _split(
+    args: Mapping[str, Any], lengths: Sequence[int], count: int, num_beside: int
+) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="legato-handover-") as folder:
+        roles = {"prefill": Role.PREFILL, "decode": Role.DECODE}
+        async with (
+            live_fleet(args, roles, Path(folder)) as fleet,
+            fleet.front(router_of("split")) as front,
+        ):
+            console.print("  live: prompts and streams on engines of their own")
+            probes, others = await hand_overs(front, lengths, count, num_beside)
+        logs = {name: read_engine(read_rows(Path(folder) / name)) for name in roles}
+    size = block_bytes(args)
+    gaps_s = sorted(gap for seen in others for gap in seen.gaps_s())
+    return {
+        "rows": figures(probes, continued(logs)[-len(probes) :], size),
+        **rates(logs, size),
+        "beside_tbt_p50_ms": 1e3 * quantile(gaps_s, 0.5) if gaps_s else None,
+        "beside_tbt_p99_ms": 1e3 * quantile(gaps_s, 0.99) if gaps_s else None,
+        "beside_longest_ms": 1e3 * gaps_s[-1] if gaps_s else None,
+    }
+
+
+async def _leaving(args: Mapping[str, Any], num_tokens: int, count: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="legato-handover-") as folder:
+        roles = {f"engine-{number}": Role.BOTH for number in range(count + 1)}
+        async with (
+            live_fleet(args, roles, Path(folder)) as fleet,
+            fleet.front(router_of("colocated")) as front,
+        ):
+            console.print("  live: engines leave, a stream moves")
+            rows = await moves(fleet, front, num_tokens, count)
+        logs = {name: read_engine(read_rows(Path(folder) / name)) for name in roles}
+    size = block_bytes(args)
+    for row, stream in zip(rows, continued(logs)[-len(rows) :], strict=True):
+        row["fetched_mb"] = stream.num_fetched * size / 1e6
+        row |= {f"{name}_ms": part for name, part in stream.parts_ms().items()}
+    return {"rows": rows, **rates(logs, size)}
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    parts = ("handed_over", "fetched", "planned", "computed")
+    limit = f"objective {found['objective_ms']:g} ms"
+    if handed := found.get("handed_over"):
+        rows = [
+            (
+                f"{row['prompt_tokens']}",
+                f"{row['pause_p50_ms']:.0f}",
+                f"{row['pause_p99_ms']:.0f}",
+                *(f"{row['parts_p50_ms'][part]:.0f}" for part in parts),
+                f"{row['fetched_mb']:.1f}",
+            )
+            for row in handed["rows"]
+        ]
+        columns = ("prompt tokens", "pause P50, ms", "P99", *parts, "KV, MB")
+        output.print(table(f"between the first and the second token; {limit}", columns, rows))
+    if moved := found.get("moved"):
+        moves_told = [
+            (
+                f"{row['num_tokens']}",
+                f"{row['pause_ms']:.0f}",
+                *(f"{row[f'{part}_ms']:.0f}" for part in parts),
+                f"{row['fetched_mb']:.1f}",
+            )
+            for row in moved["rows"]
+        ]
+        headings = ("known tokens", "pause, ms", *parts, "KV, MB")
+        output.print(table(f"a stream whose engine leaves; {limit}", headings, moves_told))
+    for name in ("handed_over", "moved"):
+        if name in found:
+            saved, fetched = found[name]["saved_mb_per_s"], found[name]["fetched_mb_per_s"]
+            output.print(f"{name}: saved {saved:.0f} MB/s, fetched {fetched:.0f} MB/s")
