@@ -33,28 +33,27 @@ _QUESTIONS = (
 
 
 class SpeculationProbe(BaseModel):
-    """texts: what is copied; a prompt is a text's first tokens, whole, and then its beginning."""
+    """texts: the files whose first `text_tokens` tokens are to be repeated."""
 
     model_config = ConfigDict(extra="forbid")
 
     tokenizer: Path = Path("configs/models/demo")
     texts: list[Path]
-    text_tokens: int = 384
-    begun_tokens: int = 32
-    output_tokens: int = 128
+    text_tokens: int = 128
+    output_tokens: int = 96
 
     def prompts(self) -> dict[str, list[list[int]]]:
         """Token ids by task."""
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_file(str(locate(self.tokenizer) / "tokenizer.json"))
+        encode = Tokenizer.from_file(str(locate(self.tokenizer) / "tokenizer.json")).encode
+        begin, end = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
         copied = []
-        for text in self.texts:
-            ids = tokenizer.encode(locate(text).read_text()).ids[: self.text_tokens]
-            copied.append(ids + ids[: self.begun_tokens])
-        asked = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-        questions = [tokenizer.encode(asked.format(question)).ids for question in _QUESTIONS]
-        return {"copying": copied, "a story": questions}
+        for file in self.texts:
+            text = encode(locate(file).read_text()).ids[: self.text_tokens]
+            copied.append([*encode(f"{begin}Repeat this: ").ids, *text, *encode(end).ids])
+        told = [encode(f"{begin}{question}{end}").ids for question in _QUESTIONS]
+        return {"copying": copied, "a story": told}
 
 
 @dataclass(frozen=True, slots=True)

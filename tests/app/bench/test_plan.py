@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from pydantic import ValidationError
+from tokenizers import Tokenizer
 
 from app.bench.plan import ComparisonPlan
 from app.cli.serve_config import load_config
@@ -37,7 +38,8 @@ def test_servers_of_a_pair_differ_in_speculation_alone() -> None:
     pairs = [
         (server, plan.servers[server.plain]) for server in plan.servers.values() if server.plain
     ]
-    assert len(pairs) * 2 == len(plan.servers)
+    plain_ones = {server.plain for server in plan.servers.values() if server.plain}
+    assert plain_ones | {n for n, s in plan.servers.items() if s.plain} == set(plan.servers)
     for fast, plain in pairs:
         assert fast.url == plain.url
         assert fast.environment == plain.environment
@@ -52,13 +54,15 @@ def test_servers_of_a_pair_differ_in_speculation_alone() -> None:
         )
 
 
-def test_what_is_copied_is_long_enough_and_what_is_told_is_new() -> None:
+def test_every_prompt_is_asked_once_and_what_is_copied_is_in_it() -> None:
     probe = read("compare_speculation.yaml").speculation
     assert probe is not None
     prompts = probe.prompts()
-    for prompt in prompts["copying"]:
-        assert len(prompt) == probe.text_tokens + probe.begun_tokens
-        assert prompt[: probe.begun_tokens] == prompt[probe.text_tokens :]
-    assert probe.begun_tokens + probe.output_tokens <= probe.text_tokens, "else there is an end"
+    assert [len(each) for each in prompts.values()] == [len(probe.texts)] * 2
     for each in prompts.values():
-        assert len({tuple(prompt) for prompt in each}) == len(each), "a prompt is asked once"
+        assert len({tuple(prompt) for prompt in each}) == len(each)
+    tokenizer = Tokenizer.from_file(str(ROOT / probe.tokenizer / "tokenizer.json"))
+    for text, prompt in zip(probe.texts, prompts["copying"], strict=True):
+        begin = tokenizer.encode((ROOT / text).read_text()).ids[: probe.text_tokens]
+        assert tokenizer.decode(begin) in tokenizer.decode(prompt)
+        assert len(begin) == probe.text_tokens >= probe.output_tokens
