@@ -31,7 +31,7 @@ def _random() -> Weight:
 
 def _read(path: Path) -> Weight:
     data = np.memmap(path, np.uint8, "r")
-    (length,) = struct.unpack("<Q", data[:8])
+    (length,) = struct.unpack("<Q", bytes(data[:8]))
     tensors = json.loads(bytes(data[8 : 8 + length]))
 
     def weight(name: str, rows: int, columns: int) -> np.ndarray:

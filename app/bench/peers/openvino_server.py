@@ -5,32 +5,32 @@ token ids. Runs where openvino-genai, starlette and uvicorn are installed (READM
 Usage: python openvino_server.py MODEL_FOLDER PORT [--lookup]
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import queue
 import sys
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
-import openvino as ov
 import uvicorn
-from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-NUM_DRAFTS, NGRAM = 5, 3  # of OpenVINO's own example of prompt lookup
+NUM_DRAFTS, NGRAM = 5, 3  # as in OpenVINO's own example of prompt lookup
+CACHE_GB = 4
 
 
 @dataclass
 class Stream:
-    """One request. Its events are lists of tokens; a text is an error, None the end."""
+    """One request. Its events are new tokens; a text is an error, None the end."""
 
-    prompt: list[int]
-    config: GenerationConfig
+    body: Mapping[str, Any]
     loop: asyncio.AbstractEventLoop
     events: asyncio.Queue[list[int] | str | None] = field(default_factory=asyncio.Queue)
 
@@ -38,17 +38,23 @@ class Stream:
         self.loop.call_soon_threadsafe(self.events.put_nowait, event)
 
 
-def step_forever(pipeline: ContinuousBatchingPipeline, arrivals: queue.Queue[Stream]) -> None:
-    """Take what has arrived, step, hand out the new tokens; wait only where nothing runs."""
-    running = []
+def step_forever(
+    pipeline: Any, arrivals: queue.Queue[Stream | None], add: Callable[[int, Stream], Any]
+) -> None:
+    """Take what has arrived, step, hand out the new tokens; wait only where nothing runs.
+
+    add: hands a request with its number to the pipeline. An arrival of None ends the loop.
+    """
+    running = list[tuple[Stream, Any]]()
     number = 0
     while True:
         while not running or not arrivals.empty():
             stream = arrivals.get()
+            if stream is None:
+                return
             number += 1
-            prompt = ov.Tensor(np.array([stream.prompt], np.int64))
             try:
-                running.append((stream, pipeline.add_request(number, prompt, stream.config)))
+                running.append((stream, add(number, stream)))
             except RuntimeError as error:
                 stream.send(str(error))
         pipeline.step()
@@ -64,18 +70,7 @@ def step_forever(pipeline: ContinuousBatchingPipeline, arrivals: queue.Queue[Str
         running = still
 
 
-def generation_config(body: dict, lookup: bool) -> GenerationConfig:
-    config = GenerationConfig()
-    config.max_new_tokens = body["max_tokens"]
-    config.ignore_eos = body.get("ignore_eos", False)
-    config.stop_token_ids = set() if config.ignore_eos else {0, 2}
-    config.do_sample = False
-    if lookup:
-        config.num_assistant_tokens, config.max_ngram_size = NUM_DRAFTS, NGRAM
-    return config
-
-
-async def written(stream: Stream) -> AsyncGenerator[str]:
+async def sse(stream: Stream) -> AsyncGenerator[str]:
     num_tokens = 0
     while (event := await stream.events.get()) is not None:
         if isinstance(event, str):
@@ -84,31 +79,48 @@ async def written(stream: Stream) -> AsyncGenerator[str]:
         num_tokens += len(event)
         text = "".join(f" {token}" for token in event)
         yield f"data: {json.dumps({'choices': [{'index': 0, 'text': text}]})}\n\n"
-    usage = {"prompt_tokens": len(stream.prompt), "completion_tokens": num_tokens}
+    usage = {"prompt_tokens": len(stream.body["prompt"]), "completion_tokens": num_tokens}
     yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
 
 
-def main() -> None:
-    folder, port, lookup = sys.argv[1], int(sys.argv[2]), "--lookup" in sys.argv
-    scheduling = SchedulerConfig()
-    scheduling.cache_size = 4
-    options = {"prompt_lookup": True} if lookup else {}
-    pipeline = ContinuousBatchingPipeline(folder, scheduling, "CPU", options)
-    arrivals: queue.Queue[Stream] = queue.Queue()
-    threading.Thread(target=step_forever, args=(pipeline, arrivals), daemon=True).start()
-
+def application(arrivals: queue.Queue[Stream | None]) -> Starlette:
     async def models(_: Request) -> JSONResponse:
         return JSONResponse({"data": [{"id": "m"}]})
 
     async def completions(request: Request) -> StreamingResponse:
-        body = await request.json()
-        config = generation_config(body, lookup)
-        stream = Stream(body["prompt"], config, asyncio.get_running_loop())
+        stream = Stream(await request.json(), asyncio.get_running_loop())
         arrivals.put(stream)
-        return StreamingResponse(written(stream), media_type="text/event-stream")
+        return StreamingResponse(sse(stream), media_type="text/event-stream")
 
     routes = [Route("/v1/models", models), Route("/v1/completions", completions, methods=["POST"])]
-    uvicorn.run(Starlette(routes=routes), host="127.0.0.1", port=port, log_level="warning")
+    return Starlette(routes=routes)
 
 
-main()
+def main() -> None:
+    import numpy as np
+    import openvino as ov
+    from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
+
+    folder, port, lookup = sys.argv[1], int(sys.argv[2]), "--lookup" in sys.argv
+    scheduling = SchedulerConfig()
+    scheduling.cache_size = CACHE_GB
+    options = {"prompt_lookup": True} if lookup else {}
+    pipeline = ContinuousBatchingPipeline(folder, scheduling, "CPU", options)
+
+    def add(number: int, stream: Stream) -> Any:
+        config = GenerationConfig()
+        config.max_new_tokens = stream.body["max_tokens"]
+        config.ignore_eos = stream.body.get("ignore_eos", False)
+        config.do_sample = False
+        if lookup:
+            config.num_assistant_tokens, config.max_ngram_size = NUM_DRAFTS, NGRAM
+        prompt = ov.Tensor(np.array([stream.body["prompt"]], np.int64))
+        return pipeline.add_request(number, prompt, config)
+
+    arrivals: queue.Queue[Stream | None] = queue.Queue()
+    threading.Thread(target=step_forever, args=(pipeline, arrivals, add), daemon=True).start()
+    uvicorn.run(application(arrivals), host="127.0.0.1", port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()
