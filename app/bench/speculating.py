@@ -72,22 +72,23 @@ def ask(client: LoadClient, model: str, probe: SpeculationProbe) -> dict[str, li
 async def answers(
     client: LoadClient, model: str, prompts: Mapping[str, Sequence[list[int]]], num_tokens: int
 ) -> dict[str, list[Answer]]:
-    async with client.session() as session:
-        return {
-            task: [await _answer(session, client.root, model, p, num_tokens) for p in each]
-            for task, each in prompts.items()
-        }
+    return {
+        task: [await _answer(client, model, prompt, num_tokens) for prompt in each]
+        for task, each in prompts.items()
+    }
 
 
-async def _answer(
-    session: Any, root: str, model: str, prompt: list[int], num_tokens: int
-) -> Answer:
+async def _answer(client: LoadClient, model: str, prompt: list[int], num_tokens: int) -> Answer:
     body = {
         "model": model, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0,
         "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
-    times_s, text, tokens = list[float](), "", 0
-    async with session.post(f"{root}/v1/completions", json=body) as response:
+    root, times_s, text, tokens = client.root, list[float](), "", 0
+    # A connection each: llama.cpp closes it after a stream, and says so too late.
+    async with (
+        client.session() as session,
+        session.post(f"{root}/v1/completions", json=body) as response,
+    ):
         if response.status != 200:
             raise MeasurementError(f"{response.status}: {error_message(await response.text())}")
         async for at_s, events in sse_events(response):
