@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,8 @@ class SpeculationProbe(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """rate: tokens per second after the first event; text: as it was streamed."""
+    """rate: tokens per second, from the request to the last event, since tokens may be sent in one
+    piece; text: as it was streamed."""
 
     rate: float
     text: str
@@ -83,7 +85,8 @@ async def _answer(client: LoadClient, model: str, prompt: list[int], num_tokens:
         "model": model, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0,
         "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
-    root, times_s, text, tokens = client.root, list[float](), "", 0
+    root, text, tokens = client.root, "", 0
+    begin_s = last_s = time.perf_counter()
     # A connection each: llama.cpp closes it after a stream, and says so too late.
     async with (
         client.session() as session,
@@ -100,11 +103,11 @@ async def _answer(client: LoadClient, model: str, prompt: list[int], num_tokens:
                     raise MeasurementError(f"{root}: {read['error']}")
                 tokens = (read.get("usage") or {}).get("completion_tokens", tokens)
                 for choice in read["choices"]:
-                    times_s.append(at_s)
+                    last_s = at_s
                     text += choice["text"]
-    if tokens != num_tokens or len(times_s) < 2:
-        raise MeasurementError(f"{root}: {tokens} tokens of {num_tokens}, {len(times_s)} events")
-    return Answer((tokens - 1) / (times_s[-1] - times_s[0]), text)
+    if tokens != num_tokens:
+        raise MeasurementError(f"{root}: {tokens} tokens of {num_tokens}")
+    return Answer(tokens / (last_s - begin_s), text)
 
 
 def rates(answers: Mapping[str, Sequence[Answer]]) -> dict[str, float]:
