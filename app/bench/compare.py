@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from rich.table import Table
 
 from app.bench.load.capacity import (
@@ -36,74 +36,22 @@ from app.bench.load.capacity import (
 from app.bench.load.client import Job, LoadClient, first_model
 from app.bench.load.figures import LoadFigures, rate_together
 from app.bench.load.serve import run_load
-from app.bench.load.stall import STREAM_TOKENS, measure_stall
+from app.bench.load.stall import measure_stall
 from app.bench.load.workload import Load, lengths_of
+from app.bench.plan import (
+    CapacityProbe,
+    ComparisonPlan,
+    DecodeProbe,
+    PrefillProbe,
+    ServerPlan,
+    StallProbe,
+)
 from app.bench.report import MeasurementError, make_report, publish
+from app.bench.speculating import Answer, ask, pairs, pairs_table, rates
 from app.bench.terminal import Json, console, output, say_duration, table
 from app.paths import locate
 
 DECODE_TRIES = 3
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class DecodeProbe(_Part):
-    """Streams that all decode at once: output tokens per second between their first and last."""
-
-    streams: list[int] = [1, 8, 32]
-    prompt_tokens: int = 128
-    output_tokens: int = 192
-
-
-class PrefillProbe(_Part):
-    """Prompts one at a time, one token asked of each: prompt tokens per second."""
-
-    prompt_tokens: int = 512
-    repeats: int = 6
-
-
-class StallProbe(_Part):
-    """The longest gap of running streams when a long prompt arrives."""
-
-    streams: int = 16
-    prompt_tokens: int = 3000
-    stream_tokens: int = STREAM_TOKENS
-    repeats: int = 3
-
-
-class CapacityProbe(_Part):
-    """Highest Poisson load under each P99 TBT objective, by bisection."""
-
-    tbt_ms: list[float] = [50.0, 100.0, 500.0]
-    lengths: str = "sharegpt/8"
-    seconds: float = 25.0
-    tolerance: float = 0.1
-
-
-class ServerPlan(_Part):
-    """One server. `$NAME` in the command is taken from the environment.
-
-    sends_objective: its requests carry `slo: {tbt_ms}`, as Legato takes it.
-    """
-
-    command: str
-    url: str
-    environment: dict[str, str] = {}
-    sends_objective: bool = False
-    guess_qps: float = 4.0
-    ready_s: float = 300.0
-
-
-class ComparisonPlan(_Part):
-    servers: dict[str, ServerPlan]
-    rounds: int = 1
-    settle_s: float = 0.0  # rest after the start: memory is still being cleared, graphs warmed
-    decode: DecodeProbe | None = DecodeProbe()
-    prefill: PrefillProbe | None = PrefillProbe()
-    stall: StallProbe | None = StallProbe()
-    capacity: CapacityProbe | None = CapacityProbe()
 
 
 def _expanded(environment: dict[str, str]) -> dict[str, str]:
@@ -212,7 +160,11 @@ def _capacity(
     return found
 
 
-def _probe(server: ServerPlan, plan: ComparisonPlan, model: str) -> dict[str, float]:
+def _probe(
+    server: ServerPlan, plan: ComparisonPlan, model: str
+) -> tuple[dict[str, float], dict[str, list[Answer]]]:
+    """Figures by name, and the answers of the probe of speculation."""
+
     def make(extra: dict[str, Any]) -> LoadClient:
         return LoadClient(server.url, model, extra=extra)
 
@@ -229,7 +181,11 @@ def _probe(server: ServerPlan, plan: ComparisonPlan, model: str) -> dict[str, fl
         found |= _stall(client, plan.stall)
     if plan.capacity is not None:
         found |= _capacity(make, server, plan.capacity)
-    return found
+    answers: dict[str, list[Answer]] = {}
+    if plan.speculation is not None:
+        answers = ask(client, model, plan.speculation)
+        found |= rates(answers)
+    return found, answers
 
 
 def command(
@@ -256,16 +212,21 @@ def command(
     least_s, most_s = (plan.rounds * len(names) * s for s in _server_s(plan))
     say_duration(least_s, most_s, f"{len(names)} servers, {plan.rounds} rounds")
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    answers: dict[str, list[dict[str, list[Answer]]]] = {name: [] for name in names}
+    plain_of = {name: plain for name in names if (plain := plan.servers[name].plain)}
     for number in range(plan.rounds):
         for name in names:
             console.print(f"[bold]{name}[/], round {number + 1} of {plan.rounds}")
             with _running(name, plan.servers[name], out.parent) as model:
                 time.sleep(plan.settle_s)
-                rounds[name].append(_probe(plan.servers[name], plan, model))
+                figures, given = _probe(plan.servers[name], plan, model)
+            rounds[name].append(figures)
+            answers[name].append(given)
             found = {
                 "plan": plan.model_dump(),
                 "rounds": rounds,
                 "medians": {n: _medians(r) for n, r in rounds.items() if r},
+                "speculation": pairs(plain_of, answers),
             }
             report = make_report(context, found)
             publish(report, False, out)  # after every server: a run cut short keeps what it has
@@ -273,6 +234,8 @@ def command(
         publish(report, True, None)
     else:
         output.print(_table(report["medians"]))
+        if report["speculation"]:
+            output.print(pairs_table(report["speculation"]))
 
 
 def _server_s(plan: ComparisonPlan) -> tuple[float, float]:

@@ -1,0 +1,68 @@
+"""Plans of `legato bench compare`: those shipped are valid, wrong ones are refused."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+from tokenizers import Tokenizer
+
+from app.bench.plan import ComparisonPlan
+from app.cli.serve_config import load_config
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def read(name: str) -> ComparisonPlan:
+    return ComparisonPlan.model_validate(
+        yaml.safe_load((ROOT / f"configs/bench/{name}").read_text())
+    )
+
+
+def test_an_unknown_probe_is_refused() -> None:
+    with pytest.raises(ValidationError, match="decodes"):
+        ComparisonPlan.model_validate({"servers": {}, "decodes": {}})
+
+
+def test_a_server_without_its_plain_one_is_refused() -> None:
+    server = {"command": "serve", "url": "http://h:1", "plain": "slow"}
+    with pytest.raises(ValidationError, match=r"servers.fast.plain: no server 'slow'"):
+        ComparisonPlan.model_validate({"servers": {"fast": server}})
+
+
+def test_servers_of_a_pair_differ_in_speculation_alone() -> None:
+    plan = read("compare_speculation.yaml")
+    pairs = [
+        (server, plan.servers[server.plain]) for server in plan.servers.values() if server.plain
+    ]
+    plain_ones = {server.plain for server in plan.servers.values() if server.plain}
+    assert plain_ones | {n for n, s in plan.servers.items() if s.plain} == set(plan.servers)
+    for fast, plain in pairs:
+        assert fast.url == plain.url
+        assert fast.environment == plain.environment
+    legato, plain = (
+        load_config(ROOT / shlex.split(plan.servers[name].command)[2])["applications"][0]["args"]
+        for name in ("legato", "legato-plain")
+    )
+    assert plain == {**legato, "speculation": {"drafter": "none"}}
+    for fast, other in pairs[1:]:
+        assert shlex.split(fast.command)[: len(shlex.split(other.command))] == shlex.split(
+            other.command
+        )
+
+
+def test_every_prompt_is_asked_once_and_what_is_copied_is_in_it() -> None:
+    probe = read("compare_speculation.yaml").speculation
+    assert probe is not None
+    prompts = probe.prompts()
+    assert [len(each) for each in prompts.values()] == [len(probe.texts)] * 2
+    for each in prompts.values():
+        assert len({tuple(prompt) for prompt in each}) == len(each)
+    tokenizer = Tokenizer.from_file(str(ROOT / probe.tokenizer / "tokenizer.json"))
+    for text, prompt in zip(probe.texts, prompts["copying"], strict=True):
+        begin = tokenizer.encode((ROOT / text).read_text()).ids[: probe.text_tokens]
+        assert tokenizer.decode(begin) in tokenizer.decode(prompt)
+        assert len(begin) == probe.text_tokens >= probe.output_tokens
