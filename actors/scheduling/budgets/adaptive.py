@@ -30,6 +30,7 @@ INFINITY = float("inf")
 PATIENCE = 20  # longest pause of all prefill, in TBT objectives
 LEAST_RELIEF = 16  # tokens
 DENIALS = 20  # steps without prefill after which the bound is learned anew
+EASE_EVERY = 3  # such steps; see `_ease`
 # While requests wait, every 16th step may be 4 times as long, so that such sizes are learned too.
 EXPLORE_EVERY, EXPLORE_FACTOR = 16, 4
 MOST_DELIVERY = 0.1  # of an objective, however short
@@ -205,12 +206,20 @@ class AdaptiveBudget:
                 self._kept.note(kept, took_s / allowed_s)
 
     def _doubt(self, bounded: Mix | None) -> None:
-        """Forget an error bound that has prevented prefill for a while: steps that are never run
-        are not measured, so a bound from one bad moment would stay for ever."""
+        """Forget an error bound that has prevented prefill for a while, as no step measures it."""
         self._num_denied += 1
         if bounded and self._num_denied >= DENIALS:
             self._num_denied = 0
             self.cost.forget(bounded)
+
+    def _ease(self, mix: Mix, limit_s: float) -> int:
+        """A few tokens in one of `EASE_EVERY` steps, where they fit by the expected time but not by
+        its bound. Prompts go on with few misses; the relief after a pause is one for certain."""
+        most = min(LEAST_RELIEF, self.max_step_tokens - mix.num_tokens)
+        if not self.follow_learnt or self._num_denied % EASE_EVERY or most < 1:
+            return 0
+        mixed = Mix(mix.num_decodes, mix.decode_kv_tokens, 1, most, beside_move=mix.beside_move)
+        return self.cost.profile.largest_chunk(mix, 0, most, limit_s / self.cost.ratio(mixed))
 
     def _relief(self, mix: Mix) -> int:
         """Prefill tokens that take about one objective longer than the decodes alone."""
@@ -240,6 +249,9 @@ class AdaptiveBudget:
             return tokens + self._relief(mix), holds_starts, True
         if engine.prefilling or (engine.num_waiting and not holds_starts):
             self._doubt(bounded)
+            if mix.num_tokens == num_planned and (eased := self._ease(mix, limit_s)):
+                self._prefilled_at_s = now_s
+                return tokens + eased, holds_starts, False
         return tokens, holds_starts, False
 
     def _fill(self, mix: Mix, limit_s: float, engine: EngineView) -> tuple[int, bool]:
@@ -288,8 +300,7 @@ class AdaptiveBudget:
         return self.cost.bound_factor(bounded or mix), bounded
 
     def _may_grow(self, engine: EngineView) -> bool:
-        """Counts prompts, which decode soon, but not waiting requests: a strict one at the head of
-        the queue would block all others."""
+        """Counts prompts, which decode soon; a waiting request that is strict would block all."""
         soon = [view.request.objective.tbt_s or INFINITY for view in engine.prefilling]
         tightest_s = min([self._slack.tightest_s, *soon])
         if tightest_s == INFINITY:
