@@ -88,18 +88,8 @@ class StageSet:
         swap = int(self._config.kv.swap_gib * GIB) // info.kv_block_bytes
         self._sizes = (num_blocks, swap)
         self._tier_specs = tier_specs(self._config, info)
-        grammar = asyncio.create_task(self._compile_first())
-        try:
-            await self._open(0.0 if self._config.is_rebuild else _FOR_MEMORY_S)
-        finally:
-            await grammar
+        await self._open(in_haste=self._config.is_rebuild)
         return info, num_blocks, swap
-
-    async def _compile_first(self) -> None:
-        """Import the compiler of grammars, which takes a second or two."""
-        if self._config.grammars and not self._config.is_rebuild:
-            with contextlib.suppress(StagesFailed):  # without a tokenizer there are no grammars
-                await self.compile_grammar(Grammar("json_object", ""))
 
     def stand_by(self, name: str | None) -> None:
         """Use these stages, which the replica has created, for the next rebuild; None: no longer.
@@ -197,15 +187,19 @@ class StageSet:
                     found.append(psutil.Process(pid))
         return found
 
-    async def _open(self, wait_s: float = 0.0) -> None:
+    async def _open(self, in_haste: bool = True) -> None:
+        """in_haste: leave the first grammar, and waiting for memory, for later."""
         flat = self._flat()
         pipeline = self._make_pipeline()
         reporter = asyncio.create_task(self._report(flat))
         try:
             async with asyncio.timeout(self._config.load_timeout_s):
-                await asyncio.gather(
-                    *[actor.allocate.remote(*self._sizes, wait_s) for actor in flat]
-                )
+                await asyncio.gather(*[actor.allocate.remote(*self._sizes) for actor in flat])
+                if self._config.grammars and not in_haste:  # while memory is made ready
+                    with contextlib.suppress(StagesFailed):  # there are none without a tokenizer
+                        await self.compile_grammar(Grammar("json_object", ""))
+                wait_s = 0.0 if in_haste else _FOR_MEMORY_S
+                await asyncio.gather(*[actor.settle.remote(wait_s) for actor in flat])
                 self.tier = await self._open_tier()
                 await pipeline.open()
         except Exception as error:  # e.g. of Ray, sockets or disks

@@ -266,7 +266,7 @@ class SchedulerConfig:
 
     def handing_over(self) -> SchedulerConfig:
         """Of an engine whose streams leave: the KV of one short step is saved beside the next."""
-        most = max(HAND_OVER_STEP_TOKENS, self.max_requests, self.token_budget or 0)
+        most = max(HAND_OVER_STEP_TOKENS, self.most_requests, self.token_budget or 0)
         most = min(self.max_step_tokens, most)
         return dataclasses.replace(self, hands_over=True, max_step_tokens=most)
 

@@ -111,10 +111,13 @@ class StageActor:
 
             torch.cuda.set_device(self._spec.device)
 
-    @ray.method(concurrency_group="moves")  # beside the first grammar
-    def allocate(self, num_blocks: int, num_host_blocks: int, wait_s: float) -> None:
+    def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
         self._enter()
-        self._running().allocate(num_blocks, num_host_blocks, wait_s)
+        self._running().allocate(num_blocks, num_host_blocks)
+
+    def settle(self, wait_s: float) -> None:
+        """The last call before the first step. wait_s: at most, for the KV cache's memory."""
+        self._running().wait_for_memory(wait_s)
         freeze_gc_heap()
 
     def node_id(self) -> str:

@@ -120,13 +120,16 @@ class StageRunner:
             self.execute(plan, hidden_TH)
             self.execute(ending(plan), None)
 
-    def allocate(self, num_blocks: int, num_host_blocks: int = 0, wait_s: float = 0.0) -> None:
-        """Make the KV cache; `execute` works from here on. wait_s: at most, for its memory."""
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Make the KV cache; `execute` works from here on."""
         self._make_cache(num_blocks, num_host_blocks)
-        if self.kv is not None:
-            self.kv.wait_for_memory(wait_s)
         if self._device.type == "cuda" and self.spec.cuda_graphs:
             self.capture(capture_on_gpu())
+
+    def wait_for_memory(self, limit_s: float) -> None:
+        """See `Backend.wait_for_memory`."""
+        if self.kv is not None:
+            self.kv.wait_for_memory(limit_s)
 
     def _make_cache(self, num_blocks: int, num_host_blocks: int) -> None:
         if self._device.type == "cuda":

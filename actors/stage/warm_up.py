@@ -6,6 +6,7 @@ import importlib
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 _NEEDED_TO_LOAD = ("actors.stage.runner", "kernels.cpu.backend")
 _NEEDED_BY_GRAMMARS = ("xgrammar", "transformers.models.auto.tokenization_auto")
@@ -20,6 +21,7 @@ def import_all(with_grammars: bool) -> None:
 
 def _import(modules: tuple[str, ...]) -> None:
     # Only on idle cores: even a tenth of one delays every step that computes on it meanwhile.
-    os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+    with suppress(OSError):  # where a sandbox forbids it
+        os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
     for module in modules:
         importlib.import_module(module)

@@ -1,10 +1,10 @@
 """Standby stages: processes that have imported everything, ready to load when stages are lost.
 
 Starting Python and importing torch take most of a rebuild of a small model. A standby rank holds
-no weights and no KV cache (200 MB a rank; `engine.standby`). It is made while the engine is idle,
-at low priority. The replica keeps it, so that it outlives the scheduler: the scheduler is told its
-name and takes it for lost stages; a new scheduler gets it as its first stages. On GPUs there is
-none: Ray gives a GPU to one process.
+no weights and no KV cache (200 MB a rank; `engine.standby`). It is made while the engine is idle
+and imports on idle cores only. The replica keeps it, so that it outlives the scheduler: the
+scheduler is told its name and takes it for lost stages; a new scheduler gets it as its first
+stages. On GPUs there is none: Ray gives a GPU to one process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from app.engine_client.client import EngineUnavailable
 logger = logging.getLogger("legato.engine")
 
 _IDLE_FOR_S = 1.0
-_AT_MOST_LATE_S = 30.0  # an engine that is never idle gets its standby all the same
+_AT_MOST_LATE_S = 30.0  # an engine that is never idle begins with it all the same
 _TELL_AGAIN_S = 1.0
 _LOST_AGAIN_S = 30.0  # wait after a loss, so that a machine without memory is left in peace
 _BUSY = ("num_waiting", "num_decoding", "num_prefilling", "num_in_flight", "rebuilding")
@@ -76,9 +76,13 @@ class Standby:
         self._name = f"legato-standby-{uuid.uuid4().hex}"
         self._actors = create_stages(self._config, current_group(), standby=self._name)
         flat = [actor for ranks in self._actors for actor in ranks]
-        await asyncio.gather(*[actor.warm_up.remote(self._config.grammars) for actor in flat])
+        warm = [actor.warm_up.remote(self._config.grammars) for actor in flat]
+        results = await asyncio.gather(*warm, return_exceptions=True)
         if self._gone.is_set():
             return
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
         self._is_ready = True
         ends = [*[_death(actor) for actor in flat], self._tell(self._name), self._gone.wait()]
         tasks = [asyncio.ensure_future(end) for end in ends]
@@ -126,7 +130,10 @@ class Standby:
     async def take(self) -> StageHandles:
         """For a new scheduler: created and not loaded; empty if there is none that answers."""
         is_ready, actors = self._is_ready, self._release()
-        return await unused(actors) if is_ready else actors  # else it may only be starting
+        if is_ready:
+            return await unused(actors)
+        kill_stages(actors)  # imports on idle cores only, which on a busy machine may take for ever
+        return []
 
     def taken(self, name: str) -> StageHandles:
         """The scheduler uses the standby of this name, which is no longer this one's to end."""

@@ -187,8 +187,8 @@ class CpuBackend(TorchBackend):
         return [*paged.allocate(num_layers, num_blocks, block_size, shape, dtype)]
 
     def wait_for_memory(self, layers: Sequence[KVLayer], limit_s: float) -> None:
-        for layer in layers[:1]:  # they are backed together
-            as_cpu_layer(layer).prefault.wait(limit_s)
+        if layers:  # all are backed together
+            as_cpu_layer(layers[0]).prefault.wait(limit_s)
 
     def kv_block_bytes(self, block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
         return paged.block_bytes(block_size, shape, dtype)
@@ -215,6 +215,7 @@ class CpuBackend(TorchBackend):
     ) -> torch.Tensor:
         cache = as_cpu_layer(layer)
         batch_view = view_batch(batch, cache.block_size)
+        cache.prefault.step_goes_on(batch.slot_mapping_T, cache.block_size)
         num_tokens, dim = batch_view.num_tokens, shape.head_dim
         width = (shape.num_heads + 2 * shape.num_kv_heads) * dim
         _check("qkv_TX", qkv_TX, 2, shape=(num_tokens, width))
@@ -224,8 +225,7 @@ class CpuBackend(TorchBackend):
                 _check(name, norm_D, 1, qkv_TX.dtype, (dim,))
         if batch.max_kv_length > cos_sin_PD.shape[0]:
             raise ValueError(
-                f"position {batch.max_kv_length - 1} lies past the {cos_sin_PD.shape[0]} of "
-                "cos_sin_PD"
+                f"position {batch.max_kv_length - 1} lies past the {len(cos_sin_PD)} of cos_sin_PD"
             )
         q_TND = torch.empty((num_tokens, shape.num_heads, dim), dtype=qkv_TX.dtype)
         _function("rope_and_cache")(

@@ -8,12 +8,14 @@ huge page then holds a core for milliseconds, which no priority in this machine 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import mmap
 import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import torch
 
@@ -22,6 +24,12 @@ _AT_ONCE_BYTES = 128 << 20  # before the first step, and ahead of the blocks in 
 _QUIET_S = 0.05  # without a step: the engine is idle
 _LOOK_EVERY_S = 0.01
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
+
+
+class _Steps:
+    """When this process, which may have several caches, last computed."""
+
+    end_s = -math.inf  # infinity during a step
 
 
 class Prefault:
@@ -38,7 +46,7 @@ class Prefault:
         num_layers, _, size = layers.shape
         self._num_ahead = max(1, _AT_ONCE_BYTES // (num_layers * size))
         self._num_used = 0  # blocks, from the first, that steps have written to
-        self._step_end_s = -math.inf  # of the last step; infinity during one
+        self._num_backed = 0
         self._done = threading.Event()
         pieces = self._pieces()
         for first_block, address, num_bytes in pieces:
@@ -58,16 +66,24 @@ class Prefault:
         return self._done.is_set()
 
     def wait(self, limit_s: float | None = None) -> bool:
-        """Until all blocks are backed, at most limit_s; returns whether they are."""
+        """Until all blocks are backed, or cannot be, at most limit_s; whether it is over."""
         return self._done.wait(limit_s)
+
+    def step_goes_on(self, slot_mapping_T: torch.Tensor, block_size: int) -> None:
+        """Called by each layer of a step whose layers are called one by one."""
+        if not self._done.is_set():
+            self.step_begins(int(slot_mapping_T.max()) // block_size + 1)
+            self.step_ends()
 
     def step_begins(self, num_used: int) -> None:
         """num_used: blocks from the first to the last that the step writes to."""
-        self._num_used = max(self._num_used, num_used)
-        self._step_end_s = math.inf
+        # Those far off are a draft model's few spare ones, at the end of its cache.
+        if num_used <= self._num_backed + self._num_ahead:
+            self._num_used = max(self._num_used, num_used)
+        _Steps.end_s = math.inf
 
     def step_ends(self) -> None:
-        self._step_end_s = time.monotonic()
+        _Steps.end_s = time.monotonic()
 
     def _pieces(self) -> Iterator[tuple[int, int, int]]:
         """(first block, address, bytes) of some blocks in one layer, about a huge page."""
@@ -81,9 +97,11 @@ class Prefault:
                 yield begin, address - page, num_bytes + page
 
     def _go_on(self, first: tuple[int, int, int], pieces: Iterator[tuple[int, int, int]]) -> None:
-        # Steps of other processes take precedence too.
-        os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
-        for first_block, address, num_bytes in (first, *pieces):
+        with suppress(OSError):  # where a sandbox forbids it
+            # Steps of other processes take precedence too.
+            os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+        for first_block, address, num_bytes in itertools.chain([first], pieces):
+            self._num_backed = first_block
             while self._must_wait(first_block):
                 time.sleep(_LOOK_EVERY_S)
             if not _populate(address, num_bytes):
@@ -91,7 +109,7 @@ class Prefault:
         self._done.set()
 
     def _must_wait(self, first_block: int) -> bool:
-        is_idle = time.monotonic() - self._step_end_s > _QUIET_S
+        is_idle = time.monotonic() - _Steps.end_s > _QUIET_S
         return not is_idle and first_block > self._num_used + self._num_ahead
 
 

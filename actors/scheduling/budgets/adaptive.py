@@ -30,7 +30,7 @@ INFINITY = float("inf")
 PATIENCE = 20  # longest pause of all prefill, in TBT objectives
 LEAST_RELIEF = 16  # tokens
 DENIALS = 20  # steps without prefill after which the bound is learned anew
-EASE_EVERY = 3  # such steps; see `_ease`
+EASE_EVERY = 3  # such steps; see `_may_ease`
 # While requests wait, every 16th step may be 4 times as long, so that such sizes are learned too.
 EXPLORE_EVERY, EXPLORE_FACTOR = 16, 4
 MOST_DELIVERY = 0.1  # of an objective, however short
@@ -212,14 +212,17 @@ class AdaptiveBudget:
             self._num_denied = 0
             self.cost.forget(bounded)
 
-    def _ease(self, mix: Mix, limit_s: float) -> int:
-        """A few tokens in one of `EASE_EVERY` steps, where they fit by the expected time but not by
-        its bound. Prompts go on with few misses; the relief after a pause is one for certain."""
-        most = min(LEAST_RELIEF, self.max_step_tokens - mix.num_tokens)
-        if not self.follow_learnt or self._num_denied % EASE_EVERY or most < 1:
-            return 0
-        mixed = Mix(mix.num_decodes, mix.decode_kv_tokens, 1, most, beside_move=mix.beside_move)
-        return self.cost.profile.largest_chunk(mix, 0, most, limit_s / self.cost.ratio(mixed))
+    def _may_ease(self, mix: Mix, limit_s: float, engine: EngineView) -> bool:
+        """Whether one of `EASE_EVERY` denied steps may hold `LEAST_RELIEF` tokens, which fit by the
+        expected time, not by its bound: few misses, where the relief of a pause is a certain one.
+        """
+        if not self.follow_learnt or self._num_denied % EASE_EVERY:
+            return False
+        start = engine.prefilling[0].num_computed_tokens if engine.prefilling else 0
+        eased = Mix(mix.num_decodes, mix.decode_kv_tokens, beside_move=mix.beside_move)
+        eased.add(start, LEAST_RELIEF, self.cost.profile.attention_window)
+        expected_s = self.cost.profile.stage_s(eased) * self.cost.ratio(eased)
+        return expected_s <= limit_s and eased.num_tokens <= self.max_step_tokens
 
     def _relief(self, mix: Mix) -> int:
         """Prefill tokens that take about one objective longer than the decodes alone."""
@@ -249,9 +252,10 @@ class AdaptiveBudget:
             return tokens + self._relief(mix), holds_starts, True
         if engine.prefilling or (engine.num_waiting and not holds_starts):
             self._doubt(bounded)
-            if mix.num_tokens == num_planned and (eased := self._ease(mix, limit_s)):
-                self._prefilled_at_s = now_s
-                return tokens + eased, holds_starts, False
+            if mix.num_tokens == num_planned and self._may_ease(mix, limit_s, engine):
+                if engine.prefilling:
+                    self._prefilled_at_s = now_s
+                return tokens + LEAST_RELIEF, holds_starts, False
         return tokens, holds_starts, False
 
     def _fill(self, mix: Mix, limit_s: float, engine: EngineView) -> tuple[int, bool]:

@@ -21,7 +21,7 @@ SENT = 16  # stages usually send each other one part in so many of the longest s
 OUTSIDE_SHARE = 0.1  # of the objective: more time outside the stages than this is not planned for
 LEAST_PACED_TOKENS = 256.0  # smaller prefills waste more than uneven steps do
 INITIAL_SHARE = 0.9  # of `KeptShare`
-IN_A_ROW, RECOVERY = 16, 5  # see `KeptShare.forgives`: steps, and how many times faster
+IN_A_ROW, CALM, RECOVERY = 16, 64, 8  # see `KeptShare.forgives`: steps, and times as fast
 FULL = 0.98  # share of the places (slots or KV blocks) in use from which no request can start
 
 
@@ -129,9 +129,10 @@ class KeptShare:
     in 1 / `allowed` steps leaves it unchanged. It starts below one, and takes about seven hundred
     steps without a miss to rise by a tenth (at an `allowed` of 0.0075).
 
-    forgives: a delay that no share would have covered lowers nothing, misses in a row count once,
-    and below the initial share it rises faster. One bad second, in which another program took the
-    cores, otherwise halves the prefill of the next minutes.
+    forgives: a delay that no share would have covered lowers nothing; of misses within `IN_A_ROW`
+    steps one counts; below the initial share it rises faster after `CALM` steps without a miss.
+    One bad second, in which another program took the cores, otherwise halves the prefill of the
+    next minutes.
     """
 
     allowed: float
@@ -139,22 +140,24 @@ class KeptShare:
     rate: float = 0.02
     least: float = 0.7
     value: float = INITIAL_SHARE
-    _num_since_miss: int = IN_A_ROW  # steps since a miss that counted
+    _num_since_counted: int = IN_A_ROW  # steps since a miss that counted
+    _num_calm: int = 0  # steps since any miss
 
     def note(self, kept: bool, taken: float) -> None:
         """taken: the time between tokens, as a share of what was allowed."""
-        self._num_since_miss += 1
+        self._num_since_counted += 1
+        self._num_calm = self._num_calm + 1 if kept else 0
         if kept:
             rise = self.rate * self.allowed
-            if self.forgives and self.value < INITIAL_SHARE:
+            if self.forgives and self.value < INITIAL_SHARE and self._num_calm > CALM:
                 rise *= RECOVERY
             self.value = min(1.0, self.value * (1.0 + rise))
         elif not self.forgives or self._counts(taken):
-            self._num_since_miss = 0
+            self._num_since_counted = 0
             self.value = max(self.least, self.value * (1.0 - self.rate))
 
     def _counts(self, taken: float) -> bool:
-        return self._num_since_miss > IN_A_ROW and taken * self.least <= self.value
+        return self._num_since_counted > IN_A_ROW and taken * self.least <= self.value
 
 
 class TimeOutside:

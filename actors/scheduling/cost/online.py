@@ -178,7 +178,7 @@ class OnlineCostModel:
         log_ratio = math.log(duration_s / predicted_s)
         regime = self._regime(mix)
         if self.stands_in:
-            self._stand_in(_number(mix), log_ratio - regime.mean.log_ratio)
+            self._stand_in(_number(mix), regime.mean, log_ratio - regime.mean.log_ratio)
         regime.mean.add(log_ratio, self.memory)
         # The process lost its core for long; smaller chunks would not have helped.
         regime.bound.add(min(log_ratio, regime.mean.log_ratio + INTERRUPTED))
@@ -255,16 +255,19 @@ class OnlineCostModel:
             regime = self._regimes[number] = Regime(Mean(self._shift), self._recent(seeds))
         return regime
 
-    def _stand_in(self, number: int, change: float) -> None:
+    def _stand_in(self, number: int, mean: Mean, change: float) -> None:
         """Note a step of this kind, which took `change` more than the mean of its kind, also for
-        larger kinds of the same content that were not run lately."""
+        larger kinds of the same content that were not run lately: their means move alike."""
         self._num_steps += 1
         self._regimes[number].last = self._num_steps
+        if mean.count < ASSUMED:
+            return
+        change = max(-0.5, min(0.5, change))
         for larger in range(number + 1, number - number % _SIZES + _SIZES):
             regime = self._regimes.get(larger)
             if regime is not None and self._num_steps - regime.last > STALE:
                 log_ratio = regime.mean.log_ratio + change
-                regime.mean.add(log_ratio, self.memory)
+                regime.mean.log_ratio += change / self.memory
                 regime.bound.add(min(log_ratio, regime.mean.log_ratio + INTERRUPTED))
 
     def _recent(self, seeds: Iterable[float]) -> RecentQuantile:

@@ -64,7 +64,8 @@ class LoadedStage:
         self.kv_tokens = kv_tokens
         self.runner = StageRunner(self.spec)
         self.info = self.runner.info
-        self.runner.allocate(kv_tokens // block_size + max_requests, wait_s=_FOR_MEMORY_S)
+        self.runner.allocate(kv_tokens // block_size + max_requests)
+        self.runner.wait_for_memory(_FOR_MEMORY_S)
         self._next_request = 0
         self._next_step = 0
 

@@ -121,18 +121,28 @@ async def moves(
     stream = asyncio.create_task(follow(front, "moved", seen, total, chance))
     found = []
     for number in range(1, count + 1):
-        await seen.until(number * _BETWEEN_MOVES)
+        await _reached(seen, number * _BETWEEN_MOVES, stream)
         engines = (await front.status())["engines"]
         (here,) = [engine["id"] for engine in engines if engine["num_streams_here"]]
         begin_s = time.perf_counter()
         known = seen.num_prompt_tokens + seen.num_tokens
         await fleet.engines[here.rpartition(".")[0]].leave()
-        await seen.until(seen.num_tokens + _TAIL_TOKENS)
+        await _reached(seen, seen.num_tokens + _TAIL_TOKENS, stream)
         found.append({"num_tokens": known, "pause_ms": 1e3 * max(seen.gaps_s(begin_s))})
     stream.cancel()
     with suppress(asyncio.CancelledError):
         await stream
     return found
+
+
+async def _reached(seen: Seen, num_tokens: int, stream: asyncio.Task[None]) -> None:
+    """Wait for so many tokens; raises what ended the stream before."""
+    reached = asyncio.ensure_future(seen.until(num_tokens))
+    await asyncio.wait((reached, stream), return_when=asyncio.FIRST_COMPLETED)
+    if not reached.done():
+        reached.cancel()
+        stream.result()
+        raise MeasurementError("the stream ended before it was moved")
 
 
 def figures(

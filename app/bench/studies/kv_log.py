@@ -112,7 +112,8 @@ def read_engine(rows: Iterable[Row]) -> EngineLog:
             found.moves.append(Move(is_fetch, event.num_blocks, begin_s, now_s))
             stream_here = by_digest.get(move.blocks[-1][1]) if is_fetch else None
             if stream_here is not None:
-                stream_here.fetched_s, stream_here.num_fetched = now_s, event.num_blocks
+                stream_here.fetched_s = now_s
+                stream_here.num_fetched += event.num_blocks
         for instruction in instructions:
             if isinstance(instruction, Save | Fetch):
                 begun[instruction.move_id] = (instruction, now_s)

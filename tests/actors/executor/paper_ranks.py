@@ -65,6 +65,7 @@ class Rank:
             "node_id": "another node",
             "loading_progress": 0.5,
             "allocate": None,
+            "settle": None,
             "open_tier": (),
             "watch": ENDLESS,
             "is_unused": True,

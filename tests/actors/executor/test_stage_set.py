@@ -49,6 +49,8 @@ async def test_every_rank_is_loaded_then_given_its_memory(cluster: Cluster) -> N
         names = [name for name, _ in rank.calls]
         assert names.index("load") < names.index("allocate") < names.index("watch")
         assert rank.called("allocate") == [(40, 6)]
+        assert names.index("allocate") < names.index("settle")
+        assert rank.called("settle") == [(module._FOR_MEMORY_S,)]
         assert rank.called("load") == [(f"node-{rank.place[0]}:1234",)]
     assert stages.pids == [[0, 1], [10, 11]]
     stages.close()

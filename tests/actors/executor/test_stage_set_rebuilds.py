@@ -54,6 +54,7 @@ async def test_new_stages_have_the_sizes_and_listeners_of_the_old(cluster: Clust
     assert all(rank.dead.is_set() for rank in flat(cluster.sets[0]))
     for rank in flat(cluster.sets[1]):
         assert rank.called("allocate") == [(num_blocks, swap)]
+        assert rank.called("settle") == [(0.0,)]  # streams wait
     assert stages.pids == [[1000, 1001], [1010, 1011]]
     assert stages.pipeline is not None
     stages.pipeline.submit(StepPlan(0, (Slice(5, 0, 3, True), Slice(6, 0, 3, False))))

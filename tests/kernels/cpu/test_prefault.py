@@ -10,7 +10,7 @@ import torch
 from kernels.cpu import prefault
 from kernels.cpu.prefault import HUGE_PAGE_BYTES, Prefault
 
-_LAYERS, _BLOCKS, _BLOCK_BYTES = 4, 64, 1 << 20  # two blocks a huge page
+_LAYERS, _BLOCKS, _BLOCK_BYTES = 2, 32, 1 << 20  # two blocks a huge page
 
 
 def _layers() -> tuple[mmap.mmap, torch.Tensor]:
@@ -42,9 +42,9 @@ def test_all_memory_is_backed_and_contents_are_kept() -> None:
 
 
 def test_beside_steps_only_blocks_that_are_near_are_backed(monkeypatch) -> None:
-    ahead = 8
+    ahead = 4
     monkeypatch.setattr(prefault, "_AT_ONCE_BYTES", ahead * _LAYERS * _BLOCK_BYTES)
-    monkeypatch.setattr(prefault, "_QUIET_S", math.inf)  # never idle
+    monkeypatch.setattr(prefault._Steps, "end_s", math.inf)  # within a step
     looked = threading.Semaphore(0)
     going_on = threading.Semaphore(0)
 
@@ -65,15 +65,22 @@ def test_beside_steps_only_blocks_that_are_near_are_backed(monkeypatch) -> None:
     per_block = _LAYERS * _BLOCK_BYTES
     room = HUGE_PAGE_BYTES * (_LAYERS + 1)  # the system may round pieces up
     assert ahead * per_block <= _num_backed_bytes(layers) <= (ahead + 2) * per_block + room
-    found.step_begins(num_used=20)
+    found.step_begins(num_used=8)
     going_on.release()
     looked.acquire()  # further, and waiting again
-    assert (20 + ahead) * per_block <= _num_backed_bytes(layers)
-    assert _num_backed_bytes(layers) <= (20 + ahead + 2) * per_block + room
+    assert (8 + ahead) * per_block <= _num_backed_bytes(layers)
+    assert _num_backed_bytes(layers) <= (8 + ahead + 2) * per_block + room
     assert not found.is_done
     assert not found.wait(0.0)
-    found.step_begins(num_used=_BLOCKS)
+    found.step_begins(num_used=_BLOCKS)  # a draft model's spare blocks, at the end
     going_on.release()
+    looked.acquire()
+    assert _num_backed_bytes(layers) <= (8 + ahead + 2) * per_block + room
+    for num_used in (14, 20, 26):
+        found.step_begins(num_used)
+        going_on.release()
+        if num_used < 26:
+            looked.acquire()
     assert found.wait(30)
     assert _num_backed_bytes(layers) >= layers.numel()
 
