@@ -15,6 +15,7 @@ from kernels.cpu.adapters import CpuAdapters, RunsView, view_runs
 from kernels.cpu.all_reduce import SharedMemoryAllReduce, check
 from kernels.cpu.kv import ShapeView, as_cpu_layer, view_shape
 from kernels.cpu.linear import CpuLinear
+from kernels.cpu.prefault import Prefault
 from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_form import ACTIVATIONS, LayerForm
 from kernels.layer_weights import LayerWeights, Linear
@@ -140,7 +141,7 @@ class CpuStack:
         # Addresses below point into these.
         self._kept = (list(layers), linears, caches, tables, all_reduce, adapters)
         self._block_size = caches[0].block_size
-        self._prefault = caches[0].prefault
+        self._prefault: Prefault | None = caches[0].prefault  # None once it is done
         self._positions = min(table_PD.shape[0] for table_PD in tables)
         self._layers = (_LayerView * len(layers))(
             *(
@@ -211,10 +212,9 @@ class CpuStack:
         runs = None
         if batch.adapters is not None:
             runs = view_runs(batch.adapters, self._num_slots, view.num_tokens)
-        backs_memory = not self._prefault.is_done
-        if backs_memory:
-            last_slot = int(batch.slot_mapping_T.max())
-            self._prefault.step_begins(last_slot // self._block_size + 1)
+        prefault = self._prefault
+        if prefault is not None:
+            prefault.step_begins(int(batch.slot_mapping_T.max()) // self._block_size + 1)
         error = self._run(
             self._view,
             view,
@@ -223,8 +223,10 @@ class CpuStack:
             residual_TH.data_ptr(),
             out_TH.data_ptr(),
         )
-        if backs_memory:
-            self._prefault.step_ends()
+        if prefault is not None:
+            prefault.step_ends()
+            if prefault.is_done:
+                self._prefault = None
         if error:
             check(error)
         return out_TH, residual_TH

@@ -136,13 +136,9 @@ class AdaptiveBudget:
     ) -> AdaptiveBudget:
         limits = (config.tbt_s, config.max_step_tokens, config.max_requests)
         cost = cost_model_for("budget", "adaptive", cost)
-        return cls(
-            cost,
-            *limits,
-            overlap_chunks=config.overlap_chunks,
-            delivery_s=config.delivery_s,
-            **options,
-        )
+        given: dict[str, Any] = {"delivery_s": config.delivery_s}
+        given["overlap_chunks"] = config.overlap_chunks
+        return cls(cost, *limits, **given, **options)
 
     def __post_init__(self) -> None:
         most = self.max_step_tokens
