@@ -136,9 +136,8 @@ class AdaptiveBudget:
     ) -> AdaptiveBudget:
         limits = (config.tbt_s, config.max_step_tokens, config.max_requests)
         cost = cost_model_for("budget", "adaptive", cost)
-        given: dict[str, Any] = {"delivery_s": config.delivery_s}
-        given["overlap_chunks"] = config.overlap_chunks
-        return cls(cost, *limits, **given, **options)
+        chunks, way_s = config.overlap_chunks, config.delivery_s
+        return cls(cost, *limits, overlap_chunks=chunks, delivery_s=way_s, **options)
 
     def __post_init__(self) -> None:
         most = self.max_step_tokens
