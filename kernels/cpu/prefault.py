@@ -34,7 +34,8 @@ class _Steps:
 
 class Prefault:
     """Backs blocks in their order: a first part at once, the rest from a thread, while no step runs
-    or where steps come near.
+    or where steps come near. A cache that is done no longer tells of its steps: another one of the
+    process, a draft model's, may then be backed beside them.
 
     Without MADV_POPULATE_WRITE (Linux before 5.14) pages are faulted in on first use.
     """

@@ -57,7 +57,13 @@ def step_forever(
                 running.append((stream, add(number, stream)))
             except RuntimeError as error:
                 stream.send(str(error))
-        pipeline.step()
+        try:
+            pipeline.step()
+        except RuntimeError as error:  # no client may wait for what will not come
+            for stream, _ in running:
+                stream.send(str(error))
+            running = []
+            continue
         still = []
         for stream, handle in running:
             while handle.can_read():

@@ -22,6 +22,7 @@ class Handle:
         self._tokens = list(range(stream.body["max_tokens"]))
         self._ready = list[list[int]]()
         self._width = 0
+        self.breaks = not stream.body["prompt"]
 
     def step(self) -> None:
         self._width += 1
@@ -49,6 +50,9 @@ class Pipeline:
         return self.handles[-1]
 
     def step(self) -> None:
+        if any(handle.breaks for handle in self.handles):
+            self.handles.clear()
+            raise RuntimeError("no memory")
         for handle in self.handles:
             if handle.get_status().name == "RUNNING":
                 handle.step()
@@ -91,3 +95,8 @@ async def test_a_refused_request_stops_no_other(client: httpx.AsyncClient) -> No
 
 async def test_the_model_is_listed(client: httpx.AsyncClient) -> None:
     assert (await client.get("/v1/models")).json()["data"] == [{"id": "m"}]
+
+
+async def test_a_step_that_fails_ends_its_requests_and_no_others(client: httpx.AsyncClient) -> None:
+    assert await events(client, [], 4) == [{"error": {"message": "no memory"}}]
+    assert len(await events(client, [1, 2], 3)) > 1
