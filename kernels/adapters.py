@@ -7,6 +7,7 @@ slots, M parts of a layer, R rank."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -53,13 +54,13 @@ def adapter_module(
     in_features: int,
     widths: tuple[int, ...],
     dtype: torch.dtype,
-    device: torch.device,
+    zeros: Callable[[tuple[int, ...], torch.dtype], torch.Tensor],
 ) -> AdapterModule:
-    """A module of empty slots."""
+    """A module of empty slots, in memory from `zeros`."""
     rank = -(-max_rank // RANK_ALIGNMENT) * RANK_ALIGNMENT
     return AdapterModule(
-        torch.zeros((num_slots, len(widths), rank, in_features), dtype=dtype, device=device),
-        torch.zeros((num_slots, rank, sum(widths)), dtype=dtype, device=device),
+        zeros((num_slots, len(widths), rank, in_features), dtype),
+        zeros((num_slots, rank, sum(widths)), dtype),
         torch.zeros((num_slots, len(widths)), dtype=torch.int32),
         widths,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from actors.stage.weights.names import (
 )
 from actors.stage.weights.source import WHOLE, Shard
 from kernels.adapters import AdapterModule, LayerAdapters, adapter_module
+from kernels.huge_pages import Arena
 
 # Called between small pieces of work.
 Pause = Callable[[], None]
@@ -27,6 +29,10 @@ Pause = Callable[[], None]
 
 def no_pause() -> None:
     """Work on."""
+
+
+def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 class StageAdapters:
@@ -47,7 +53,7 @@ class StageAdapters:
         self._config = config
         self._spec = spec
         self._dtype = dtype
-        self._device = device
+        self._zeros = Arena().zeros if device.type == "cpu" else partial(_zeros, device)
         self._qkv, self._gate_up = qkv_pieces(config, part), gate_up_pieces(config, part)
         self._split = part
         self._numbers = range(*part.layers)
@@ -70,7 +76,7 @@ class StageAdapters:
     def _module(self, in_features: int, widths: list[int]) -> AdapterModule:
         return adapter_module(
             self._spec.max_adapters, self._spec.max_adapter_rank, in_features, tuple(widths),
-            self._dtype, self._device,
+            self._dtype, self._zeros,
         )  # fmt: skip
 
     def load(self, slot: int, folder: Path, pause: Pause = no_pause) -> None:

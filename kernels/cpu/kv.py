@@ -6,7 +6,6 @@ Its layout is described in src/attention_layout.h; Python only moves whole block
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,8 @@ import torch
 
 from kernels.cpu import library
 from kernels.cpu.library import DTYPE_CODES
-from kernels.cpu.prefault import HUGE_PAGE_BYTES, Prefault
+from kernels.cpu.prefault import Prefault
+from kernels.huge_pages import map_zeros
 from kernels.interface import AttentionShape, KVLayer
 
 
@@ -60,18 +60,13 @@ def block_bytes(block_size: int, shape: AttentionShape, dtype: torch.dtype) -> i
 def allocate(
     num_layers: int, num_blocks: int, block_size: int, shape: AttentionShape, dtype: torch.dtype
 ) -> list[CpuKVLayer]:
-    """Zeroed layers in one mapping, on huge pages where the system grants them: decode steps read
-    the cache block by block, and small pages would miss the TLB at each.
+    """Zeroed layers in one mapping, on huge pages: decode steps read the cache block by block.
 
     Raises ValueError for a shape or block size without a kernel.
     """
     size = block_bytes(block_size, shape, dtype)
     total = num_layers * num_blocks * size
-    memory = mmap.mmap(-1, max(total, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if total >= HUGE_PAGE_BYTES:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    data = torch.frombuffer(memory, dtype=torch.uint8, count=total)
-    layers = data.view(num_layers, num_blocks, size)
+    layers = map_zeros(total).view(num_layers, num_blocks, size)
     prefault = Prefault(layers)
     return [
         CpuKVLayer(layer, block_size, shape.num_kv_heads, shape.head_dim, dtype, prefault)

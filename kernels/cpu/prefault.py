@@ -19,7 +19,8 @@ from contextlib import suppress
 
 import torch
 
-HUGE_PAGE_BYTES = 2 << 20
+from kernels.huge_pages import HUGE_PAGE_BYTES
+
 _AT_ONCE_BYTES = 128 << 20  # before the first step, and ahead of the blocks in use ever after
 _QUIET_S = 0.05  # without a step: the engine is idle
 _LOOK_EVERY_S = 0.01

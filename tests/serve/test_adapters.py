@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -175,6 +176,28 @@ def test_loaded_and_unloaded_over_http(
     assert post(server, "load", lora_name="two", lora_path=str(folders[0])).status_code == 200
     assert plain(everywhere(server, ["two"])) == [tiny_adapters.expected(folders[0])]
     assert post(server, "unload", lora_name="two").status_code == 200
+
+
+def test_a_lost_folder_costs_only_its_own_requests(
+    server: LiveServer, folders: list[Path], tmp_path: Path
+) -> None:
+    """Stages that are built anew read the folders again, of which one is no longer there."""
+    shutil.copytree(folders[2], tmp_path / "two")
+    assert post(server, "load", lora_name="two", lora_path=str(tmp_path / "two")).is_success
+    assert complete(server, "two").is_success
+    shutil.rmtree(tmp_path / "two")
+
+    answers = everywhere(server, (None, "zero", "one"), lambda: kill_a_stage(server))
+    assert plain(answers) == [expected("llama"), *map(tiny_adapters.expected, folders[:2])]
+    lost = complete(server, "two")
+    assert lost.status_code == 500, lost.text
+    assert "adapter" in lost.json()["error"]["message"]
+    assert complete(server, "one").is_success  # in spite of the failed step
+
+    assert post(server, "unload", lora_name="two").is_success
+    assert post(server, "load", lora_name="two", lora_path=str(folders[2])).is_success
+    assert plain(everywhere(server, ["two"])) == [tiny_adapters.expected(folders[2])]
+    assert post(server, "unload", lora_name="two").is_success
 
 
 def test_an_unloaded_adapter_keeps_its_slot_while_it_runs(

@@ -23,8 +23,11 @@ void adapt(const AdapterModule& module, const AdapterTiles& tiles, const void* x
   const auto tile = LEGATO_PICK(adapt_tile);
   const AdapterArgs args{&module, x, y};
   const int64_t bytes = int64_t{kAdapterRows} * module.parts * module.max_rank * sizeof(float);
+  const size_t num_threads = Pool::get().size();
   auto one = [&](int64_t i, int) {
-    tile(args, tiles[i], reinterpret_cast<float*>(thread_scratch<AdapterModule>(bytes)));
+    const size_t next = i + num_threads;
+    const int32_t next_slot = next < tiles.size() ? tiles[next].slot : -1;
+    tile(args, tiles[i], next_slot, reinterpret_cast<float*>(thread_scratch<AdapterModule>(bytes)));
   };
   if (tiles.size() == 1) {
     one(0, 0);

@@ -53,9 +53,10 @@ struct AdapterArgs {
   void* y;        // rows of out_features
 };
 
-// shrunk: memory for kAdapterRows x parts x max_rank floats.
-LEGATO_FOR_EACH_ISA(
-    void adapt_tile(const AdapterArgs& args, const AdapterTile& tile, float* shrunk))
+// next_slot: of the tile that this thread probably runs next, or -1; its first weights are prefetched
+// at the end. shrunk: memory for kAdapterRows x parts x max_rank floats.
+LEGATO_FOR_EACH_ISA(void adapt_tile(const AdapterArgs& args, const AdapterTile& tile,
+                                    int32_t next_slot, float* shrunk))
 
 // The whole operation on the pool.
 void adapt(const AdapterModule& module, const AdapterTiles& tiles, const void* x, void* y);

@@ -8,7 +8,8 @@ import threading
 import torch
 
 from kernels.cpu import prefault
-from kernels.cpu.prefault import HUGE_PAGE_BYTES, Prefault
+from kernels.cpu.prefault import Prefault
+from kernels.huge_pages import HUGE_PAGE_BYTES
 
 _LAYERS, _BLOCKS, _BLOCK_BYTES = 2, 32, 1 << 20  # two blocks a huge page
 

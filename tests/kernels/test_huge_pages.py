@@ -1,0 +1,33 @@
+"""Memory on huge pages: zeroed, apart, and as long-lived as the tensors in it."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from kernels.huge_pages import HUGE_PAGE_BYTES, Arena, map_zeros
+
+
+def test_a_mapping_is_zero_and_may_be_empty() -> None:
+    assert map_zeros(HUGE_PAGE_BYTES + 1).sum() == 0
+    assert len(map_zeros(0)) == 0
+
+
+def test_tensors_of_an_arena_do_not_overlap() -> None:
+    arena = Arena()
+    shapes = [(3, 5), (7,), (2, HUGE_PAGE_BYTES), (40, HUGE_PAGE_BYTES), (1, 1)]
+    tensors = [arena.zeros(shape, torch.bfloat16) for shape in shapes]
+    for number, tensor in enumerate(tensors):
+        tensor.fill_(number + 1)
+    for number, (shape, tensor) in enumerate(zip(shapes, tensors, strict=True)):
+        assert tensor.shape == shape
+        assert tensor.data_ptr() % 64 == 0
+        assert bool((tensor == number + 1).all())
+
+
+def test_a_tensor_outlives_its_arena() -> None:
+    tensor = Arena().zeros((1000,), torch.float32)
+    gc.collect()
+    tensor += 1
+    assert tensor.sum() == 1000
