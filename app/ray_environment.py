@@ -51,9 +51,10 @@ ENVIRONMENT = {
     "RAY_event_stats": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_metrics_collection": "0",
-    # Worker processes start when an actor needs one and end with it.
+    # As many worker processes as CPUs would start at once; `legato serve` starts the few that it
+    # needs, which wait for their actors.
     "RAY_prestart_worker_first_driver": "0",
-    "RAY_num_workers_soft_limit": "1",
+    "RAY_num_workers_soft_limit": "5",
 }
 
 

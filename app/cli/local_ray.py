@@ -10,6 +10,10 @@ from contextlib import contextmanager
 # the autoscaler's monitor, and the log copier for a driver that wants no logs.
 _UNREAD = ("start_api_server", "start_monitor", "start_log_monitor")
 
+# Worker processes that take a second each and are needed one after the other, by Serve's controller
+# and the replica; workers of its scheduler and stages cannot be made before.
+_WORKERS = 2
+
 
 def start_ray(num_cpus: int) -> None:
     """A cluster of this process's own. The environment must be set (`set_environment`)."""
@@ -23,6 +27,8 @@ def start_ray(num_cpus: int) -> None:
             log_to_driver=False,
             logging_level="ERROR",
         )
+    for _ in range(_WORKERS):  # of functions of their own, or one worker would run all
+        ray.remote(num_cpus=0)(lambda: None).remote()
 
 
 @contextmanager
