@@ -1,4 +1,5 @@
-"""Backend "triton": Triton kernels for everything but dense matrix products (cuBLAS)."""
+"""Backend "triton": Triton kernels for everything but dense matrix products (cuBLAS),
+those of experts excepted."""
 
 from __future__ import annotations
 
