@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +32,6 @@ _POINTERS = {
     torch.bool: "*i1",
 }
 _OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion"}
-_ASYNC_COPY = re.compile(r"cp\.async\.c[ag]\.\S+ \[[^\]]+\], \[[^\]]+\], (\w+)")
 _DIVISIBLE_BY_16 = [["tt.divisibility", 16]]
 
 
@@ -52,12 +50,6 @@ class CompiledKernel:
         """The matrix instruction used: tcgen05 (Blackwell), wgmma (Hopper), mma.sync, or none."""
         known = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
         return next((name for name in known if name in self.ptx), None)
-
-    @property
-    def copied_bytes(self) -> int:
-        """What one asynchronous copy to shared memory brings at most: 16 where the compiler knows
-        addresses to be aligned, 0 where it copies nothing so."""
-        return max((int(size, 0) for size in _ASYNC_COPY.findall(self.ptx)), default=0)
 
 
 @contextlib.contextmanager

@@ -104,7 +104,6 @@ def command(
             "shared_bytes": kernel.shared_bytes,
             "cubin_bytes": kernel.cubin_bytes,
             "tensor_cores": kernel.tensor_cores,
-            "copied_bytes": kernel.copied_bytes,
         }
         for arch in progress(arches or ARCHITECTURES, "compiling")
         for kernel in compile_all(arch)

@@ -80,6 +80,7 @@ def test_every_kernel_compiles(arch: int) -> None:
     for kernel in ("_prefill_kernel", "_expert_linear_kernel"):
         used = {row["tensor_cores"] for row in rows if row["kernel"] == kernel}
         assert used == {MATRIX_INSTRUCTION[arch]}, kernel
-    # Although the addresses of the experts' weights are read from a table.
-    experts = {row["copied_bytes"] for row in rows if row["kernel"] == "_expert_linear_kernel"}
-    assert experts == {16}
+    # Tiles of x and of weights wait in shared memory, two stages of 64 + 128 rows at least: though
+    # their addresses come from a table, the compiler knows weights to be aligned and prefetches.
+    experts = [row["shared_bytes"] for row in rows if row["kernel"] == "_expert_linear_kernel"]
+    assert min(experts) >= 2 * (64 + 128) * 64 * 2
