@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kernels.layer_weights import Experts
 from kernels.sampling import SamplingRows
 
 
@@ -21,9 +22,12 @@ class GraphSupport:
     sample: (logits_SV, packed_S3 on the device) -> int32 tokens_S; no synchronization.
     gather_logprobs: as `Backend.chosen_logprobs`, but the result stays on the device; no
         synchronization.
+    holds_experts: whether a mixture can be captured; False where what it launches depends on the
+        routing.
     """
 
     hybrid: bool
     pack_rows: Callable[[SamplingRows], NDArray[np.float64]]
     sample: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     gather_logprobs: Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, ...]]
+    holds_experts: Callable[[Experts], bool]

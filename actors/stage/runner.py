@@ -146,8 +146,9 @@ class StageRunner:
         if support is None:
             _log.info("backend %s cannot be captured: no CUDA graphs", self._backend.name)
             return
-        if self._config.num_experts:
-            _log.info("which experts compute depends on the tokens: no CUDA graphs")
+        mixtures = [w.experts for w in self._model.weights.layers if w.experts is not None]
+        if not all(map(support.holds_experts, mixtures)):
+            _log.info("what is launched for these experts depends on the tokens: no CUDA graphs")
             return
         spec = self.spec
         graphs = StepGraphs(

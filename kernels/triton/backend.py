@@ -1,4 +1,5 @@
-"""Backend "triton": Triton kernels for everything but dense matrix products (cuBLAS)."""
+"""Backend "triton": Triton kernels for everything but dense matrix products (cuBLAS),
+those of experts excepted."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ from numpy.typing import NDArray
 
 from kernels.graph_support import GraphSupport
 from kernels.interface import AttentionShape, Batch, KVLayer
-from kernels.layer_weights import Linear
+from kernels.layer_form import LayerForm
+from kernels.layer_weights import Experts, Linear
 from kernels.sampling import Adjustment, SamplingRows
 from kernels.torch.backend import TorchBackend
 from kernels.torch.sampling import gather_logprobs
 from kernels.triton import cache, logits, sampling
+from kernels.triton import experts as mixture
 from kernels.triton.activation import silu_mul
 from kernels.triton.attention import attention
 from kernels.triton.cache import FLOAT8, PagedKV
@@ -56,6 +59,9 @@ class TritonBackend(TorchBackend):
 
     def silu_mul(self, gate_up_T2I: torch.Tensor) -> torch.Tensor:
         return silu_mul(gate_up_T2I)
+
+    def moe(self, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
+        return mixture.moe(self, x_TH, experts, form)
 
     def allocate_kv(
         self,
@@ -104,8 +110,9 @@ class TritonBackend(TorchBackend):
 
     def graph_support(self) -> GraphSupport | None:
         return GraphSupport(
-            self.captures_hybrid, sampling.pack_rows, sampling.sample_rows, gather_logprobs
-        )
+            self.captures_hybrid, sampling.pack_rows, sampling.sample_rows, gather_logprobs,
+            mixture.is_grouped,
+        )  # fmt: skip
 
     def adjust_logits(self, logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:
         logits.adjust(logits_SV, adjustments)

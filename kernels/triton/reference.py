@@ -10,7 +10,10 @@ import math
 import torch
 
 from kernels.interface import AttentionShape, Batch
+from kernels.layer_form import LayerForm
+from kernels.torch.backend import TorchBackend
 from kernels.triton.cache import FLOAT8, PagedKV
+from kernels.triton.experts import GroupedLinear
 
 
 def rms_norm(x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
@@ -86,6 +89,29 @@ def attention(
         weights = score.softmax(-1)[..., : start + length]
         out[first : first + length] = torch.einsum("ntk,knd->tnd", weights, v)
     return out.flatten(1)
+
+
+def experts(
+    x_TH: torch.Tensor,
+    topk_weights_TK: torch.Tensor,
+    topk_ids_TK: torch.Tensor,
+    layers: tuple[GroupedLinear, GroupedLinear],
+    form: LayerForm,
+) -> torch.Tensor:
+    """(T, H): each token's selected experts, summed by their weights."""
+    out = torch.zeros(x_TH.shape, dtype=torch.float64, device=x_TH.device)
+    for expert in range(len(layers[0].held)):
+        token, k = (topk_ids_TK == expert).nonzero(as_tuple=True)
+        wide = _linear(x_TH[token].double(), layers[0], expert)
+        inner = TorchBackend().activate(wide, form.activation, form.gated)
+        given = _linear(inner, layers[1], expert) * topk_weights_TK[token, k, None].double()
+        out.index_add_(0, token, given)
+    return out
+
+
+def _linear(x_XK: torch.Tensor, layer: GroupedLinear, expert: int) -> torch.Tensor:
+    y_XO = x_XK @ layer.held[expert].double().T
+    return y_XO if layer.bias_EO is None else y_XO + layer.bias_EO[expert].double()
 
 
 def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:

@@ -36,6 +36,17 @@ class DecodeTile:
     num_stages: int
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertTile:
+    """rows of assignments by columns of weight rows, those of gate and up together."""
+
+    rows: int
+    columns: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
 def _power_of_two_at_least(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
@@ -79,6 +90,19 @@ def decode_tile(head_dim: int, group: int, dtype: torch.dtype) -> DecodeTile:
         num_warps=4,
         num_stages=3 if row_bytes <= 256 else 2,
     )
+
+
+@functools.cache
+def expert_tile(dtype: torch.dtype) -> ExpertTile:
+    """One for all batches, so that a token's result does not depend on its neighbors.
+
+    64 rows are the fewest that Hopper's tensor cores multiply, and at few tokens per expert their
+    arithmetic still takes less time than to stream the weights. Three stages of 24 KiB let two
+    programs share a multiprocessor. float32 has no tensor cores here and keeps to registers.
+    """
+    if dtype.itemsize > 2:
+        return ExpertTile(rows=32, columns=64, block_k=32, num_warps=4, num_stages=2)
+    return ExpertTile(rows=64, columns=128, block_k=64, num_warps=4, num_stages=3)
 
 
 @functools.cache

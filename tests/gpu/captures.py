@@ -31,13 +31,15 @@ class EagerCapture:
     """Runs the very function that was captured, host integers and all, into the same outputs.
 
     Like a graph it knows only the static buffers: a value read on the host at capture time stays
-    as it was. num_replays counts.
+    as it was. num_captured and num_replays count.
     """
 
     def __init__(self) -> None:
+        self.num_captured = 0
         self.num_replays = 0
 
     def __call__(self, work: Callable[[], StepOutput]) -> tuple[Callable[[], None], StepOutput]:
+        self.num_captured += 1
         with _NoWaiting():
             output = work()
 

@@ -54,7 +54,7 @@ def test_tokens_of_transformers(tiny_model: Callable[..., Path], variant: str) -
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU the tests marked gpu do this for real")
-@pytest.mark.parametrize("variant", ["mistral"])
+@pytest.mark.parametrize("variant", ["mistral", "mixtral", "gpt-oss"])
 def test_captured_steps_give_the_same_tokens(tiny_model: Callable[..., Path], variant: str) -> None:
     runner, capture = captured(make_runner(tiny_model(variant), backend="triton", **SMALL))
     planner = MiniPlanner(chain([runner]), chunk=8, budget=24)
@@ -62,6 +62,15 @@ def test_captured_steps_give_the_same_tokens(tiny_model: Callable[..., Path], va
     assert planner.num_hybrid_steps > 1
     work = [result for result in planner.results if result.tokens]
     assert capture.num_replays >= len(work)
+
+
+def test_quantized_experts_are_not_captured(tiny_model: Callable[..., Path]) -> None:
+    """How many tokens each computes is known on the device alone."""
+    spec = {**SMALL, "backend": "triton", "quantization": "int8"}
+    _, capture = captured(make_runner(tiny_model("mixtral"), **spec))
+    assert capture.num_captured == 0
+    _, capture = captured(make_runner(tiny_model("mixtral"), backend="triton", **SMALL))
+    assert capture.num_captured > 0
 
 
 @pytest.mark.long
@@ -159,7 +168,9 @@ def test_a_float8_cache_halves_the_blocks_and_keeps_most_tokens(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen3", "llama-head-dim"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "mistral", "qwen3", "llama-head-dim", "mixtral", "gpt-oss"]
+)
 def test_tokens_of_transformers_on_the_gpu(
     tiny_model: Callable[..., Path], variant: str, graphs: bool
 ) -> None:

@@ -96,7 +96,7 @@ class _Backend(TorchBackend):
     def graph_support(self) -> GraphSupport | None:
         from kernels.triton.sampling import pack_rows
 
-        return GraphSupport(True, pack_rows, self._draw, gather_logprobs)
+        return GraphSupport(True, pack_rows, self._draw, gather_logprobs, lambda experts: False)
 
     def _draw(self, logits_SV: torch.Tensor, packed_S3: torch.Tensor) -> torch.Tensor:
         return torch.ones(len(logits_SV), dtype=torch.int32)

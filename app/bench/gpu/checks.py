@@ -15,9 +15,13 @@ import torch
 
 from app.bench.gpu.geometry import hybrid_batch, padded
 from kernels.interface import AttentionShape, Backend, Batch
+from kernels.layer_form import LayerForm
+from kernels.layer_weights import Experts, Linear
+from kernels.torch.moe import route
 from kernels.triton import reference
 from kernels.triton.backend import paged
 from kernels.triton.cache import FLOAT8, PagedKV
+from kernels.triton.experts import grouped
 from kernels.triton.linear import QuantizedLinear
 from kernels.triton.packing import QUANTIZATIONS, pack_weight, unpack_weight
 
@@ -90,6 +94,43 @@ FULL_CASES = (
     AttentionCase("chunk and decodes", _LLAMA, 256, _BEHIND),
     AttentionCase("chunk and decodes, float8", _LLAMA, 64, _BEHIND, float8=True),
     AttentionCase("window", _LLAMA, 256, ((8000, 1),) * 4 + ((7000, 512),), window=4096),
+)
+
+
+_GATED_SILU = LayerForm(1e-5)
+_GPT_OSS = LayerForm(1e-5, activation="clamped_swiglu")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertCase:
+    """sizes: experts, of which a token has top_k, hidden and inner size. chosen: how many of the
+    experts any token is routed to; None for all."""
+
+    name: str
+    tokens: int
+    sizes: tuple[int, int, int, int]  # E, K, H, I
+    form: LayerForm = _GATED_SILU
+    biased: bool = False
+    chosen: int | None = None
+
+
+SMALL_EXPERTS = (
+    ExpertCase("one token", 1, (4, 1, 64, 32)),
+    ExpertCase("blocks of one row", 2, (64, 8, 64, 32)),
+    ExpertCase("odd sizes", 63, (5, 3, 100, 36), biased=True),
+    ExpertCase("full blocks, all to two experts", 128, (6, 2, 64, 32), chosen=2),
+    ExpertCase("clamped swiglu, biases", 65, (8, 4, 96, 72), _GPT_OSS, biased=True),
+    ExpertCase("clamped swiglu, one expert", 70, (4, 1, 96, 72), _GPT_OSS, True, 1),
+    ExpertCase("gelu", 33, (7, 2, 64, 40), LayerForm(1e-5, activation="gelu")),
+    ExpertCase("gelu by tanh", 33, (7, 2, 64, 40), LayerForm(1e-5, activation="gelu_tanh")),
+    ExpertCase("no gate", 20, (4, 2, 64, 40), LayerForm(1e-5, activation="relu", gated=False)),
+    ExpertCase("many blocks", 200, (64, 8, 64, 32)),
+)
+FULL_EXPERTS = (
+    ExpertCase("mixtral, 40 tokens", 40, (8, 2, 4096, 14_336)),
+    ExpertCase("gpt-oss, 300 tokens", 300, (32, 4, 2880, 2880), _GPT_OSS, biased=True),
+    ExpertCase("qwen3, 2048 tokens", 2048, (128, 8, 2048, 768)),
+    ExpertCase("qwen3, 2048 tokens to 8 experts", 2048, (128, 8, 2048, 768), chosen=8),
 )
 
 
@@ -223,6 +264,45 @@ def check_quantized(
         expected = x.double() @ unpack_weight(packed).double().T + bias.double()
         error = reference.relative_error(out, expected)
         yield _result(f"triton linear {kind} {tokens}x{K}x{outputs}", dtype, error)
+
+
+def expert_inputs(
+    case: ExpertCase, backend: Backend, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, Experts]:
+    """Random x (T, H) and experts of the case."""
+    num_experts, top_k, hidden, inner = case.sizes
+
+    def linear(outputs: int, inputs: int) -> Linear:
+        weight = torch.randn(outputs, inputs, device=device) / math.sqrt(inputs)
+        bias = torch.randn(outputs, device=device).to(dtype) if case.biased else None
+        return backend.pack_linear(weight.to(dtype), bias)
+
+    refused_E = torch.zeros(num_experts, device=device, dtype=dtype)
+    refused_E[case.chosen or num_experts :] = -1000
+    router_EH = torch.randn(num_experts, hidden, device=device).to(dtype)
+    wide = inner * (2 if case.form.gated else 1)
+    experts = Experts(
+        backend.pack_linear(router_EH, refused_E),
+        [linear(wide, hidden) for _ in range(num_experts)],
+        [linear(hidden, inner) for _ in range(num_experts)],
+        top_k,
+        renormalize=True,
+    )
+    return 2 * torch.randn(case.tokens, hidden, device=device).to(dtype), experts
+
+
+def check_experts(
+    case: ExpertCase, backend: Backend, dtype: torch.dtype, device: torch.device
+) -> CheckResult:
+    """A mixture against its experts in float64, for the same routing."""
+    x, experts = expert_inputs(case, backend, dtype, device)
+    layers = grouped(experts)
+    assert layers is not None
+    with poisoned_outputs():
+        out = backend.moe(x, experts, case.form)
+    expected = reference.experts(x, *route(x, experts), layers, case.form)
+    error = reference.relative_error(out, expected)
+    return _result(f"{backend.name} experts: {case.name}", dtype, error)
 
 
 def _result(name: str, dtype: torch.dtype, error: float) -> CheckResult:

@@ -16,7 +16,7 @@ from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, output, progress, table
 
 if TYPE_CHECKING:  # Triton is optional; the command says so where it is missing
-    from app.bench.gpu.checks import AttentionCase
+    from app.bench.gpu.checks import AttentionCase, ExpertCase
     from kernels.triton.compile import CompiledKernel
 
 ARCHITECTURES = (80, 90, 100)
@@ -38,11 +38,24 @@ def attention_cases() -> list[AttentionCase]:
     ]
 
 
+def expert_cases() -> list[ExpertCase]:
+    """Mixtures of Qwen3 and gpt-oss, of few experts but whole rows."""
+    from app.bench.gpu.checks import ExpertCase
+    from kernels.layer_form import LayerForm
+
+    clamped = LayerForm(1e-5, activation="clamped_swiglu")
+    return [
+        ExpertCase("qwen3", 3, (8, 2, 2048, 768)),
+        ExpertCase("gpt-oss", 3, (4, 2, 2880, 720), clamped, biased=True),
+    ]
+
+
 def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[CompiledKernel]:
     """Every kernel in the variants a Llama-like model launches; raises what the compiler does."""
     from app.bench.gpu.checks import (
         attention_inputs,
         check_elementwise,
+        check_experts,
         check_quantized,
         check_rope,
     )
@@ -59,6 +72,8 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
             for with_norm in (False, True):
                 list(check_rope(case, backend, dtype, cpu, with_norm))
         list(check_elementwise(backend, dtype, cpu, 3, 4096))
+        for mixture in expert_cases():
+            check_experts(mixture, backend, dtype, cpu)
         for tokens in (1, 40, 80):
             list(check_quantized(dtype, cpu, tokens, (512, 256)))
         logits_RV = torch.zeros(2, _VOCABULARY)

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from app.bench.ceilings import Ceilings
-from app.bench.gpu.checks import AttentionCase, attention_inputs
+from app.bench.gpu.checks import AttentionCase, ExpertCase, attention_inputs, expert_inputs
 from app.bench.gpu.timing import device_s, host_s, num_rotating
 from kernels.interface import Backend
 from kernels.triton.linear import QuantizedLinear
@@ -148,3 +148,22 @@ def time_others(backend: Backend, ceilings: Ceilings, device: torch.device) -> I
 
             num_bytes = 14_336 * 4096 // (2 if kind == "int4" else 1)
             yield row(f"linear {kind}", f"{tokens} tokens", num_bytes, product)
+
+
+def time_experts(
+    backend: Backend, ceilings: Ceilings, device: torch.device
+) -> Iterator[KernelTime]:
+    """Time one mixture of Qwen3-30B-A3B, router included, at sizes of steps."""
+    sizes = num_experts, top_k, hidden, inner = (128, 8, 2048, 768)
+    expert_numbers = 3 * hidden * inner
+    for tokens in (1, 32, 128, 2048):
+        case = ExpertCase(f"{tokens} tokens", tokens, sizes)
+        x_TH, experts = expert_inputs(case, backend, torch.bfloat16, device)
+        used = num_experts * (1 - (1 - top_k / num_experts) ** tokens)  # if all are as likely
+        num_bytes = 2 * (used * expert_numbers + 2 * tokens * hidden)
+        limit_s = ceilings.limit_s(num_bytes, 2 * expert_numbers * tokens * top_k)
+        works = [partial(backend.moe, x_TH, experts, case.form)]
+        for _ in range(num_rotating(num_bytes, device) - 1):
+            other = expert_inputs(case, backend, torch.bfloat16, device)
+            works.append(partial(backend.moe, *other, case.form))
+        yield _timed("experts", backend.name, case.name, works, limit_s, device)

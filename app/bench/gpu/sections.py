@@ -28,7 +28,8 @@ def run_anatomy(add: Add) -> None:
 
 
 def run_checks(add: Add, name: str, device: torch.device) -> None:
-    """Small and full cases in bfloat16, small ones in float32 too; elementwise and products."""
+    """Small and full cases in bfloat16, small ones in float32 too; beside attention elementwise
+    kernels, experts and products."""
     from app.bench.gpu import checks
 
     backend = resolve(name)
@@ -47,6 +48,9 @@ def run_checks(add: Add, name: str, device: torch.device) -> None:
             for size in ((1, 4096), (300, 4096), (7, 14_336)):
                 for result in checks.check_elementwise(backend, dtype, device, *size):
                     add("checks", result)
+            full = checks.FULL_EXPERTS if dtype == torch.bfloat16 else ()
+            for mixture in checks.SMALL_EXPERTS + full:
+                add("checks", checks.check_experts(mixture, backend, dtype, device))
             for tokens in (1, 16, 64, 300):
                 for result in checks.check_quantized(dtype, device, tokens, (4096, 1024)):
                     add("checks", result)
@@ -78,13 +82,16 @@ def run_steps(
 
 def run_kernels(add: Add, name: str, ceilings: Ceilings, device: torch.device) -> None:
     """Single kernels; those beside attention are the same on every backend."""
-    from app.bench.gpu.kernels import time_attention, time_others
+    from app.bench.gpu.kernels import time_attention, time_experts, time_others
 
     backend = resolve(name)
     for row in time_attention([(backend, BLOCK_SIZES[name])], ceilings, device):
         add("kernels", row)
     if name == "triton":
-        for row in time_others(backend, ceilings, device):
+        for row in (
+            *time_others(backend, ceilings, device),
+            *time_experts(backend, ceilings, device),
+        ):
             add("kernels", row)
 
 

@@ -32,6 +32,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "mistral, window of 16": ("Mistral", {"sliding_window": 16}),
     "qwen3, q and k norm": ("Qwen3", {"head_dim": 32}),
+    "mixtral, experts": ("Mixtral", {"num_local_experts": 4}),
 }
 _PROMPT_LENGTHS = (5, 40, 77)
 _NUM_TOKENS = 16

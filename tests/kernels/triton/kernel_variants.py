@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from app.bench.gpu import checks
-from app.bench.gpu.checks import AttentionCase
+from app.bench.gpu.checks import AttentionCase, ExpertCase
 from kernels.sampling import Adjustment
 from kernels.triton import logits
 from kernels.triton.backend import TritonBackend
@@ -36,6 +36,9 @@ def main() -> None:
                 backend.attention(q_TND, batch, cache, case.shape)
                 for _ in checks.check_rope(case, backend, dtype, device, False):
                     pass
+        for tokens in (1, 2, 16, 33, 300):
+            mixture = ExpertCase("", tokens, (4, 2, 64, 32))
+            checks.check_experts(mixture, backend, dtype, device)
         nothing = np.zeros(0, dtype=np.int32)
         for vocabulary, num_rows in ((32_000, 1), (32_000, 2), (32_000, 16), (32_000, 17)):
             mask_W = torch.ones(vocabulary // 32, dtype=torch.int32)

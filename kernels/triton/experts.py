@@ -1,0 +1,277 @@
+"""Mixture of experts in five launches, whatever the routing: sort, gate and up with the activation,
+down with the routing weights, sum.
+
+The experts' weights stay where they are: kernels read their addresses from a table. All sizes of
+batch take one tile, and a row of a product does not depend on the rows beside it, so a token has
+the same result alone and in any batch. Quantized experts are torch's generic path.
+
+Suffixes beside those of `kernels.interface`: A assignments (T * K), E experts, B and R as in
+`routing`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.interface import Backend
+from kernels.layer_form import LayerForm
+from kernels.layer_weights import Experts, Linear
+from kernels.torch import moe as generic
+from kernels.torch.backend import TorchLinear
+from kernels.triton.routing import ExpertBlocks, sort_by_expert
+from kernels.triton.tiles import expert_tile
+
+_BLOCK_H = 1024
+_ALIGNMENT = 16  # bytes, of the widest load; said to the compiler in the kernel
+
+
+@triton.jit
+def _activate(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+    """As `TorchBackend.activate`; NaN stays NaN, which makes the step fail."""
+    if ACTIVATION == "silu":
+        x = x * tl.sigmoid(x)
+    elif ACTIVATION == "clamped_swiglu":
+        x = tl.where(x > 7.0, 7.0, x)
+        x = x * tl.sigmoid(1.702 * x)
+    elif ACTIVATION == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(0.7071067811865476 * x))
+    elif ACTIVATION == "gelu_tanh":  # (1 + tanh(y)) / 2 is sigmoid(2 y)
+        x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif ACTIVATION == "relu":
+        x = tl.where(x < 0.0, 0.0, x)
+    return x
+
+
+@triton.jit
+def _expert_linear_kernel(
+    x_ptr: tl.tensor,
+    weights_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    experts_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    K: tl.constexpr,
+    OUT: tl.constexpr,
+    ROWS_PER_X: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    """One block of assignments through its expert. GATED: `OUT` rows of up follow those of gate."""
+    block = tl.program_id(0)
+    expert = tl.load(experts_ptr + block)
+    if expert < 0:
+        return
+    row_R = tl.load(rows_ptr + block * ROWS + tl.arange(0, ROWS))
+    is_row_R = row_R >= 0
+    o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
+    inside_O = o < OUT
+    weight_ptr = tl.load(weights_ptr + expert).to(tl.pointer_type(x_ptr.dtype.element_ty))
+    weight_ptr = tl.multiple_of(weight_ptr, 16)
+    x_row_R1 = x_ptr + (row_R // ROWS_PER_X)[:, None].to(tl.int64) * K
+    weight_row_O1 = weight_ptr + o[:, None].to(tl.int64) * K
+    column = tl.arange(0, BLOCK_K)
+    acc_RO = tl.zeros((ROWS, BLOCK_O), tl.float32)
+    up_RO = tl.zeros((ROWS, BLOCK_O), tl.float32)
+    for base in range(0, K, BLOCK_K):
+        k = base + column
+        inside_K = k < K
+        x_RK = tl.load(x_row_R1 + k[None, :], mask=is_row_R[:, None] & inside_K[None, :], other=0.0)
+        mask_OK = inside_O[:, None] & inside_K[None, :]
+        weight_OK = tl.load(weight_row_O1 + k[None, :], mask=mask_OK, other=0.0)
+        acc_RO = tl.dot(x_RK, tl.trans(weight_OK), acc_RO, input_precision=PRECISION)
+        if GATED:
+            weight_OK = tl.load(weight_row_O1 + OUT * K + k[None, :], mask=mask_OK, other=0.0)
+            up_RO = tl.dot(x_RK, tl.trans(weight_OK), up_RO, input_precision=PRECISION)
+    if HAS_BIAS:
+        bias_row_ptr = bias_ptr + expert * OUT * (2 if GATED else 1) + o
+        acc_RO += tl.load(bias_row_ptr, mask=inside_O, other=0.0).to(tl.float32)[None, :]
+        if GATED:
+            up_O = tl.load(bias_row_ptr + OUT, mask=inside_O, other=0.0)
+            up_RO += up_O.to(tl.float32)[None, :]
+    acc_RO = _activate(acc_RO, ACTIVATION)
+    if GATED:
+        if ACTIVATION == "clamped_swiglu":
+            up_RO = tl.where(up_RO > 7.0, 7.0, tl.where(up_RO < -7.0, -7.0, up_RO)) + 1.0
+        acc_RO *= up_RO
+    if SCALED:
+        acc_RO *= tl.load(scale_ptr + row_R, mask=is_row_R, other=0.0)[:, None]
+    out_RO = out_ptr + row_R[:, None].to(tl.int64) * OUT + o[None, :]
+    mask_RO = is_row_R[:, None] & inside_O[None, :]
+    tl.store(out_RO, acc_RO.to(out_ptr.dtype.element_ty), mask=mask_RO)
+
+
+@triton.jit
+def _sum_experts_kernel(
+    parts_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    H: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    inside = h < H
+    total_H = tl.zeros((BLOCK_H,), tl.float32)
+    for k in tl.static_range(TOP_K):
+        part_ptr = parts_ptr + (token * TOP_K + k) * H + h
+        total_H += tl.load(part_ptr, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * H + h, total_H.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedLinear:
+    """One layer of every expert. addresses_E: int64, of weights (O, K), which are held.
+    bias_EO: zeros for an expert that has none."""
+
+    addresses_E: torch.Tensor
+    bias_EO: torch.Tensor | None
+    held: tuple[torch.Tensor, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.held[0].dtype
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(out, in) features."""
+        out_features, in_features = self.held[0].shape
+        return out_features, in_features
+
+
+# Per mixture: gate and up, and down; None where a layer is not a dense weight.
+_Layers = tuple[GroupedLinear, GroupedLinear]
+_grouped: weakref.WeakKeyDictionary[Experts, _Layers | None] = weakref.WeakKeyDictionary()
+
+
+def grouped(experts: Experts) -> _Layers | None:
+    """(gate and up, down) of all experts, made once; None where some are quantized."""
+    if experts not in _grouped:
+        gate_up, down = _group(experts.gate_ups), _group(experts.downs)
+        _grouped[experts] = None if gate_up is None or down is None else (gate_up, down)
+    return _grouped[experts]
+
+
+def is_grouped(experts: Experts) -> bool:
+    """Whether `moe` launches the same for every routing, and so can be captured."""
+    return grouped(experts) is not None
+
+
+def _group(linears: Sequence[Linear]) -> GroupedLinear | None:
+    """Raises ValueError for weights of several shapes or types."""
+    dense = [linear for linear in linears if isinstance(linear, TorchLinear)]
+    if len(dense) < len(linears):
+        return None
+    if len(kinds := {(linear.weight_OK.shape, linear.weight_OK.dtype) for linear in dense}) != 1:
+        raise ValueError(f"experts of one layer differ: {kinds}")
+    held = tuple(_aligned(linear.weight_OK) for linear in dense)
+    device = held[0].device
+    addresses_E = torch.tensor([weight.data_ptr() for weight in held], device=device)
+    bias_EO = None
+    if any(linear.bias_O is not None for linear in dense):
+        none_O = held[0].new_zeros(held[0].shape[0])
+        bias_EO = torch.stack([none_O if x.bias_O is None else x.bias_O for x in dense])
+    return GroupedLinear(addresses_E, bias_EO, held)
+
+
+def _aligned(weight_OK: torch.Tensor) -> torch.Tensor:
+    weight_OK = weight_OK.contiguous()
+    return weight_OK if weight_OK.data_ptr() % _ALIGNMENT == 0 else weight_OK.clone()
+
+
+def moe(backend: Backend, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
+    """`Backend.moe`. Raises ValueError for an x that does not match the experts."""
+    layers = grouped(experts)
+    if layers is None:
+        return generic.moe(backend, x_TH, experts, form)
+    hidden, inner = layers[1].size
+    wide = (inner * (2 if form.gated else 1), hidden)
+    if layers[0].size != wide or layers[0].dtype != layers[1].dtype:
+        raise ValueError(f"gate and up are {layers[0].size} {layers[0].dtype}, not {wide}")
+    if x_TH.dim() != 2 or x_TH.shape[1] != hidden or x_TH.dtype != layers[0].dtype:
+        raise ValueError(
+            f"x is {tuple(x_TH.shape)} {x_TH.dtype}, not (T, {hidden}) of the experts' type"
+        )
+    x_TH = x_TH.contiguous()
+    topk_weights_TK, topk_ids_TK = generic.route(x_TH, experts)
+    return routed(x_TH, topk_weights_TK, topk_ids_TK, layers, form)
+
+
+def routed(
+    x_TH: torch.Tensor,
+    topk_weights_TK: torch.Tensor,
+    topk_ids_TK: torch.Tensor,
+    layers: _Layers,
+    form: LayerForm,
+) -> torch.Tensor:
+    """(T, H): the sum of each token's experts by their weights, float32, in the order in which it
+    names them."""
+    T, hidden = x_TH.shape
+    top_k = topk_ids_TK.shape[1]
+    gate_up, down = layers
+    y_TH = torch.empty_like(x_TH)
+    if not T:
+        return y_TH
+    tile = expert_tile(x_TH.dtype)
+    num_experts = gate_up.addresses_E.shape[0]
+    blocks = sort_by_expert(topk_ids_TK.contiguous(), num_experts, tile.rows)
+    weights_TK = topk_weights_TK.contiguous()
+    inner_AI = x_TH.new_empty((T * top_k, down.size[1]))
+    activation = form.activation
+    _launch(x_TH, gate_up, blocks, None, inner_AI, top_k, activation, form.gated)
+    parts_AH = x_TH.new_empty((T * top_k, hidden))
+    _launch(inner_AI, down, blocks, weights_TK, parts_AH, 1, "none", False)
+    _sum_experts_kernel[(T, triton.cdiv(hidden, _BLOCK_H))](
+        parts_AH, y_TH, H=hidden, TOP_K=top_k, BLOCK_H=_BLOCK_H, num_warps=4
+    )
+    return y_TH
+
+
+def _launch(
+    x_XK: torch.Tensor,
+    layer: GroupedLinear,
+    blocks: ExpertBlocks,
+    scale_A: torch.Tensor | None,
+    out_AO: torch.Tensor,
+    rows_per_x: int,
+    activation: str,
+    gated: bool,
+) -> None:
+    tile = expert_tile(x_XK.dtype)
+    num_outputs = out_AO.shape[1]
+    block_o = tile.columns // 2 if gated else tile.columns
+    # Blocks of one expert run side by side and share its weights in the cache.
+    _expert_linear_kernel[(blocks.num_blocks, triton.cdiv(num_outputs, block_o))](
+        x_XK,
+        layer.addresses_E,
+        x_XK if layer.bias_EO is None else layer.bias_EO,
+        x_XK if scale_A is None else scale_A,
+        blocks.experts_B,
+        blocks.rows_BR,
+        out_AO,
+        K=x_XK.shape[1],
+        OUT=num_outputs,
+        ROWS_PER_X=rows_per_x,
+        ACTIVATION=activation,
+        GATED=gated,
+        HAS_BIAS=layer.bias_EO is not None,
+        SCALED=scale_A is not None,
+        ROWS=tile.rows,
+        BLOCK_O=block_o,
+        BLOCK_K=tile.block_k,
+        PRECISION="ieee" if x_XK.dtype == torch.float32 else "tf32",
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
