@@ -42,6 +42,11 @@ def _rope(kind: str, theta: float = 10_000.0, **parameters: Any) -> dict[str, An
 
 
 _FALCON = {"num_key_value_heads": None}
+_FALCON_RW = {
+    **_FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True
+}  # fmt: skip
+_SIX_HEADS = {"hidden_size": 96, "num_attention_heads": 6}
+_MPT = {"num_key_value_heads": None, "max_seq_len": 256}
 _LONG = {"original_max_position_embeddings": 64, "factor": 4.0}
 
 # variant -> (model class, config entries over the base)
@@ -158,6 +163,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Falcon",
         {**_FALCON, "multi_query": False, "parallel_attn": False, "bias": True},
     ),
+    "falcon-alibi": ("Falcon", _FALCON_RW),
+    # 6 and 12 heads: slopes of no power of two, and of 12 such that rounding changes them.
+    "falcon-alibi-6": ("Falcon", {**_FALCON_RW, **_SIX_HEADS}),
+    "falcon-alibi-12": ("Falcon", {**_FALCON_RW, **_SIX_HEADS, "num_attention_heads": 12}),
+    "bloom": ("Bloom", {"num_key_value_heads": None, "tie_word_embeddings": True}),
+    "bloom-6": ("Bloom", {"num_key_value_heads": None, **_SIX_HEADS}),
+    "mpt": ("Mpt", {**_MPT, "tie_word_embeddings": True}),
+    "mpt-6": ("Mpt", {**_MPT, **_SIX_HEADS, "attn_config": {"alibi_bias_max": 4}}),
     "starcoder2": ("Starcoder2", {"sliding_window": 16}),
     "gpt2": ("GPT2", {"num_key_value_heads": None}),
     "opt": ("OPT", {"num_key_value_heads": None, "ffn_dim": 96, "tie_word_embeddings": True}),
@@ -195,7 +208,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 # Families that transformers lacks: Llama's weights under their names, and the variant they equal.
-BY_OTHER_NAMES = {"InternLM2ForCausalLM": "llama"}
+BY_OTHER_NAMES = {"InternLM2ForCausalLM": "llama", "MPTForCausalLM": "mpt"}
 # Classes whose names do not follow the rule.
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 _MODELS = {"GPT2": "GPT2LMHeadModel"}

@@ -35,14 +35,17 @@ def test_every_variant(tiny_model: Callable[..., Path], variant: str, backend: s
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 256])
-@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen3-layer-types"])
+@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen3-layer-types", "falcon-alibi-12"])
 def test_every_chunk_size(tiny_model: Callable[..., Path], variant: str, chunk: int) -> None:
     planner = MiniPlanner(make_chain(tiny_model(variant)), chunk=chunk, budget=max(chunk, 16))
     assert planner.run(make_prompts(), GREEDY) == expected(variant)
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
-@pytest.mark.parametrize("variant", ["llama", "llama-tied", "mistral", "qwen2", "qwen3", "gpt-oss"])
+@pytest.mark.parametrize(
+    "variant",
+    ["llama", "llama-tied", "mistral", "qwen2", "qwen3", "gpt-oss", "falcon-alibi", "bloom", "mpt"],
+)
 def test_stages(tiny_model: Callable[..., Path], variant: str, num_stages: int) -> None:
     execute = make_chain(tiny_model(variant), num_stages)
     planner = MiniPlanner(execute, chunk=16, feeds=True)
@@ -73,6 +76,14 @@ def test_internlm2(tmp_path: Path) -> None:
     assert MiniPlanner(make_chain(folder, 2), feeds=True).run(make_prompts(), GREEDY) == expected(
         "llama"
     )
+
+
+def test_mpt_by_its_authors_name(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model("mpt"), tmp_path / "mpt")
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"architectures": ["MPTForCausalLM"]}
+    path.write_text(json.dumps(config))
+    assert MiniPlanner(make_chain(folder)).run(make_prompts(), GREEDY) == expected("mpt")
 
 
 def test_legacy_rope_keys(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
