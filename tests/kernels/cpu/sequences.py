@@ -1,4 +1,4 @@
-"""For tests of the CPU backend's attention: sequences in a cache, and what float64 makes of them."""
+"""For tests of the CPU backend's attention: sequences in a cache, and their float64 reference."""
 
 from __future__ import annotations
 
