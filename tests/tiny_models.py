@@ -170,7 +170,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("Bloom", {"num_key_value_heads": None, "tie_word_embeddings": True}),
     "bloom-6": ("Bloom", {"num_key_value_heads": None, **_SIX_HEADS}),
     "mpt": ("Mpt", {**_MPT, "tie_word_embeddings": True}),
-    "mpt-6": ("Mpt", {**_MPT, **_SIX_HEADS, "attn_config": {"alibi_bias_max": 4}}),
+    "mpt-6": ("Mpt", {**_MPT, **_SIX_HEADS, "attn_config": {"softmax_scale": 0.3}}),
     "starcoder2": ("Starcoder2", {"sliding_window": 16}),
     "gpt2": ("GPT2", {"num_key_value_heads": None}),
     "opt": ("OPT", {"num_key_value_heads": None, "ffn_dim": 96, "tie_word_embeddings": True}),

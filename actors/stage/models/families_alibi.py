@@ -37,6 +37,7 @@ def mpt(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     for key in ("qk_ln", "qk_gn", "prefix_lm", "attn_uses_sequence_id", "rope"):
         attention.only(key, False)
     attention.only("sliding_window_size", -1)
+    # As in its authors' code; transformers takes 8 whatever the file says.
     slopes = mpt_slopes(base.num_heads, attention.number("alibi_bias_max", 8))
     return replace(
         with_alibi(base, Alibi(slopes)),

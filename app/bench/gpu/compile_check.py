@@ -34,10 +34,11 @@ def attention_cases() -> list[AttentionCase]:
         AttentionCase("flash's page", _LLAMA, 256, hybrid),
         AttentionCase("window", _LLAMA, 16, ((1023, 1), (0, 33)), window=512),
         AttentionCase("float8", _LLAMA, 16, ((1023, 1), (0, 33)), float8=True),
+        AttentionCase("ALiBi", (32, 32, 64), 16, hybrid, alibi=True),
         *(
             case
             for case in SMALL_CASES
-            if case.softcap or case.alibi or case.pad or case.heads[2] in (80, 256)
+            if case.softcap or (case.pad and not case.alibi) or case.heads[2] in (80, 256)
         ),
     ]
 
