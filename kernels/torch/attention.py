@@ -128,7 +128,7 @@ def _softmax_attention(
     if shape.softcap is not None:
         scores_SGRTL = shape.softcap * torch.tanh(scores_SGRTL / shape.softcap)
     if bias_SNTL is not None:
-        scores_SGRTL += bias_SNTL.unflatten(1, (shape.num_kv_heads, group))
+        scores_SGRTL += bias_SNTL.reshape(-1, *scores_SGRTL.shape[1:])
     scores_SGRTL.masked_fill_(~visible_STL[:, None, None], float("-inf"))
     # Slots past a request's end may hold stale NaN: a zero weight must contribute zero.
     v_SLGD = v_SLGD.float().masked_fill(~visible_STL.any(1)[:, :, None, None], 0.0)

@@ -194,7 +194,7 @@ def decode_attention(
     block_d = triton.next_power_of_2(D)
     has_sinks = shape.sinks_N is not None
     sinks = shape.sinks_N if has_sinks else part_lse  # then not read
-    has_alibi = shape.alibi_NP is not None
+    alibi_NP = shape.alibi_NP
     _decode_kernel[(work.num_programs,)](
         q_TND,
         layer.keys,
@@ -208,7 +208,7 @@ def decode_attention(
         batch.starts_S,
         batch.block_tables_SB,
         sinks,
-        shape.alibi_NP if has_alibi else part_lse,
+        part_lse if alibi_NP is None else alibi_NP,
         work.num_slices,
         batch.block_tables_SB.stride(0),
         shape.scale * layer.k_scale,
@@ -223,7 +223,7 @@ def decode_attention(
         WINDOW=shape.sliding_window or 0,
         SOFTCAP=shape.softcap or 0.0,
         SINKS=has_sinks,
-        ALIBI=shape.alibi_NP.stride(0) if has_alibi else 0,
+        ALIBI=0 if alibi_NP is None else alibi_NP.stride(0),
         FLOAT8=layer.is_float8,
         PRECISION="ieee" if q_TND.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,

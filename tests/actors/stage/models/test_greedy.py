@@ -78,14 +78,6 @@ def test_internlm2(tmp_path: Path) -> None:
     )
 
 
-def test_mpt_by_its_authors_name(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    folder = shutil.copytree(tiny_model("mpt"), tmp_path / "mpt")
-    path = folder / "config.json"
-    config = json.loads(path.read_text()) | {"architectures": ["MPTForCausalLM"]}
-    path.write_text(json.dumps(config))
-    assert MiniPlanner(make_chain(folder)).run(make_prompts(), GREEDY) == expected("mpt")
-
-
 def test_legacy_rope_keys(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     """`rope_theta` and `rope_scaling` beside each other, as checkpoints before 2026 have them."""
     folder = shutil.copytree(tiny_model("llama-yarn"), tmp_path / "legacy")
