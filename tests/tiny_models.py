@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 EOS, TURN_END, TURN_START = "<|endoftext|>", "<|im_end|>", "<|im_start|>"
@@ -188,6 +187,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "granite-moe": (
+        "GraniteMoe",
+        {
+            "num_local_experts": 4,
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 3.0,
+        },
+    ),
     "gpt-oss": (
         "GptOss",
         {
@@ -207,7 +216,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-# Families that transformers lacks: Llama's weights under their names, and the variant they equal.
+# Architectures that transformers lacks, and the variant whose weights they have by other names.
 BY_OTHER_NAMES = {"InternLM2ForCausalLM": "llama", "MPTForCausalLM": "mpt"}
 # Classes whose names do not follow the rule.
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
@@ -256,41 +265,6 @@ def write(
     write_tokenizer(folder)
     generation = {"eos_token_id": [EOS_TOKEN_ID, TURN_END_TOKEN_ID], "pad_token_id": EOS_TOKEN_ID}
     (folder / "generation_config.json").write_text(json.dumps(generation))
-    return folder
-
-
-def write_internlm2(folder: Path) -> Path:
-    """The variant "llama" as InternLM2 stores it: q, k and v in one tensor, by key/value head."""
-    write(folder, "llama")
-    renamed = {
-        "embed_tokens": "tok_embeddings",
-        "lm_head": "output",
-        "input_layernorm": "attention_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "self_attn.o_proj": "attention.wo",
-        "mlp.gate_proj": "feed_forward.w1",
-        "mlp.up_proj": "feed_forward.w3",
-        "mlp.down_proj": "feed_forward.w2",
-    }
-    tensors = {}
-    stored = load_file(folder / "model.safetensors")
-    for name, tensor in stored.items():
-        for ours, theirs in renamed.items():
-            name = name.replace(ours, theirs)
-        if name.endswith("q_proj.weight"):
-            groups = [
-                stored[name.replace("q_proj", which)].view(2, -1, 16, 64)
-                for which in ("q_proj", "k_proj", "v_proj")
-            ]
-            fused = name.replace("self_attn.q_proj", "attention.wqkv")
-            tensors[fused] = torch.cat(groups, dim=1).reshape(-1, 64)
-        elif "self_attn" not in name:
-            tensors[name] = tensor
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    config |= {"architectures": ["InternLM2ForCausalLM"], "auto_map": {"AutoConfig": "x.Y"}}
-    path.write_text(json.dumps(config | {"bias": False}))
     return folder
 
 
