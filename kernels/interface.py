@@ -61,6 +61,8 @@ class AttentionShape:
     """Dimensions of a model's attention and KV cache; head counts are those of one rank.
 
     sinks_N: float32 attention sinks, one additional score per head in the softmax, without a value.
+    alibi_NP: float32 ALiBi biases of key positions, which cover all positions of a batch; a query
+    of head n at i adds alibi_NP[n, j] - alibi_NP[n, i] to its scaled, capped score of the key at j.
     """
 
     num_heads: int
@@ -70,6 +72,7 @@ class AttentionShape:
     sliding_window: int | None = None  # a token sees itself and window - 1 before it
     softcap: float | None = None
     sinks_N: torch.Tensor | None = field(default=None, compare=False)
+    alibi_NP: torch.Tensor | None = field(default=None, compare=False)
 
 
 class KVLayer(Protocol):

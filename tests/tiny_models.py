@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 EOS, TURN_END, TURN_START = "<|endoftext|>", "<|im_end|>", "<|im_start|>"
@@ -42,6 +41,11 @@ def _rope(kind: str, theta: float = 10_000.0, **parameters: Any) -> dict[str, An
 
 
 _FALCON = {"num_key_value_heads": None}
+_FALCON_RW = {
+    **_FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True
+}  # fmt: skip
+_SIX_HEADS = {"hidden_size": 96, "num_attention_heads": 6}
+_MPT = {"num_key_value_heads": None, "max_seq_len": 256}
 _LONG = {"original_max_position_embeddings": 64, "factor": 4.0}
 
 # variant -> (model class, config entries over the base)
@@ -158,6 +162,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Falcon",
         {**_FALCON, "multi_query": False, "parallel_attn": False, "bias": True},
     ),
+    "falcon-alibi": ("Falcon", _FALCON_RW),
+    # 6 and 12 heads: slopes of no power of two, and of 12 such that rounding changes them.
+    "falcon-alibi-6": ("Falcon", {**_FALCON_RW, **_SIX_HEADS}),
+    "falcon-alibi-12": ("Falcon", {**_FALCON_RW, **_SIX_HEADS, "num_attention_heads": 12}),
+    "bloom": ("Bloom", {"num_key_value_heads": None, "tie_word_embeddings": True}),
+    "bloom-6": ("Bloom", {"num_key_value_heads": None, **_SIX_HEADS}),
+    "mpt": ("Mpt", {**_MPT, "tie_word_embeddings": True}),
+    "mpt-6": ("Mpt", {**_MPT, **_SIX_HEADS, "attn_config": {"softmax_scale": 0.3}}),
     "starcoder2": ("Starcoder2", {"sliding_window": 16}),
     "gpt2": ("GPT2", {"num_key_value_heads": None}),
     "opt": ("OPT", {"num_key_value_heads": None, "ffn_dim": 96, "tie_word_embeddings": True}),
@@ -204,8 +216,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-# Families that transformers lacks: Llama's weights under their names, and the variant they equal.
-BY_OTHER_NAMES = {"InternLM2ForCausalLM": "llama"}
+# Architectures that transformers lacks, and the variant whose weights they have by other names.
+BY_OTHER_NAMES = {"InternLM2ForCausalLM": "llama", "MPTForCausalLM": "mpt"}
 # Classes whose names do not follow the rule.
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 _MODELS = {"GPT2": "GPT2LMHeadModel"}
@@ -253,41 +265,6 @@ def write(
     write_tokenizer(folder)
     generation = {"eos_token_id": [EOS_TOKEN_ID, TURN_END_TOKEN_ID], "pad_token_id": EOS_TOKEN_ID}
     (folder / "generation_config.json").write_text(json.dumps(generation))
-    return folder
-
-
-def write_internlm2(folder: Path) -> Path:
-    """The variant "llama" as InternLM2 stores it: q, k and v in one tensor, by key/value head."""
-    write(folder, "llama")
-    renamed = {
-        "embed_tokens": "tok_embeddings",
-        "lm_head": "output",
-        "input_layernorm": "attention_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "self_attn.o_proj": "attention.wo",
-        "mlp.gate_proj": "feed_forward.w1",
-        "mlp.up_proj": "feed_forward.w3",
-        "mlp.down_proj": "feed_forward.w2",
-    }
-    tensors = {}
-    stored = load_file(folder / "model.safetensors")
-    for name, tensor in stored.items():
-        for ours, theirs in renamed.items():
-            name = name.replace(ours, theirs)
-        if name.endswith("q_proj.weight"):
-            groups = [
-                stored[name.replace("q_proj", which)].view(2, -1, 16, 64)
-                for which in ("q_proj", "k_proj", "v_proj")
-            ]
-            fused = name.replace("self_attn.q_proj", "attention.wqkv")
-            tensors[fused] = torch.cat(groups, dim=1).reshape(-1, 64)
-        elif "self_attn" not in name:
-            tensors[name] = tensor
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    config |= {"architectures": ["InternLM2ForCausalLM"], "auto_map": {"AutoConfig": "x.Y"}}
-    path.write_text(json.dumps(config | {"bias": False}))
     return folder
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from actors.stage.kv import KVCache
+from actors.stage.models.alibi import alibi_table
 from actors.stage.models.config import DecoderConfig, ModelError
 from actors.stage.models.decoder import Decoder, StageWeights
 from actors.stage.models.read import load_config
@@ -71,8 +72,8 @@ def load_model(spec: StageSpec, progress: Callable[[float], None]) -> LoadedMode
     kv_dtype = _kv_dtype(spec.kv_dtype, dtype, backend)
     if spec.num_threads and device.type == "cpu":
         backend.set_num_threads(spec.num_threads)
-    shape = _attention_shape(config, part)
     max_model_len = min(spec.max_model_len, config.max_model_len)
+    shape = _attention_shape(config, part, max_model_len, device)
     with open_folder(folder, config, spec, dtype) as (source, packed):
         loader = Loader(source, config, part, spec, backend, device, dtype, packed)
         weights = loader.stage(max_model_len, progress)
@@ -115,11 +116,18 @@ def _kv_dtype(name: str, model_dtype: torch.dtype, backend: Backend) -> torch.dt
     return kinds[name]
 
 
-def _attention_shape(config: DecoderConfig, part: Split) -> AttentionShape:
+def _attention_shape(
+    config: DecoderConfig, part: Split, num_positions: int, device: torch.device
+) -> AttentionShape:
+    alibi_NP = None
+    if config.alibi is not None:
+        heads = slice(part.q[0] // config.head_dim, part.q[1] // config.head_dim)
+        alibi_NP = alibi_table(config.alibi, num_positions, heads).to(device)
     return AttentionShape(
         part.num_heads,
         part.num_kv_heads,
         config.head_dim,
         config.attention_scale,
         softcap=config.attention_softcap,
+        alibi_NP=alibi_NP,
     )

@@ -251,7 +251,7 @@ class CpuBackend(TorchBackend):
         out_TX = torch.empty((num_tokens, width), dtype=q_TND.dtype)
         _function("attention")(
             batch_view,
-            view_shape(shape, cache, q_TND.dtype),
+            view_shape(shape, cache, q_TND.dtype, batch.max_kv_length),
             q_TND.data_ptr(),
             cache.data.data_ptr(),
             out_TX.data_ptr(),

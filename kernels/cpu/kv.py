@@ -32,6 +32,8 @@ class ShapeView(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("sinks", ctypes.c_void_p),
+        ("alibi", ctypes.c_void_p),
+        ("alibi_stride", ctypes.c_int64),
     )
 
 
@@ -114,9 +116,15 @@ def write_block(layer: KVLayer, block: int, data: torch.Tensor) -> None:
     target.copy_(data)
 
 
-def view_shape(shape: AttentionShape, layer: CpuKVLayer, dtype: torch.dtype) -> ShapeView:
-    """dtype: of the activations. Valid while the shape's tensors live."""
+def view_shape(
+    shape: AttentionShape, layer: CpuKVLayer, dtype: torch.dtype, max_kv_length: int = 0
+) -> ShapeView:
+    """dtype: of the activations. Valid while the shape's tensors live. Raises ValueError for a
+    shape without a kernel, or whose position biases do not cover max_kv_length positions."""
     check_shape(shape)
+    positions = 0 if shape.alibi_NP is None else shape.alibi_NP.shape[1]
+    if shape.alibi_NP is not None and max_kv_length > positions:
+        raise ValueError(f"position {max_kv_length - 1} lies past the {positions} of alibi_NP")
     if (layer.num_kv_heads, layer.head_dim) != (shape.num_kv_heads, shape.head_dim):
         raise ValueError(
             f"the cache holds {layer.num_kv_heads} heads of {layer.head_dim}, "
@@ -133,6 +141,8 @@ def view_shape(shape: AttentionShape, layer: CpuKVLayer, dtype: torch.dtype) -> 
         shape.scale,
         shape.softcap or 0.0,
         library.pointer(shape.sinks_N),
+        library.pointer(shape.alibi_NP),
+        positions,
     )
 
 
@@ -173,3 +183,11 @@ def check_shape(shape: AttentionShape) -> None:
         or not sinks_N.is_contiguous()
     ):
         raise ValueError(f"sinks_N must be {shape.num_heads} contiguous values of float32")
+    alibi_NP = shape.alibi_NP
+    if alibi_NP is not None and (
+        alibi_NP.dim() != 2
+        or len(alibi_NP) != shape.num_heads
+        or alibi_NP.dtype != torch.float32
+        or not alibi_NP.is_contiguous()
+    ):
+        raise ValueError(f"alibi_NP must be {shape.num_heads} contiguous rows of float32")

@@ -139,10 +139,12 @@ class CpuStack:
         ]
         self._num_slots = max((a.num_slots for four in adapters for a in four if a), default=0)
         # Addresses below point into these.
-        self._kept = (list(layers), linears, caches, tables, all_reduce, adapters)
+        self._kept = (list(layers), linears, caches, tables, all_reduce, adapters, shape)
         self._block_size = caches[0].block_size
         self._prefault: Prefault | None = caches[0].prefault  # None once it is done
         self._positions = min(table_PD.shape[0] for table_PD in tables)
+        if shape.alibi_NP is not None:
+            self._positions = min(self._positions, shape.alibi_NP.shape[1])
         self._layers = (_LayerView * len(layers))(
             *(
                 _LayerView(
@@ -199,7 +201,7 @@ class CpuStack:
         if batch.max_kv_length > self._positions:
             raise ValueError(
                 f"position {batch.max_kv_length - 1} lies past the {self._positions} of the "
-                "rotation table"
+                "position tables"
             )
         x_TH = self._checked(x_TH, view.num_tokens)
         added = 0  # address of the x still to be added to the residual; null: nothing

@@ -73,7 +73,8 @@ class FlashBackend(TritonBackend):
     def attention(
         self, q_TND: torch.Tensor, batch: Batch, layer: KVLayer, shape: AttentionShape
     ) -> torch.Tensor:
-        if shape.sinks_N is not None:  # flash-attn has none
+        # flash-attn has no sinks, and its ALiBi slopes cannot express rounded biases (Falcon's).
+        if shape.sinks_N is not None or shape.alibi_NP is not None:
             return super().attention(q_TND, batch, layer, shape)
         arguments = (self._flash, q_TND, batch, self._lengths_of(batch), paged(layer), shape)
         if batch.max_length == 1:

@@ -66,7 +66,10 @@ def _attend_slice(
     q_position_T1 = torch.arange(start, length, device=q_TND.device)[:, None]
     k_position_L = torch.arange(first, length, device=q_TND.device)
     visible_TL = _visible(q_position_T1, k_position_L, shape)
-    return _softmax_attention(q_TND[None], k_LGD[None], v_LGD[None], visible_TL[None], shape)[0]
+    bias_SNTL = _biases(q_position_T1.T, k_position_L, shape)
+    return _softmax_attention(
+        q_TND[None], k_LGD[None], v_LGD[None], visible_TL[None], bias_SNTL, shape
+    )[0]
 
 
 def _attend_decodes(
@@ -80,7 +83,10 @@ def _attend_decodes(
     v_SLGD = kv.values[blocks_SP].flatten(1, 2)
     k_position_L = torch.arange(k_SLGD.shape[1], device=q_SND.device)
     visible_SL = _visible(starts_S[:, None], k_position_L, shape)
-    attended = _softmax_attention(q_SND[:, None], k_SLGD, v_SLGD, visible_SL[:, None], shape)
+    bias_SNTL = _biases(starts_S[:, None], k_position_L, shape)
+    attended = _softmax_attention(
+        q_SND[:, None], k_SLGD, v_SLGD, visible_SL[:, None], bias_SNTL, shape
+    )
     return attended[:, 0]
 
 
@@ -93,11 +99,24 @@ def _visible(
     return visible
 
 
+def _biases(
+    q_position_ST: torch.Tensor, k_position_L: torch.Tensor, shape: AttentionShape
+) -> torch.Tensor | None:
+    """ALiBi of every query and key, (S, N, T, L), or None. Keys past the table are invisible."""
+    alibi_NP = shape.alibi_NP
+    if alibi_NP is None:
+        return None
+    key_NL = alibi_NP[:, k_position_L.clamp(max=alibi_NP.shape[1] - 1)]
+    own_SNT = alibi_NP[:, q_position_ST].transpose(0, 1)
+    return key_NL[:, None] - own_SNT[..., None]
+
+
 def _softmax_attention(
     q_STND: torch.Tensor,
     k_SLGD: torch.Tensor,
     v_SLGD: torch.Tensor,
     visible_STL: torch.Tensor,
+    bias_SNTL: torch.Tensor | None,
     shape: AttentionShape,
 ) -> torch.Tensor:
     """Grouped-query attention with float32 scores -> (S, T, N, D) in q's dtype."""
@@ -108,6 +127,8 @@ def _softmax_attention(
     scores_SGRTL = torch.einsum("stgrd,slgd->sgrtl", q_STGRD, k_SLGD.float()) * shape.scale
     if shape.softcap is not None:
         scores_SGRTL = shape.softcap * torch.tanh(scores_SGRTL / shape.softcap)
+    if bias_SNTL is not None:
+        scores_SGRTL += bias_SNTL.reshape(-1, *scores_SGRTL.shape[1:])
     scores_SGRTL.masked_fill_(~visible_STL[:, None, None], float("-inf"))
     # Slots past a request's end may hold stale NaN: a zero weight must contribute zero.
     v_SLGD = v_SLGD.float().masked_fill(~visible_STL.any(1)[:, :, None, None], 0.0)

@@ -30,7 +30,8 @@ from kernels.triton.work_list import WorkLists
 
 
 class TritonBackend(TorchBackend):
-    """Any block size, any grouping, head dims to 256, sliding window, softcap, sinks, float8 KV.
+    """Any block size, any grouping, head dims to 256, sliding window, softcap, sinks, ALiBi,
+    float8 KV.
 
     There is no fused stack of layers: on a GPU CUDA graphs amortize the launches.
     """

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from kernels.interface import AttentionShape, Batch
 from kernels.triton.cache import PagedKV
-from kernels.triton.kv_tiles import LOG2_E, MASKED, accumulate, kv_rows, load_tile, scores
+from kernels.triton.kv_tiles import LOG2_E, MASKED, accumulate, alibi, kv_rows, load_tile, scores
 from kernels.triton.tiles import decode_tile
 from kernels.triton.work_list import WorkList, context
 
@@ -33,6 +33,7 @@ def _decode_kernel(
     starts_ptr: tl.tensor,
     tables_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
+    alibi_ptr: tl.tensor,
     num_slices: tl.tensor,
     table_stride: tl.tensor,
     scale: tl.tensor,
@@ -47,6 +48,7 @@ def _decode_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    ALIBI: tl.constexpr,
     FLOAT8: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
@@ -86,6 +88,11 @@ def _decode_kernel(
                 k_KD = load_tile(k_ptr, kv_row_K, inside_K, q_RD, D, BLOCK_D, FLOAT8)
                 v_KD = load_tile(v_ptr, kv_row_K, inside_K, q_RD, D, BLOCK_D, FLOAT8)
                 score_RK = scores(q_RD, k_KD, scale, SOFTCAP, PRECISION)
+                if ALIBI > 0:
+                    own = context_end - 1
+                    score_RK += alibi(
+                        alibi_ptr, head * GROUP + row, row < GROUP, own, position_K, inside_K, ALIBI
+                    )
                 score_RK = tl.where(inside_K[None, :], score_RK, MASKED)
                 row_max_R, row_sum_R, acc_RD = accumulate(
                     score_RK, v_KD, row_max_R, row_sum_R, acc_RD, PRECISION
@@ -187,6 +194,7 @@ def decode_attention(
     block_d = triton.next_power_of_2(D)
     has_sinks = shape.sinks_N is not None
     sinks = shape.sinks_N if has_sinks else part_lse  # then not read
+    alibi_NP = shape.alibi_NP
     _decode_kernel[(work.num_programs,)](
         q_TND,
         layer.keys,
@@ -200,6 +208,7 @@ def decode_attention(
         batch.starts_S,
         batch.block_tables_SB,
         sinks,
+        part_lse if alibi_NP is None else alibi_NP,
         work.num_slices,
         batch.block_tables_SB.stride(0),
         shape.scale * layer.k_scale,
@@ -214,6 +223,7 @@ def decode_attention(
         WINDOW=shape.sliding_window or 0,
         SOFTCAP=shape.softcap or 0.0,
         SINKS=has_sinks,
+        ALIBI=0 if alibi_NP is None else alibi_NP.stride(0),
         FLOAT8=layer.is_float8,
         PRECISION="ieee" if q_TND.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,

@@ -66,6 +66,25 @@ def scores(
 
 
 @triton.jit
+def alibi(
+    alibi_ptr: tl.tensor,
+    head_R: tl.tensor,
+    inside_R: tl.tensor,
+    position_R: tl.tensor,
+    position_K: tl.tensor,
+    inside_K: tl.tensor,
+    STRIDE: tl.constexpr,
+) -> tl.tensor:
+    """What ALiBi adds to base-2 logits: the key's bias less that of the row's own position, of
+    which there may be one for all rows."""
+    row_ptr_R = alibi_ptr + head_R * STRIDE
+    own_R = tl.load(row_ptr_R + position_R, mask=inside_R, other=0.0)
+    mask = inside_R[:, None] & inside_K[None, :]
+    key_RK = tl.load(row_ptr_R[:, None] + position_K[None, :], mask=mask, other=0.0)
+    return (key_RK - own_R[:, None]) * LOG2_E
+
+
+@triton.jit
 def accumulate(
     score_RK: tl.tensor,
     v_KD: tl.tensor,

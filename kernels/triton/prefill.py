@@ -11,7 +11,7 @@ import triton.language as tl
 
 from kernels.interface import AttentionShape, Batch
 from kernels.triton.cache import PagedKV
-from kernels.triton.kv_tiles import LOG2_E, MASKED, accumulate, kv_rows, load_tile, scores
+from kernels.triton.kv_tiles import LOG2_E, MASKED, accumulate, alibi, kv_rows, load_tile, scores
 from kernels.triton.tiles import prefill_tile, target_arch
 
 
@@ -51,6 +51,7 @@ def _prefill_kernel(
     lengths_ptr: tl.tensor,
     tables_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
+    alibi_ptr: tl.tensor,
     first_slice: tl.tensor,
     num_slices: tl.tensor,
     num_decode_slots: tl.tensor,
@@ -68,6 +69,7 @@ def _prefill_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    ALIBI: tl.constexpr,
     FLOAT8: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
@@ -111,6 +113,10 @@ def _prefill_kernel(
             kv_row_K = kv_rows(table_ptr, position_K, everywhere_K, head, PAGE, G, D)
             k_KD = load_tile(k_ptr, kv_row_K, everywhere_K, q_RD, D, BLOCK_D, FLOAT8)
             score_RK = scores(q_RD, k_KD, scale, SOFTCAP, PRECISION)
+            if ALIBI > 0:
+                score_RK += alibi(
+                    alibi_ptr, q_head_R, inside_R, position_R, position_K, everywhere_K, ALIBI
+                )
             v_KD = load_tile(v_ptr, kv_row_K, everywhere_K, q_RD, D, BLOCK_D, FLOAT8)
             row_max_R, row_sum_R, acc_RD = accumulate(
                 score_RK, v_KD, row_max_R, row_sum_R, acc_RD, PRECISION
@@ -121,6 +127,10 @@ def _prefill_kernel(
             kv_row_K = kv_rows(table_ptr, position_K, inside_K, head, PAGE, G, D)
             k_KD = load_tile(k_ptr, kv_row_K, inside_K, q_RD, D, BLOCK_D, FLOAT8)
             score_RK = scores(q_RD, k_KD, scale, SOFTCAP, PRECISION)
+            if ALIBI > 0:
+                score_RK += alibi(
+                    alibi_ptr, q_head_R, inside_R, position_R, position_K, inside_K, ALIBI
+                )
             sees = position_K[None, :] <= position_R[:, None]
             if WINDOW > 0:
                 sees = sees & (position_K[None, :] > position_R[:, None] - WINDOW)
@@ -166,6 +176,7 @@ def prefill_attention(
         batch.lengths_S,
         batch.block_tables_SB,
         batch.starts_S if shape.sinks_N is None else shape.sinks_N,
+        batch.starts_S if shape.alibi_NP is None else shape.alibi_NP,
         first_slice,
         S,
         num_decode_slots,
@@ -183,6 +194,7 @@ def prefill_attention(
         WINDOW=shape.sliding_window or 0,
         SOFTCAP=shape.softcap or 0.0,
         SINKS=shape.sinks_N is not None,
+        ALIBI=0 if shape.alibi_NP is None else shape.alibi_NP.stride(0),
         FLOAT8=layer.is_float8,
         PRECISION="ieee" if q_TND.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,

@@ -77,6 +77,9 @@ def attention(
         score = torch.einsum("tnd,knd->ntk", q, k) * shape.scale
         if shape.softcap is not None:
             score = shape.softcap * torch.tanh(score / shape.softcap)
+        if shape.alibi_NP is not None:
+            bias = shape.alibi_NP[:, : start + length].double()
+            score = score + bias[:, None] - bias[:, start:, None]
         q_position = torch.arange(start, start + length, device=q.device)[:, None]
         k_position = torch.arange(start + length, device=q.device)[None]
         sees = k_position <= q_position

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.stage.models.alibi import Alibi
 from actors.stage.models.keys import JsonObject
 from actors.stage.models.names import LLAMA, Names
 from actors.stage.models.rope import Rope
@@ -31,6 +32,7 @@ class DecoderConfig:
     parallel: attention and MLP read the same hidden state, and their results are added.
     qk_norm: "none", "head" (each head by itself) or "whole" (all heads as one vector).
     learned_positions: added to the embedding; position 0 is row `position_offset` of the table.
+    alibi: of all heads and layers, or None.
     embedding_scale, logit_scale: factors of the embedding (rounded to the model's type if
     rounds_embedding_scale) and of the logits, then capped by softcap c: c * tanh(logits / c).
     expert_layers: whether a layer's MLP is a mixture of num_experts of inner size expert_size.
@@ -62,6 +64,7 @@ class DecoderConfig:
     sliding_windows: tuple[int | None, ...]
     attention_scale: float
     attention_softcap: float | None = None
+    alibi: Alibi | None = None
     position_offset: int = 0
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False

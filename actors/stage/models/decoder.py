@@ -31,7 +31,8 @@ class NotFinite(RuntimeError):
 
 @dataclass(slots=True)
 class StageWeights:
-    """Weights of one rank of one stage. First stage: embeddings; last stage: norm and head.
+    """Weights of one rank of one stage. First stage: embeddings and their norm, if there is one;
+    last stage: norm and head.
 
     embedding_VH and head cover rows [vocab_start, vocab_start + V) of the vocabulary.
     positions_PH: None unless positions are learned. cos_sin_PD: for layers without their own.
@@ -40,6 +41,8 @@ class StageWeights:
     layers: list[LayerWeights]
     embedding_VH: torch.Tensor | None
     positions_PH: torch.Tensor | None
+    embedding_norm_H: torch.Tensor | None
+    embedding_norm_bias_H: torch.Tensor | None
     final_norm_H: torch.Tensor | None
     final_norm_bias_H: torch.Tensor | None
     head: Linear | None
@@ -118,6 +121,8 @@ class Decoder:
             x_TH *= self._embedding_scale
         if w.positions_PH is not None:
             x_TH += functional.embedding(positions_T, w.positions_PH)
+        if w.embedding_norm_H is not None:
+            x_TH = self._normed(x_TH, w.embedding_norm_H, w.embedding_norm_bias_H)
         return x_TH
 
     def layers(self, x_TH: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

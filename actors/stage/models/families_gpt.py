@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+from actors.stage.models.alibi import Alibi, bloom_slopes
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.families_llama import mistral
-from actors.stage.models.family import FULL, SLIDING, Family, windows
+from actors.stage.models.family import FULL, SLIDING, Family, windows, with_alibi
 from actors.stage.models.keys import Keys
 from actors.stage.models.names import Names
 from actors.stage.models.rope import no_rope
@@ -15,8 +17,8 @@ from actors.stage.models.rope import no_rope
 def falcon(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     """Layer norms, GELU, no gate, q, k and v in one tensor. In 7B, attention and MLP read the same
     norm and heads share one key and value. In 40B and 180B (new_decoder_architecture), each has its
-    own norm and key/value heads are shared by groups. ALiBi (falcon-rw) is refused."""
-    keys.only("alibi", False)
+    own norm and key/value heads are shared by groups. In falcon-rw, ALiBi takes the place of the
+    rotation."""
     new = keys.flag("new_decoder_architecture")
     one = keys.flag("multi_query", True) and not new
     heads = keys.size("num_kv_heads", base.num_heads) if new else base.num_heads
@@ -28,6 +30,9 @@ def falcon(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     elif parallel:
         names = replace(names, mlp_norm=None)
     bias = keys.flag("bias")
+    if keys.flag("alibi"):
+        alibi = Alibi(bloom_slopes(base.num_heads), rounds=True, divisor=math.sqrt(base.head_dim))
+        base = with_alibi(base, alibi)
     return replace(
         base,
         names=names,

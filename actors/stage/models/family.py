@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from actors.stage.models.alibi import Alibi
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.keys import JsonObject, Keys
 from actors.stage.models.names import LLAMA, Names
+from actors.stage.models.rope import no_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -38,3 +40,8 @@ def windows(base: DecoderConfig, keys: Keys, kinds: Sequence[str]) -> DecoderCon
     window = keys.get("sliding_window")
     windows = [int(window) if k == SLIDING and window is not None else None for k in kinds]
     return replace(base, sliding_windows=tuple(windows))
+
+
+def with_alibi(base: DecoderConfig, alibi: Alibi) -> DecoderConfig:
+    """ALiBi in place of the rotation, in every layer."""
+    return replace(base, alibi=alibi, ropes=(no_rope(base.max_positions),) * base.num_layers)

@@ -11,8 +11,9 @@ JsonObject = dict[str, Any]
 # unless its value has no effect.
 MEANINGFUL = frozenset(
     """
-    activation activation_function alibi attention_bias attention_chunk_size
-    attention_multiplier attention_sinks attn_logit_softcapping bias clip_qkv
+    activation activation_function alibi apply_residual_connection_post_layernorm attention_bias
+    attention_chunk_size attention_multiplier attention_sinks attn_config attn_logit_softcapping
+    bias clip_qkv
     decoder_sparse_step do_layer_norm_before embedding_multiplier enable_bias
     final_logit_softcapping first_k_dense_replace hidden_act hidden_activation kv_lora_rank
     layer_norm_elementwise_affine layer_types logit_scale logits_scaling mlp_bias
@@ -34,17 +35,19 @@ class Keys:
     def __init__(
         self, raw: JsonObject, defaults: JsonObject, renamed: Mapping[str, str] | None = None
     ) -> None:
-        """renamed: Llama's name of a key, used here -> the family's name."""
+        """renamed: Llama's name of a key, used here -> the family's name. Where the family's is
+        absent, Llama's counts, as in transformers."""
         self.values = {**defaults, **raw}
         self._renamed = renamed or {}
         self._read: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
         """The key's value, or the default if it is absent."""
-        key = self._renamed.get(key, key)
-        self._read.add(key)
-        value = self.values.get(key)
-        return default if value is None else value
+        for name in dict.fromkeys((self._renamed.get(key, key), key)):
+            self._read.add(name)
+            if (value := self.values.get(name)) is not None:
+                return value
+        return default
 
     def size(self, key: str, default: int | None = None) -> int:
         """A number of at least 1. Raises KeyError if it is absent and has no default."""

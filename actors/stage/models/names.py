@@ -26,6 +26,7 @@ class Names:
     The names determine a layer's parts: a norm without a name does not exist, and an MLP without
     `gate` and `gate_up` has no gate.
 
+    embedding_norm: of the embedding.
     input_norm, mlp_norm: before attention and before the MLP. attention_out_norm, mlp_out_norm:
     of their results, before the addition to the residual.
     qkv: all three in one tensor, `grouped` by key/value head (its query heads, its key, its value)
@@ -39,6 +40,7 @@ class Names:
 
     embedding: str = "model.embed_tokens"
     positions: str | None = None
+    embedding_norm: str | None = None
     final_norm: str = "model.norm"
     head: str = "lm_head"
     layer: str = "model.layers.{}."

@@ -5,7 +5,12 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from actors.stage.models import families_gemma, families_gpt, families_llama
+from actors.stage.models import (
+    families_alibi,
+    families_gemma,
+    families_gpt,
+    families_llama,
+)
 from actors.stage.models.config import DecoderConfig, ModelError, read_json
 from actors.stage.models.family import FULL, Family
 from actors.stage.models.keys import JsonObject, Keys
@@ -17,6 +22,7 @@ FAMILIES: dict[str, Family] = {  # by the architecture's name
     **families_llama.FAMILIES,
     **families_gemma.FAMILIES,
     **families_gpt.FAMILIES,
+    **families_alibi.FAMILIES,
 }
 
 QUANT_METHODS = ("awq", "compressed-tensors", "fp8", "gguf", "gptq")

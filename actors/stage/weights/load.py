@@ -73,6 +73,7 @@ class Loader:
             rope = config.ropes[layer]
             layers.append(self._layer(layer, None if rope == usual else tables[rope]))
             step()
+        first_norm = names.embedding_norm if spec.is_first else None
         norm_H, norm_bias_H, head = None, None, None
         if spec.is_last:
             norm_H, norm_bias_H = self._norm(names.final_norm), self._norm_bias(names.final_norm)
@@ -87,6 +88,8 @@ class Loader:
             layers=layers,
             embedding_VH=vocabulary_VH if spec.is_first else None,
             positions_PH=self._positions(max_model_len) if spec.is_first else None,
+            embedding_norm_H=None if first_norm is None else self._norm(first_norm),
+            embedding_norm_bias_H=None if first_norm is None else self._norm_bias(first_norm),
             final_norm_H=norm_H,
             final_norm_bias_H=norm_bias_H,
             head=head,

@@ -114,6 +114,8 @@ def all_shapes(config: DecoderConfig) -> Shapes:
         **norm_shapes(config, names.final_norm, config.hidden_size),
         f"{names.head}.weight": (config.vocab_size, config.hidden_size),
     }
+    if names.embedding_norm is not None:
+        shapes |= norm_shapes(config, names.embedding_norm, config.hidden_size)
     if names.positions is not None:
         rows = config.max_positions + config.position_offset
         shapes[f"{names.positions}.weight"] = (rows, config.hidden_size)

@@ -59,11 +59,22 @@ class AttentionCase:
     float8: bool = False
     pad: tuple[int, int] | None = None
     sinks: bool = False
+    alibi: bool = False
 
     @property
     def shape(self) -> AttentionShape:
         N, G, D = self.heads
         return AttentionShape(N, G, D, D**-0.5, self.window, self.softcap)
+
+    def drawn_shape(self, device: torch.device) -> AttentionShape:
+        """The shape with random sinks and ALiBi slopes, where the case has some."""
+        sinks_N, alibi_NP = None, None
+        if self.sinks:
+            sinks_N = 2 * torch.randn(self.heads[0], device=device)
+        if self.alibi:
+            positions_P = torch.arange(max(map(sum, self.slices)), device=device)
+            alibi_NP = torch.rand(self.heads[0], 1, device=device) * positions_P
+        return replace(self.shape, sinks_N=sinks_N, alibi_NP=alibi_NP)
 
 
 _MIXED = ((0, 1), (64, 1), (150, 1), (0, 20), (40, 70), (7, 1))
@@ -77,6 +88,10 @@ SMALL_CASES = (
     AttentionCase("softcap", (4, 2, 64), 16, _MIXED, softcap=20.0),
     AttentionCase("sinks, window", (4, 2, 64), 16, _MIXED, window=37, sinks=True),
     AttentionCase("sinks, long", (8, 1, 64), 32, ((700, 1), (3, 1), (300, 1)), sinks=True),
+    AttentionCase("ALiBi", (3, 3, 64), 7, _MIXED, alibi=True),
+    AttentionCase("ALiBi, group of 3, window", (9, 3, 32), 16, _MIXED, window=37, alibi=True),
+    AttentionCase("ALiBi, long", (6, 2, 16), 32, ((700, 1), (3, 1)), alibi=True),
+    AttentionCase("ALiBi, captured", (2, 2, 32), 16, _MIXED, pad=(40, 3), alibi=True),
     AttentionCase("float8 cache", (4, 2, 64), 16, _MIXED, float8=True),
     AttentionCase("decodes only, long", (8, 1, 64), 32, ((700, 1), (3, 1), (300, 1))),
     AttentionCase("decodes only, long, window", (8, 1, 64), 32, ((700, 1), (3, 1)), window=300),
@@ -170,9 +185,7 @@ def check_attention(
     case: AttentionCase, backend: Backend, dtype: torch.dtype, device: torch.device
 ) -> CheckResult:
     q_TND, batch, cache = attention_inputs(case, backend, dtype, device)
-    shape = case.shape
-    if case.sinks:
-        shape = replace(shape, sinks_N=2 * torch.randn(shape.num_heads, device=device))
+    shape = case.drawn_shape(device)
     with poisoned_outputs():
         out = backend.attention(q_TND, batch, cache, shape)
     real = sum(length for _, length in case.slices)

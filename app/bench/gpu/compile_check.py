@@ -34,7 +34,12 @@ def attention_cases() -> list[AttentionCase]:
         AttentionCase("flash's page", _LLAMA, 256, hybrid),
         AttentionCase("window", _LLAMA, 16, ((1023, 1), (0, 33)), window=512),
         AttentionCase("float8", _LLAMA, 16, ((1023, 1), (0, 33)), float8=True),
-        *(c for c in SMALL_CASES if c.softcap or c.pad or c.heads[2] in (80, 256)),
+        AttentionCase("ALiBi", (32, 32, 64), 16, hybrid, alibi=True),
+        *(
+            case
+            for case in SMALL_CASES
+            if case.softcap or (case.pad and not case.alibi) or case.heads[2] in (80, 256)
+        ),
     ]
 
 
@@ -68,7 +73,7 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
     with compiling_for(arch) as compiled:
         for case in attention_cases():
             q_TND, batch, cache = attention_inputs(case, backend, dtype, cpu)
-            backend.attention(q_TND, batch, cache, case.shape)
+            backend.attention(q_TND, batch, cache, case.drawn_shape(cpu))
             for with_norm in (False, True):
                 list(check_rope(case, backend, dtype, cpu, with_norm))
         list(check_elementwise(backend, dtype, cpu, 3, 4096))

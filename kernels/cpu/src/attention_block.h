@@ -199,9 +199,9 @@ class QueryBlock : private QueryRows<Format> {
     // All maxima first: the horizontal reductions then overlap.
     for (int r = first; r < end; ++r) {
       const Range own = visible(partition, r, 1);
-      if (own.end > 0) {
-        states_.part_max[r] = row_maximum(scores_of(r), own.begin, own.end, scaling_);
-      }
+      if (own.end == 0) continue;
+      states_.part_max[r] =
+          row_maximum(scores_of(r), own.begin, own.end, scaling_, this->bias(partition, r));
     }
     for (int r = first; r < end; ++r) {
       // The memory bus would be idle during the exponentials.

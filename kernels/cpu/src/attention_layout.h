@@ -104,6 +104,8 @@ struct ShapeView {
   float scale;
   float softcap;       // 0: none
   const float* sinks;  // of each head, or null
+  const float* alibi;  // ALiBi of each head and position, or null
+  int64_t alibi_stride;  // from head to head
 
   int group() const { return num_heads / num_kv_heads; }
   KvLayout layout() const { return {kv_dtype, block_size, num_kv_heads, head_dim}; }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "attention_kernel.h"
+#include "attention_softmax.h"
 #include "vec.h"
 
 namespace legato::LEGATO_ISA {
@@ -67,6 +68,15 @@ class QueryRows {
       if (end > all.end) all.end = end;
     }
     return all;
+  }
+
+  RowBias bias(int partition, int row) const {
+    const ShapeView& shape = args_.shape;
+    if (shape.alibi == nullptr) return {nullptr, 0.0f};
+    const int group = shape.group();
+    const int64_t head = task_.kv_head * group + (task_.first_row + row) % group;
+    const float* biases = shape.alibi + head * shape.alibi_stride;
+    return {biases + partition * kPartition, biases[end_[row] - 1]};
   }
 
   const AttentionArgs& args_;

@@ -91,27 +91,41 @@ struct OnlineSoftmax {
 struct ScoreScaling {
   float factor;              // scale * log2 e, or that of the softcap
   float inner;               // scale / softcap, 0 without a softcap
+  float per_score;           // log2 e / factor: of what is added to a score
   const float* key_scales;   // per position of the partition, null unless int8
   const float* value_scales;
 
   ScoreScaling(const ShapeView& shape, const float* key_scales, const float* value_scales)
       : factor((shape.softcap > 0.0f ? shape.softcap : shape.scale) * kLog2E),
         inner(shape.softcap > 0.0f ? shape.scale / shape.softcap : 0.0f),
+        per_score(1.0f / (shape.softcap > 0.0f ? shape.softcap : shape.scale)),
         key_scales(key_scales),
         value_scales(value_scales) {}
 };
 
+// ALiBi of one row: the biases of the partition's positions, or null, and that of its own position.
+// Their difference, rather than the first alone, keeps a score as exact far from position 0.
+struct RowBias {
+  const float* keys;
+  float own;
+};
+
 // Masks the positions around the visible ones [first, end) within their tiles, applies the scales
-// of K and the softcap. Returns the row's maximum, in powers of two.
-inline float row_maximum(float* scores, int first, int end, const ScoreScaling& scaling) {
+// of K, the softcap and ALiBi. Returns the row's maximum, in powers of two.
+inline float row_maximum(float* scores, int first, int end, const ScoreScaling& scaling,
+                         const RowBias& bias) {
   const int begin = first / kTile * kTile, stop = round_up(end, kTile);
-  if (scaling.key_scales != nullptr || scaling.inner > 0.0f) {
+  if (scaling.key_scales != nullptr || scaling.inner > 0.0f || bias.keys != nullptr) {
+    const Vec own = Vec::set(bias.own), per_score = Vec::set(scaling.per_score);
     for (int i = begin; i < stop; i += Vec::kLanes) {
       Vec s = Vec::load(scores + i);
       if (scaling.key_scales != nullptr) s = s * Vec::load(scaling.key_scales + i);
       if (scaling.inner > 0.0f) {  // tanh
         const Vec e = exp(s * Vec::set(2.0f * scaling.inner));
         s = Vec::set(1.0f) - Vec::set(2.0f) / (e + Vec::set(1.0f));
+      }
+      if (bias.keys != nullptr) {  // a row of biases may end with the last token
+        s = fma(Vec::load(bias.keys + i, end - i) - own, per_score, s);
       }
       s.store(scores + i);
     }

@@ -44,7 +44,8 @@ def test_two_ranks(
 # One key/value head for two ranks (yi), a tied odd vocabulary (qwen2, qwen3), sliding windows.
 # Fused tensors (phi3, glm4), whole q/k norm (olmo2), groups (falcon), one key/value head for two
 # ranks (falcon-7b), stored transposed (gpt2), learned positions (opt), experts (qwen3-moe), in one
-# tensor (granite-moe), sinks (gpt-oss).
+# tensor (granite-moe), sinks (gpt-oss), ALiBi of a rank's heads (falcon-alibi-6), a norm of the
+# embedding (bloom).
 @pytest.mark.parametrize(
     "variant",
     [
@@ -65,6 +66,9 @@ def test_two_ranks(
         "qwen3-moe",
         "granite-moe",
         "gpt-oss",
+        "falcon-alibi-6",
+        "bloom",
+        "mpt-6",
     ],
 )
 def test_two_ranks_of_other_families(
@@ -74,11 +78,14 @@ def test_two_ranks_of_other_families(
     assert MiniPlanner(ranks.execute).run(make_prompts(), GREEDY) == expected(variant)
 
 
-def test_two_ranks_on_the_cpu_library(ranks: RankPool, tiny_model: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("variant", ["qwen3-biased", "falcon-alibi-12"])
+def test_two_ranks_on_the_cpu_library(
+    ranks: RankPool, tiny_model: Callable[..., Path], variant: str
+) -> None:
     skip_unless_available("cpu")
-    ranks.make(tiny_model("qwen3-biased"), 2, backend="cpu")
+    ranks.make(tiny_model(variant), 2, backend="cpu")
     planner = MiniPlanner(ranks.execute, feeds=True)
-    assert planner.run(make_prompts(), GREEDY) == expected("qwen3-biased")
+    assert planner.run(make_prompts(), GREEDY) == expected(variant)
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])

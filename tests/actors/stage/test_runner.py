@@ -45,8 +45,8 @@ def continue_greedily(runner: StageRunner, position: int, count: int, step: int 
     return tokens
 
 
-def reference(count: int, prompt: Sequence[int] = PROMPT) -> list[int]:
-    model = tiny_models.build("llama")
+def reference(count: int, prompt: Sequence[int] = PROMPT, variant: str = "llama") -> list[int]:
+    model = tiny_models.build(variant)
     ids = model.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False)
     return ids[0, len(prompt) :].tolist()
 
@@ -103,10 +103,11 @@ def test_a_released_request_is_unknown_and_may_start_anew(tiny_model: Callable[.
     assert again.tokens[0][1] == reference(1)[0]
 
 
-def test_shared_prefix_and_copies(tiny_model: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("variant", ["llama", "falcon-alibi-12"])
+def test_shared_prefix_and_copies(tiny_model: Callable[..., Path], variant: str) -> None:
     """A second request starts on the first one's blocks; the half-filled one is its own copy."""
-    want = reference(10)
-    runner = make_runner(tiny_model("llama"))  # 21 tokens fill 5 blocks of 4 and begin a sixth
+    want = reference(10, variant=variant)
+    runner = make_runner(tiny_model(variant))  # 21 tokens fill 5 blocks of 4 and begin a sixth
     run(runner, StepPlan(0, (Slice(1, 0, 21, True),), started=(start(),)))
     twin = start(2, block_ids=(*BLOCKS[:5], 50, 51, 52))
     plan = StepPlan(1, (Slice(1, 21, 1, True), Slice(2, 20, 1, True)), copies=((BLOCKS[5], 50),),

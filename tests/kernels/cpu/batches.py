@@ -96,6 +96,10 @@ def reference_attention(
     scores_NTL = torch.einsum("tnd,lnd->ntl", q_TND.double(), k_LND) * shape.scale
     if shape.softcap is not None:
         scores_NTL = shape.softcap * torch.tanh(scores_NTL / shape.softcap)
+    if shape.alibi_NP is not None:
+        bias_NL = shape.alibi_NP[:, : len(k_LGD)].double()
+        own_NT = bias_NL[:, start : start + len(q_TND)]
+        scores_NTL = scores_NTL + bias_NL[:, None] - own_NT[..., None]
     q_position_T1 = torch.arange(start, start + q_TND.shape[0])[:, None]
     k_position_L = torch.arange(k_LGD.shape[0])
     visible_TL = k_position_L <= q_position_T1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,22 +13,25 @@ from kernels.cpu import library
 if library.load() is None:
     pytest.skip("the CPU library is not built here", allow_module_level=True)
 
-from kernels.cpu.backend import CpuBackend
-from kernels.interface import AttentionShape, KVLayer
+from kernels.interface import AttentionShape
 from tests.kernels.cpu.batches import (
     SETS,
-    identity_rotation,
     instruction_set,
     make_batch,
-    make_tables,
     reference_attention,
     threads,
 )
-
-CPU = torch.device("cpu")
-BACKEND = CpuBackend()
-TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
-INT8_TOLERANCE = 3e-2
+from tests.kernels.cpu.sequences import (
+    BACKEND,
+    CPU,
+    DTYPES,
+    INT8_TOLERANCE,
+    TOLERANCE,
+    Sequences,
+    alibi_table,
+    close,
+    make,
+)
 
 
 @pytest.fixture(params=SETS, ids=lambda isa: isa.name.lower(), autouse=True)
@@ -37,66 +40,6 @@ def _isa(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
         yield
 
 
-@dataclass
-class Sequences:
-    """Random q, k, v of some sequences, and a cache to put them in."""
-
-    q: list[torch.Tensor]
-    k: list[torch.Tensor]
-    v: list[torch.Tensor]
-    tables: torch.Tensor
-    layer: KVLayer
-    block_size: int
-    shape: AttentionShape
-    dtype: torch.dtype
-
-    def run(self, work: list[tuple[int, int, int]]) -> list[torch.Tensor]:
-        """work: (sequence, start, number of tokens); stores K and V, returns the outputs."""
-        rows = torch.tensor([s for s, _, _ in work])
-        slices = [(start, count) for _, start, count in work]
-        batch = make_batch(slices, self.tables[rows], self.block_size)
-        parts = [
-            torch.cat([x[s][start : start + n].flatten(1) for x in (self.q, self.k, self.v)], 1)
-            for s, start, n in work
-        ]
-        qkv = torch.cat(parts).contiguous()
-        table = identity_rotation(int(batch.max_kv_length), self.shape.head_dim)
-        q = BACKEND.rope_and_cache(qkv, table, batch, self.layer, self.shape)
-        out = BACKEND.attention(q, batch, self.layer, self.shape)
-        return list(out.split([n for _, _, n in work]))
-
-    def expected(self, s: int) -> torch.Tensor:
-        return reference_attention(self.q[s], self.k[s], self.v[s], 0, self.shape)
-
-
-def make(
-    lengths: list[int],
-    heads: tuple[int, int, int],
-    dtype: torch.dtype = torch.bfloat16,
-    block_size: int = 16,
-    kv_dtype: torch.dtype | None = None,
-    seed: int = 0,
-    **options: float | torch.Tensor | None,
-) -> Sequences:
-    num_heads, num_kv_heads, dim = heads
-    shape = AttentionShape(num_heads, num_kv_heads, dim, scale=dim**-0.5, **options)  # type: ignore[arg-type]
-    generator = torch.Generator().manual_seed(seed)
-    tables, num_blocks = make_tables(lengths, block_size, seed)
-    layer = BACKEND.allocate_kv(1, num_blocks, block_size, shape, kv_dtype or dtype, CPU)[0]
-
-    def draw(count: int) -> list[torch.Tensor]:
-        return [torch.randn(n, count, dim, generator=generator).to(dtype) for n in lengths]
-
-    q, k, v = draw(num_heads), draw(num_kv_heads), draw(num_kv_heads)
-    return Sequences(q, k, v, tables, layer, block_size, shape, dtype)
-
-
-def close(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
-    error = (got.double() - expected).abs().max().item()
-    assert error <= tolerance * max(1.0, expected.abs().max().item()), error
-
-
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HEADS = [(9, 3, 64), (4, 4, 80), (8, 1, 128), (2, 2, 8), (6, 2, 72), (3, 1, 256), (50, 1, 16)]
 
 
@@ -151,6 +94,46 @@ def test_sinks(dtype: torch.dtype, window: int | None) -> None:
     close(decode, sequences.expected(0)[599:], TOLERANCE[dtype])
     close(prefill, sequences.expected(1), TOLERANCE[dtype])
     assert prefill.view(30, 6, 40)[:, 5].float().abs().max() < 1e-20  # all its weight is the sink's
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("heads", [(6, 6, 40), (6, 2, 64), (50, 1, 16)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [*((dtype, None) for dtype in DTYPES), (torch.bfloat16, torch.int8)],
+    ids=str,
+)  # fmt: skip
+def test_alibi(
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None,
+    heads: tuple[int, int, int],
+    window: int | None,
+) -> None:
+    """A table that ends with the last token, some of it in steps as Falcon's."""
+    alibi = alibi_table(heads[0], 600)
+    alibi[1::2] = alibi[1::2].bfloat16()
+    options = {"sliding_window": window, "alibi_NP": alibi}
+    sequences = make([600, 30], heads, dtype, kv_dtype=kv_dtype, **options)
+    sequences.run([(0, 0, 599)])
+    decode, prefill = sequences.run([(0, 599, 1), (1, 0, 30)])
+    tolerance = TOLERANCE[dtype] if kv_dtype is None else INT8_TOLERANCE
+    close(decode, sequences.expected(0)[599:], tolerance)
+    close(prefill, sequences.expected(1), tolerance)
+
+
+def test_alibi_and_a_softcap() -> None:
+    sequences = make([300], (4, 2, 32), torch.float32, softcap=2.0, alibi_NP=alibi_table(4, 300))
+    (out,) = sequences.run([(0, 0, 300)])
+    close(out, sequences.expected(0), TOLERANCE[torch.float32])
+
+
+def test_alibi_is_exact_far_from_the_first_position() -> None:
+    """Where a bias alone is 20000, float32 would round its sum with a score to 1/512."""
+    length = 30_000
+    options = {"sliding_window": 64, "alibi_NP": alibi_table(2, length)}
+    sequences = make([length], (2, 2, 8), torch.float32, **options)
+    (out,) = sequences.run([(0, 0, length)])
+    q, k, v = sequences.q[0][-5:], sequences.k[0], sequences.v[0]
+    close(out[-5:], reference_attention(q, k, v, length - 5, sequences.shape), 3e-6)
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 32])
@@ -211,18 +194,29 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize(
+    ("window", "options"),
+    [
+        (None, {}),
+        (300, {"sinks_N": torch.linspace(-2, 4, 6)}),
+        (None, {"alibi_NP": alibi_table(6, 560)}),
+    ],
+    ids=["plain", "window, sinks", "alibi"],
+)
 @pytest.mark.parametrize(("dtype", "kv_dtype", "block_size"), LAYOUTS, ids=str)
 def test_a_token_has_the_same_bits_in_every_company(
-    dtype: torch.dtype, kv_dtype: torch.dtype | None, block_size: int, window: int | None
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None,
+    block_size: int,
+    window: int | None,
+    options: dict[str, torch.Tensor],
 ) -> None:
     """Whole prompt at once, in chunks of 64, 7 and 1, among neighbors, on 1 to 3 threads."""
     length = 560
-    sinks = None if window is None else torch.linspace(-2, 4, 6)
 
     def fresh() -> Sequences:
         return make([length, 530, 9], (6, 2, 64), dtype, block_size, kv_dtype,
-                    sliding_window=window, sinks_N=sinks)  # fmt: skip
+                    sliding_window=window, **options)  # fmt: skip
 
     with threads(1):
         (whole,) = fresh().run([(0, 0, length)])
@@ -294,6 +288,10 @@ def test_refusals_name_what_is_wrong() -> None:
         BACKEND.attention(
             q, batch, sequences.layer, replace(sequences.shape, sinks_N=torch.zeros(2))
         )
+    for rows, message in ((3, "alibi_NP must be 4"), (4, "position 19 lies past the 10 of alibi")):
+        shape = replace(sequences.shape, alibi_NP=torch.zeros(rows, 10))
+        with pytest.raises(ValueError, match=message):
+            BACKEND.attention(q, batch, sequences.layer, shape)
     with pytest.raises(ValueError, match="head_dim"):
         BACKEND.allocate_kv(1, 1, 16, AttentionShape(1, 1, 12, 1.0), torch.float32, CPU)
     with pytest.raises(TypeError, match="cache of object"):

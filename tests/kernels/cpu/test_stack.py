@@ -24,6 +24,7 @@ from tests.kernels.cpu.batches import (
     rotation,
     threads,
 )
+from tests.kernels.cpu.sequences import alibi_table
 
 BACKEND = CpuBackend()
 EPS = 1e-5
@@ -176,6 +177,27 @@ def test_a_prompt_has_the_same_bits_in_chunks_and_among_neighbors() -> None:
         outs.append(torch.cat(parts))
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
+
+
+def test_alibi_reaches_every_layer() -> None:
+    shape = AttentionShape(6, 6, 16, scale=0.25, alibi_NP=alibi_table(6, 50))
+    options = {"biased": False, "normed": False, "windows": [None] * 3}
+    layers = make_layers(96, 160, shape, torch.bfloat16, **options)  # type: ignore[arg-type]
+    tables, num_blocks = make_tables([60], 16)
+    table, cpu = rotation(64, 16), torch.device("cpu")
+    fused, single, plain = (
+        BACKEND.allocate_kv(3, num_blocks, 16, shape, torch.bfloat16, cpu) for _ in range(3)
+    )
+    x, batch = torch.randn(50, 96).bfloat16(), make_batch([(0, 50)], tables, 16)
+    stack = BACKEND.decoder_stack(layers, fused, table, shape, LayerForm(EPS))
+    got, _ = stack(x.clone(), None, batch)
+    expected, _ = one_by_one(layers, single, table, shape, x.clone(), None, batch)
+    assert torch.equal(got, expected)
+    without = replace(shape, alibi_NP=None)
+    unlike, _ = one_by_one(layers, plain, table, without, x.clone(), None, batch)
+    assert not torch.equal(got, unlike)
+    with pytest.raises(ValueError, match="position 50 lies past the 50"):
+        stack(torch.zeros(51, 96).bfloat16(), None, make_batch([(0, 51)], tables, 16))
 
 
 def test_what_does_not_fit_is_refused() -> None:

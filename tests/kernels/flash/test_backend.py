@@ -72,8 +72,9 @@ def test_captured_decodes_take_padding_slices() -> None:
     assert result.passed, result
 
 
-def test_layers_with_sinks_go_through_triton() -> None:
-    case, fake = AttentionCase("sinks", HEADS, 256, MIXED, sinks=True), FakeFlash()
+@pytest.mark.parametrize("kind", ["sinks", "alibi"])
+def test_layers_with_sinks_or_alibi_go_through_triton(kind: str) -> None:
+    case, fake = AttentionCase(kind, HEADS, 256, MIXED, **{kind: True}), FakeFlash()
     result = checks.check_attention(case, FlashBackend(fake.library, 0), torch.float16, DEVICE)
     assert result.passed, result
     assert not fake.calls

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests import tiny_models
 from tests.actors.stage.greedy_reference import (
@@ -35,14 +37,17 @@ def test_every_variant(tiny_model: Callable[..., Path], variant: str, backend: s
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 256])
-@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen3-layer-types"])
+@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen3-layer-types", "falcon-alibi-12"])
 def test_every_chunk_size(tiny_model: Callable[..., Path], variant: str, chunk: int) -> None:
     planner = MiniPlanner(make_chain(tiny_model(variant)), chunk=chunk, budget=max(chunk, 16))
     assert planner.run(make_prompts(), GREEDY) == expected(variant)
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
-@pytest.mark.parametrize("variant", ["llama", "llama-tied", "mistral", "qwen2", "qwen3", "gpt-oss"])
+@pytest.mark.parametrize(
+    "variant",
+    ["llama", "llama-tied", "mistral", "qwen2", "qwen3", "gpt-oss", "falcon-alibi", "bloom", "mpt"],
+)
 def test_stages(tiny_model: Callable[..., Path], variant: str, num_stages: int) -> None:
     execute = make_chain(tiny_model(variant), num_stages)
     planner = MiniPlanner(execute, chunk=16, feeds=True)
@@ -68,8 +73,43 @@ def test_preemption(tiny_model: Callable[..., Path], num_stages: int, num_host_b
     assert len(planner.free) == 26
 
 
+def write_internlm2(folder: Path) -> Path:
+    """The variant "llama" as InternLM2 stores it: q, k and v in one tensor, by key/value head."""
+    tiny_models.write(folder, "llama")
+    renamed = {
+        "embed_tokens": "tok_embeddings",
+        "lm_head": "output",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+    }
+    tensors = {}
+    stored = load_file(folder / "model.safetensors")
+    for name, tensor in stored.items():
+        for ours, theirs in renamed.items():
+            name = name.replace(ours, theirs)
+        if name.endswith("q_proj.weight"):
+            groups = [
+                stored[name.replace("q_proj", which)].view(2, -1, 16, 64)
+                for which in ("q_proj", "k_proj", "v_proj")
+            ]
+            fused = name.replace("self_attn.q_proj", "attention.wqkv")
+            tensors[fused] = torch.cat(groups, dim=1).reshape(-1, 64)
+        elif "self_attn" not in name:
+            tensors[name] = tensor
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config |= {"architectures": ["InternLM2ForCausalLM"], "auto_map": {"AutoConfig": "x.Y"}}
+    path.write_text(json.dumps(config | {"bias": False}))
+    return folder
+
+
 def test_internlm2(tmp_path: Path) -> None:
-    folder = tiny_models.write_internlm2(tmp_path)
+    folder = write_internlm2(tmp_path)
     assert MiniPlanner(make_chain(folder, 2), feeds=True).run(make_prompts(), GREEDY) == expected(
         "llama"
     )

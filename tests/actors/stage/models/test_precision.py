@@ -21,7 +21,7 @@ LENGTHS = (17, 40, 63)
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("variant", ["llama", "qwen2-sliding", "qwen3"])
+@pytest.mark.parametrize("variant", ["llama", "qwen2-sliding", "qwen3", "bloom"])
 def test_prompt_logprobs(
     tiny_model: Callable[..., Path], variant: str, dtype: torch.dtype, backend: str
 ) -> None:
@@ -86,7 +86,8 @@ def difference(folder: Path, change: dict[str, str], **options: object) -> float
 
 
 @pytest.mark.parametrize(
-    "variant", ["phi3", "olmo2", "smollm3", "gemma2", "gemma3", "falcon-40b", "gpt2", "cohere2"]
+    "variant",
+    ["phi3", "olmo2", "smollm3", "gemma2", "gemma3", "falcon-40b", "gpt2", "cohere2", "bloom-6"],
 )
 def test_fused_layers_are_their_operations_bit_by_bit(
     tiny_model: Callable[..., Path], variant: str, monkeypatch: pytest.MonkeyPatch
