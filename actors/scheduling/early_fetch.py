@@ -22,6 +22,7 @@ class EarlyFetches:
     def __init__(self) -> None:
         self._wanted: OrderedDict[bytes, float] = OrderedDict()  # digest -> when it was told
         self._unclaimed: OrderedDict[bytes, float] = OrderedDict()  # fetched -> when it was told
+        self.num_taken = 0  # blocks, ever
 
     @property
     def num_unclaimed(self) -> int:
@@ -53,6 +54,7 @@ class EarlyFetches:
             if not is_known(digest):
                 taken.append(digest)
                 self._unclaimed[digest] = told_s
+        self.num_taken += len(taken)
         return taken
 
     def claimed(self, digests: Sequence[bytes]) -> None:

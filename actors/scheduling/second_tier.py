@@ -87,6 +87,7 @@ class SecondTier:
             "num_tier_blocks": self.contents.num_held,
             "num_saved_blocks": self.num_saved_blocks,
             "num_fetched_blocks": self.num_fetched_blocks,
+            "num_early_blocks": self.early.num_taken,
         }
 
     @property
