@@ -47,11 +47,11 @@ class SavedPrompts:
 
     def tell(self) -> None:
         """Tell what has been saved since the last call, also of prompts that have ended."""
-        tier = self._tier
-        if tier.num_settled_blocks == self._num_settled:
+        queue = self._tier.queue
+        if queue.num_settled == self._num_settled:
             return
-        self._num_settled = tier.num_settled_blocks
-        is_last = self._num_settled == tier.num_queued_blocks
+        self._num_settled = queue.num_settled
+        is_last = self._num_settled == queue.num_queued
         for request_id, prompt in list(self._open.items()):
             self._tell(request_id)
             if is_last and prompt.state.status is RequestStatus.ENDED:

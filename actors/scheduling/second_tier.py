@@ -19,7 +19,6 @@ runs beside a move as a separate kind, so budgets account for the slowdown.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -29,10 +28,13 @@ from actors.scheduling.events import Fetch, FetchEarly, Instruction, Moved, Save
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.plan import StepShape
+from actors.scheduling.save_queue import SaveQueue
 from actors.scheduling.state import InFlight, RequestState, RequestStatus
 from actors.scheduling.tier_contents import TierContents
 
-_LEAST_SAVED = 16  # blocks per move, while steps run
+_LEAST_SAVED = 16  # blocks of a save, while steps run
+_MOST_SAVING = 64  # blocks of all saves under way
+_MOST_EARLY = 2  # early fetches: one begins while another is answered
 _MOVE_S = 0.005  # fixed cost of a fetch
 _LEAST_LIMIT_S, _MOST_LIMIT_S = 2.0, 10.0  # bounds of the limit, twice the time to compute
 _FORGET = 0.95  # decay of a measured rate each time it rules out a fetch
@@ -58,17 +60,15 @@ class SecondTier:
         self.block_manager.pop_completed()  # starts recording completed blocks
         self.moves: dict[int, PendingMove] = {}
         self.num_moves = 0
-        self.num_queued_blocks = 0  # to be saved, ever
         self.num_saved_blocks = 0
         self.num_fetched_blocks = 0
         self.contents = TierContents(requests.config.tier_ranks)
         self._coming: dict[bytes, PendingMove] = {}
         self.early = EarlyFetches()
-        self._fetching_early: int | None = None  # the current or last early fetch
-        self._unsaved: OrderedDict[bytes, None] = OrderedDict()
-        self._saving: int | None = None  # the current save
+        self._early: dict[int, PendingMove] = {}  # early fetches under way
+        self.queue = SaveQueue()
         self._block_s: float | None = None  # time to fetch one block; None: not measured
-        self._last_answer_s = -math.inf
+        self._last_answer_s = self._early_answer_s = -math.inf
         self._out: list[Instruction] = []
 
     @property
@@ -89,12 +89,6 @@ class SecondTier:
             "num_fetched_blocks": self.num_fetched_blocks,
             "num_early_blocks": self.early.num_taken,
         }
-
-    @property
-    def num_settled_blocks(self) -> int:
-        """Of the queued blocks, in their order, how many are saved or given up."""
-        saving = self.moves.get(self._saving or 0)
-        return self.num_queued_blocks - len(self._unsaved) - (len(saving.blocks) if saving else 0)
 
     def shape_of(self, step: InFlight) -> StepShape:
         """Shape of a step that ends now; a move may have begun since the step was planned."""
@@ -121,16 +115,18 @@ class SecondTier:
         self._last_answer_s = self.requests.now_s
         for rank, change in enumerate(event.changes):
             self.contents.change(rank, change.added, change.removed)
-        if event.move_id == self._saving:
-            self._saving = None
+        if self.queue.saving.pop(event.move_id, None) is not None:
             self.num_saved_blocks += event.num_blocks
         else:
             self._fetched(move, event.num_blocks)
+            if self._early.pop(event.move_id, None) is not None:
+                self._early_answer_s = self.requests.now_s
         self.block_manager.free(move.held)
         self._resume(move, is_whole=event.num_blocks == len(move.blocks))
 
     def _fetched(self, move: PendingMove, num_blocks: int) -> None:
-        took_s = self.requests.now_s - move.begun_s - _MOVE_S
+        begun_s = max(move.begun_s, self._early_answer_s)  # it may have waited for another
+        took_s = self.requests.now_s - begun_s - _MOVE_S
         block_s, known_s = max(0.0, took_s) / (num_blocks or len(move.blocks)), self._block_s
         if num_blocks and known_s is None:
             self._block_s = block_s
@@ -159,8 +155,8 @@ class SecondTier:
         moves, self.moves = list(self.moves.values()), {}
         self._coming.clear()
         self.early.clear()
-        self._unsaved.clear()
-        self._saving = None
+        self._early.clear()
+        self.queue.clear()
         self._out.clear()
         for move in moves:
             self._resume(move, is_whole=False)
@@ -171,35 +167,32 @@ class SecondTier:
     def pop_moves(self) -> list[Instruction]:
         """Instructions for moves; call it after the event's steps are planned."""
         self._save()
-        if self.early.is_wanted and self._fetching_early not in self.moves:
-            self._fetch_early()
+        while self.early.is_wanted and len(self._early) < _MOST_EARLY and self._fetch_early():
+            pass
         out, self._out = self._out, []
         return out
 
     def _save(self) -> None:
-        """Begin a save: in batches while steps run, of any size when the engine is idle or a peer
+        """Begin saves: in batches while steps run, of any size when the engine is idle or a peer
         waits for the blocks."""
-        unsaved = self._unsaved
-        for digest in self.block_manager.pop_completed():
-            if not self.contents.holds(digest) and digest not in unsaved:
-                unsaved[digest] = None
-                self.num_queued_blocks += 1
-        while len(unsaved) > self.block_manager.num_blocks:  # most of them have been evicted
-            unsaved.popitem(last=False)
-        can_wait = self.requests.num_in_flight > 0 and not self.requests.config.hands_over
-        if self._saving is not None or len(unsaved) < (_LEAST_SAVED if can_wait else 1):
-            return
-        most = max(1, min(self.requests.config.most_saved, self.block_manager.num_blocks // 8))
-        found: list[tuple[int, bytes]] = []
-        while unsaved and len(found) < most:
-            digest, _ = unsaved.popitem(last=False)
-            here = self.block_manager.match((digest,))
-            found += [(block, digest) for block in here]
-        if found:
-            blocks = tuple(found)
-            self._saving = self._begin([block for block, _ in blocks], blocks)
-            self.block_manager.share(self.moves[self._saving].held)
-            self._out.append(Save(self._saving, blocks))
+        queue, config, manager = self.queue, self.requests.config, self.block_manager
+        fresh = [d for d in manager.pop_completed() if not self.contents.holds(d)]
+        queue.add(fresh, manager.num_blocks)  # of more, most have been evicted
+        can_wait = self.requests.num_in_flight > 0 and not config.hands_over
+        least, most_moves = (
+            (_LEAST_SAVED if can_wait else 1),
+            max(1, _MOST_SAVING // config.most_saved),
+        )
+        while len(queue.saving) < most_moves and queue.num_unsaved >= least:
+            room = max(1, min(_MOST_SAVING, manager.num_blocks // 8)) - queue.num_saving
+            blocks = tuple(queue.take(manager.match, min(config.most_saved, room)))
+            if not blocks:
+                return
+            held = [block for block, _ in blocks]
+            manager.share(held)
+            move_id = self._begin(held, blocks)
+            queue.saving[move_id] = len(blocks)
+            self._out.append(Save(move_id, blocks))
 
     # ---- store to device ----------------------------------------------------------------------
 
@@ -237,7 +230,7 @@ class SecondTier:
         self.early.claimed(digests)
         here = blocks.match(digests)
         coming = self._coming_early(digests[len(here) :])
-        here += coming
+        here += [block for block, _ in coming]
         if len(here) < num_full and (behind := self._coming.get(digests[len(here)])) is not None:
             return behind
         count = len(here)
@@ -245,7 +238,7 @@ class SecondTier:
         while count < num_full and (was_elsewhere or self.contents.holds(digests[count])):
             count += 1
         count -= len(here)
-        early = self.moves[self._fetching_early or 0] if coming else None
+        early = coming[-1][1] if coming else None  # answered after those before it
         if not count:
             state.tier_asked = early is None
             return early
@@ -274,30 +267,31 @@ class SecondTier:
         self._out.append(Fetch(move_id, fetched, limit_s))
         return move_id
 
-    def _coming_early(self, digests: Sequence[bytes]) -> list[int]:
-        """Blocks that the current early fetch fills, for as many of these digests as it has."""
-        move = self.moves.get(self._fetching_early or 0)
-        filled = {} if move is None else {digest: block for block, digest in move.blocks}
+    def _coming_early(self, digests: Sequence[bytes]) -> list[tuple[int, PendingMove]]:
+        """Blocks that early fetches fill, and which does, for as many of these as they have."""
+        filled = {d: (block, move) for move in self._early.values() for block, d in move.blocks}
         return [filled[digest] for digest in takewhile(filled.__contains__, digests)]
 
-    def _fetch_early(self) -> None:
-        """Begin the next early fetch, unless a request lacks the memory."""
+    def _fetch_early(self) -> bool:
+        """Begin the next early fetch, unless a request lacks the memory; returns whether."""
         requests, blocks = self.requests, self.block_manager
         claimant, head = requests.running.claimant, requests.waiting.head(requests.now_s)
         if claimant is not None and claimant.status is RequestStatus.RUNNING:
-            return
+            return False
         if head is not None and head.refused_version == blocks.version:
-            return
+            return False
         spare = int(requests.config.watermark * blocks.num_blocks)
         digests = self.early.take(
             lambda digest: digest in self._coming or bool(blocks.match((digest,))),
             (blocks.num_free - spare) // 2, requests.now_s,
         )  # fmt: skip
         compute_s = self._compute_s(0, len(digests) * requests.config.block_size)
-        if digests and (self._block_s or 0.0) * len(digests) < compute_s:
-            self._fetching_early = self._begin_fetch([], digests, compute_s)
-        else:
+        if not digests or (self._block_s or 0.0) * len(digests) >= compute_s:
             self.early.claimed(digests)
+            return False
+        move_id = self._begin_fetch([], digests, compute_s)
+        self._early[move_id] = self.moves[move_id]
+        return True
 
     def _was_begun_elsewhere(self, state: RequestState) -> bool:
         return self.requests.config.tier_shared and bool(state.request.output)
