@@ -53,6 +53,8 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
         tier_ranks=st.sampled_from([0, 1, 2]),
         tier_shared=st.booleans(),
         hands_over=st.booleans(),
+        most_saved=st.sampled_from([64, 1, 16]),
+        last_chunk=st.sampled_from([0, 0, 1, 5]),
         max_requests=st.sampled_from([1, 3, 8]),
         num_stages=st.sampled_from([1, 1, 2, 3]),
         pipeline_depth=st.sampled_from([None, None, 1, 4]),

@@ -94,7 +94,7 @@ def test_blocks_are_here_before_their_stream_comes() -> None:
         told(driver, plain, begin, end)
     assert [len(fetch.blocks) for fetch in fetches(driver)] == [3, 2], "two at a time"
     for _ in range(3):
-        driver.answer_move()
+        driver.answer_move(after_s=0.001)
     assert [len(fetch.blocks) for fetch in fetches(driver)] == [3, 2, 2]
     assert driver.core.view.num_free_blocks == SHARED.num_blocks, "evictable"
     driver.submit(resumed)
