@@ -175,6 +175,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "granite-moe": (
+        "GraniteMoe",
+        {
+            "num_local_experts": 4,
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 3.0,
+        },
+    ),
     "gpt-oss": (
         "GptOss",
         {

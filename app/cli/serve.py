@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,11 +17,11 @@ from typing import Annotated, Any, NoReturn
 import httpx
 import psutil
 import typer
-from rich.console import Console
 from rich.status import Status
 
-from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
 from actors.transport import semaphores
+from app.cli.banner import show_banner
+from app.cli.local_ray import start_ray
 from app.cli.serve_config import (
     DEFAULT_CONFIG,
     load_config,
@@ -33,7 +31,7 @@ from app.cli.serve_config import (
 )
 from app.ray_environment import DRAIN_S, set_environment
 from app.settings.model_folder import SettingsError
-from app.settings.models import parse_each, resolve_each, served_name
+from app.settings.models import resolve_each
 from app.terminal import WRONG_USAGE, console, fail, print_error
 
 _STATUS_PERIOD_S = 1.0
@@ -113,32 +111,26 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
     except ValueError as error:
         fail(f"not a Serve config: {error}", code=WRONG_USAGE)
     address = _url(config["http_options"])
-    begin_s = time.monotonic()
     client = None
+    ends_s = [_age_s()]
     with console.status("starting Ray") as status:
         # Ray's CPUs are bookkeeping: enough for the requested replicas on any machine.
         num_cpus = max(os.cpu_count() or 1, 4, num_cpus_of(config))
-        ray.init(
-            address="local",  # never join a cluster that already runs here
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
+        start_ray(num_cpus)
+        ends_s.append(_age_s())
         signal.signal(signal.SIGTERM, stop)  # replaces Ray's handler, which exits at once
-        _stop_unread_daemons()
         try:
             client = serve_start(
                 http_options=schema.http_options.model_dump(),
                 proxy_location=schema.proxy_location,
             )
             client.deploy_apps(schema, _blocking=False)
-            problem = _wait(ray_serve, address, status, done)
+            problem = _wait(ray_serve, address, status, done, ends_s)
         except KeyboardInterrupt:
             problem = "interrupted"
     guard = _guard(ray.get_runtime_context().get_session_name())
     if problem is None and not done.is_set():
-        _banner(config, address, time.monotonic() - begin_s)
+        show_banner(config, address, ends_s)
         while asked.get():
             config = _deploy_again(client, config, read, num_cpus)
     if problem is not None:
@@ -225,19 +217,18 @@ def _url(http: dict[str, Any]) -> str:
     return f"http://{host}:{http['port']}"
 
 
-def _stop_unread_daemons() -> None:
-    """End Ray's processes that are of no use here: the log copier for a driver that wants no logs,
-    the autoscaler's monitor and the usage reporter."""
-    from ray._private.worker import global_worker
-
-    node = global_worker.node
-    node.kill_log_monitor(check_alive=False)
-    node.kill_monitor(check_alive=False)
-    node.kill_dashboard(check_alive=False)
+def _age_s() -> float:
+    """Since this process began."""
+    return time.time() - psutil.Process().create_time()
 
 
-def _wait(ray_serve: Any, address: str, status: Status, done: threading.Event) -> str | None:
-    """Wait until every application runs and answers on the public address; else the problem."""
+def _wait(
+    ray_serve: Any, address: str, status: Status, done: threading.Event, ends_s: list[float]
+) -> str | None:
+    """Wait until every application runs and answers on the public address; else the problem.
+
+    Appends to ends_s when Serve had placed the replicas, and when they answered."""
+    is_placed = False
     # One client, because each reads the system's certificates when made, 30 ms of a core.
     with httpx.Client(base_url=address, timeout=2.0) as client:
         next_s = 0.0
@@ -255,8 +246,12 @@ def _wait(ray_serve: Any, address: str, status: Status, done: threading.Event) -
                     trouble = deployment.message or trouble
                 if states[name] in ("DEPLOY_FAILED", "UNHEALTHY") or "Error" in trouble:
                     return _cause(trouble)
+            if not is_placed and all(a.deployments for a in applications.values()):
+                is_placed = True
+                ends_s.append(_age_s())
             status.update("loading " + ", ".join(f"{n}: {s.lower()}" for n, s in states.items()))
             if states and all(s == "RUNNING" for s in states.values()) and answers:
+                ends_s.append(_age_s())
                 return None
             done.wait(0.2)
     return "interrupted"
@@ -271,45 +266,8 @@ def _answers(client: httpx.Client) -> bool:
     return response.status_code == 200
 
 
-def _promise(address: str, wanted_ms: float | None) -> str | None:
-    """The cost model's prediction for the objective, if there are both."""
-    try:
-        found = httpx.get(f"{address}/console/status", timeout=2.0).json().get("outlook")
-    except (httpx.HTTPError, ValueError):
-        return None
-    if not found:  # or the console requires a key
-        return None
-    tbt_ms = 1000 * found["tbt_s"]
-    short = wanted_ms is not None and tbt_ms > wanted_ms
-    return (
-        (f"{wanted_ms:g} ms are less than a token takes here; " if short else "")
-        + f"{tbt_ms:.4g} ms between tokens: {found['num_tokens']} tokens an iteration, "
-        f"about {found['chat_qps']:.2g} requests/s of chat ({CHAT_PROMPT} tokens in, "
-        f"{CHAT_OUTPUT} out)"
-    )
-
-
 def _cause(trouble: str) -> str:
     """The last line of a remote traceback, which names the cause."""
     lines = [line.strip() for line in trouble.splitlines() if line.strip()]
     telling = [line for line in lines if "Error:" in line or "Failed:" in line]
     return (telling or lines or ["the application failed to start"])[-1]
-
-
-def _banner(config: dict[str, Any], address: str, seconds: float) -> None:
-    each = parse_each(config["applications"][0]["args"])
-    settings, name = each[0], served_name(each[0])
-    message = {"role": "user", "content": "Hello!"}
-    body = json.dumps({"model": name, "messages": [message], "stream": True})
-    out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    ready = f"(ready in {seconds:.0f} s)"
-    names = ", ".join(map(served_name, each))
-    out.print(f"\n[bold]Legato[/] serves [bold]{names}[/] at [bold]{address}[/]  {ready}")
-    out.print(f"  console  {address}/")
-    if promise := _promise(address, settings.slo.tbt_ms):  # type: ignore[attr-defined]
-        out.print(f"  promise  {promise}")
-    out.print(f"  try      curl -N {address}/v1/chat/completions \\")
-    out.print("             -H 'Content-Type: application/json' \\")
-    out.print(f"             -d '{body}'", markup=False)
-    out.print("  stop     Ctrl-C\n")
-    sys.stdout.flush()

@@ -53,6 +53,7 @@ PYTHON_PROMPTS = ("def read_lines(path):", "class Stack:", "import os")
 SHAPE_PARAMETERS_B = {
     "llama-135m": 0.1345,
     "llama3-1b": 1.236,
+    "granite-moe-1b": 1.334,
     "llama3-8b": 8.03,
     "mistral-7b": 7.24,
     "yi-34b": 34.39,

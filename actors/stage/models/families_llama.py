@@ -7,7 +7,7 @@ from dataclasses import replace
 from actors.stage.models.config import DecoderConfig
 from actors.stage.models.family import FULL, SLIDING, Family, windows
 from actors.stage.models.keys import Keys
-from actors.stage.models.names import Names
+from actors.stage.models.names import Names, StackedNames
 from actors.stage.models.rope import no_rope
 
 
@@ -116,6 +116,12 @@ def olmoe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
     number = keys.get("num_experts") or keys.size("num_local_experts", 64)
     config = _experts(olmo2(base, keys), keys, number)
     return replace(config, expert_size=base.inner_size)
+
+
+def granite_moe(base: DecoderConfig, keys: Keys) -> DecoderConfig:
+    """Granite with a mixture of experts in every layer."""
+    config = _experts(granite(base, keys), keys, keys.size("num_local_experts", 8))
+    return replace(config, expert_size=base.inner_size, normalizes_expert_weights=True)
 
 
 def gpt_oss(base: DecoderConfig, keys: Keys) -> DecoderConfig:
@@ -250,9 +256,28 @@ FAMILIES: dict[str, Family] = {
             "rms_norm_eps": 1e-5,
         },
     ),
+    "GraniteMoeForCausalLM": Family(
+        granite_moe,
+        Names(
+            router="block_sparse_moe.router.layer",
+            stacked=StackedNames(
+                "block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"
+            ),
+        ),
+        {"max_position_embeddings": 2048, "num_experts_per_tok": 2},
+    ),
     "GptOssForCausalLM": Family(
         gpt_oss,
-        Names(sinks="self_attn.sinks", router="mlp.router", stacks_experts=True),
+        Names(
+            sinks="self_attn.sinks",
+            router="mlp.router",
+            stacked=StackedNames(
+                "mlp.experts.gate_up_proj",
+                "mlp.experts.down_proj",
+                as_inputs=True,
+                alternates=True,
+            ),
+        ),
         {
             "head_dim": 64,
             "max_position_embeddings": 131072,

@@ -6,6 +6,20 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class StackedNames:
+    """All experts of a layer in two tensors, named whole, read by `weights/stacked.py`.
+
+    as_inputs: stored as (expert, in, out) features, else as (expert, out, in). alternates: rows of
+    gate and up alternate, else all of gate is above all of up.
+    """
+
+    gate_up: str
+    down: str
+    as_inputs: bool = False
+    alternates: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Names:
     """Tensor names; the defaults are Llama's. Names of a layer follow the prefix `layer`.
 
@@ -17,8 +31,8 @@ class Names:
     qkv: all three in one tensor, `grouped` by key/value head (its query heads, its key, its value)
     or all queries, all keys, all values. gate_up: gate above up.
     sinks: an additional attention score of each head.
-    expert: prefix of the three names of each expert of a mixture. stacks_experts: all experts of a
-    layer are in one tensor, read by `weights/stacked.py`.
+    expert: prefix of the three names of each expert of a mixture, which `stacked` tensors hold
+    together.
     transposed: linear layers are stored as (in, out) features.
     optional_prefix: prefix that old checkpoints omit.
     """
@@ -50,7 +64,7 @@ class Names:
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
-    stacks_experts: bool = False
+    stacked: StackedNames | None = None
     transposed: bool = False
     optional_prefix: str = ""
 

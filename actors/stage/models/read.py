@@ -109,7 +109,7 @@ def _check(config: DecoderConfig, keys: Keys) -> None:
             f"{config.num_heads} heads cannot share {config.num_kv_heads} key/value heads"
         )
     method = (config.quantization_config or {}).get("quant_method")
-    known = STACKED_METHODS if config.names.stacks_experts else QUANT_METHODS
+    known = STACKED_METHODS if config.names.stacked else QUANT_METHODS
     if method not in (None, *known):
         raise ValueError(f"quant_method {method!r} is not supported; supported: {', '.join(known)}")
     if (key := keys.unread()) is not None:

@@ -53,8 +53,8 @@ def open_folder(
         shapes, ignored = all_shapes(config), IGNORED_ENDINGS
         optional = {f"{config.names.head}.weight"} if config.tied_embeddings else set()
         packed = None
-        if config.names.stacks_experts:
-            experts = StackedExperts(checkpoint, config.quantization_config or {}, dtype)
+        if config.names.stacked is not None:
+            experts = StackedExperts(checkpoint, config.names, config.quantization_config, dtype)
             checkpoint.check(experts.stored(shapes), optional, ignored)
             yield experts, None
             return

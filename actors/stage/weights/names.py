@@ -79,11 +79,11 @@ def layer_shapes(config: DecoderConfig, experts: bool) -> Shapes:
     """Tensors of one layer as stored, named without `layer_prefix`."""
     names, hidden = config.names, config.hidden_size
     shapes: Shapes = {}
-    stacked = names.expert.partition("{}")[0] if experts and names.stacks_experts else None
+    stacked = names.stacked if experts else None
     if stacked is not None:
-        shapes |= {stacked + name: shape for name, shape in stacked_shapes(config).items()}
+        shapes |= stacked_shapes(config, stacked)
     for name, (shape, biased) in linear_shapes(config, experts).items():
-        if stacked is not None and name.startswith(stacked):
+        if stacked is not None and name.startswith(names.expert.partition("{}")[0]):
             continue
         shapes[f"{name}.weight"] = shape[::-1] if names.transposed else shape
         if biased:

@@ -1,7 +1,8 @@
-"""Folders of gpt-oss: all experts of a layer in one tensor, read expert by expert.
+"""Folders that keep all experts of a layer in one tensor (gpt-oss, GraniteMoe), read expert by
+expert.
 
-Rows of gate and up alternate. Floats are stored as (expert, in, out) features; mxfp4 as
-(expert, out, in), in blocks with scales, and is converted to the serving type.
+Experts in mxfp4 are stored as (expert, out, in), in blocks with scales, and are converted to the
+serving type.
 """
 
 from __future__ import annotations
@@ -14,38 +15,52 @@ from typing import Any
 import torch
 
 from actors.stage.models.config import DecoderConfig, ModelError
+from actors.stage.models.names import Names, StackedNames
 from actors.stage.weights.checkpoint import Checkpoint
 from actors.stage.weights.source import WHOLE, Shard, cut
 from kernels.mxfp4 import GROUP, unpack_mxfp4
 
-_EXPERT = re.compile(r"(.+\.)(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 _KNOWN = {"quant_method", "modules_to_not_convert", "dequantize"}
 
 
-def stacked_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Tensors of one layer's experts as stored in float folders, named without their prefix."""
+def stacked_shapes(config: DecoderConfig, names: StackedNames) -> dict[str, tuple[int, ...]]:
+    """Tensors of one layer's experts as stored in float folders, named without the layer."""
     number, hidden, inner = config.num_experts, config.hidden_size, config.expert_size
-    return {
-        "gate_up_proj": (number, hidden, 2 * inner),
-        "gate_up_proj_bias": (number, 2 * inner),
-        "down_proj": (number, inner, hidden),
-        "down_proj_bias": (number, hidden),
-    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, outputs, inputs in ((names.gate_up, 2 * inner, hidden), (names.down, hidden, inner)):
+        sides = (inputs, outputs) if names.as_inputs else (outputs, inputs)
+        shapes[name] = (number, *sides)
+        if config.expert_bias:
+            shapes[f"{name}_bias"] = (number, outputs)
+    return shapes
 
 
 class StackedExperts:
     """A `WeightSource` that presents each expert's gate, up and down projection separately.
 
-    config: `quantization_config` of config.json, empty if there is none. Raises ModelError for an
-    unknown key.
+    config: `quantization_config` of config.json. Raises ModelError for an unknown key, ValueError
+    for names of a family that does not stack its experts.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any], dtype: torch.dtype):
-        for key, value in config.items():
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        names: Names,
+        config: Mapping[str, Any] | None,
+        dtype: torch.dtype,
+    ):
+        if names.stacked is None:
+            raise ValueError("the family's experts are not stacked")
+        for key, value in (config or {}).items():
             if key not in _KNOWN and value:
                 where = f"{checkpoint.folder / 'config.json'}: quantization_config"
                 raise ModelError(f"{where}: {key} is not supported (it is {str(value)[:80]})")
         self._checkpoint = checkpoint
+        self._stacked = names.stacked
+        expert = re.escape(names.expert).replace(r"\{\}", r"(\d+)")
+        parts = "|".join(map(re.escape, (names.expert_gate, names.expert_up, names.expert_down)))
+        self._name = re.compile(rf"(.+\.){expert}({parts})\.(weight|bias)")
+        self._up, self._down = names.expert_up, names.expert_down
         self._dtype = dtype
 
     def stored(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -65,19 +80,26 @@ class StackedExperts:
         return found
 
     def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
-        match = _EXPERT.fullmatch(name)
+        match = self._name.fullmatch(name)
         if match is None:
             return self._checkpoint.read(name, shape, part)
-        stem, number, projection, kind = match.groups()
-        fused = projection != "down"
-        place = f"{stem}{'gate_up' if fused else 'down'}_proj{'_bias' if kind == 'bias' else ''}"
+        layer, number, projection, kind = match.groups()
+        is_down = projection == self._down
+        place = layer + (self._stacked.down if is_down else self._stacked.gate_up)
+        if kind == "bias":
+            place += "_bias"
         whole = self._expert(place, int(number))
-        if fused:
-            whole = whole[projection == "up" :: 2]
+        if not is_down:
+            whole = self._half(whole, projection == self._up)
         if tuple(whole.shape) != shape:
             shard = self._checkpoint.file_of(place)
             raise ModelError(f"{shard}: {name} is {tuple(whole.shape)}, the config says {shape}")
         return cut(whole, part).to(self._dtype).contiguous()
+
+    def _half(self, gate_up: torch.Tensor, is_up: bool) -> torch.Tensor:
+        if self._stacked.alternates:
+            return gate_up[is_up::2]
+        return gate_up.chunk(2)[is_up]
 
     @functools.lru_cache(maxsize=1)  # noqa: B019 - lives only while loading; gate, then up
     def _expert(self, name: str, number: int) -> torch.Tensor:
@@ -91,4 +113,4 @@ class StackedExperts:
                 raise ModelError(f"{checkpoint.file_of(blocks)}: {name}: {bad}") from bad
         shape, rows = checkpoint.shape_of(name), Shard(rows=(number, number + 1))
         tensor = checkpoint.read(name, shape, rows)[0]
-        return tensor.T if tensor.dim() == 2 else tensor
+        return tensor.T if tensor.dim() == 2 and self._stacked.as_inputs else tensor

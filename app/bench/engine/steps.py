@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -82,25 +82,35 @@ def measure_ceilings(floats: torch.Tensor) -> Ceilings:
 
 
 def limit(stage: LoadedStage, case: StepCase, ceilings: Ceilings) -> tuple[float, str]:
-    """(seconds, what binds): weights and KV read once, every multiply-add at the peak."""
+    """(seconds, what binds): weights and KV read once, every multiply-add at the peak. Of a
+    mixture, the experts that tokens touch if they choose evenly."""
     c = stage.config
     hidden, layers = c["hidden_size"], c["num_hidden_layers"]
     heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
     head_dim = c.get("head_dim") or hidden // heads
-    per_layer = (
-        hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * (c["intermediate_size"])
-    )
+    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
     head = hidden * c["vocab_size"]
     weight_bytes = _WEIGHT_BYTES[stage.spec.quantization]
     tokens = case.num_decodes + case.chunk
+    mlp = 3 * hidden * (c.get("moe_intermediate_size") or c["intermediate_size"])
+    touched, used = _mlps(c, tokens)
     rows = case.num_decodes + (1 if case.chunk else 0)
     kv_tokens = case.num_decodes * case.context + case.prefix + case.chunk
     pairs = case.num_decodes * case.context + case.chunk * (case.prefix + case.chunk / 2)
-    num_bytes = weight_bytes * (layers * per_layer + head)
+    num_bytes = weight_bytes * (layers * (attention + touched * mlp) + head)
     num_bytes += kv_tokens * layers * 2 * kv_heads * head_dim * 2
-    flops = 2.0 * tokens * layers * per_layer + 2.0 * rows * head
+    flops = 2.0 * tokens * layers * (attention + used * mlp) + 2.0 * rows * head
     flops += 4.0 * pairs * layers * heads * head_dim
     return ceilings.limit_s(num_bytes, flops), ceilings.bound(num_bytes, flops)
+
+
+def _mlps(config: dict[str, Any], tokens: int) -> tuple[float, int]:
+    """MLPs of a layer that a step reads, and that a token passes."""
+    number = config.get("num_local_experts") or config.get("num_experts") or 0
+    if not number:
+        return 1.0, 1
+    chosen = config["num_experts_per_tok"]
+    return number * (1.0 - (1.0 - chosen / number) ** tokens), chosen
 
 
 def measure_steps(

@@ -31,9 +31,11 @@ class Stages:
         noise: float = 0.0,
         num_stages: int = 1,
         disturbed_until_s: float = 0.0,
+        disturbance: float = 1.5,
     ) -> None:
         self.truth, self.noise, self.num_stages = truth, noise, num_stages
         self.disturbed_until_s = disturbed_until_s
+        self.disturbance = disturbance
         self.now_s = 0.0
         self.known: dict[int, RequestStart] = {}
         self.num_steps = 0
@@ -70,7 +72,7 @@ class Stages:
             return 1e-4
         mix = Mix.of(plan.slices)
         disturbed = 2.0 if self._random.random() < 0.1 else 1.0
-        beside = 1.5 if self.now_s < self.disturbed_until_s else 1.0
+        beside = self.disturbance if self.now_s < self.disturbed_until_s else 1.0
         return (
             self.truth.stage_s(mix) * beside * (1 + self.noise * self._random.random() * disturbed)
         )

@@ -90,6 +90,14 @@ async def test_a_known_model_is_checked_in_a_few_steps() -> None:
         assert not other.known
 
 
+async def test_a_known_model_outlasts_a_short_disturbance() -> None:
+    stages = Stages(noise=0.1, disturbed_until_s=0.1, disturbance=3.0)
+    checked = await check(stages.execute, LIMITS, TRUTH, stages.clock)
+    assert checked is not None
+    assert checked.model is TRUTH
+    assert not stages.known
+
+
 def test_kinds_of_steps_span_the_sizes_before_they_fill_in() -> None:
     sizes = [shape.num_tokens for shape in shapes(LIMITS)]
     grown = sizes.index(LIMITS.max_step_tokens // 2)  # 1024: the last power of four

@@ -43,8 +43,8 @@ def test_two_ranks(
 
 # One key/value head for two ranks (yi), a tied odd vocabulary (qwen2, qwen3), sliding windows.
 # Fused tensors (phi3, glm4), whole q/k norm (olmo2), groups (falcon), one key/value head for two
-# ranks (falcon-7b), stored transposed (gpt2), learned positions (opt), experts (qwen3-moe),
-# sinks (gpt-oss).
+# ranks (falcon-7b), stored transposed (gpt2), learned positions (opt), experts (qwen3-moe), in one
+# tensor (granite-moe), sinks (gpt-oss).
 @pytest.mark.parametrize(
     "variant",
     [
@@ -63,6 +63,7 @@ def test_two_ranks(
         "opt",
         "cohere2",
         "qwen3-moe",
+        "granite-moe",
         "gpt-oss",
     ],
 )

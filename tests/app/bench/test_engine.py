@@ -84,3 +84,24 @@ def test_a_step_reads_its_weights_once_and_each_context(tiny_model: Callable[...
     assert two - one == pytest.approx(64 * kv_bytes)
     assert more - two == pytest.approx(2 * 64 * kv_bytes)
     stage.runner.close()
+
+
+@pytest.mark.tensors
+def test_a_step_reads_only_the_experts_that_its_tokens_choose(
+    tiny_model: Callable[..., Path],
+) -> None:
+    """2 of 4: one token reads two; two tokens three, as half of their choices fall together."""
+    stage = LoadedStage(
+        tiny_model("granite-moe"), backend="torch", dtype="float32", threads=1, max_requests=4,
+        kv_tokens=2048,
+    )  # fmt: skip
+    one_byte, one_flop = Ceilings(1e-9, 1e9), Ceilings(1e9, 1e-9)  # a second
+    c = stage.config
+    expert = 3 * c["hidden_size"] * c["intermediate_size"]
+    one, two = (limit(stage, StepCase("", n, 1), one_byte)[0] for n in (1, 2))
+    kv_bytes = 2 * 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * 16
+    assert two - one - kv_bytes == pytest.approx(2 * c["num_hidden_layers"] * expert, rel=0.01)
+    one, two = (limit(stage, StepCase("", n, 1), one_flop)[0] for n in (1, 2))
+    assert two == pytest.approx(2 * one, rel=0.01)
+    assert one > 2 * 2 * c["num_hidden_layers"] * expert
+    stage.runner.close()

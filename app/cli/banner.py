@@ -1,0 +1,68 @@
+"""What `legato serve` prints once the server answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from actors.calibration.outlook import CHAT_OUTPUT, CHAT_PROMPT
+from app.settings.models import parse_each, served_name
+
+_PARTS = ("imports", "Ray", "Serve", "model")
+
+
+def show_banner(config: dict[str, Any], address: str, ends_s: list[float]) -> None:
+    """On standard output, because the user may want to copy from it. ends_s: see `ready_in`."""
+    each = parse_each(config["applications"][0]["args"])
+    settings, name = each[0], served_name(each[0])
+    message = {"role": "user", "content": "Hello!"}
+    body = json.dumps({"model": name, "messages": [message], "stream": True})
+    out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    models = ", ".join(map(served_name, each))
+    out.print(
+        f"\n[bold]Legato[/] serves [bold]{models}[/] at [bold]{address}[/]  ({ready_in(ends_s)})"
+    )
+    out.print(f"  console  {address}/")
+    if promise := _promise(address, settings.slo.tbt_ms):  # type: ignore[attr-defined]
+        out.print(f"  promise  {promise}")
+    out.print(f"  try      curl -N {address}/v1/chat/completions \\")
+    out.print("             -H 'Content-Type: application/json' \\")
+    out.print(f"             -d '{body}'", markup=False)
+    out.print("  stop     Ctrl-C\n")
+    sys.stdout.flush()
+
+
+def ready_in(ends_s: Sequence[float]) -> str:
+    """The time that a start took, and its parts. ends_s: seconds after which all was imported, Ray
+    ran, Serve had placed the replicas, and the model answered.
+
+    >>> ready_in([1.2, 3.1, 7.9, 14.0])
+    'ready in 14 s: imports 1, Ray 2, Serve 5, model 6'
+    """
+    each_s = (end_s - begin_s for begin_s, end_s in pairwise([0.0, *ends_s]))
+    parts = ", ".join(f"{part} {s:.0f}" for part, s in zip(_PARTS, each_s, strict=True))
+    return f"ready in {ends_s[-1]:.0f} s: {parts}"
+
+
+def _promise(address: str, wanted_ms: float | None) -> str | None:
+    """The cost model's prediction for the objective, if there are both."""
+    try:
+        found = httpx.get(f"{address}/console/status", timeout=2.0).json().get("outlook")
+    except (httpx.HTTPError, ValueError):
+        return None
+    if not found:  # or the console requires a key
+        return None
+    tbt_ms = 1000 * found["tbt_s"]
+    short = wanted_ms is not None and tbt_ms > wanted_ms
+    return (
+        (f"{wanted_ms:g} ms are less than a token takes here; " if short else "")
+        + f"{tbt_ms:.4g} ms between tokens: {found['num_tokens']} tokens an iteration, "
+        f"about {found['chat_qps']:.2g} requests/s of chat ({CHAT_PROMPT} tokens in, "
+        f"{CHAT_OUTPUT} out)"
+    )

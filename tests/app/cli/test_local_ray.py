@@ -1,0 +1,37 @@
+"""The cluster of `legato serve`, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from app.ray_environment import ENVIRONMENT
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+_PROGRAM = """
+import os
+os.environ.update({environment!r})
+from app.cli.local_ray import start_ray
+start_ray(2)
+import psutil, ray
+print(ray.get(ray.remote(lambda: 40 + 2).remote()))
+for child in psutil.Process().children(recursive=True):
+    print(" ".join(child.cmdline()))
+ray.shutdown()
+"""
+
+
+def test_it_works_without_the_daemons_that_nobody_reads() -> None:
+    program = _PROGRAM.format(environment=ENVIRONMENT)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    answer, *processes = done.stdout.splitlines()
+    assert answer == "42"
+    assert any("raylet" in line for line in processes)
+    for unread in ("dashboard/dashboard.py", "monitor.py"):
+        assert not [line for line in processes if unread in line.partition("--")[0]]
