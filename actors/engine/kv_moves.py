@@ -51,15 +51,16 @@ class KVMoves:
 
     async def saved(self) -> None:
         """Returns once the blocks completed so far are in the tier, or given up."""
-        if self._tier is not None and self._tier.num_settled_blocks < self._tier.num_queued_blocks:
+        queue = None if self._tier is None else self._tier.queue
+        if queue is not None and queue.num_settled < queue.num_queued:
             answer = asyncio.get_running_loop().create_future()
-            self.waiting.append((self._tier.num_queued_blocks, answer))
+            self.waiting.append((queue.num_queued, answer))
             await answer
 
     def tell(self) -> None:
         """Answer the calls of `saved` that need not wait longer; after events, if there are any."""
         assert self._tier is not None
-        num_settled = self._tier.num_settled_blocks
+        num_settled = self._tier.queue.num_settled
         for until, answer in self.waiting:
             if until <= num_settled and not answer.done():
                 answer.set_result(None)

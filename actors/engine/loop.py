@@ -23,6 +23,7 @@ from actors.engine.peers import OWNER, Message, OnGone, OnMessage, Peers, connec
 from actors.engine.publication import Publication
 from actors.engine.questions import ANSWERED_LATER, Questions
 from actors.engine.recovery import BackgroundTasks, Recovery, grammars_of, suspects_of
+from actors.engine.saved_prompts import SavedPrompts
 from actors.executor.stage_set import StageSet, StagesFailed
 from actors.fleet.publish import Publisher
 from actors.scheduling.core import Core
@@ -31,6 +32,7 @@ from actors.scheduling.events import (
     Emit,
     Event,
     Execute,
+    FetchEarly,
     Instruction,
     KVMove,
     OutputRow,
@@ -102,6 +104,8 @@ class EngineLoop:
         self._questions = Questions(
             core, self._handle, stages, self._recovery, self.publication, self._moves
         )
+        hands_over = core.tier is not None and core.config.hands_over
+        self._saved = SavedPrompts(core, self.peers.send_saved) if hands_over else None
         self._compiling: set[int] = set()  # requests that wait for their grammar
         self._sent_suspects = False
         stages.listen(self._answered, self._recovery.lose, self._standby_taken)
@@ -121,6 +125,8 @@ class EngineLoop:
             for request_id in message.request_ids:
                 self._compiling.discard(request_id)
                 self._handle(Abort(request_id))
+        elif isinstance(message, FetchEarly):
+            self._handle(message)
         elif message.question in ANSWERED_LATER:
             self._tasks.start(self._answer_later(number, message))
         else:
@@ -210,6 +216,8 @@ class EngineLoop:
                 self._moves.begin(instruction)  # (else PipelineLost follows and drops it)
         if rows or self._records.due:
             self._send_outputs(rows)
+        if self._saved is not None:
+            self._saved.tell()  # before a hand-over is allowed
         if self._moves.waiting:
             self._moves.tell()
         if self._core.trials or self._sent_suspects:
@@ -226,7 +234,10 @@ class EngineLoop:
             return  # PipelineLost follows the rebuild and plans this work again
         self._deadline.watch()
         if instruction.plan.started:
-            self.peers.send_started([s.request_id for s in instruction.plan.started])
+            started = [s.request_id for s in instruction.plan.started]
+            self.peers.send_started(started)
+            if self._saved is not None:
+                self._saved.started(started)
         if self._stages.pipeline is not None:
             self._stages.pipeline.submit(instruction.plan)
 

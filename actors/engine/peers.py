@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
-from actors.scheduling.events import Refuse
+from actors.scheduling.events import FetchEarly, Refuse
 from actors.transport.messages import (
     AbortRequests,
     Answer,
     Ask,
     Hello,
     IterationOutputs,
+    KVSaved,
     Readiness,
     RequestsStarted,
     StandbyTaken,
@@ -40,7 +41,7 @@ _IDS_PER_CONNECTION = 1 << 40
 _MOST_UNSENT_BYTES = 64 << 20  # a front with more than this unread is disconnected
 SAME_CLOCK_S = 0.5  # smaller offsets are of one node, whose processes share a clock
 
-Message = SubmitRequests | AbortRequests | Ask
+Message = SubmitRequests | AbortRequests | Ask | FetchEarly
 OnMessage = Callable[[int, Message], None]  # of the connection with this number
 OnGone = Callable[[int], None]
 
@@ -181,6 +182,9 @@ class Peers:
     def send_refusal(self, refusal: Refuse) -> None:
         self.send(connection_of(refusal.request_id), refusal)
 
+    def send_saved(self, saved: KVSaved) -> None:
+        self.send(connection_of(saved.request_id), saved)
+
     def broadcast(self, message: Readiness | Suspects | PrefixUpdate) -> None:
         for peer in (self._owner, *self._fronts.values()):
             if peer.number != OWNER or not isinstance(message, PrefixUpdate):
@@ -199,7 +203,7 @@ class Peers:
     def send(
         self,
         number: int,
-        message: RequestsStarted | Refuse | Answer | PrefixUpdate | StandbyTaken,
+        message: RequestsStarted | Refuse | Answer | PrefixUpdate | StandbyTaken | KVSaved,
     ) -> None:
         peer = self._owner if number == OWNER else self._fronts.get(number)
         if peer is not None:
@@ -217,7 +221,7 @@ def _is_own(peer: _Peer, message: Any) -> bool:
         return all(connection_of(r.request_id) == peer.number for r in message.requests)
     if isinstance(message, AbortRequests):
         return all(connection_of(i) == peer.number for i in message.request_ids)
-    return isinstance(message, Ask)
+    return isinstance(message, Ask | FetchEarly)
 
 
 def _on_this_clock(message: SubmitRequests, offset_s: float) -> SubmitRequests:

@@ -62,8 +62,10 @@ class Way(ABC):
     def receiver(
         self, arrival: Arrival, roles: Roles, fleet: Fleet, now_s: float
     ) -> FleetEngine | None:
-        """The engine that continues the stream: the one with the shortest time between tokens
-        beside it, among those with room for it if there are any; None: none can take it now."""
+        """The engine that continues the stream; None: none can take it now.
+
+        Among those with room for it, if there are any, the one that expects it, else the one with
+        the shortest time between tokens beside it."""
         engines = [
             engine
             for engine in fleet.candidates(arrival)
@@ -80,12 +82,16 @@ class Way(ABC):
         return self.router.choose(mine, fleet, now_s)
 
 
-def _crowding(engine: FleetEngine, arrival: Arrival) -> tuple[bool, float, int, int]:
-    snapshot, held = engine.snapshot, engine.sent_tokens
+def _crowding(engine: FleetEngine, arrival: Arrival) -> tuple[bool, bool, float, int, int]:
+    snapshot = engine.snapshot
+    coming = [tokens for engine_id, tokens in arrival.expected if engine_id == snapshot.engine_id]
+    held, num_live = engine.sent_tokens + sum(coming), engine.num_live + len(coming)
     free = snapshot.num_free_blocks * snapshot.block_size
-    is_full = engine.num_live >= snapshot.max_requests or held + arrival.num_tokens > free
-    tbt_s = snapshot.outlook.tbt_with_s(held + arrival.num_tokens, len(engine.sent))
-    return is_full, tbt_s, snapshot.num_decode_tokens + held, engine.num_live
+    is_full = num_live >= snapshot.max_requests or held + arrival.num_tokens > free
+    is_elsewhere = arrival.expected_by not in ("", snapshot.engine_id)
+    num_new = len(engine.sent) + len(coming)
+    tbt_s = snapshot.outlook.tbt_with_s(held + arrival.num_tokens, num_new)
+    return is_full, is_elsewhere, tbt_s, snapshot.num_decode_tokens + held, num_live
 
 
 class Colocated(Way):

@@ -208,6 +208,8 @@ class Arrival:
     refused_by: engines that are not tried again.
     adapter: slot and folder that an engine must have loaded; None: no adapter.
     has_begun: it is a stream, tokens of which have been delivered.
+    expected_by: the engine that fetches its KV already; "": none does.
+    expected: (engine, known tokens) of other streams that an engine expects so.
     """
 
     num_tokens: int
@@ -220,6 +222,8 @@ class Arrival:
     refused_by: frozenset[str] = frozenset()
     adapter: tuple[int, str] | None = None
     has_begun: bool = False
+    expected_by: str = ""
+    expected: tuple[tuple[str, int], ...] = ()
 
 
 def short_digests(digests: list[bytes]) -> tuple[bytes, ...]:

@@ -17,6 +17,7 @@ from actors.scheduling.setting import Setting, fits, in_words, setting
 
 DEFAULT_TOKEN_BUDGET = 512
 HAND_OVER_STEP_TOKENS = 512  # most of a step of an engine that only computes prompts
+_HAND_OVER: Mapping[str, Any] = {"hands_over": True, "most_saved": 16, "last_chunk": 64}
 DEFAULT_MAX_DRAFTS = 8
 DEFAULT_DELIVERY_S = 0.003
 _SLO: Mapping[str, Any] = {"section": "slo", "milliseconds": True, "live": True}
@@ -52,6 +53,8 @@ class SchedulerConfig:
     tier_ranks: int = setting(0, "Ranks with a second tier; 0: none.", hidden=True, at_least=0)
     tier_shared: bool = setting(False, "Other engines save into it too.", hidden=True)
     hands_over: bool = setting(False, "Streams leave with their first token.", hidden=True)
+    most_saved: int = setting(64, "Blocks of one save.", hidden=True, at_least=1)
+    last_chunk: int = setting(0, "Most of a lone prompt's last chunk; 0: any.", hidden=True)
     watermark: float = setting(
         0.01, "Share of KV kept free at admission.", live=True, at_least=0, below=1
     )
@@ -255,8 +258,7 @@ class SchedulerConfig:
         updates["request_slots"] = self.most_requests
         changed = dataclasses.replace(self, **updates)
         changed.check()
-        budget = updates.get("token_budget")
-        if budget is not None and budget > changed.max_step_tokens:
+        if (budget := updates.get("token_budget")) is not None and budget > changed.max_step_tokens:
             most = f"{changed.max_step_tokens} tokens (max_step_tokens)"
             raise ConfigError("token_budget", f"a step holds at most {most}, not {budget}")
         return changed
@@ -268,7 +270,7 @@ class SchedulerConfig:
         """Of an engine whose streams leave: the KV of one short step is saved beside the next."""
         most = max(HAND_OVER_STEP_TOKENS, self.most_requests, self.token_budget or 0)
         most = min(self.max_step_tokens, most)
-        return dataclasses.replace(self, hands_over=True, max_step_tokens=most)
+        return dataclasses.replace(self, max_step_tokens=most, **_HAND_OVER)
 
     def differs(self, other: SchedulerConfig, *names: str) -> bool:
         return any(getattr(self, name) != getattr(other, name) for name in names)

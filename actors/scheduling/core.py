@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from actors.scheduling.admission import build_admission
 from actors.scheduling.admission.limits import QueueLimits
@@ -20,8 +20,8 @@ from actors.scheduling.events import (
     Emit,
     Event,
     Execute,
+    FetchEarly,
     Instruction,
-    Moved,
     Output,
     OutputRow,
     PipelineLost,
@@ -30,7 +30,7 @@ from actors.scheduling.events import (
     StepFailed,
     Submit,
     Tick,
-    TierHolds,
+    TierEvent,
 )
 from actors.scheduling.faults import Faults
 from actors.scheduling.interfaces import (
@@ -95,8 +95,7 @@ class Core:
             PipelineLost: self._pipeline_lost,
             Reconfigure: self._reconfigure,
             Tick: self._tick,
-            TierHolds: self._tier_event,
-            Moved: self._tier_event,
+            **dict.fromkeys(get_args(TierEvent), self._tier_event),
         }
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
@@ -274,10 +273,11 @@ class Core:
     def _tick(self, event: Tick, out: list[Instruction]) -> None:
         self.timeout.woken()
 
-    def _tier_event(self, event: TierHolds | Moved, out: list[Instruction]) -> None:
-        if self.tier is None:
+    def _tier_event(self, event: TierEvent, out: list[Instruction]) -> None:
+        if self.tier is not None:
+            self.tier.handle(event)
+        elif not isinstance(event, FetchEarly):
             raise ValueError(f"{type(event).__name__}, but there is no second tier")
-        self.tier.handle(event)
 
     # ---- planning ---------------------------------------------------------------------
 

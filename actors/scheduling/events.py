@@ -96,9 +96,16 @@ class Moved:
     changes: tuple[TierChange, ...] = ()
 
 
-Event = (
-    Submit | Abort | StepDone | StepFailed | PipelineLost | Reconfigure | Tick | TierHolds | Moved
-)
+@dataclass(frozen=True, slots=True)
+class FetchEarly:
+    """Peers have saved these blocks, in a chain's order, of a prompt whose stream is expected here.
+    Ignored without a second tier that they share."""
+
+    digests: tuple[bytes, ...]
+
+
+TierEvent = TierHolds | Moved | FetchEarly
+Event = Submit | Abort | StepDone | StepFailed | PipelineLost | Reconfigure | Tick | TierEvent
 
 
 # ---- instructions ---------------------------------------------------------------------

@@ -97,6 +97,17 @@ class LiveRequests:
         self.waiting.pop(state)
         return True
 
+    def kept_back(self, remaining: int, in_step: bool) -> int:
+        """Of a prompt's remaining tokens those that its last chunk, a step of its own, shall have,
+        so that the KV before them is saved beside that; none where another prompt would make that
+        step a long one. in_step: the step has a chunk of it already."""
+        last = self.config.last_chunk
+        if not last or len(self.prefilling) > 1 or self.waiting.num_requests:
+            return 0
+        if in_step:
+            return min(remaining, last)
+        return last if remaining >= 2 * last else 0
+
     def grow(self, state: RequestState, num_tokens: int, step_id: int) -> list[int] | None:
         """Append blocks until `num_tokens` fit, preempting later requests; None if it must wait.
 

@@ -12,23 +12,29 @@ runs beside a move as a separate kind, so budgets account for the slowdown.
   Blocks that could not be fetched are computed.
 - **Streams that move.** Engines of a node may share a tier (`tier_shared`), of which no engine
   knows what the others save. A request that comes with output was begun elsewhere: a fetch of all
-  its blocks is tried.
+  its blocks is tried. What is told of its prompt before it comes is fetched early (`early_fetch`),
+  and if it comes meanwhile, the rest is fetched at once behind that.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
-from actors.scheduling.events import Fetch, Instruction, Moved, Save, TierHolds
+from actors.scheduling.early_fetch import EarlyFetches
+from actors.scheduling.events import Fetch, FetchEarly, Instruction, Moved, Save, TierEvent
 from actors.scheduling.interfaces import StepTimePredictor
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.plan import StepShape
+from actors.scheduling.save_queue import SaveQueue
 from actors.scheduling.state import InFlight, RequestState, RequestStatus
+from actors.scheduling.tier_contents import TierContents
 
-_LEAST_SAVED, _MOST_SAVED = 16, 64  # blocks per move; the minimum applies while steps run
+_LEAST_SAVED = 16  # blocks of a save, while steps run
+_MOST_SAVING = 64  # blocks of all saves under way
+_MOST_EARLY = 2  # early fetches: one begins while another is answered
 _MOVE_S = 0.005  # fixed cost of a fetch
 _LEAST_LIMIT_S, _MOST_LIMIT_S = 2.0, 10.0  # bounds of the limit, twice the time to compute
 _FORGET = 0.95  # decay of a measured rate each time it rules out a fetch
@@ -54,17 +60,15 @@ class SecondTier:
         self.block_manager.pop_completed()  # starts recording completed blocks
         self.moves: dict[int, PendingMove] = {}
         self.num_moves = 0
-        self.num_queued_blocks = 0  # to be saved, ever
         self.num_saved_blocks = 0
         self.num_fetched_blocks = 0
-        self.num_held = 0  # digests that every rank stores
-        self._everywhere = (1 << requests.config.tier_ranks) - 1
-        self._ranks_with: dict[bytes, int] = {}  # digest -> a bit per rank
+        self.contents = TierContents(requests.config.tier_ranks)
         self._coming: dict[bytes, PendingMove] = {}
-        self._unsaved: OrderedDict[bytes, None] = OrderedDict()
-        self._saving: int | None = None  # the current save
+        self.early = EarlyFetches()
+        self._early: dict[int, PendingMove] = {}  # early fetches under way
+        self.queue = SaveQueue()
         self._block_s: float | None = None  # time to fetch one block; None: not measured
-        self._last_answer_s = -math.inf
+        self._last_answer_s = self._early_answer_s = -math.inf
         self._out: list[Instruction] = []
 
     @property
@@ -80,53 +84,28 @@ class SecondTier:
     def statistics(self) -> dict[str, float]:
         return {
             "num_moves": len(self.moves),
-            "num_tier_blocks": self.num_held,
+            "num_tier_blocks": self.contents.num_held,
             "num_saved_blocks": self.num_saved_blocks,
             "num_fetched_blocks": self.num_fetched_blocks,
+            "num_early_blocks": self.early.num_taken,
         }
-
-    @property
-    def num_settled_blocks(self) -> int:
-        """Of the queued blocks, in their order, how many are saved or given up."""
-        saving = self.moves.get(self._saving or 0)
-        return self.num_queued_blocks - len(self._unsaved) - (len(saving.blocks) if saving else 0)
 
     def shape_of(self, step: InFlight) -> StepShape:
         """Shape of a step that ends now; a move may have begun since the step was planned."""
         beside_move = bool(self.moves) or self._last_answer_s > step.planned_at_s
         return step.shape._replace(beside_move=beside_move)
 
-    # ---- contents of the tier -----------------------------------------------------------------
-
-    def holds(self, digest: bytes) -> bool:
-        return self._ranks_with.get(digest) == self._everywhere
-
-    def _set_held(self, ranks: Sequence[Sequence[bytes]]) -> None:
-        """Replace the known contents by each rank's complete list."""
-        self._ranks_with.clear()
-        self.num_held = 0
-        for rank, digests in enumerate(ranks):
-            self._change(rank, digests, ())
-
-    def _change(self, rank: int, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        known, bit = self._ranks_with, 1 << rank
-        for digest in added:
-            before = known.get(digest, 0)
-            known[digest] = after = before | bit
-            self.num_held += (after == self._everywhere) - (before == self._everywhere)
-        for digest in removed:
-            before = known.pop(digest, 0)
-            self.num_held -= before == self._everywhere
-            if before & ~bit:
-                known[digest] = before & ~bit
-
     # ---- answers ------------------------------------------------------------------------------
 
-    def handle(self, event: TierHolds | Moved) -> None:
+    def handle(self, event: TierEvent) -> None:
         if isinstance(event, Moved):
             self._moved(event)
+        elif isinstance(event, FetchEarly):
+            if self.requests.config.tier_shared:
+                most = self.block_manager.num_blocks
+                self.early.add(event.digests, self.requests.now_s, most)
         else:
-            self._set_held(event.ranks)
+            self.contents.replace(event.ranks)
 
     def _moved(self, event: Moved) -> None:
         """End a move. Raises ValueError if it is not in progress."""
@@ -135,17 +114,19 @@ class SecondTier:
             raise ValueError(f"answer to move {event.move_id}, which is not under way")
         self._last_answer_s = self.requests.now_s
         for rank, change in enumerate(event.changes):
-            self._change(rank, change.added, change.removed)
-        if event.move_id == self._saving:
-            self._saving = None
+            self.contents.change(rank, change.added, change.removed)
+        if self.queue.saving.pop(event.move_id, None) is not None:
             self.num_saved_blocks += event.num_blocks
         else:
             self._fetched(move, event.num_blocks)
+            if self._early.pop(event.move_id, None) is not None:
+                self._early_answer_s = self.requests.now_s
         self.block_manager.free(move.held)
         self._resume(move, is_whole=event.num_blocks == len(move.blocks))
 
     def _fetched(self, move: PendingMove, num_blocks: int) -> None:
-        took_s = self.requests.now_s - move.begun_s - _MOVE_S
+        begun_s = max(move.begun_s, self._early_answer_s)  # it may have waited for another
+        took_s = self.requests.now_s - begun_s - _MOVE_S
         block_s, known_s = max(0.0, took_s) / (num_blocks or len(move.blocks)), self._block_s
         if num_blocks and known_s is None:
             self._block_s = block_s
@@ -156,6 +137,7 @@ class SecondTier:
             del self._coming[digest]
         for block, digest in move.blocks[:num_blocks]:
             self.block_manager.commit(block, digest)
+        self.early.claimed([digest for _, digest in move.blocks[num_blocks:]])
 
     def _resume(self, move: PendingMove, is_whole: bool) -> None:
         """Put the waiting requests back into the queue; after a partial fetch, no second one."""
@@ -172,45 +154,45 @@ class SecondTier:
         """
         moves, self.moves = list(self.moves.values()), {}
         self._coming.clear()
-        self._unsaved.clear()
-        self._saving = None
+        self.early.clear()
+        self._early.clear()
+        self.queue.clear()
         self._out.clear()
         for move in moves:
             self._resume(move, is_whole=False)
-        self._set_held(ranks)
+        self.contents.replace(ranks)
 
     # ---- device to store ----------------------------------------------------------------------
 
     def pop_moves(self) -> list[Instruction]:
         """Instructions for moves; call it after the event's steps are planned."""
         self._save()
+        while self.early.is_wanted and len(self._early) < _MOST_EARLY and self._fetch_early():
+            pass
         out, self._out = self._out, []
         return out
 
     def _save(self) -> None:
-        """Begin a save: in batches while steps run, of any size when the engine is idle or a peer
+        """Begin saves: in batches while steps run, of any size when the engine is idle or a peer
         waits for the blocks."""
-        unsaved = self._unsaved
-        for digest in self.block_manager.pop_completed():
-            if not self.holds(digest) and digest not in unsaved:
-                unsaved[digest] = None
-                self.num_queued_blocks += 1
-        while len(unsaved) > self.block_manager.num_blocks:  # most of them have been evicted
-            unsaved.popitem(last=False)
-        can_wait = self.requests.num_in_flight > 0 and not self.requests.config.hands_over
-        if self._saving is not None or len(unsaved) < (_LEAST_SAVED if can_wait else 1):
-            return
-        most = max(1, min(_MOST_SAVED, self.block_manager.num_blocks // 8))
-        found: list[tuple[int, bytes]] = []
-        while unsaved and len(found) < most:
-            digest, _ = unsaved.popitem(last=False)
-            here = self.block_manager.match((digest,))
-            found += [(block, digest) for block in here]
-        if found:
-            blocks = tuple(found)
-            self._saving = self._begin([block for block, _ in blocks], blocks)
-            self.block_manager.share(self.moves[self._saving].held)
-            self._out.append(Save(self._saving, blocks))
+        queue, config, manager = self.queue, self.requests.config, self.block_manager
+        fresh = [d for d in manager.pop_completed() if not self.contents.holds(d)]
+        queue.add(fresh, manager.num_blocks)  # of more, most have been evicted
+        can_wait = self.requests.num_in_flight > 0 and not config.hands_over
+        least, most_moves = (
+            (_LEAST_SAVED if can_wait else 1),
+            max(1, _MOST_SAVING // config.most_saved),
+        )
+        while len(queue.saving) < most_moves and queue.num_unsaved >= least:
+            room = max(1, min(_MOST_SAVING, manager.num_blocks // 8)) - queue.num_saving
+            blocks = tuple(queue.take(manager.match, min(config.most_saved, room)))
+            if not blocks:
+                return
+            held = [block for block, _ in blocks]
+            manager.share(held)
+            move_id = self._begin(held, blocks)
+            queue.saving[move_id] = len(blocks)
+            self._out.append(Save(move_id, blocks))
 
     # ---- store to device ----------------------------------------------------------------------
 
@@ -221,7 +203,7 @@ class SecondTier:
             state = requests.waiting.head(requests.now_s)
             if state is None or state.tier_asked:
                 return
-            if not self._ranks_with and not self._was_begun_elsewhere(state):
+            if self.contents.is_empty and not self._was_begun_elsewhere(state):
                 return
             if running.num_slots_taken >= requests.config.max_requests:
                 return
@@ -245,36 +227,71 @@ class SecondTier:
             state.tier_asked = True
             return None
         digests = state.block_hashes(num_full, size)
+        self.early.claimed(digests)
         here = blocks.match(digests)
-        if len(here) < num_full and (coming := self._coming.get(digests[len(here)])) is not None:
-            return coming
+        coming = self._coming_early(digests[len(here) :])
+        here += [block for block, _ in coming]
+        if len(here) < num_full and (behind := self._coming.get(digests[len(here)])) is not None:
+            return behind
         count = len(here)
         was_elsewhere = self._was_begun_elsewhere(state)
-        while count < num_full and (was_elsewhere or self.holds(digests[count])):
+        while count < num_full and (was_elsewhere or self.contents.holds(digests[count])):
             count += 1
         count -= len(here)
+        early = coming[-1][1] if coming else None  # answered after those before it
         if not count:
-            state.tier_asked = True
-            return None
+            state.tier_asked = early is None
+            return early
         alone = self.requests.running.num_slots_taken == 0
         spare = 0 if alone else int(self.requests.config.watermark * blocks.num_blocks)
         need = -(-state.num_tokens // size) - len(here) + blocks.num_unreferenced(here)
         if need + spare > blocks.num_free:
             return None  # too little memory to start after the fetch
-        state.tier_asked = True
+        state.tier_asked = early is None  # else it looks again for what of that does not come
         compute_s = self._compute_s(len(here) * size, count * size)
         if _MOVE_S + (self._block_s or 0.0) * count >= compute_s:
             if self._block_s is not None:
                 self._block_s *= _FORGET
-            return None
+            return early
         blocks.share(here)
-        fresh = blocks.allocate(count)
-        fetched = tuple(zip(fresh, digests[len(here) : len(here) + count], strict=True))
-        move_id = self._begin(here + fresh, fetched)
-        self._coming.update((digest, self.moves[move_id]) for _, digest in fetched)
+        move_id = self._begin_fetch(here, digests[len(here) : len(here) + count], compute_s)
+        return self.moves[move_id]
+
+    def _begin_fetch(self, held: list[int], digests: Sequence[bytes], compute_s: float) -> int:
+        """Fetch these into blocks of their own; the move holds those of `held` too."""
+        fresh = self.block_manager.allocate(len(digests))
+        fetched = tuple(zip(fresh, digests, strict=True))
+        move_id = self._begin(held + fresh, fetched)
+        self._coming.update((digest, self.moves[move_id]) for digest in digests)
         limit_s = min(max(_LEAST_LIMIT_S, 2 * compute_s), _MOST_LIMIT_S)
         self._out.append(Fetch(move_id, fetched, limit_s))
-        return self.moves[move_id]
+        return move_id
+
+    def _coming_early(self, digests: Sequence[bytes]) -> list[tuple[int, PendingMove]]:
+        """Blocks that early fetches fill, and which does, for as many of these as they have."""
+        filled = {d: (block, move) for move in self._early.values() for block, d in move.blocks}
+        return [filled[digest] for digest in takewhile(filled.__contains__, digests)]
+
+    def _fetch_early(self) -> bool:
+        """Begin the next early fetch, unless a request lacks the memory; returns whether."""
+        requests, blocks = self.requests, self.block_manager
+        claimant, head = requests.running.claimant, requests.waiting.head(requests.now_s)
+        if claimant is not None and claimant.status is RequestStatus.RUNNING:
+            return False
+        if head is not None and head.refused_version == blocks.version:
+            return False
+        spare = int(requests.config.watermark * blocks.num_blocks)
+        digests = self.early.take(
+            lambda digest: digest in self._coming or bool(blocks.match((digest,))),
+            (blocks.num_free - spare) // 2, requests.now_s,
+        )  # fmt: skip
+        compute_s = self._compute_s(0, len(digests) * requests.config.block_size)
+        if not digests or (self._block_s or 0.0) * len(digests) >= compute_s:
+            self.early.claimed(digests)
+            return False
+        move_id = self._begin_fetch([], digests, compute_s)
+        self._early[move_id] = self.moves[move_id]
+        return True
 
     def _was_begun_elsewhere(self, state: RequestState) -> bool:
         return self.requests.config.tier_shared and bool(state.request.output)

@@ -201,10 +201,10 @@ class StepBuilder:
         if (state.suspicion is not None) is not self.is_trial:
             return 0
         remaining = state.num_tokens - state.num_computed_tokens
-        count = min(remaining, limit, self.room)
+        again = state in self.contents.prefills
+        count = min(remaining - self._requests.kept_back(remaining, again), limit, self.room)
         if 0 < count < remaining:
             count = self._round_to_tile(count)
-        again = state in self.contents.prefills
         if count <= 0 or (state.in_flight >= self.config.chunks_per_request and not again):
             return 0
         if state.num_computed_tokens + count > state.capacity:

@@ -19,7 +19,14 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 import msgpack
 
 from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
-from actors.scheduling.events import PLAIN_FIELDS, Output, OutputRow, Refuse, plain_output
+from actors.scheduling.events import (
+    PLAIN_FIELDS,
+    FetchEarly,
+    Output,
+    OutputRow,
+    Refuse,
+    plain_output,
+)
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request
 
@@ -127,6 +134,15 @@ class RequestsStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class KVSaved:
+    """Blocks of a prompt that will be handed over are saved where peers find them: those that
+    follow the last ones told, in order. They may be told after the request's last token."""
+
+    request_id: int
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Suspects:
     """All suspects of engine losses, sent after a change.
 
@@ -202,6 +218,7 @@ def read_answer(step_id: int, packed: bytes, error: str | None) -> StepResult | 
 _KINDS: tuple[type, ...] = (
     SubmitRequests, AbortRequests, Ask, IterationOutputs, Refuse, Answer, Readiness,
     StandbyTaken, RequestsStarted, Suspects, Hello, Welcome, EngineSnapshot, PrefixUpdate,
+    KVSaved, FetchEarly,
 )  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from actors.fleet.snapshot import EngineSnapshot, PrefixUpdate
-from actors.scheduling.events import Refuse
+from actors.scheduling.events import FetchEarly, Refuse
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.request import Request
 from actors.transport.messages import (
@@ -20,6 +20,7 @@ from actors.transport.messages import (
     Ask,
     Hello,
     IterationOutputs,
+    KVSaved,
     Question,
     Readiness,
     RefusedSetting,
@@ -38,8 +39,8 @@ from app.engine_client.streams import OpenRequests
 
 _ANSWER_WITHIN_S = 10.0
 
-# Messages about the engine as a whole.
-EngineMessage = Readiness | StandbyTaken | EngineSnapshot | PrefixUpdate | Welcome
+# Messages that are no answer and no output.
+EngineMessage = Readiness | StandbyTaken | EngineSnapshot | PrefixUpdate | Welcome | KVSaved
 
 
 class QuestionFailed(RuntimeError):
@@ -82,7 +83,11 @@ class SchedulerChannel:
     def abort(self, request_ids: Sequence[int]) -> None:
         self._send(AbortRequests(tuple(request_ids)))
 
-    def _send(self, message: SubmitRequests | AbortRequests | Ask | Hello) -> None:
+    def fetch_early(self, digests: Sequence[bytes]) -> None:
+        """A peer of the engine has saved these blocks of a prompt whose stream will come."""
+        self._send(FetchEarly(tuple(digests)))
+
+    def _send(self, message: SubmitRequests | AbortRequests | Ask | Hello | FetchEarly) -> None:
         """Send; dropped if the scheduler has ended, which `ChannelOwner.on_lost` reports."""
         if self._socket is not None:
             self._socket.send(pack_kind(message))

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from actors.engine.peers import SAME_CLOCK_S, first_id
 from actors.fleet.snapshot import BitClass, EngineSnapshot, EngineState, PrefixUpdate
 from actors.scheduling.events import Output, Refuse
 from actors.scheduling.request import FinishReason, Request
-from actors.transport.messages import Hello, IterationRecord, Welcome
+from actors.transport.messages import Hello, IterationRecord, KVSaved, Welcome
 from actors.transport.wire import connect
 from app.engine_client.channel import EngineMessage, SchedulerChannel
 from app.engine_client.streams import OpenRequest, OpenRequests
@@ -22,13 +23,14 @@ from app.fleet.registry import EngineEntry
 _CONNECT_WITHIN_S = 5.0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class FleetRequest(OpenRequest):
     """One continuation; it may change engines.
 
     connection: to the engine that computes it; None: no engine does. last_engine_id: that engine,
     or the last one. bits: class of the engines that computed its tokens. refused_by: engines that
     refused it. waiting_since_s: it has had neither a token nor an engine since then.
+    receiver_id: the engine that fetches its KV while its prompt is computed; "": none does.
     """
 
     connection: Connection | None = None
@@ -42,6 +44,9 @@ class FleetRequest(OpenRequest):
     placed: Callable[[int, str], None] | None = None  # called with `index` and the engine
     # If its engine only computes the prompt and the first token: called once that is delivered.
     hand_over: Callable[[FleetRequest], None] | None = None
+    # Called with the digests of its blocks that are saved there, as they are saved.
+    kv_saved: Callable[[FleetRequest, Sequence[bytes]], None] | None = None
+    receiver_id: str = ""
 
     @property
     def num_tokens(self) -> int:
@@ -110,6 +115,8 @@ class Connection(SchedulerChannel):
         self.offset_s = 0.0  # the engine's clock minus this front's
         self._ids = itertools.count(1)
         self._welcomed: asyncio.Future[None] | None = None
+        # Those whose prompts this engine computes for others; an entry goes with its stream.
+        self._begun: WeakValueDictionary[int, FleetRequest] = WeakValueDictionary()
 
     @property
     def was_leaving(self) -> bool:
@@ -152,6 +159,11 @@ class Connection(SchedulerChannel):
             self._front.published(self, message)
         elif isinstance(message, PrefixUpdate):
             self._front.prefixes_updated(message)
+        elif isinstance(message, KVSaved):
+            begun = self._begun.get(message.request_id)
+            is_here = begun is not None and begun.last_engine_id == self.engine_id
+            if begun is not None and is_here and begun.kv_saved is not None:
+                begun.kv_saved(begun, message.digests)
         elif isinstance(message, Welcome) and self._welcomed is not None:
             self.welcome = message
             offset_s = message.now_s - time.monotonic()
@@ -182,6 +194,8 @@ class Connection(SchedulerChannel):
             fleet_request.rename(request_id)
             fleet_request.place(self)
             self.open_requests[request_id] = fleet_request
+            if fleet_request.hand_over is not None:
+                self._begun[request_id] = fleet_request
             requests.append(fleet_request.resumed())
         try:
             self.submit(requests)

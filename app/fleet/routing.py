@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from actors.fleet.fleet import Fleet, FleetEngine
@@ -73,6 +74,22 @@ class FleetRouting:
         arrival = self._arrival_of(fleet_request, has_prefix=False)
         return hands_over(arrival, engine_id, self._fleet)
 
+    def receiver(
+        self, fleet_request: FleetRequest, expected: Iterable[FleetRequest], now_s: float
+    ) -> str | None:
+        """The engine that would continue it now; it is not counted as sent. expected: streams whose
+        engine is chosen and to which they have not been sent; it may be among them."""
+        others = [other for other in expected if other is not fleet_request]
+        arrival = replace(
+            self._arrival_of(fleet_request, has_prefix=False),
+            has_begun=True,
+            bits=fleet_request.bits,
+            refused_by=frozenset({*fleet_request.refused_by, fleet_request.last_engine_id}),
+            expected=tuple([(other.receiver_id, other.num_tokens) for other in others]),
+        )
+        found = self._router.choose(arrival, self._fleet, now_s)
+        return None if found is None else found.engine_id
+
     def stays(self, fleet_request: FleetRequest) -> bool:
         """Whether a stream of a leaving engine should finish there."""
         stream = OpenStream(
@@ -117,6 +134,7 @@ class FleetRouting:
             refused_by=frozenset(fleet_request.refused_by),
             adapter=self._adapter_of(fleet_request),
             has_begun=fleet_request.has_tokens or fleet_request.base > 0,
+            expected_by=fleet_request.receiver_id,
         )
 
 

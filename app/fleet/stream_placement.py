@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from actors.fleet.fleet import Fleet
 from actors.fleet.snapshot import EngineState
@@ -137,6 +137,25 @@ class StreamPlacement:
                     EngineUnavailable("no engine can serve now", retry_after_s=RETRY_AFTER_S)
                 )
 
+    def _kv_saved(self, fleet_request: FleetRequest, digests: Sequence[bytes]) -> None:
+        """The engine that will continue it fetches what of its prompt is saved."""
+        there = self._connections.get(fleet_request.receiver_id)
+        if there is None or not there.is_open:
+            found = self._routing.receiver(fleet_request, self._expected(), time.monotonic())
+            there = self._connections.get(found or "")
+            if there is None:
+                return
+            fleet_request.receiver_id = there.engine_id
+        there.fetch_early(digests)
+
+    def _expected(self) -> Iterator[FleetRequest]:
+        """Streams that an engine expects because it fetches their KV early."""
+        for connection in self._connections.values():
+            for fleet_request in connection.open_requests.values():
+                if isinstance(fleet_request, FleetRequest) and fleet_request.receiver_id:
+                    yield fleet_request
+        yield from (r for r in self._handed_over.values() if r.receiver_id)
+
     def _hand_over(self, fleet_request: FleetRequest) -> None:
         """Its prompt is computed: another engine continues it, once it can fetch the KV."""
         connection = fleet_request.connection
@@ -171,6 +190,8 @@ class StreamPlacement:
                 fleet_request.connection.abort_continuations([fleet_request])
             only_begins = self._routing.hands_over(fleet_request, to.engine_id)
             fleet_request.hand_over = self._hand_over if only_begins else None
+            fleet_request.kv_saved = self._kv_saved if only_begins else None
+            fleet_request.receiver_id = ""
         try:
             to.submit_continuations(group)
         except (TypeError, ValueError, OverflowError) as error:  # it cannot be encoded

@@ -166,6 +166,7 @@ def figures(
                 "later_tbt_p50_ms": 1e3 * quantile(later_s, 0.5),
                 "parts_p50_ms": {name: median(part[name] for part in parts) for name in parts[0]},
                 "fetched_mb": median(s.num_fetched for s in moved) * block_bytes / 1e6,
+                "early_mb": median(s.num_early for s in moved) * block_bytes / 1e6,
             }
         )
     return rows
@@ -259,10 +260,11 @@ def _show(found: Mapping[str, Any]) -> None:
                 f"{row['pause_p99_ms']:.0f}",
                 *(f"{row['parts_p50_ms'][part]:.0f}" for part in parts),
                 f"{row['fetched_mb']:.1f}",
+                f"{row['early_mb']:.1f}",
             )
             for row in handed["rows"]
         ]
-        columns = ("prompt tokens", "pause P50, ms", "P99", *parts, "KV, MB")
+        columns = ("prompt tokens", "pause P50, ms", "P99", *parts, "KV, MB", "early, MB")
         output.print(table(f"between the first and the second token; {limit}", columns, rows))
     if moved := found.get("moved"):
         moves_told = [

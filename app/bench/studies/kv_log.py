@@ -42,11 +42,13 @@ class Continued:
 
     first_s: its first engine emitted its last token there. arrived_s: the second engine got it.
     fetched_s: its KV was there; None: nothing was fetched. begun_s: its first step there was
-    planned. next_s: the next token was emitted. num_tokens: known as it moved. num_fetched: blocks.
+    planned. next_s: the next token was emitted. num_tokens: known as it moved. num_fetched: blocks,
+    num_early of them before it arrived.
     """
 
     num_tokens: int
     num_fetched: int
+    num_early: int
     first_s: float
     arrived_s: float
     fetched_s: float | None
@@ -80,6 +82,7 @@ class Arrived:
     at_s: float
     num_tokens: int
     num_fetched: int = 0
+    num_early: int = 0
     fetched_s: float | None = None
     begun_s: float | None = None
     next_s: float | None = None
@@ -91,6 +94,7 @@ def read_engine(rows: Iterable[Row]) -> EngineLog:
     arrived: dict[int, Arrived] = {}
     begun: dict[int, tuple[KVMove, float]] = {}
     by_digest: dict[bytes, Arrived] = {}  # of each block of a stream begun elsewhere
+    early: set[bytes] = set()  # fetched before a stream asked for them
     block_size = 0
     for row in rows:
         if row["kind"] == "Config":
@@ -106,14 +110,19 @@ def read_engine(rows: Iterable[Row]) -> EngineLog:
                 tokens = (*request.prompt, *request.output)
                 digests = prefix_digests(tokens, block_size, request.cache_salt)
                 by_digest |= dict.fromkeys(digests, stream)
+                stream.num_early = stream.num_fetched = len(early.intersection(digests))
+                early.difference_update(digests)
         elif isinstance(event, Moved):
             move, begin_s = begun.pop(event.move_id)
             is_fetch = isinstance(move, Fetch)
             found.moves.append(Move(is_fetch, event.num_blocks, begin_s, now_s))
-            stream_here = by_digest.get(move.blocks[-1][1]) if is_fetch else None
-            if stream_here is not None:
-                stream_here.fetched_s = now_s
-                stream_here.num_fetched += event.num_blocks
+            for number, (_, digest) in enumerate(move.blocks if is_fetch else ()):
+                is_here, stream_here = number < event.num_blocks, by_digest.get(digest)
+                if stream_here is not None:
+                    stream_here.fetched_s = now_s
+                    stream_here.num_fetched += is_here
+                elif is_here:
+                    early.add(digest)
         for instruction in instructions:
             if isinstance(instruction, Save | Fetch):
                 begun[instruction.move_id] = (instruction, now_s)
@@ -147,6 +156,7 @@ def continued(logs: Mapping[str, EngineLog]) -> list[Continued]:
                     Continued(
                         there.num_tokens,
                         there.num_fetched,
+                        there.num_early,
                         max(before),
                         there.at_s,
                         there.fetched_s,

@@ -38,7 +38,7 @@ class Machine:
 
 
 def deployment_of(way: str, machine: Machine) -> Deployment:
-    """Two engines as the live ones of this way are, and KV that moves with the first token."""
+    """Two engines as the live ones of this way are, and KV that moves as it is computed."""
     config = replace(
         machine.config,
         prefix_cache=False,  # live prompts are new
@@ -48,7 +48,7 @@ def deployment_of(way: str, machine: Machine) -> Deployment:
     measured = measured_deployment(config, machine.profile, machine.steps[way])
     division = None
     if way != "colocated":
-        division = Division(way, 1, machine.link, machine.token_bytes, as_live=True, ahead=False)
+        division = Division(way, 1, machine.link, machine.token_bytes, as_live=True)
     return replace(measured, num_replicas=2, routing="slack", division=division)
 
 

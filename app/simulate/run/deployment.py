@@ -45,7 +45,7 @@ class Division:
     num_prefill: engines, of the deployment's, that only compute prompts.
     interconnect, kv_bytes_per_token: what moves KV, and how much of it a token has.
     as_live: engines of all roles have the settings that live ones have.
-    ahead: KV moves chunk by chunk while its prompt is computed; else with the first token, as live.
+    ahead: KV moves chunk by chunk while its prompt is computed, as live; else with the first token.
     """
 
     way: str

@@ -22,6 +22,7 @@ from actors.scheduling.request import FinishReason, Grammar, Request
 from actors.stage.spec import StageSpec
 from actors.transport.messages import (
     IterationOutputs,
+    KVSaved,
     RequestsStarted,
     StepError,
     SubmitRequests,
@@ -108,6 +109,9 @@ class Wires:
 
     def send_started(self, request_ids: Sequence[int]) -> None:
         self.sent.append((None, RequestsStarted(tuple(request_ids))))
+
+    def send_saved(self, saved: KVSaved) -> None:
+        self.send(connection_of(saved.request_id), saved)
 
     def send_refusal(self, refusal: Refuse) -> None:
         self.send(connection_of(refusal.request_id), refusal)

@@ -96,8 +96,11 @@ async def test_answers_of_lost_stages_are_dropped() -> None:
 
 
 async def test_a_peer_is_told_once_what_was_complete_is_saved() -> None:
+    class Queue:
+        num_queued, num_settled = 4, 2
+
     class Tier:
-        num_queued_blocks, num_settled_blocks = 4, 2
+        queue = Queue()
 
     class OneCore:
         tier = Tier()
@@ -108,7 +111,7 @@ async def test_a_peer_is_told_once_what_was_complete_is_saved() -> None:
     )  # fmt: skip
     told = asyncio.create_task(moves.saved())
     await asyncio.sleep(0)
-    Tier.num_queued_blocks, Tier.num_settled_blocks = 9, 3  # more has been completed since
+    Queue.num_queued, Queue.num_settled = 9, 3  # more has been completed since
     moves.tell()
     await asyncio.sleep(0)
     assert not told.done()
@@ -116,11 +119,11 @@ async def test_a_peer_is_told_once_what_was_complete_is_saved() -> None:
     await asyncio.sleep(0)
     gone.cancel()
     await asyncio.sleep(0)
-    Tier.num_settled_blocks = 4
+    Queue.num_settled = 4
     moves.tell()
     await told
     assert moves.waiting == []
-    Tier.num_settled_blocks = 9
+    Queue.num_settled = 9
     await moves.saved()
     await Engine().moves.saved()  # without a tier
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from actors.engine.peers import FrontAddress, Message, Peers, connection_of, first_id
-from actors.scheduling.events import Refuse
+from actors.scheduling.events import FetchEarly, Refuse
 from actors.scheduling.request import Request, SamplingParams
 from actors.transport.addresses import new_local_address, new_secret
 from actors.transport.messages import (
     AbortRequests,
     Hello,
     IterationOutputs,
+    KVSaved,
     RequestsStarted,
     SubmitRequests,
     Welcome,
@@ -115,6 +116,15 @@ async def test_a_front_that_speaks_out_of_turn_is_cut_off(scheduler: Scheduler, 
     assert (await asyncio.wait_for(scheduler.received.get(), 10))[1].requests[
         0
     ].request_id == theirs
+
+
+async def test_a_front_passes_on_what_another_engine_has_saved(scheduler: Scheduler) -> None:
+    front = Front()
+    number = (await front.connect(scheduler.fronts)).number
+    scheduler.peers.send_saved(saved := KVSaved(first_id(number) + 1, (b"x",)))
+    assert await front.next() == saved
+    front.send(early := FetchEarly((b"x", b"y")))
+    assert await asyncio.wait_for(scheduler.received.get(), 10) == (number, early)
 
 
 async def test_a_clock_of_another_node_is_translated(scheduler: Scheduler) -> None:

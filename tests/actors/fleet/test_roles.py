@@ -108,6 +108,33 @@ def test_a_stream_goes_on_where_there_is_room_and_its_tokens_come_soonest() -> N
     assert short.engine_id == "a"
 
 
+def test_a_stream_goes_where_it_is_expected_while_there_is_room() -> None:
+    roles = {"a": Role.DECODE, "b": Role.DECODE}
+    fleet = fleet_of(snapshot("a"), snapshot("b", outlook=replace(outlook(), tbt_s=0.09)))
+    way, arrival = way_of("split"), Arrival(1000, 10)
+
+    def receiver(**changes: object) -> str:
+        found = way.receiver(replace(arrival, **changes), roles, fleet, 0.0)
+        assert found is not None
+        return found.engine_id
+
+    assert (receiver(), receiver(expected_by="b"), receiver(expected_by="gone")) == ("a", "b", "a")
+    fleet.engines["b"].snapshot = snapshot("b", num_free_blocks=60)
+    assert receiver(expected_by="b") == "a"
+
+
+def test_streams_that_are_expected_count_where_they_will_come() -> None:
+    roles = dict.fromkeys("abc", Role.DECODE)
+    fleet = fleet_of(*map(snapshot, roles))
+    way, expected = way_of("split"), []
+    for _ in range(6):
+        arrival = Arrival(1000, 10, expected=tuple(expected))
+        found = way.receiver(arrival, roles, fleet, 0.0)
+        assert found is not None
+        expected.append((found.engine_id, 1000))
+    assert [engine_id for engine_id, _ in expected] == [*"abcabc"]
+
+
 def test_numbers_of_engines_that_cannot_serve_are_refused() -> None:
     assert way_of("split").roles(1, 2) == (Role.PREFILL, Role.DECODE, Role.DECODE)
     assert way_of("flexible").roles(1, 1) == (Role.PREFILL, Role.BOTH)

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from actors.scheduling.config import ConfigError, SchedulerConfig
-from actors.scheduling.events import Reconfigure, Tick
+from actors.scheduling.events import FetchEarly, Reconfigure, Tick
 from actors.scheduling.plan import Slice
 from actors.scheduling.policies import POLICIES
 from actors.scheduling.queue import ORDERS
 from actors.scheduling.request import Grammar, Objective, Request, SamplingParams
-from actors.scheduling.state import RequestStatus
+from actors.scheduling.state import RequestStatus, prefix_digests
 from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.fake_stages import expected_output
 
@@ -53,6 +53,8 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
         tier_ranks=st.sampled_from([0, 1, 2]),
         tier_shared=st.booleans(),
         hands_over=st.booleans(),
+        most_saved=st.sampled_from([64, 1, 16]),
+        last_chunk=st.sampled_from([0, 0, 1, 5]),
         max_requests=st.sampled_from([1, 3, 8]),
         num_stages=st.sampled_from([1, 1, 2, 3]),
         pipeline_depth=st.sampled_from([None, None, 1, 4]),
@@ -196,6 +198,13 @@ class AnythingGoes(RuleBasedStateMachine):
         for _ in range(times):
             if self.driver.outstanding:
                 self.driver.answer()
+
+    @rule(request=requests(), skip=st.integers(0, 3))
+    def expect(self, request: Request, skip: int) -> None:
+        """Told of blocks that may be anywhere, or nowhere, by a peer that may be wrong."""
+        size = self.driver.config.block_size
+        digests = prefix_digests(request.prompt, size, request.cache_salt)
+        self.driver.send(FetchEarly(tuple(digests[skip:])))
 
     @precondition(lambda self: self.driver.moves)
     @rule(which=st.integers(0, 5), most=st.sampled_from([0, 1, 1000, 1000]))

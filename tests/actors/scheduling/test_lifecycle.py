@@ -8,6 +8,7 @@ import pytest
 
 from actors.scheduling.lifecycle import LiveRequests
 from actors.scheduling.state import Fate, RequestState, RequestStatus, Suspicion
+from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.short_lives import config, request
 
 NUM_BLOCKS, BLOCK_SIZE = 8, 4
@@ -113,3 +114,23 @@ def test_the_end_of_a_waiting_request_frees_its_tenants_turn(requests: LiveReque
     assert state.status is RequestStatus.ENDED
     assert requests.num_waiting == requests.num_waiting_tokens == 0
     assert requests.waiting.head(0.0) is None
+
+
+def test_a_lone_prompt_ends_with_a_short_chunk_where_its_kv_leaves() -> None:
+    """So that what is saved after the last token is little; never at the cost of another prompt."""
+    settings = config(max_step_tokens=32, token_budget=32, last_chunk=4)
+    driver = Driver(settings)
+    driver.submit(request(1, prompt=40))
+    driver.drain()
+    assert [s[:3] for s in slices_of(driver, 1)][:3] == [(1, 0, 32), (1, 32, 4), (1, 36, 4)]
+    driver.submit(request(2, prompt=7, output=1))
+    driver.drain()
+    assert slices_of(driver, 2) == [(2, 0, 7, True)], "a chunk for each would be too short"
+    driver.submit(request(3, prompt=40, output=1))
+    driver.submit(request(4, prompt=9, output=1))
+    driver.drain()
+    assert [s[2] for s in slices_of(driver, 3)][:2] == [32, 8]
+
+
+def slices_of(driver: Driver, number: int) -> list[tuple[int, int, int, bool]]:
+    return [tuple(p) for plan in driver.plans for p in plan.parts if p.request_id == number]

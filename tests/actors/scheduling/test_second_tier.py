@@ -351,13 +351,13 @@ def test_an_engine_that_hands_over_saves_every_chunk_at_once() -> None:
     driver.submit(request(1, length=31))
     tier = driver.core.tier
     assert tier is not None
-    assert (tier.num_queued_blocks, tier.num_settled_blocks) == (0, 0)
+    assert (tier.queue.num_queued, tier.queue.num_settled) == (0, 0)
     driver.answer()
     assert [len(save.blocks) for save in saves(driver)] == [2]
     driver.answer()
-    assert (tier.num_queued_blocks, tier.num_settled_blocks) == (4, 0)
+    assert (tier.queue.num_queued, tier.queue.num_settled) == (4, 0)
     driver.answer_move()
-    assert (tier.num_queued_blocks, tier.num_settled_blocks) == (4, 2)
+    assert (tier.queue.num_queued, tier.queue.num_settled) == (4, 2)
     assert [len(save.blocks) for save in saves(driver)] == [2, 2]
     finish(driver)
-    assert tier.num_queued_blocks == tier.num_settled_blocks == 32 // 4
+    assert tier.queue.num_queued == tier.queue.num_settled == 32 // 4

@@ -20,7 +20,7 @@ def seen(num_tokens: int, *times_s: float) -> Seen:
 
 
 def moved(num_tokens: int, num_fetched: int, pause_s: float) -> Continued:
-    return Continued(num_tokens, num_fetched, 1.0, 1.0, None, 1.0, 1.0 + pause_s)
+    return Continued(num_tokens, num_fetched, num_fetched // 2, 1.0, 1.0, None, 1.0, 1.0 + pause_s)
 
 
 def test_the_pause_is_the_gap_before_the_second_token() -> None:
@@ -30,7 +30,7 @@ def test_the_pause_is_the_gap_before_the_second_token() -> None:
     assert (short["prompt_tokens"], short["num_streams"]) == (500, 2)
     assert short["pause_p50_ms"] == pytest.approx(150.0)
     assert short["pause_p99_ms"] == pytest.approx(199.0)
-    assert short["fetched_mb"] == 62.0
+    assert (short["fetched_mb"], short["early_mb"]) == (62.0, 30.0)
     assert long["pause_p50_ms"] == pytest.approx(400.0)
     assert long["later_tbt_p50_ms"] == pytest.approx(100.0)
     assert long["parts_p50_ms"]["computed"] == pytest.approx(400.0)

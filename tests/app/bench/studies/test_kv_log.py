@@ -12,6 +12,7 @@ from actors.scheduling.events import (
     Emit,
     Execute,
     Fetch,
+    FetchEarly,
     Instruction,
     Moved,
     Save,
@@ -51,17 +52,21 @@ def done(step_id: int) -> StepDone:
     return StepDone(StepResult(step_id, ()))
 
 
-def second_engine(*, fetches: bool = True) -> list[Row]:
+def second_engine(*, fetches: bool = True, num_early: int = 0) -> list[Row]:
     moved = Request(3, PROMPT, SamplingParams(5), 1.0, output=(99,))
     other = Request(4, (5, 5, 5, 5, 5), SamplingParams(5), 1.0)  # begun here
     blocks = tuple((number, d) for number, d in enumerate(prefix_digests(PROMPT, 4)))
     calls: list[tuple[float, object, list[Instruction]]] = [
         (1.55, Submit(other), [step(1, 4)]),
-        (1.75, Submit(moved), [Fetch(1, blocks, 2.0)] if fetches else []),
+        (1.75, Submit(moved), [Fetch(1, blocks[num_early:], 2.0)] if fetches else []),
         (1.8, done(1), [Emit(((4, 0, 1),)), step(2, 4)]),
     ]
     if fetches:
-        calls.append((1.95, Moved(1, 3), []))
+        calls.append((1.95, Moved(1, 3 - num_early), []))
+    if num_early:
+        early = FetchEarly(tuple(digest for _, digest in blocks[:num_early]))
+        calls.insert(0, (1.4, early, [Fetch(9, blocks[:num_early], 2.0)]))
+        calls.insert(1, (1.45, Moved(9, num_early), []))
     calls += [(2.0, done(2), [step(3, 3)]), (2.1, done(3), [Emit(((3, 1, 8), (4, 1, 1)))])]
     return rows(*calls)
 
@@ -77,6 +82,17 @@ def test_the_pause_has_parts_that_add_up() -> None:
     again = {"a": read_engine(first_engine()), "b": read_engine(second_engine(fetches=False))}
     (stream,) = continued(again)
     assert (stream.num_fetched, stream.fetched_s) == (0, None)
+    assert stream.parts_ms()["fetched"] == 0.0
+
+
+def test_what_came_before_the_stream_is_counted_and_costs_no_pause() -> None:
+    logs = {"a": read_engine(first_engine()), "b": read_engine(second_engine(num_early=2))}
+    (stream,) = continued(logs)
+    assert (stream.num_fetched, stream.num_early) == (3, 2)
+    assert stream.parts_ms()["fetched"] == pytest.approx(200.0)
+    whole = {"a": logs["a"], "b": read_engine(second_engine(fetches=False, num_early=3))}
+    (stream,) = continued(whole)
+    assert (stream.num_fetched, stream.num_early, stream.fetched_s) == (3, 3, None)
     assert stream.parts_ms()["fetched"] == 0.0
 
 

@@ -85,16 +85,16 @@ def test_live_figures_are_means_of_rounds() -> None:
 
 
 def test_engines_are_simulated_as_they_are_live() -> None:
-    """One request of 160 tokens: computed in 69 ms, its KV fetched, the rest in steps."""
+    """One request of 160 tokens: computed in 62 ms, its KV fetched, the rest in steps."""
     jobs = [Job(0.0, 160, 3)]
     colocated = simulated_figures(jobs, deployment_of("colocated", machine()), 2000.0)
     split = simulated_figures(jobs, deployment_of("split", machine()), 2000.0)
     assert "num_moved" not in colocated
     assert split["num_moved"] == 1.0
-    assert colocated["ttft_p50_ms"] == pytest.approx(split["ttft_p50_ms"])
+    assert colocated["ttft_p50_ms"] == pytest.approx(split["ttft_p50_ms"], rel=0.02)
     assert colocated["tbt_p50_ms"] == pytest.approx(10.0, rel=0.05)
-    # Two gaps: the pause (3 ms, 3.2 MB in 3.2 ms, a step) and a decode of twice its time.
-    assert split["tbt_p50_ms"] == pytest.approx((26.2 + 20.0) / 2, rel=0.05)
+    # Two gaps: the pause (3 ms, the last 64 tokens in 1.3 ms, a step) and a decode.
+    assert split["tbt_p50_ms"] == pytest.approx((24.3 + 20.0) / 2, rel=0.01)
 
 
 def test_engines_of_all_roles_have_the_live_settings() -> None:
@@ -102,7 +102,7 @@ def test_engines_of_all_roles_have_the_live_settings() -> None:
     assert deployment.num_replicas == 2
     division = deployment.division
     assert division is not None
-    assert not division.ahead
+    assert division.ahead, "KV moves while its prompt is computed"
     for role, most in ((Role.PREFILL, HAND_OVER_STEP_TOKENS), (Role.DECODE, 16384)):
         config = division.config_of(role, deployment.config)
         assert (config.budget, config.tbt_s, config.tier_ranks) == ("adaptive", 0.1, 0)

@@ -76,6 +76,7 @@ async def test_a_split_changes_no_token_and_computes_none_twice(
     num_blocks = len({p[: 4 * k + 4] for p in prompts for k in range(len(p) // 4)})
     assert reader["num_saved_blocks"] == num_blocks
     assert decoder["num_fetched_blocks"] == num_blocks
+    assert decoder["num_early_blocks"] > 0, "some while their prompts were computed"
     assert 0 < largest_share(tmp_path) <= SHARE_BYTES
     for engine in fleet.engines:
         await engine.close()
