@@ -162,7 +162,7 @@ def warm(module: AdapterModule) -> None:
     x_1K = module.a_CMRK.new_zeros((1, module.a_CMRK.shape[-1]))
     y_1O = module.b_CRO.new_zeros((1, sum(module.widths)))
     rows_1 = torch.zeros(1, dtype=torch.int32, device=x_1K.device)
-    runs = AdapterRuns(rows_1, np.int32([0, 1]), np.int32([0]))
+    runs = AdapterRuns(rows_1, np.array([0, 1], np.int32), np.zeros(1, np.int32))
     _launch(module, x_1K, y_1O, runs, 1)
 
 

@@ -61,6 +61,14 @@ def cached(stored: torch.Tensor, scale: float) -> torch.Tensor:
     return values.to(torch.float64) * scale
 
 
+def cached_pair(cache: PagedKV) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values as float64 (slots, G, D), copied."""
+    return (
+        cached(cache.keys, cache.k_scale).flatten(0, 1).clone(),
+        cached(cache.values, cache.v_scale).flatten(0, 1).clone(),
+    )
+
+
 def attention(
     q_TND: torch.Tensor, batch: Batch, layer: PagedKV, shape: AttentionShape
 ) -> torch.Tensor:
@@ -128,7 +136,7 @@ def adapters(
         if slot < 0:
             continue
         a_MRK, b_RO = module.a_CMRK[slot].double(), module.b_CRO[slot].double()
-        b_parts = b_RO.split(list(module.widths), dim=1)
+        b_parts = torch.split(b_RO, list(module.widths), dim=1)
         added = [(a @ x_TK[t].double()) @ b for a, b in zip(a_MRK, b_parts, strict=True)]
         out[t] += torch.cat(added)
     return out

@@ -69,7 +69,7 @@ def adapter_inputs(
             a_RK = randn(rank, case.in_features) / math.sqrt(case.in_features)
             module.put(slot, part, a_RK, randn(width, rank) / math.sqrt(rank))
     nothing = np.zeros(0, np.int32)
-    found = runs_of(np.int32(case.slots), np.ones(len(case.slots), np.int32))
+    found = runs_of(np.array(case.slots, np.int32), np.ones(len(case.slots), np.int32))
     rows_N, starts, slots = found or (nothing, np.zeros(1, np.int32), nothing)
     runs = AdapterRuns(torch.from_numpy(rows_N).to(device), starts, slots)
     num_rows = len(case.slots)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import doctest
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,10 @@ def test_a_row_has_the_same_bits_alone_and_in_company(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     multiply_by_rows(monkeypatch)
+    small = replace(adapter_tile(dtype), piece_k=64, block_k=32)
+    monkeypatch.setattr(adapters, "adapter_tile", lambda dtype: small)
     slots = list(ALTERNATING * 5)
-    case = AdapterCase("", tuple(slots), RANKS, 24, 2048 + 40, (40, 24))
+    case = AdapterCase("", tuple(slots), RANKS, 24, 2 * 64 + 20, (40, 24))
     module, x, y, runs = adapter_inputs(case, dtype, DEVICE)
     together = y.clone()
     BACKEND.add_adapters(module, x, together, runs)
