@@ -8,7 +8,7 @@ slots, M parts of a layer, R rank."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -83,13 +83,15 @@ NO_ADAPTERS = LayerAdapters()
 class AdapterRuns:
     """Which rows of a batch use which slots: rows_N[starts[i] : starts[i + 1]] use slots[i].
 
-    rows_N is int32 on the stage's device, the others int32 on the host. Rows without an adapter are
-    in no run.
+    rows_N is int32 on the stage's device, starts and slots int32 on the host. Rows without an
+    adapter are in no run. tiles_B3: kept by a backend that cuts runs into tiles on the device; no
+    part of what the runs are.
     """
 
     rows_N: torch.Tensor
     starts: NDArray[np.int32]
     slots: NDArray[np.int32]
+    tiles_B3: torch.Tensor | None = field(default=None, repr=False, compare=False)
 
 
 # Rows, starts and slots of `AdapterRuns`.

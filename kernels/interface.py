@@ -140,6 +140,10 @@ class Backend(Protocol):
         """LoRA: y_TO += B A x in place for the rows of all runs."""
         ...
 
+    def prepare_adapters(self, module: AdapterModule) -> None:
+        """Compile what `add_adapters` needs for this layer, whose slots may be empty."""
+        ...
+
     # ---- between the linear layers ---------------------------------------------------------
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor: ...

@@ -22,6 +22,7 @@ from actors.stage.weights.names import (
 from actors.stage.weights.source import WHOLE, Shard
 from kernels.adapters import AdapterModule, LayerAdapters, adapter_module
 from kernels.huge_pages import Arena
+from kernels.interface import Backend
 
 # Called between small pieces of work.
 Pause = Callable[[], None]
@@ -78,6 +79,13 @@ class StageAdapters:
             self._spec.max_adapters, self._spec.max_adapter_rank, in_features, tuple(widths),
             self._dtype, self._zeros,
         )  # fmt: skip
+
+    def prepare(self, backend: Backend) -> None:
+        """Compile ahead of the first adapter: no step that is measured at the start has one."""
+        for layer in self.layers:
+            for module in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                if module is not None:
+                    backend.prepare_adapters(module)
 
     def load(self, slot: int, folder: Path, pause: Pause = no_pause) -> None:
         """Fill a slot, which no running request may use, with the adapter of a folder.

@@ -22,7 +22,7 @@ from actors.stage.host_batch import HostBatch
 from kernels.adapters import AdapterRuns, HostRuns, runs_of
 from kernels.interface import Batch
 from kernels.sampling import SamplingRows
-from kernels.upload import upload_all
+from kernels.upload import upload, upload_all
 
 
 @dataclass(slots=True)
@@ -288,7 +288,7 @@ class InputBatch:
         )
         if host.adapters is not None:
             rows_N, run_starts, slots = host.adapters
-            geometry.adapters = AdapterRuns(torch.from_numpy(rows_N).to(device), run_starts, slots)
+            geometry.adapters = AdapterRuns(upload(rows_N, device), run_starts, slots)
         return geometry, tokens_T
 
     def _put_blocks(self, row: int, first: int, block_ids: tuple[int, ...]) -> None:

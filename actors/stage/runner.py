@@ -73,6 +73,7 @@ class StageRunner:
             )
             for layer, adapters in zip(model.weights.layers, self._adapters.layers, strict=True):
                 layer.adapters = adapters
+            self._adapters.prepare(model.backend)
         sizes = (spec.max_requests, model.max_model_len, spec.block_size)
         filled = () if self._adapters is None else self._adapters.filled
         self._input_batch = InputBatch(*sizes, filled)

@@ -106,6 +106,9 @@ class TorchBackend:
     ) -> None:
         lora.add_adapters(module, x_TK, y_TO, runs)
 
+    def prepare_adapters(self, module: AdapterModule) -> None:
+        """Nothing to do: torch's kernels are compiled."""
+
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         wide_TH = x_TH.float()
         scale_T1 = torch.rsqrt(wide_TH.square().mean(-1, keepdim=True) + eps)

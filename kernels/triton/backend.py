@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kernels.adapters import AdapterModule, AdapterRuns
 from kernels.graph_support import GraphSupport
 from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_form import LayerForm
@@ -17,7 +18,7 @@ from kernels.layer_weights import Experts, Linear
 from kernels.sampling import Adjustment, SamplingRows
 from kernels.torch.backend import TorchBackend
 from kernels.torch.sampling import gather_logprobs
-from kernels.triton import cache, logits, sampling
+from kernels.triton import adapters, cache, logits, sampling
 from kernels.triton import experts as mixture
 from kernels.triton.activation import silu_mul
 from kernels.triton.attention import attention
@@ -49,6 +50,14 @@ class TritonBackend(TorchBackend):
         if quantization == "none":
             return super().pack_linear(weight_OK, bias_O)
         return QuantizedLinear(pack_weight(weight_OK, quantization), bias_O)
+
+    def add_adapters(
+        self, module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns
+    ) -> None:
+        adapters.add_adapters(module, x_TK, y_TO, runs)
+
+    def prepare_adapters(self, module: AdapterModule) -> None:
+        adapters.warm(module)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x_TH, weight_H, eps)

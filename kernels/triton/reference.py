@@ -6,9 +6,11 @@ them."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
+from kernels.adapters import AdapterModule
 from kernels.interface import AttentionShape, Batch
 from kernels.layer_form import LayerForm
 from kernels.torch.backend import TorchBackend
@@ -57,6 +59,14 @@ def cached(stored: torch.Tensor, scale: float) -> torch.Tensor:
     """Values of a cache tensor in float64: dequantized and scaled."""
     values = stored.view(FLOAT8) if stored.dtype == torch.uint8 else stored
     return values.to(torch.float64) * scale
+
+
+def cached_pair(cache: PagedKV) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values as float64 (slots, G, D), copied."""
+    return (
+        cached(cache.keys, cache.k_scale).flatten(0, 1).clone(),
+        cached(cache.values, cache.v_scale).flatten(0, 1).clone(),
+    )
 
 
 def attention(
@@ -115,6 +125,21 @@ def experts(
 def _linear(x_XK: torch.Tensor, layer: GroupedLinear, expert: int) -> torch.Tensor:
     y_XO = x_XK @ layer.held[expert].double().T
     return y_XO if layer.bias_EO is None else y_XO + layer.bias_EO[expert].double()
+
+
+def adapters(
+    module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, slots: Sequence[int]
+) -> torch.Tensor:
+    """(T, O): y and, for rows with a slot (not -1), B A x."""
+    out = y_TO.double()
+    for t, slot in enumerate(slots):
+        if slot < 0:
+            continue
+        a_MRK, b_RO = module.a_CMRK[slot].double(), module.b_CRO[slot].double()
+        b_parts = torch.split(b_RO, list(module.widths), dim=1)
+        added = [(a @ x_TK[t].double()) @ b for a, b in zip(a_MRK, b_parts, strict=True)]
+        out[t] += torch.cat(added)
+    return out
 
 
 def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:

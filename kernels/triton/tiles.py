@@ -47,6 +47,19 @@ class ExpertTile:
     num_stages: int
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterTile:
+    """rows by columns of a layer's output; A x is summed over pieces of piece_k input features,
+    block_k at once, which divides them."""
+
+    rows: int
+    columns: int
+    piece_k: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
 def _power_of_two_at_least(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
@@ -103,6 +116,18 @@ def expert_tile(dtype: torch.dtype) -> ExpertTile:
     if dtype.itemsize > 2:
         return ExpertTile(rows=32, columns=64, block_k=32, num_warps=4, num_stages=2)
     return ExpertTile(rows=64, columns=128, block_k=64, num_warps=4, num_stages=3)
+
+
+@functools.cache
+def adapter_tile(dtype: torch.dtype) -> AdapterTile:
+    """One for all batches, as for experts.
+
+    16 rows are the smallest tl.dot: most runs are single decodes. A decode's few tiles would leave
+    most of a GPU idle over thousands of input features, hence pieces; each of them adds float32
+    sums that the second launch reads, hence few.
+    """
+    block_k = 128 if dtype.itemsize <= 2 else 64
+    return AdapterTile(16, columns=128, piece_k=2048, block_k=block_k, num_warps=4, num_stages=3)
 
 
 @functools.cache

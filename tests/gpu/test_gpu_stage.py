@@ -22,6 +22,7 @@ from actors.stage.models.config import ModelError
 from actors.stage.runner import StageRunner
 from kernels import registry
 from kernels.flash import library
+from tests import tiny_adapters
 from tests.actors.stage.greedy_reference import expected, make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, chain, make_runner
 from tests.gpu.captures import EagerCapture
@@ -122,6 +123,28 @@ def test_steps_beyond_the_captured_sizes_run_uncaptured(tiny_model: Callable[...
     decodes_only = planner.results[planner.num_hybrid_steps :]
     assert 0 < capture.num_replays < len(planner.results)
     assert len(decodes_only) > capture.num_replays  # batches of 3 exceed max_requests
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="on a GPU the tests marked gpu do this for real")
+def test_steps_with_adapters_run_uncaptured(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Those without are captured still, and all give the tokens of merged weights."""
+    first, second = (tiny_adapters.write(tmp_path / str(seed), seed=seed) for seed in (1, 2))
+    runner = make_runner(tiny_model("llama"), backend="triton", max_adapters=2,
+                         max_adapter_rank=10, **SMALL)  # fmt: skip
+    runner.load_adapter(0, first)
+    runner.load_adapter(1, second)
+    runner, capture = captured(runner)
+    planner = MiniPlanner(chain([runner]), chunk=8, budget=24)
+    answers = [expected("llama"), tiny_adapters.expected(first), tiny_adapters.expected(second)]
+    wanted = (1, 0, 2)
+    assert planner.run(make_prompts()[:3], GREEDY, adapters=wanted) == [
+        answers[adapter][number][:TOKENS] for number, adapter in enumerate(wanted)
+    ]
+    assert not capture.num_replays
+    assert planner.run(make_prompts()[:1], GREEDY) == [answers[0][0][:TOKENS]]
+    assert capture.num_replays
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="flash-attn itself is tested on the GPU")

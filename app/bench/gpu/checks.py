@@ -227,7 +227,7 @@ def check_rope(
     """Check rotation, q/k norm and cache writes, and that nothing else in the cache changed."""
     shape = case.shape
     _, batch, cache = attention_inputs(case, backend, dtype, device)
-    before = cached_pair(cache)
+    before = reference.cached_pair(cache)
     width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     qkv = torch.randn(batch.positions_T.shape[0], width, device=device).to(dtype)
     angles = torch.randn(batch.max_kv_length, shape.head_dim // 2, device=device)
@@ -244,7 +244,7 @@ def check_rope(
     name = f"{backend.name} rope: {case.name}{', q/k norm' if with_norm else ''}"
     yield _result(f"{name}, q", dtype, reference.relative_error(q[real], expected[0][real]))
     for part, stored, old, wanted in zip(
-        "kv", cached_pair(cache), before, expected[1:], strict=True
+        "kv", reference.cached_pair(cache), before, expected[1:], strict=True
     ):
         error = reference.relative_error(stored[slots], wanted[real])
         if not torch.equal(stored[untouched], old[untouched]):
@@ -252,14 +252,6 @@ def check_rope(
         result = _result(f"{name}, {part}", dtype, error)
         # float8 keeps 3 bits behind the leading one: half a step of 2**-3, root mean square.
         yield replace(result, bound=0.04) if case.float8 else result
-
-
-def cached_pair(cache: PagedKV) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values as float64 (slots, G, D), copied."""
-    return (
-        reference.cached(cache.keys, cache.k_scale).flatten(0, 1).clone(),
-        reference.cached(cache.values, cache.v_scale).flatten(0, 1).clone(),
-    )
 
 
 def check_quantized(

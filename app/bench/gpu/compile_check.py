@@ -16,6 +16,7 @@ from app.bench.report import MeasurementError, make_report, publish
 from app.bench.terminal import Json, Out, output, progress, table
 
 if TYPE_CHECKING:  # Triton is optional; the command says so where it is missing
+    from app.bench.gpu.adapter_checks import AdapterCase
     from app.bench.gpu.checks import AttentionCase, ExpertCase
     from kernels.triton.compile import CompiledKernel
 
@@ -55,8 +56,23 @@ def expert_cases() -> list[ExpertCase]:
     ]
 
 
+def adapter_cases() -> list[AdapterCase]:
+    """The linear layers of Llama 3 8B, and one of odd sizes."""
+    from app.bench.gpu.adapter_checks import AdapterCase
+
+    return [
+        AdapterCase(name, (0,), (8,), rank, in_features, widths)
+        for name, rank, in_features, widths in (
+            ("qkv", 64, 4096, (4096, 1024, 1024)),
+            ("down", 64, 14_336, (4096,)),
+            ("odd", 8, 99, (131, 7)),
+        )
+    ]
+
+
 def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[CompiledKernel]:
     """Every kernel in the variants a Llama-like model launches; raises what the compiler does."""
+    from app.bench.gpu.adapter_checks import check_adapters
     from app.bench.gpu.checks import (
         attention_inputs,
         check_elementwise,
@@ -79,6 +95,8 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
         list(check_elementwise(backend, dtype, cpu, 3, 4096))
         for mixture in expert_cases():
             check_experts(mixture, backend, dtype, cpu)
+        for adapted in adapter_cases():
+            check_adapters(adapted, backend, dtype, cpu)
         for tokens in (1, 40, 80):
             list(check_quantized(dtype, cpu, tokens, (512, 256)))
         logits_RV = torch.zeros(2, _VOCABULARY)

@@ -29,8 +29,9 @@ def run_anatomy(add: Add) -> None:
 
 def run_checks(add: Add, name: str, device: torch.device) -> None:
     """Small and full cases in bfloat16, small ones in float32 too; beside attention elementwise
-    kernels, experts and products."""
+    kernels, experts, adapters and products."""
     from app.bench.gpu import checks
+    from app.bench.gpu.adapter_checks import FULL_ADAPTERS, SMALL_ADAPTERS, check_adapters
 
     backend = resolve(name)
     for dtype in (torch.bfloat16, torch.float32):
@@ -51,6 +52,9 @@ def run_checks(add: Add, name: str, device: torch.device) -> None:
             full = checks.FULL_EXPERTS if dtype == torch.bfloat16 else ()
             for mixture in checks.SMALL_EXPERTS + full:
                 add("checks", checks.check_experts(mixture, backend, dtype, device))
+            adapted = FULL_ADAPTERS if dtype == torch.bfloat16 else ()
+            for case_of_adapters in SMALL_ADAPTERS + adapted:
+                add("checks", check_adapters(case_of_adapters, backend, dtype, device))
             for tokens in (1, 16, 64, 300):
                 for result in checks.check_quantized(dtype, device, tokens, (4096, 1024)):
                     add("checks", result)

@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from actors.stage.models.config import ModelError
 from actors.stage.runner import StageRunner
+from kernels.adapters import AdapterModule
+from kernels.torch.backend import TorchBackend
 from tests import tiny_adapters
 from tests.actors.stage.greedy_reference import (
     GREEDY,
@@ -79,6 +81,18 @@ def test_several_in_a_batch(
     planner = MiniPlanner(execute, chunk=chunk, feeds=num_stages > 1)
     assert planner.run(make_prompts(), GREEDY, adapters=WANTED) == answers(adapters)
     assert planner.num_hybrid_steps > 3
+
+
+def test_kernels_are_prepared_before_the_first_adapter(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[AdapterModule] = []
+    monkeypatch.setattr(TorchBackend, "prepare_adapters", lambda _, module: prepared.append(module))
+    make_runner(tiny_model("llama"))
+    assert not prepared
+    make_runner(tiny_model("llama"), **SLOTS)
+    num_parts = [len(module.widths) for module in prepared]
+    assert num_parts == [3, 1, 2, 1] * 3  # of three layers
 
 
 def test_a_preempted_request_keeps_its_adapter(

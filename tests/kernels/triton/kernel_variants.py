@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from app.bench.gpu import checks
+from app.bench.gpu.adapter_checks import AdapterCase, check_adapters
 from app.bench.gpu.checks import AttentionCase, ExpertCase
 from kernels.sampling import Adjustment
 from kernels.triton import logits
@@ -39,6 +40,10 @@ def main() -> None:
         for tokens in (1, 2, 16, 33, 300):
             mixture = ExpertCase("", tokens, (4, 2, 64, 32))
             checks.check_experts(mixture, backend, dtype, device)
+        for slots in ((0,), (0, 1, 2), (0,) * 33, (0, -1, 2) * 20):
+            # Ranks that read 1, 1 and 3 blocks of A's rows.
+            adapted = AdapterCase("", slots, (8, 16, 40), 40, 64, (64, 32))
+            check_adapters(adapted, backend, dtype, device)
         nothing = np.zeros(0, dtype=np.int32)
         for vocabulary, num_rows in ((32_000, 1), (32_000, 2), (32_000, 16), (32_000, 17)):
             mask_W = torch.ones(vocabulary // 32, dtype=torch.int32)

@@ -21,6 +21,7 @@ KERNELS = {
     "_decode_kernel",
     "_edit_kernel",
     "_dequantize_kernel",
+    "_expand_kernel",
     "_expert_linear_kernel",
     "_mask_kernel",
     "_merge_kernel",
@@ -31,6 +32,7 @@ KERNELS = {
     "_rms_norm_kernel",
     "_rope_and_cache_kernel",
     "_sample_kernel",
+    "_shrink_kernel",
     "_silu_mul_kernel",
     "_sum_experts_kernel",
 }
@@ -46,9 +48,10 @@ def test_nothing_compiles_while_serving() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     counts = json.loads(done.stdout)
     assert set(counts["variants"]) == {
-        "_count_kernel", "_decode_kernel", "_edit_kernel", "_expert_linear_kernel", "_mask_kernel",
+        "_count_kernel", "_decode_kernel", "_edit_kernel", "_expand_kernel",
+        "_expert_linear_kernel", "_mask_kernel",
         "_merge_kernel", "_place_kernel", "_plan_kernel", "_prefill_kernel",
-        "_rope_and_cache_kernel", "_sum_experts_kernel",
+        "_rope_and_cache_kernel", "_shrink_kernel", "_sum_experts_kernel",
     }  # fmt: skip
     assert counts["variants"].pop("_expert_linear_kernel") == 2  # gate and up, down
     assert set(counts["variants"].values()) == {1}
@@ -80,6 +83,9 @@ def test_every_kernel_compiles(arch: int) -> None:
     for kernel in ("_prefill_kernel", "_expert_linear_kernel"):
         used = {row["tensor_cores"] for row in rows if row["kernel"] == kernel}
         assert used == {MATRIX_INSTRUCTION[arch]}, kernel
+    for kernel in ("_shrink_kernel", "_expand_kernel"):  # 16 rows: no group of warps' instruction
+        used = {row["tensor_cores"] for row in rows if row["kernel"] == kernel}
+        assert used == {"mma.sync"}, kernel
     # Tiles of x and of weights wait in shared memory, two stages of 64 + 128 rows at least: though
     # their addresses come from a table, the compiler knows weights to be aligned and prefetches.
     experts = [row["shared_bytes"] for row in rows if row["kernel"] == "_expert_linear_kernel"]

@@ -6,17 +6,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton", reason="Triton is not installed: its kernels cannot be tested")
-from triton.runtime import interpreter
-
 from app.bench.gpu import checks
 from app.bench.gpu.checks import ExpertCase
 from kernels.layer_form import LayerForm
@@ -26,6 +20,8 @@ from kernels.torch.backend import TorchBackend, TorchLinear
 from kernels.triton import experts as mixture
 from kernels.triton.backend import TritonBackend
 from kernels.triton.tiles import expert_tile
+from tests.kernels.triton.interpreted import multiply_by_rows
+from tests.kernels.triton.waits import Waited, refusing_waits
 
 # Set by tests/conftest.py where there is no GPU.
 ON_GPU = os.environ.get("TRITON_INTERPRET") != "1"
@@ -77,36 +73,18 @@ def test_it_is_what_torch_computes(
     torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.fixture
-def _product_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products as tensor cores compute them: a row whatever its place. The interpreter's own are
-    those of numpy's library, where the place decides how a sum is split."""
-    if ON_GPU:
-        return
-
-    def create_dot(builder: Any, a: Any, b: Any, d: Any, precision: Any, most: Any) -> Any:
-        left, right = a.data.astype(np.float32), b.data.astype(np.float32)
-        product = np.zeros_like(d.data)
-        with np.errstate(invalid="ignore"):
-            for k in range(left.shape[1]):
-                product += left[:, k : k + 1] * right[k : k + 1]
-        return interpreter.TensorHandle(d.data + product, d.dtype.scalar)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
-
-
 def layers_of(experts: Experts) -> tuple[mixture.GroupedLinear, mixture.GroupedLinear]:
     layers = mixture.grouped(experts)
     assert layers is not None
     return layers
 
 
-@pytest.mark.usefixtures("_product_by_rows")
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
 @pytest.mark.parametrize("form", [SILU, CLAMPED], ids=lambda form: form.activation)
 def test_a_token_has_the_same_bits_alone_and_in_any_batch(
-    form: LayerForm, dtype: torch.dtype
+    form: LayerForm, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    multiply_by_rows(monkeypatch)
     tokens = expert_tile(dtype).rows + 6  # two blocks of the expert that every token has
     case = ExpertCase("", tokens, (6, 3, 96, 72), form, biased=True, chosen=3)
     x, experts = checks.expert_inputs(case, BACKEND, dtype, DEVICE)
@@ -168,44 +146,8 @@ def test_the_parts_of_ranks_sum_to_the_whole(num_ranks: int, biased: bool) -> No
     torch.testing.assert_close(sum(parts), expected, rtol=1e-4, atol=1e-5)
 
 
-class Waited(Exception):
-    """A step waited for the device, or made a tensor whose size depends on data."""
-
-
-_WAITS = {
-    torch.ops.aten._local_scalar_dense.default,
-    torch.ops.aten.nonzero.default,
-    torch.ops.aten.masked_select.default,
-    torch.ops.aten.bincount.default,
-}
-_INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default}
-_WAITING_METHODS = {torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.numpy}
-
-
-class _RefusedOperations(TorchDispatchMode):
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        indices = args[1] if function in _INDEXING else ()
-        by_mask = any(index is not None and index.dtype == torch.bool for index in indices)
-        if function in _WAITS or by_mask:
-            raise Waited(str(function))
-        return function(*args, **(kwargs or {}))
-
-
-class _RefusedMethods(TorchFunctionMode):
-    """Those that torch implements without an operation."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if function in _WAITING_METHODS:
-            raise Waited(str(function))
-        return function(*args, **(kwargs or {}))
-
-
 def without_waiting(experts: Experts, x: torch.Tensor) -> torch.Tensor:
-    with _RefusedMethods(), _RefusedOperations():
+    with refusing_waits():
         return BACKEND.moe(x, experts, SILU)
 
 
@@ -247,7 +189,7 @@ def test_a_wait_would_be_seen(
 def test_torch_waits_for_its_counts() -> None:
     case = ExpertCase("", 5, (4, 2, 64, 32), SILU)
     x, experts = checks.expert_inputs(case, BACKEND, torch.float32, DEVICE)
-    with pytest.raises(Waited), _RefusedMethods(), _RefusedOperations():
+    with pytest.raises(Waited), refusing_waits():
         TorchBackend().moe(x, experts, SILU)
 
 
