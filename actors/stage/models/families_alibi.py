@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from actors.stage.models.alibi import Alibi, bloom_slopes, mpt_slopes
 from actors.stage.models.config import DecoderConfig
+from actors.stage.models.families_gpt import FALCON
 from actors.stage.models.family import Family, with_alibi
 from actors.stage.models.keys import Keys
 from actors.stage.models.names import Names
@@ -79,17 +80,9 @@ _MPT = Family(
 FAMILIES: dict[str, Family] = {
     "BloomForCausalLM": Family(
         bloom,
-        Names(
-            embedding="transformer.word_embeddings",
+        replace(
+            FALCON,  # whose names are BLOOM's
             embedding_norm="transformer.word_embeddings_layernorm",
-            final_norm="transformer.ln_f",
-            layer="transformer.h.{}.",
-            qkv="self_attention.query_key_value",
-            grouped=True,
-            out="self_attention.dense",
-            gate=None,
-            up="mlp.dense_h_to_4h",
-            down="mlp.dense_4h_to_h",
             optional_prefix="transformer.",
         ),
         {

@@ -133,20 +133,22 @@ _GPT2_SIZES = {
     "max_position_embeddings": "n_positions",
 }
 
+FALCON = Names(
+    embedding="transformer.word_embeddings",
+    final_norm="transformer.ln_f",
+    layer="transformer.h.{}.",
+    qkv="self_attention.query_key_value",
+    grouped=True,
+    out="self_attention.dense",
+    gate=None,
+    up="mlp.dense_h_to_4h",
+    down="mlp.dense_4h_to_h",
+)
+
 FAMILIES: dict[str, Family] = {
     "FalconForCausalLM": Family(
         falcon,
-        Names(
-            embedding="transformer.word_embeddings",
-            final_norm="transformer.ln_f",
-            layer="transformer.h.{}.",
-            qkv="self_attention.query_key_value",
-            grouped=True,
-            out="self_attention.dense",
-            gate=None,
-            up="mlp.dense_h_to_4h",
-            down="mlp.dense_4h_to_h",
-        ),
+        FALCON,
         {
             "activation": "gelu",
             "layer_norm_epsilon": 1e-5,
