@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from app.api.context import Context
@@ -31,19 +31,19 @@ class AdapterChanges:
         changes: dict[str, Any] = {}
         await self._noted(call, changes, self._load(call, changes))
 
-    async def _load(self, call: Call, changes: dict[str, Any]) -> None:
+    async def _load(self, call: Call, changes: dict[str, Any]) -> Mapping[str, Any]:
         control = self._control(call)
         body = await call.read_json(LoadAdapterRequest)
         changes |= {"load_lora_adapter": body.lora_name, "lora_path": body.lora_path}
         await control.load_adapter(body.lora_name, body.lora_path)
-        await call.reply_json(shown(control.adapters[body.lora_name].card))
+        return shown(control.adapters[body.lora_name].card)
 
     async def unload(self, call: Call) -> None:
         """Removes the name at once; requests that run on the adapter go on to their end."""
         changes: dict[str, Any] = {}
         await self._noted(call, changes, self._unload(call, changes))
 
-    async def _unload(self, call: Call, changes: dict[str, Any]) -> None:
+    async def _unload(self, call: Call, changes: dict[str, Any]) -> Mapping[str, Any]:
         control = self._control(call)
         body = await call.read_json(UnloadAdapterRequest)
         changes |= {"unload_lora_adapter": body.lora_name}
@@ -52,12 +52,15 @@ class AdapterChanges:
                 404, f"No adapter '{body.lora_name}' is loaded.", "lora_name", "model_not_found"
             )
         num_running = control.unload_adapter(body.lora_name)
-        await call.reply_json({"id": body.lora_name, "num_running": num_running})
+        return {"id": body.lora_name, "num_running": num_running}
 
-    async def _noted(self, call: Call, changes: dict[str, Any], work: Awaitable[None]) -> None:
+    async def _noted(
+        self, call: Call, changes: dict[str, Any], work: Awaitable[Mapping[str, Any]]
+    ) -> None:
         try:
-            await work
+            answer = await work
         except (ApiError, EngineError) as error:
             note_change(call.scope, changes, str(error))
             raise
-        note_change(call.scope, changes, None)
+        note_change(call.scope, changes, None)  # before the caller knows, and may be gone
+        await call.reply_json(answer)

@@ -11,6 +11,7 @@ import pytest
 
 from actors.scheduling.events import Refuse
 from actors.scheduling.request import FinishReason, Request, SamplingParams
+from actors.transport.messages import IterationRecord
 from app.engine_client.channel import EngineMessage, QuestionFailed
 from app.engine_client.client import EngineUnavailable, RequestRefused
 from app.engine_client.link import EngineFailed, SchedulerLink
@@ -28,14 +29,15 @@ class Replica:
         args = {"model": {"path": str(model)}, "kv": {"memory_gib": 0.01}, **sections}
         self.requests = OpenRequests()
         self.refusals: asyncio.Queue[Refuse] = asyncio.Queue()
-        self.num_records = 0
+        self.records: asyncio.Queue[Any] = asyncio.Queue()
         self.lost = asyncio.Event()
         config = resolve(parse(args))
         self.standby = Standby(config, lambda *asked: self.link.ask(*asked))
         self.link = SchedulerLink(config, self.requests, self, self.standby)
 
     def on_records(self, records: Sequence[Any]) -> None:
-        self.num_records += len(records)
+        for record in records:
+            self.records.put_nowait(record)
 
     def on_refusal(self, refusal: Refuse) -> None:
         self.refusals.put_nowait(refusal)
@@ -94,7 +96,9 @@ async def test_a_life_of_the_link(tiny_model: Callable[..., Path]) -> None:
         await link.ask("reconfigure")
     await link.reconfigure({"policy": "orca"})
     assert (await link.ask("status"))["policy"] == "orca"
-    assert replica.num_records > 6
+    async with asyncio.timeout(60):  # six steps of the first request, one at least of the third
+        steps = [IterationRecord(*await replica.records.get()).step for _ in range(7)]
+    assert steps == sorted(set(steps))
 
     await link.close()
     assert not replica.lost.is_set()
