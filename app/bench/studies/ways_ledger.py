@@ -45,8 +45,8 @@ class Ledger:
         there = json.loads(self.path.read_text("utf-8"))
         if not isinstance(there, dict) or set(there) != {"rows", "loads"}:
             raise ValueError(f"{self.path} holds no rows of `legato bench ways`")
-        self.rows = {**there["rows"], **self.rows}
-        self.loads = {**there["loads"], **self.loads}
+        for mine, theirs in ((self.rows, there["rows"]), (self.loads, there["loads"])):
+            mine.update({key: found for key, found in theirs.items() if key not in mine})
 
     def _write(self) -> None:
         if self.path is None:

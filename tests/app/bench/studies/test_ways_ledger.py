@@ -22,6 +22,12 @@ def test_what_was_found_is_not_sought_again(tmp_path: Path, name: str) -> None:
     assert ledger.load("a", never) == {"passed": True}
 
 
+def test_a_row_is_kept_that_loads_are_simulated_for(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ways.json")
+    ledger.row("a", lambda: ledger.load("b", lambda: {"passed": True}))
+    assert ledger.rows == Ledger(ledger.path).rows == {"a": {"passed": True}}
+
+
 def test_a_ledger_is_read_again_and_keeps_what_others_add(tmp_path: Path) -> None:
     path = tmp_path / "ways.json"
     one, other = Ledger(path), Ledger(path)
