@@ -43,6 +43,12 @@ COLUMNS = (
     "limit", "TTFT", "P99 TTFT", "P99 TBT", "P99 longest gap", "GB/request",
 )  # fmt: skip
 
+# Of the second table in Markdown: figures, their format and unit in seconds.
+LATENCIES = (
+    ("ttft_p50_s", ".1f", 1.0), ("ttft_p99_s", ".1f", 1.0), ("tbt_p99_s", ".0f", 1e3),
+    ("longest_gap_p99_s", ".1f", 1.0),
+)  # fmt: skip
+
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """A row of the table; latencies are those at the load that is compared."""
@@ -72,51 +78,50 @@ def engines_of(row: Mapping[str, Any]) -> str:
 
 
 def as_markdown(rows: Iterable[Mapping[str, Any]]) -> str:
-    """One line per deployment, dataset, objective and link: the ways' capacities per GPU, the
-    engines for prompts + others that were best, and the ratios to the colocated one."""
+    """Two tables with one line per deployment, dataset, objective and link.
+
+    The first one: the ways' capacities per GPU, the engines for prompts + others that were best,
+    and the ratios to the colocated one. The second one: latencies under these loads.
+    """
     by_line: dict[tuple[str, ...], dict[str, Mapping[str, Any]]] = {}
-    rows = list(rows)
+    lone: dict[tuple[str, ...], Mapping[str, Any]] = {}
     for row in rows:
+        case = tuple(row[name] for name in ("deployment", "dataset", "slo"))
         if row["way"] == "colocated":
-            continue
-        line = tuple(row[name] for name in ("deployment", "dataset", "slo", "interconnect"))
-        by_line.setdefault(line, {})[row["way"]] = row
-    colocated = {
-        tuple(row[name] for name in ("deployment", "dataset", "slo")): row
-        for row in rows
-        if row["way"] == "colocated"
-    }
+            lone[case] = row
+        else:
+            by_line.setdefault((*case, row["interconnect"]), {})[row["way"]] = row
     labels = {d.model: d.label for d in DEPLOYMENTS}
-    lines = [
+    first = [
         "| deployment | lengths | objective | link | colocated | split | engines | flexible "
         "| engines | split / colocated | flexible / colocated |",
         "|---|---|---|---|---:|---:|---|---:|---|---:|---:|",
     ]
+    second = [
+        "| deployment | lengths | objective | link | TTFT P50, s | TTFT P99, s | TBT P99, ms "
+        "| P99 of the longest gap, s |",
+        "|---|---|---|---|---:|---:|---:|---:|",
+    ]
     for line, found in by_line.items():
-        split, flexible, lone = found.get("split"), found.get("flexible"), colocated[line[:3]]
-        shown = (
-            labels[line[0]],
-            *line[1:],
-            _capacity(lone),
-            _capacity(split),
-            engines_of(split) if split else "-",
-            _capacity(flexible),
-            engines_of(flexible) if flexible else "-",
-            _ratio(split),
-            _ratio(flexible),
-        )
-        lines.append(f"| {' | '.join(shown)} |")
-    return "\n".join(lines) + "\n"
+        three = [lone[line[:3]], found.get("split"), found.get("flexible")]
+        per_gpu = [_shown(row, "capacity_qps_per_gpu", ".3g") for row in three]
+        engines = [engines_of(row) if row else "-" for row in three]
+        ratios = [_shown(row, "over_colocated", ".2f") for row in three]
+        cells = [labels[line[0]], *line[1:], per_gpu[0]]
+        cells += [per_gpu[1], engines[1], per_gpu[2], engines[2], *ratios[1:]]
+        first.append(f"| {' | '.join(cells)} |")
+        at = [row["at_capacity"] if row else None for row in three]
+        times = [
+            " / ".join(_shown(there, name, form, factor) for there in at)
+            for name, form, factor in LATENCIES
+        ]
+        second.append(f"| {' | '.join([labels[line[0]], *line[1:], *times])} |")
+    return "\n".join([*first, "", *second]) + "\n"
 
 
-def _capacity(row: Mapping[str, Any] | None) -> str:
-    return "-" if row is None else f"{row['capacity_qps_per_gpu']:.3g}"
-
-
-def _ratio(row: Mapping[str, Any] | None) -> str:
-    if row is None or row["over_colocated"] is None:
-        return "-"
-    return f"{row['over_colocated']:.2f}"
+def _shown(figures: Mapping[str, Any] | None, name: str, form: str, factor: float = 1.0) -> str:
+    value = (figures or {}).get(name)
+    return "-" if value is None else format(factor * value, form)
 
 
 def chosen(given: str, known: Iterable[str], what: str) -> list[str]:
@@ -145,7 +150,7 @@ def command(
         Path | None, typer.Option(dir_okay=False, help="What was found; read and added to.")
     ] = None,
     markdown: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Write capacities to this file.")
+        Path | None, typer.Option(dir_okay=False, help="Write the results as tables to this file.")
     ] = None,
     compare: Annotated[
         bool, typer.Option(help=f"Latencies at {COMPARED:.0%} of colocated capacity too.")

@@ -62,19 +62,29 @@ def row(way: str, per_gpu: float, prefill: int = 0, slo: str = "strict") -> dict
         "capacity_qps_per_gpu": per_gpu,
         "over_colocated": per_gpu / 0.25,
         "limit": "scheduling delay",
+        "at_capacity": {
+            "ttft_p50_s": 10 * per_gpu,
+            "ttft_p99_s": 20 * per_gpu,
+            "tbt_p99_s": per_gpu,
+        },
         "compared": None,
     }
 
 
-def test_a_line_of_the_table_holds_the_three_ways() -> None:
+def test_a_line_of_each_table_holds_the_three_ways() -> None:
     rows = [row("colocated", 0.25), row("split", 0.2, 3), row("flexible", 0.275, 1)]
-    *_, line = as_markdown([*rows, row("colocated", 0.3, slo="relaxed")]).splitlines()
-    assert line == (
+    capacities, latencies = as_markdown([*rows, row("colocated", 0.3, slo="relaxed")]).split("\n\n")
+    assert capacities.splitlines()[2:] == [
         "| Yi-34B, 2 A100 TP2 | arxiv | strict | ethernet | 0.25 | 0.2 | 3+1 | 0.275 | 1+3 "
         "| 0.80 | 1.10 |"
-    )
-    *_, line = as_markdown(rows[:2]).splitlines()
-    assert line.endswith("| 0.25 | 0.2 | 3+1 | - | - | 0.80 | - |")
+    ]
+    assert latencies.splitlines()[2:] == [
+        "| Yi-34B, 2 A100 TP2 | arxiv | strict | ethernet | 2.5 / 2.0 / 2.8 | 5.0 / 4.0 / 5.5 "
+        "| 250 / 200 / 275 | - / - / - |"
+    ]
+    capacities, latencies = as_markdown(rows[:2]).split("\n\n")
+    assert capacities.endswith("| 0.25 | 0.2 | 3+1 | - | - | 0.80 | - |")
+    assert latencies.endswith("| 2.5 / 2.0 / - | 5.0 / 4.0 / - | 250 / 200 / - | - / - / - |\n")
 
 
 def test_names_are_chosen_from_those_there_are() -> None:
@@ -105,4 +115,4 @@ def test_rows_found_earlier_become_one_report(tmp_path: Path) -> None:
     assert [r["way"] for r in report["rows"]] == ["colocated", "split", "flexible"] * 2
     assert report["settings"]["seed"] == 0
     assert markdown.read_text() == as_markdown(report["rows"])
-    assert markdown.read_text().count("\n") == 4
+    assert markdown.read_text().count("Yi-34B") == 4
