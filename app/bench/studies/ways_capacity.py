@@ -1,8 +1,7 @@
 """Parts of `legato bench ways`: a case, its first guess, the search of its capacity, its row.
 
-Engines that are divided have a division to be found as well. The first one tried is the one whose
-two halves are in balance by the cost model; another is searched only if it passes a load above the
-best one so far.
+Divided engines have a division to be found as well. Split ones start with that in balance by the
+cost model; another is searched only if it passes a load above the best one so far.
 """
 
 from __future__ import annotations
@@ -275,7 +274,7 @@ def study(
 
 
 def measured(case: Case, way: str, link: str, ledger: Ledger, compare: bool) -> dict[str, Any]:
-    """A row of the report, searched. link: "" where nothing moves."""
+    """A row, searched. link: "" where nothing moves."""
     best = search(case, way, link, ledger)
     model = load_model(case.deployment.model)
     num_gpus = case.num_engines * model.tensor_ranks * model.num_stages
@@ -306,6 +305,7 @@ def measured(case: Case, way: str, link: str, ledger: Ledger, compare: bool) -> 
         "over_colocated": found.qps / colocated if colocated else None,
         "limit": found.limit,
         "num_requests": case.num_requests,
+        "seed": case.seed,
         "arrive_s": case.num_requests / found.qps if found.qps else None,
         "divisions_qps": {str(n): qps for n, qps in best.tried.items()},
         "commit": commit(),

@@ -62,6 +62,7 @@ def row(way: str, per_gpu: float, prefill: int = 0, slo: str = "strict") -> dict
         "capacity_qps_per_gpu": per_gpu,
         "over_colocated": per_gpu / 0.25,
         "limit": "scheduling delay",
+        "seed": 0,
         "at_capacity": {
             "ttft_p50_s": 10 * per_gpu,
             "ttft_p99_s": 20 * per_gpu,
@@ -92,6 +93,23 @@ def test_names_are_chosen_from_those_there_are() -> None:
     assert chosen("b", ("a", "b"), "letter") == ["b"]
     with pytest.raises(typer.BadParameter, match="unknown letter 'c'; known: a, b"):
         chosen("a,c", ("a", "b"), "letter")
+
+
+def test_rows_of_any_length_are_reported_in_order(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "c.json")
+    rows = [row("flexible", 0.275, 1), row("colocated", 0.3, slo="relaxed"), row("colocated", 0.25)]
+    others = [row("split", 0.2, 3) | {"seed": 1}, row("split", 0.2, 3) | {"other_engines": 2}]
+    others.append(row("split", 0.2, 3) | {"interconnect": "nvlink"})
+    for number, one in enumerate([*rows, *others]):
+        ledger.row(f"{number}", partial(dict, one))
+    out = tmp_path / "o.json"
+    app = typer.Typer()
+    app.command()(command)
+    arguments = ["--cache", str(ledger.path), "--no-search", "--links", "ethernet"]
+    result = CliRunner().invoke(app, [*arguments, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    shown = [(r["slo"], r["way"]) for r in json.loads(out.read_text())["rows"]]
+    assert shown == [("strict", "colocated"), ("strict", "flexible"), ("relaxed", "colocated")]
 
 
 def test_rows_found_earlier_become_one_report(tmp_path: Path) -> None:
