@@ -15,6 +15,7 @@ from kernels.graph_support import GraphSupport
 from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts, Linear
+from kernels.packing import pack_weight
 from kernels.sampling import Adjustment, SamplingRows
 from kernels.torch.backend import TorchBackend
 from kernels.torch.sampling import gather_logprobs
@@ -25,7 +26,6 @@ from kernels.triton.attention import attention
 from kernels.triton.cache import FLOAT8, PagedKV
 from kernels.triton.linear import QuantizedLinear
 from kernels.triton.norm import rms_norm
-from kernels.triton.packing import pack_weight
 from kernels.triton.rope import rope_and_cache
 from kernels.triton.work_list import WorkLists
 
@@ -40,6 +40,7 @@ class TritonBackend(TorchBackend):
     name = "triton"
     kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({"fp8": FLOAT8})
     captures_hybrid = True  # see GraphSupport
+    quantized_linear = QuantizedLinear
 
     def __init__(self) -> None:
         self._work_lists = WorkLists()

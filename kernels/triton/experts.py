@@ -23,7 +23,7 @@ from kernels.interface import Backend
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts, Linear
 from kernels.torch import moe as generic
-from kernels.torch.backend import TorchLinear
+from kernels.torch.linear import TorchLinear
 from kernels.triton.routing import ExpertBlocks, sort_by_expert
 from kernels.triton.tiles import expert_tile
 

@@ -25,6 +25,7 @@ from kernels.flash import library
 from tests import tiny_adapters
 from tests.actors.stage.greedy_reference import expected, make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, chain, make_runner
+from tests.actors.stage.weights import packed_folders
 from tests.gpu.captures import EagerCapture
 from tests.kernels.flash.fake_flash_attn import FakeFlash
 
@@ -63,6 +64,18 @@ def test_captured_steps_give_the_same_tokens(tiny_model: Callable[..., Path], va
     assert planner.num_hybrid_steps > 1
     work = [result for result in planner.results if result.tokens]
     assert capture.num_replays >= len(work)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="on a GPU the tests marked gpu do this for real")
+@pytest.mark.parametrize("method", ["gptq", "gptq-8", "awq"])
+def test_captured_steps_of_packed_weights(tmp_path: Path, method: str) -> None:
+    """The tokens of torch, which holds the same numbers; no weight is made dense when loaded."""
+    packed_folders.write(tmp_path, method)
+    runner, capture = captured(make_runner(tmp_path, backend="triton", **SMALL))
+    answers = MiniPlanner(chain([runner]), chunk=8, budget=24).run(make_prompts(LENGTHS), GREEDY)
+    reference = MiniPlanner(chain([make_runner(tmp_path, **SMALL)]), chunk=8, budget=24)
+    assert answers == reference.run(make_prompts(LENGTHS), GREEDY)
+    assert capture.num_replays > 0
 
 
 def test_quantized_experts_are_not_captured(tiny_model: Callable[..., Path]) -> None:

@@ -22,8 +22,6 @@ from kernels.triton import reference
 from kernels.triton.backend import paged
 from kernels.triton.cache import FLOAT8, PagedKV
 from kernels.triton.experts import grouped
-from kernels.triton.linear import QuantizedLinear
-from kernels.triton.packing import QUANTIZATIONS, pack_weight, unpack_weight
 
 # Relative errors in the norm that arithmetic of each kind may make.
 BOUNDS = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -192,7 +190,7 @@ def check_attention(
     expected = reference.attention(q_TND, batch, cache, shape)
     error = reference.relative_error(out[:real], expected[:real])
     name = f"{backend.name} attention: {case.name}"
-    return _result(name, dtype, error)
+    return check_result(name, dtype, error)
 
 
 def check_elementwise(
@@ -214,7 +212,7 @@ def check_elementwise(
     }
     for name, (out, expected) in pairs.items():
         error = reference.relative_error(out, expected)
-        yield _result(f"{backend.name} {name} {tokens}x{width}", dtype, error)
+        yield check_result(f"{backend.name} {name} {tokens}x{width}", dtype, error)
 
 
 def check_rope(
@@ -242,33 +240,16 @@ def check_rope(
     untouched = torch.ones(before[0].shape[0], dtype=torch.bool, device=device)
     untouched[slots] = False
     name = f"{backend.name} rope: {case.name}{', q/k norm' if with_norm else ''}"
-    yield _result(f"{name}, q", dtype, reference.relative_error(q[real], expected[0][real]))
+    yield check_result(f"{name}, q", dtype, reference.relative_error(q[real], expected[0][real]))
     for part, stored, old, wanted in zip(
         "kv", reference.cached_pair(cache), before, expected[1:], strict=True
     ):
         error = reference.relative_error(stored[slots], wanted[real])
         if not torch.equal(stored[untouched], old[untouched]):
             error = math.inf
-        result = _result(f"{name}, {part}", dtype, error)
+        result = check_result(f"{name}, {part}", dtype, error)
         # float8 keeps 3 bits behind the leading one: half a step of 2**-3, root mean square.
         yield replace(result, bound=0.04) if case.float8 else result
-
-
-def check_quantized(
-    dtype: torch.dtype, device: torch.device, tokens: int, features: tuple[int, int]
-) -> Iterator[CheckResult]:
-    """Weight-only quantized products, against the packed numbers in float64."""
-    K, outputs = features
-    weight = torch.randn(outputs, K, device=device) / math.sqrt(K)
-    bias = torch.randn(outputs, device=device).to(dtype)
-    x = torch.randn(tokens, K, device=device).to(dtype)
-    for kind in QUANTIZATIONS:
-        packed = pack_weight(weight, kind)
-        with poisoned_outputs():
-            out = QuantizedLinear(packed, bias)(x)
-        expected = x.double() @ unpack_weight(packed).double().T + bias.double()
-        error = reference.relative_error(out, expected)
-        yield _result(f"triton linear {kind} {tokens}x{K}x{outputs}", dtype, error)
 
 
 def expert_inputs(
@@ -307,8 +288,9 @@ def check_experts(
         out = backend.moe(x, experts, case.form)
     expected = reference.experts(x, *route(x, experts), layers, case.form)
     error = reference.relative_error(out, expected)
-    return _result(f"{backend.name} experts: {case.name}", dtype, error)
+    return check_result(f"{backend.name} experts: {case.name}", dtype, error)
 
 
-def _result(name: str, dtype: torch.dtype, error: float) -> CheckResult:
+def check_result(name: str, dtype: torch.dtype, error: float) -> CheckResult:
+    """A result with the bound of the arithmetic in `dtype`."""
     return CheckResult(name, str(dtype).removeprefix("torch."), error, BOUNDS[dtype])

@@ -77,9 +77,9 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
         attention_inputs,
         check_elementwise,
         check_experts,
-        check_quantized,
         check_rope,
     )
+    from app.bench.gpu.quantized_checks import CHECKPOINTS, check_checkpoint, check_quantized
     from kernels.sampling import Adjustment
     from kernels.triton import logits, sampling
     from kernels.triton.backend import TritonBackend
@@ -99,6 +99,8 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
             check_adapters(adapted, backend, dtype, cpu)
         for tokens in (1, 40, 80):
             list(check_quantized(dtype, cpu, tokens, (512, 256)))
+            for stored in CHECKPOINTS:
+                check_checkpoint(stored, dtype, cpu, tokens, (512, 256))
         logits_RV = torch.zeros(2, _VOCABULARY)
         sampling.sample_rows(logits_RV, torch.zeros(2, 3, dtype=torch.float64))
         nothing = np.zeros(0, dtype=np.int32)

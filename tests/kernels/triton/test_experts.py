@@ -16,7 +16,8 @@ from app.bench.gpu.checks import ExpertCase
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts
 from kernels.torch import moe as generic
-from kernels.torch.backend import TorchBackend, TorchLinear
+from kernels.torch.backend import TorchBackend
+from kernels.torch.linear import TorchLinear
 from kernels.triton import experts as mixture
 from kernels.triton.backend import TritonBackend
 from kernels.triton.tiles import expert_tile
