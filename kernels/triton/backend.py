@@ -24,6 +24,7 @@ from kernels.triton import experts as mixture
 from kernels.triton.activation import silu_mul
 from kernels.triton.attention import attention
 from kernels.triton.cache import FLOAT8, PagedKV
+from kernels.triton.grouped import is_grouped
 from kernels.triton.linear import QuantizedLinear
 from kernels.triton.norm import rms_norm
 from kernels.triton.rope import rope_and_cache
@@ -122,7 +123,7 @@ class TritonBackend(TorchBackend):
     def graph_support(self) -> GraphSupport | None:
         return GraphSupport(
             self.captures_hybrid, sampling.pack_rows, sampling.sample_rows, gather_logprobs,
-            mixture.is_grouped,
+            is_grouped,
         )  # fmt: skip
 
     def adjust_logits(self, logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:

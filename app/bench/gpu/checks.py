@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from app.bench.gpu.geometry import hybrid_batch, padded
+from app.bench.gpu.stored_case import StoredCase
 from kernels.interface import AttentionShape, Backend, Batch
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts, Linear
@@ -21,7 +22,7 @@ from kernels.torch.moe import route
 from kernels.triton import reference
 from kernels.triton.backend import paged
 from kernels.triton.cache import FLOAT8, PagedKV
-from kernels.triton.experts import grouped
+from kernels.triton.grouped import grouped
 
 # Relative errors in the norm that arithmetic of each kind may make.
 BOUNDS = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -117,7 +118,7 @@ _GPT_OSS = LayerForm(1e-5, activation="clamped_swiglu")
 @dataclass(frozen=True, slots=True)
 class ExpertCase:
     """sizes: experts, of which a token has top_k, hidden and inner size. chosen: how many of the
-    experts any token is routed to; None for all."""
+    experts any token is routed to; None for all. stored: weights of this form; None for dense."""
 
     name: str
     tokens: int
@@ -125,6 +126,7 @@ class ExpertCase:
     form: LayerForm = _GATED_SILU
     biased: bool = False
     chosen: int | None = None
+    stored: StoredCase | None = None
 
 
 SMALL_EXPERTS = (
@@ -138,6 +140,12 @@ SMALL_EXPERTS = (
     ExpertCase("gelu by tanh", 33, (7, 2, 64, 40), LayerForm(1e-5, activation="gelu_tanh")),
     ExpertCase("no gate", 20, (4, 2, 64, 40), LayerForm(1e-5, activation="relu", gated=False)),
     ExpertCase("many blocks", 200, (64, 8, 64, 32)),
+    ExpertCase(
+        "int4 with zeros", 65, (8, 4, 96, 72), _GPT_OSS, True, stored=StoredCase(4, 32, True)
+    ),
+    ExpertCase("int4, symmetric", 33, (6, 2, 260, 128), stored=StoredCase(4, 128)),
+    ExpertCase("int8 with zeros", 63, (5, 3, 100, 36), stored=StoredCase(8, 24, True)),
+    ExpertCase("int8 by row", 5, (5, 3, 100, 36), stored=StoredCase(8, 0)),
 )
 FULL_EXPERTS = (
     ExpertCase("mixtral, 40 tokens", 40, (8, 2, 4096, 14_336)),
@@ -190,7 +198,7 @@ def check_attention(
     expected = reference.attention(q_TND, batch, cache, shape)
     error = reference.relative_error(out[:real], expected[:real])
     name = f"{backend.name} attention: {case.name}"
-    return check_result(name, dtype, error)
+    return _result(name, dtype, error)
 
 
 def check_elementwise(
@@ -212,7 +220,7 @@ def check_elementwise(
     }
     for name, (out, expected) in pairs.items():
         error = reference.relative_error(out, expected)
-        yield check_result(f"{backend.name} {name} {tokens}x{width}", dtype, error)
+        yield _result(f"{backend.name} {name} {tokens}x{width}", dtype, error)
 
 
 def check_rope(
@@ -240,14 +248,14 @@ def check_rope(
     untouched = torch.ones(before[0].shape[0], dtype=torch.bool, device=device)
     untouched[slots] = False
     name = f"{backend.name} rope: {case.name}{', q/k norm' if with_norm else ''}"
-    yield check_result(f"{name}, q", dtype, reference.relative_error(q[real], expected[0][real]))
+    yield _result(f"{name}, q", dtype, reference.relative_error(q[real], expected[0][real]))
     for part, stored, old, wanted in zip(
         "kv", reference.cached_pair(cache), before, expected[1:], strict=True
     ):
         error = reference.relative_error(stored[slots], wanted[real])
         if not torch.equal(stored[untouched], old[untouched]):
             error = math.inf
-        result = check_result(f"{name}, {part}", dtype, error)
+        result = _result(f"{name}, {part}", dtype, error)
         # float8 keeps 3 bits behind the leading one: half a step of 2**-3, root mean square.
         yield replace(result, bound=0.04) if case.float8 else result
 
@@ -259,8 +267,10 @@ def expert_inputs(
     num_experts, top_k, hidden, inner = case.sizes
 
     def linear(outputs: int, inputs: int) -> Linear:
-        weight = torch.randn(outputs, inputs, device=device) / math.sqrt(inputs)
         bias = torch.randn(outputs, device=device).to(dtype) if case.biased else None
+        if case.stored is not None:
+            return backend.pack_quantized([case.stored.draw(outputs, inputs)], bias, dtype, device)
+        weight = torch.randn(outputs, inputs, device=device) / math.sqrt(inputs)
         return backend.pack_linear(weight.to(dtype), bias)
 
     refused_E = torch.zeros(num_experts, device=device, dtype=dtype)
@@ -288,9 +298,8 @@ def check_experts(
         out = backend.moe(x, experts, case.form)
     expected = reference.experts(x, *route(x, experts), layers, case.form)
     error = reference.relative_error(out, expected)
-    return check_result(f"{backend.name} experts: {case.name}", dtype, error)
+    return _result(f"{backend.name} experts: {case.name}", dtype, error)
 
 
-def check_result(name: str, dtype: torch.dtype, error: float) -> CheckResult:
-    """A result with the bound of the arithmetic in `dtype`."""
+def _result(name: str, dtype: torch.dtype, error: float) -> CheckResult:
     return CheckResult(name, str(dtype).removeprefix("torch."), error, BOUNDS[dtype])

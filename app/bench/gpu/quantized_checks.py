@@ -5,54 +5,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
-from app.bench.gpu.checks import CheckResult, check_result, poisoned_outputs
+from app.bench.gpu.checks import BOUNDS, CheckResult, poisoned_outputs
+from app.bench.gpu.stored_case import StoredCase
 from kernels.packing import QUANTIZATIONS, pack_weight
-from kernels.quantized import QuantizedWeight
 from kernels.triton import reference
 from kernels.triton.backend import TritonBackend
 from kernels.triton.linear import QuantizedLinear
 
-
-@dataclass(frozen=True, slots=True)
-class CheckpointCase:
-    """Integers of a checkpoint. group_size 0: one scale per row."""
-
-    bits: int
-    group_size: int
-    has_zeros: bool = False
-    act_order: bool = False
-
-    @property
-    def name(self) -> str:
-        parts = (f"int{self.bits}", self.group_size and f"groups of {self.group_size}",
-                 self.has_zeros and "zeros", self.act_order and "act order")  # fmt: skip
-        return ", ".join(str(part) for part in parts if part)
-
-    def draw(self, out_features: int, in_features: int) -> QuantizedWeight:
-        """A random weight, on the CPU, of which x of ones' size makes outputs of that size."""
-        highest = 1 << (self.bits - 1)
-        num_groups = math.ceil(in_features / self.group_size) if self.group_size else 1
-        size = (out_features, num_groups)
-        scales_OG = (0.5 + torch.rand(size)) / (highest * math.sqrt(in_features))
-        return QuantizedWeight(
-            torch.randint(-highest, highest, (out_features, in_features), dtype=torch.int8),
-            scales_OG.half().float() if self.group_size else scales_OG,
-            self.bits,
-            self.group_size,
-            torch.randint(-highest, highest, size).float() if self.has_zeros else None,
-            torch.randperm(in_features) if self.act_order else None,
-        )
-
-
-CHECKPOINTS = (
-    CheckpointCase(4, 128, has_zeros=True),  # AWQ, GPTQ
-    CheckpointCase(4, 128),  # compressed-tensors, symmetric
-    CheckpointCase(4, 32, has_zeros=True, act_order=True),
-    CheckpointCase(8, 128, has_zeros=True),
+STORED_CASES = (
+    StoredCase(4, 128, has_zeros=True),  # AWQ, GPTQ
+    StoredCase(4, 128),  # compressed-tensors, symmetric
+    StoredCase(4, 32, has_zeros=True, act_order=True),
+    StoredCase(8, 128, has_zeros=True),
 )
 
 
@@ -70,11 +37,11 @@ def check_quantized(
             out = QuantizedLinear(packed, bias)(x)
         expected = x.double() @ packed.dequantize(torch.float32).double().T + bias.double()
         error = reference.relative_error(out, expected)
-        yield check_result(f"triton linear {kind} {tokens}x{K}x{outputs}", dtype, error)
+        yield _result(f"triton linear {kind} {tokens}x{K}x{outputs}", dtype, error)
 
 
-def check_checkpoint(
-    case: CheckpointCase,
+def check_stored(
+    case: StoredCase,
     dtype: torch.dtype,
     device: torch.device,
     tokens: int,
@@ -90,4 +57,8 @@ def check_checkpoint(
         out = linear(x)
     expected = x.double() @ weight.dequantize().to(device).T + bias.double()
     error = reference.relative_error(out, expected)
-    return check_result(f"triton linear {case.name} {tokens}x{K}x{outputs}", dtype, error)
+    return _result(f"triton linear {case.name} {tokens}x{K}x{outputs}", dtype, error)
+
+
+def _result(name: str, dtype: torch.dtype, error: float) -> CheckResult:
+    return CheckResult(name, str(dtype).removeprefix("torch."), error, BOUNDS[dtype])

@@ -10,12 +10,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: its kernels cannot be tested")
 
-from app.bench.gpu.quantized_checks import (
-    CHECKPOINTS,
-    CheckpointCase,
-    check_checkpoint,
-    check_quantized,
-)
+from app.bench.gpu.quantized_checks import STORED_CASES, check_quantized, check_stored
+from app.bench.gpu.stored_case import StoredCase
 from kernels.packing import pack_quantized
 from kernels.torch.linear import TorchLinear
 from kernels.triton.backend import TritonBackend
@@ -32,14 +28,14 @@ BACKEND = TritonBackend()
 FEATURES = [(1, (256, 96)), (5, (300, 64)), (17, (128, 130)), (70, (200, 40))]
 # Groups narrower than a tile, of no power of two, wider than a tile; rows; the last group short.
 ODD_CASES = (
-    CheckpointCase(4, 8, has_zeros=True, act_order=True),
-    CheckpointCase(4, 16, has_zeros=True),
-    CheckpointCase(4, 96, has_zeros=True),
-    CheckpointCase(4, 256, has_zeros=True),
-    CheckpointCase(4, 0),
-    CheckpointCase(8, 24, has_zeros=True),
-    CheckpointCase(8, 200, act_order=True),
-    CheckpointCase(8, 0),
+    StoredCase(4, 8, has_zeros=True, act_order=True),
+    StoredCase(4, 16, has_zeros=True),
+    StoredCase(4, 96, has_zeros=True),
+    StoredCase(4, 256, has_zeros=True),
+    StoredCase(4, 0),
+    StoredCase(8, 24, has_zeros=True),
+    StoredCase(8, 200, act_order=True),
+    StoredCase(8, 0),
 )
 
 
@@ -48,7 +44,7 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-def case_id(case: CheckpointCase) -> str:
+def case_id(case: StoredCase) -> str:
     return case.name.replace(", ", "-").replace(" ", "-")
 
 
@@ -61,17 +57,17 @@ def test_quantized_at_load(dtype: torch.dtype, tokens: int, features: tuple[int,
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
 @pytest.mark.parametrize(("tokens", "features"), FEATURES)
-@pytest.mark.parametrize("case", CHECKPOINTS + ODD_CASES, ids=case_id)
-def test_checkpoints(
-    case: CheckpointCase, tokens: int, features: tuple[int, int], dtype: torch.dtype
+@pytest.mark.parametrize("case", STORED_CASES + ODD_CASES, ids=case_id)
+def test_as_stored(
+    case: StoredCase, tokens: int, features: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    result = check_checkpoint(case, dtype, DEVICE, tokens, features)
+    result = check_stored(case, dtype, DEVICE, tokens, features)
     assert result.passed, result
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
-@pytest.mark.parametrize("case", CHECKPOINTS + ODD_CASES, ids=case_id)
-def test_dequantized_numbers_are_rounded_once(case: CheckpointCase, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("case", STORED_CASES + ODD_CASES, ids=case_id)
+def test_dequantized_numbers_are_rounded_once(case: StoredCase, dtype: torch.dtype) -> None:
     weight = case.draw(33, 300)
     linear = QuantizedLinear(pack_quantized(weight).to(DEVICE), None)
     made = linear.dequantize(dtype).cpu()
@@ -82,9 +78,9 @@ def test_dequantized_numbers_are_rounded_once(case: CheckpointCase, dtype: torch
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
-@pytest.mark.parametrize("case", CHECKPOINTS, ids=case_id)
+@pytest.mark.parametrize("case", STORED_CASES, ids=case_id)
 def test_a_token_has_the_same_bits_in_any_batch_of_a_tile(
-    case: CheckpointCase, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    case: StoredCase, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     multiply_by_rows(monkeypatch)
     linear = BACKEND.pack_quantized([case.draw(70, 384)], None, dtype, DEVICE)
@@ -98,7 +94,7 @@ def test_a_token_has_the_same_bits_in_any_batch_of_a_tile(
 
 @pytest.mark.parametrize("tokens", [3, 70])
 def test_nothing_waits_for_the_device(tokens: int) -> None:
-    case = CheckpointCase(4, 32, has_zeros=True, act_order=True)
+    case = StoredCase(4, 32, has_zeros=True, act_order=True)
     linear = BACKEND.pack_quantized([case.draw(40, 96)], None, torch.float32, DEVICE)
     x_TK = torch.randn(tokens, 96, device=DEVICE)
     expected = linear(x_TK)
@@ -107,8 +103,8 @@ def test_nothing_waits_for_the_device(tokens: int) -> None:
 
 
 def test_layers_of_one_input_are_one_matrix() -> None:
-    case = CheckpointCase(4, 32, has_zeros=True)
-    weights = [case.draw(48, 128), CheckpointCase(4, 32).draw(16, 128)]
+    case = StoredCase(4, 32, has_zeros=True)
+    weights = [case.draw(48, 128), StoredCase(4, 32).draw(16, 128)]
     linear = BACKEND.pack_quantized(weights, None, torch.float32, DEVICE)
     assert isinstance(linear, QuantizedLinear)
     x_TK = torch.randn(5, 128, device=DEVICE)
@@ -117,7 +113,7 @@ def test_layers_of_one_input_are_one_matrix() -> None:
 
 
 def test_layers_of_different_order_are_made_dense() -> None:
-    case = CheckpointCase(4, 32, has_zeros=True, act_order=True)
+    case = StoredCase(4, 32, has_zeros=True, act_order=True)
     weights = [case.draw(48, 128), case.draw(16, 128)]
     linear = BACKEND.pack_quantized(weights, None, torch.float32, DEVICE)
     assert isinstance(linear, TorchLinear)
