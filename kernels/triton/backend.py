@@ -15,6 +15,7 @@ from kernels.graph_support import GraphSupport
 from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts, Linear
+from kernels.packing import pack_weight
 from kernels.sampling import Adjustment, SamplingRows
 from kernels.torch.backend import TorchBackend
 from kernels.torch.sampling import gather_logprobs
@@ -23,9 +24,9 @@ from kernels.triton import experts as mixture
 from kernels.triton.activation import silu_mul
 from kernels.triton.attention import attention
 from kernels.triton.cache import FLOAT8, PagedKV
+from kernels.triton.grouped import is_grouped
 from kernels.triton.linear import QuantizedLinear
 from kernels.triton.norm import rms_norm
-from kernels.triton.packing import pack_weight
 from kernels.triton.rope import rope_and_cache
 from kernels.triton.work_list import WorkLists
 
@@ -40,6 +41,7 @@ class TritonBackend(TorchBackend):
     name = "triton"
     kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({"fp8": FLOAT8})
     captures_hybrid = True  # see GraphSupport
+    quantized_linear = QuantizedLinear
 
     def __init__(self) -> None:
         self._work_lists = WorkLists()
@@ -121,7 +123,7 @@ class TritonBackend(TorchBackend):
     def graph_support(self) -> GraphSupport | None:
         return GraphSupport(
             self.captures_hybrid, sampling.pack_rows, sampling.sample_rows, gather_logprobs,
-            mixture.is_grouped,
+            is_grouped,
         )  # fmt: skip
 
     def adjust_logits(self, logits_SV: torch.Tensor, adjustments: Sequence[Adjustment]) -> None:

@@ -8,8 +8,6 @@ GPUs without fp8 instructions, and lets the interpreter check them bit for bit.
 import triton
 import triton.language as tl
 
-MAX_E4M3 = 448.0
-
 
 @triton.jit
 def from_e4m3(code: tl.tensor) -> tl.tensor:
