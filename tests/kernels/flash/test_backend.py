@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip(
     "triton", reason="Triton is not installed: flash-attn's partner kernels need it"
@@ -18,6 +20,7 @@ from app.bench.gpu.checks import AttentionCase
 from app.bench.gpu.geometry import hybrid_batch
 from kernels.flash.backend import FlashBackend
 from kernels.flash.hybrid import SeqLens, measure_crossover
+from kernels.flash.library import FlashLibrary
 from kernels.triton.cache import FLOAT8, allocate
 from tests.kernels.flash.fake_flash_attn import FakeFlash
 
@@ -86,6 +89,54 @@ def test_kv_lengths_are_the_context_behind_each_slices_last_token() -> None:
     assert lengths.seqlens_k.tolist() == [300, 30, 556]
     assert lengths.cu_seqlens_k.tolist() == [0, 300, 330, 886]
     assert lengths.cu_seqlens_k.dtype == torch.int32
+
+
+def test_offsets_of_chunks_are_computed_once_for_all_layers() -> None:
+    """Beside its two calls, a layer of a hybrid batch launches what joins their results."""
+    fake = FakeFlash()
+    backend = FlashBackend(fake.library, 0)
+    q_TND, batch, cache = checks.attention_inputs(CASES[0], backend, torch.float16, DEVICE)
+    backend.attention(q_TND, batch, cache, CASES[0].shape)
+    nothing = FlashLibrary(lambda q, *arguments, **options: q, lambda q, *arguments, **options: q)
+    backend._flash = nothing
+    with Launches() as launches:
+        backend.attention(q_TND, batch, cache, CASES[0].shape)
+    assert launches.names == ["cat"]
+
+
+@pytest.mark.parametrize(("window", "passed"), [(600, (599, 0)), (701, (-1, -1))])
+def test_a_window_that_holds_every_context_is_none(window: int, passed: tuple[int, int]) -> None:
+    """With a window, flash-attn does not share a read of K and V among the heads of a group."""
+    seen: list[tuple[int, int]] = []
+    fake = FakeFlash()
+
+    def noted(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def call(*arguments: torch.Tensor, **options: Any) -> torch.Tensor:
+            seen.append(options["window_size"])
+            return function(*arguments, **options)
+
+        return call
+
+    library = FlashLibrary(noted(fake.varlen), noted(fake.with_kvcache))
+    case = AttentionCase("window", HEADS, 256, MIXED, window=window)
+    result = checks.check_attention(case, FlashBackend(library, 0), torch.float16, DEVICE)
+    assert result.passed, result
+    assert set(seen) == {passed}
+
+
+class Launches(TorchDispatchMode):
+    """Names of the torch operations that would launch something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if not function.is_view:
+            self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(
