@@ -17,6 +17,7 @@ from kernels.triton.cache import PagedKV
 from kernels.upload import upload
 
 _BLOCK = 2048
+_BUFFER_BYTES = 32 << 20  # at most, or one block: the cache leaves little memory free
 
 
 @triton.jit(do_not_specialize=["num_parts"])
@@ -52,37 +53,44 @@ def read_blocks(
     layers: Sequence[PagedKV], blocks: Sequence[int], places: Sequence[torch.Tensor]
 ) -> None:
     """Each block into its place on the host, (layers, 2, ...)."""
-    if not blocks or not layers:
-        return
-    buffer = _buffer(layers, len(blocks))
-    pairs = [(block, i) for i, block in enumerate(blocks)]
-    _launch(
-        layers, _addresses(layers), _addresses_in(buffer), _block_bytes(layers),
-        buffer[0].nbytes, pairs,
-    )  # fmt: skip
-    for gathered, place in zip(buffer, places, strict=True):
-        place.copy_(gathered, non_blocking=True)
+    for few, their_places in _some_at_once(layers, blocks, places):
+        buffer = _buffer(layers, len(few))
+        pairs = [(block, i) for i, block in enumerate(few)]
+        _launch(
+            layers, _addresses(layers), _addresses_in(buffer), _block_bytes(layers),
+            buffer[0].nbytes, pairs,
+        )  # fmt: skip
+        for gathered, place in zip(buffer, their_places, strict=True):
+            place.copy_(gathered, non_blocking=True)
 
 
 def write_blocks(
     layers: Sequence[PagedKV], blocks: Sequence[int], places: Sequence[torch.Tensor]
 ) -> None:
     """Each block from its place on the host."""
-    if not blocks or not layers:
-        return
-    buffer = _buffer(layers, len(blocks))
-    for gathered, place in zip(buffer, places, strict=True):
-        gathered.copy_(place, non_blocking=True)
-    pairs = list(enumerate(blocks))
-    _launch(
-        layers, _addresses_in(buffer), _addresses(layers), buffer[0].nbytes,
-        _block_bytes(layers), pairs,
-    )  # fmt: skip
+    for few, their_places in _some_at_once(layers, blocks, places):
+        buffer = _buffer(layers, len(few))
+        for gathered, place in zip(buffer, their_places, strict=True):
+            gathered.copy_(place, non_blocking=True)
+        pairs = list(enumerate(few))
+        _launch(
+            layers, _addresses_in(buffer), _addresses(layers), buffer[0].nbytes,
+            _block_bytes(layers), pairs,
+        )  # fmt: skip
 
 
 def warm(layers: Sequence[PagedKV]) -> None:
     """Compile the kernel ahead of the first copy."""
     copy_blocks(layers, [(0, 0)])
+
+
+def _some_at_once(
+    layers: Sequence[PagedKV], blocks: Sequence[int], places: Sequence[torch.Tensor]
+) -> Iterator[tuple[Sequence[int], Sequence[torch.Tensor]]]:
+    if layers:
+        step = max(1, _BUFFER_BYTES // (2 * len(layers) * _block_bytes(layers)))
+        for i in range(0, len(blocks), step):
+            yield blocks[i : i + step], places[i : i + step]
 
 
 def _independent(pairs: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
