@@ -108,7 +108,7 @@ class EngineReplica:
         config = dataclasses.replace(resolve(settings), grammars=True, role=role)
         name = served_name(settings)
         replica = serve.get_replica_context().replica_id.unique_id
-        tcp = {"always": True, "never": False}.get(fleet.tcp)
+        tcp = fleet.listens_for_nodes
         self.member = Member(_registry(fleet_name), replica, tcp)
         self.engine = LiveEngine(config, name, membership=self.member)
         await self.engine.start()

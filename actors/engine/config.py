@@ -21,6 +21,7 @@ class KVMemory:
     disk_cache_path: where on disk; None: the user's cache folder.
     shared_cache_gib: the same in memory that the engines of a node share; 0 for none.
     shared_cache_path: in which folder; None: where the system keeps shared memory.
+    between_nodes: whether other nodes fetch from there by TCP; None: if the cluster has several.
     """
 
     gib: float | None = None
@@ -31,6 +32,7 @@ class KVMemory:
     disk_cache_path: str | None = None
     shared_cache_gib: float = 0.0
     shared_cache_path: str | None = None
+    between_nodes: bool | None = False
 
     @property
     def has_tier(self) -> bool:

@@ -42,6 +42,7 @@ def tier_specs(config: EngineConfig, info: StageInfo) -> list[TierSpec]:
                     shared_root=str(shared),
                     shared_folder=str(shared / name / part),
                     shared_bytes=int(kv.shared_cache_gib * GIB),
+                    between_nodes=kv.between_nodes,
                 )
             specs.append(spec)
     return specs

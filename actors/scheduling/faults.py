@@ -91,12 +91,17 @@ class Faults:
         return max(min(left, MOST_TRIAL_TOKENS), LEAST_TRIAL_TOKENS)
 
     def _start(self, state: RequestState, step: StepBuilder, limit: int) -> bool:
-        while not self.requests.start(state, limit, step.reserve):
-            victim = self.requests.running.victim(state, step.contents.step_id)
-            if victim is None:
-                return False
-            self.requests.preempt(victim)
-        return True
+        requests, running, step_id = self.requests, self.requests.running, step.contents.step_id
+        if requests.start(state, limit, step.reserve):
+            return True
+        later = running.victims(state, step_id)
+        if not running.could_start(state, limit, step.reserve, later):
+            return False  # a move of KV holds the memory: preempted in vain, they would come again
+        while (victim := running.victim(state, step_id)) is not None:
+            requests.preempt(victim)
+            if requests.start(state, limit, step.reserve):
+                return True
+        return False
 
     def succeeded(self, step: InFlight) -> None:
         """A step succeeded: clear members that are past their fault."""

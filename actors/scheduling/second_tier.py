@@ -233,12 +233,14 @@ class SecondTier:
         here += [block for block, _ in coming]
         if len(here) < num_full and (behind := self._coming.get(digests[len(here)])) is not None:
             return behind
-        count = len(here)
-        was_elsewhere = self._was_begun_elsewhere(state)
-        while count < num_full and (was_elsewhere or self.contents.holds(digests[count])):
-            count += 1
-        count -= len(here)
+        end, was_elsewhere = len(here), self._was_begun_elsewhere(state)
+        while end < num_full and digests[end] not in self._coming:
+            if not was_elsewhere and not self.contents.holds(digests[end]):
+                break
+            end += 1
+        count = end - len(here)
         early = coming[-1][1] if coming else None  # answered after those before it
+        comes_later = end < num_full and digests[end] in self._coming
         if not count:
             state.tier_asked = early is None
             return early
@@ -253,8 +255,9 @@ class SecondTier:
             if self._block_s is not None:
                 self._block_s *= _FORGET
             return early
+        state.tier_asked &= not comes_later  # by another move, which it joins after this one
         blocks.share(here)
-        move_id = self._begin_fetch(here, digests[len(here) : len(here) + count], compute_s)
+        move_id = self._begin_fetch(here, digests[len(here) : end], compute_s)
         return self.moves[move_id]
 
     def _begin_fetch(self, held: list[int], digests: Sequence[bytes], compute_s: float) -> int:

@@ -16,6 +16,7 @@ import torch
 
 from actors.scheduling.events import TierChange
 from actors.stage.kv import KVCache
+from actors.stage.kv_peers import of_this_node, remote_shares
 from actors.stage.spec import TierSpec
 from actors.stage.tier.disk import DiskTier
 from actors.stage.tier.shared import SharedTier
@@ -71,8 +72,13 @@ class KVMover:
         if 0 < spec.host_bytes < cache.block_bytes:
             raise ValueError(f"kv.host_cache_gib: a block takes {cache.block_bytes} bytes")
         disk = _open_disk(spec, cache.block_bytes) if spec.disk_bytes else None
-        shared = _open_shared(spec, cache.block_bytes) if spec.shared_bytes else None
-        self._store = BlockStore(cache.block_bytes, spec.host_bytes, disk, shared)
+        shared, remote = None, None
+        if spec.shared_bytes:
+            spec = of_this_node(spec) if spec.between_nodes is not False else spec
+            shared = _open_shared(spec, cache.block_bytes)
+        if shared is not None and spec.between_nodes:
+            remote = remote_shares(spec, shared)
+        self._store = BlockStore(cache.block_bytes, spec.host_bytes, disk, shared, remote)
         self._stream: torch.cuda.Stream | None = None
         if device.startswith("cuda"):
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

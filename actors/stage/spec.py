@@ -78,6 +78,7 @@ class TierSpec:
     is_first_start: the folders must then be usable. A rank that replaces another goes on without
         those that fail, and leaves the shares of the dead to its peers.
     shared_root: of all shares of this user; shared_folder: within it, for this key.
+    between_nodes: whether ranks of other nodes may fetch what is shared; None: if there are any.
     """
 
     key: str
@@ -88,6 +89,7 @@ class TierSpec:
     shared_root: str = ""
     shared_folder: str = ""
     shared_bytes: int = 0
+    between_nodes: bool | None = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ BENCHES: Mapping[str, str] = {
     "overload": "load.overload",
     "classes": "load.classes",
     "shift": "load.shift",
+    "batch": "load.batch",
     "fuzz": "chaos.fuzz",
     "connections": "chaos.connections",
     "recovery": "chaos.recovery",

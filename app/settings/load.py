@@ -98,7 +98,7 @@ def resolve(settings: Settings) -> EngineConfig:
     return EngineConfig(
         stage=stage,
         scheduler=scheduler,
-        kv=_kv_memory(kv, fraction, scheduler.prefix_cache),
+        kv=_kv_memory(kv, fraction, scheduler.prefix_cache, settings.fleet),
         transport=parallel.transport,
         accelerator=accelerator,
         channel_bytes=(1 << 20) + (activation_bytes if stage.num_stages > 1 else 0),
@@ -175,7 +175,9 @@ def _check_draft_model(settings: Settings, config: Mapping[str, Any]) -> None:
         raise SettingsError(f"{key}: {path!r} has other tokens than the model (tokenizer.json)")
 
 
-def _kv_memory(kv: KVSettings, fraction: float, prefix_cache: bool) -> KVMemory:
+def _kv_memory(
+    kv: KVSettings, fraction: float, prefix_cache: bool, fleet: FleetSettings | None
+) -> KVMemory:
     """Raises SettingsError for a key of the second tier that has no effect."""
     path = None
     if kv.disk_cache_path is not None:
@@ -190,9 +192,10 @@ def _kv_memory(kv: KVSettings, fraction: float, prefix_cache: bool) -> KVMemory:
     for key in ("host_cache_gib", "disk_cache_gib", "shared_cache_gib"):
         if getattr(kv, key) and not prefix_cache:
             raise SettingsError(f"kv.{key}: has no effect with `kv.prefix_cache: false`")
+    between_nodes = False if fleet is None else fleet.listens_for_nodes
     return KVMemory(
         kv.memory_gib, fraction, kv.swap_gib, kv.host_cache_gib, kv.disk_cache_gib, path,
-        kv.shared_cache_gib, shared,
+        kv.shared_cache_gib, shared, between_nodes,
     )  # fmt: skip
 
 

@@ -145,8 +145,8 @@ class KVSettings(_Section):
     shared_cache_gib: float = Field(
         0.0,
         ge=0,
-        description="Likewise in memory that the engines of a fleet share on a node: a stream that "
-        "moves is fetched, not recomputed. Per rank of each engine.",
+        description="Likewise in memory that a fleet's engines share, between nodes by TCP: a "
+        "stream that moves is fetched, not recomputed. Per rank of each engine.",
     )
     shared_cache_path: str | None = Field(
         None, description="Folder for those; in `/dev/shm` if absent."
@@ -233,14 +233,19 @@ class FleetSettings(_Section):
     )
     tcp: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="Engines listen for fronts of other nodes; auto: where the cluster has several "
-        "nodes as the engine starts.",
+        description="Engines listen for other nodes: for fronts, and for what they share of KV; "
+        "auto: where the cluster has several nodes as the engine starts.",
     )
 
     @model_validator(mode="after")
     def _router_exists(self) -> FleetSettings:
         build_way(self.way, build_router(self.routing, self.routing_options), self.way_options)
         return self
+
+    @property
+    def listens_for_nodes(self) -> bool | None:
+        """None: auto."""
+        return {"always": True, "never": False}.get(self.tcp)
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -7,7 +7,7 @@ blocks are free.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 
@@ -105,6 +105,13 @@ class BlockManager:
     def num_unreferenced(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` are free now and would be held after `share`."""
         return sum(1 for block in blocks if self._references[block] == 0)
+
+    def num_freed_by(self, tables: Iterable[Sequence[int]], keep: Iterable[int] = ()) -> int:
+        """Blocks of these that nothing else refers to; `keep` is not counted."""
+        counts = Counter(block for table in tables for block in table)
+        for block in keep:
+            counts.pop(block, None)
+        return sum(1 for block, count in counts.items() if self._references[block] == count)
 
     def commit(self, block: int, digest: bytes) -> None:
         """Name a held block whose content is computed and final, so that others may find it.

@@ -94,6 +94,21 @@ class RunningRequests:
         insort(self.prefilling, state, key=_by_order_key)
         return True
 
+    def could_start(
+        self, state: RequestState, first_chunk: int, reserve: bool, without: Sequence[RequestState]
+    ) -> bool:
+        """Whether memory would suffice with these preempted: not where moves of KV hold the rest.
+
+        Arguments otherwise as of `start`, which without a donor would then not wait."""
+        blocks, size = self.block_manager, self.config.block_size
+        shared, begin, _ = self._reusable(state, None)
+        num_tokens = self._num_tokens_at_start(state, begin + first_chunk, reserve)
+        need = -(-num_tokens // size) - len(shared) + blocks.num_unreferenced(shared)
+        if len(without) < self.num_slots_taken:
+            need += int(self.config.watermark * self.config.num_blocks)
+        freed = blocks.num_freed_by([other.block_table for other in without], keep=shared)
+        return need <= blocks.num_free + freed
+
     def _num_tokens_at_start(self, state: RequestState, end: int, reserve: bool) -> int:
         """Tokens to have blocks for at the start. end: of its first chunk."""
         if reserve:
@@ -207,6 +222,15 @@ class RunningRequests:
                         worst = other
                     break
         return worst
+
+    def victims(self, state: RequestState, step_id: int) -> list[RequestState]:
+        """All that `victim` would return, one after another."""
+        return [
+            other
+            for running in (self.decoding, self.prefilling)
+            for other in running
+            if other.order_key > state.order_key and other.step_id != step_id
+        ]
 
     # ---- stopping ---------------------------------------------------------------------
 

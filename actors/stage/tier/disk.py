@@ -33,7 +33,7 @@ _MOST_FAILURES = 8  # writes in a row, after which there is no point in more
 class DiskTier:
     """The blocks of one rank: at most `max_bytes` of files in a folder that it alone uses.
 
-    most, file_bytes: of files, and what one takes.
+    most, file_bytes: of files, and what one takes; content_bytes: what is written in it.
 
     Engines of the same key take numbered folders beside each other, each the first that is free,
     so that one which starts again finds its own. `put`, `get` and `held` may be called from several
@@ -43,8 +43,8 @@ class DiskTier:
 
     def __init__(self, folder: Path, key: str, block_bytes: int, max_bytes: int) -> None:
         self._key = hashlib.sha256(key.encode()).digest()
-        self._content_bytes = _HEADER.size + block_bytes
-        self.file_bytes = -(-self._content_bytes // _PAGE) * _PAGE
+        self.content_bytes = _HEADER.size + block_bytes
+        self.file_bytes = -(-self.content_bytes // _PAGE) * _PAGE
         self.most = max_bytes // self.file_bytes
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, None] = OrderedDict()  # the longest unused first
@@ -88,7 +88,7 @@ class DiskTier:
                 elif entry.name.endswith(_SUFFIX):
                     status = entry.stat()
                     digest = _digest_of(entry.name)
-                    if digest is None or status.st_size != self._content_bytes:
+                    if digest is None or status.st_size != self.content_bytes:
                         _delete(Path(entry.path))
                     else:
                         found.append((status.st_mtime_ns, digest))
@@ -112,12 +112,12 @@ class DiskTier:
         if self.most < 1 or self._num_failures >= _MOST_FAILURES:
             return False
         header = _HEADER.pack(_MAGIC, self._key, digest, zlib.crc32(block))
-        path = self._path(digest)
+        path = self.path(digest)
         part = path.with_suffix(_PART)
         self._make_room(1)
         try:
             with part.open("wb", buffering=0) as file:
-                if os.writev(file.fileno(), (header, block)) != self._content_bytes:
+                if os.writev(file.fileno(), (header, block)) != self.content_bytes:
                     raise OSError(f"{part}: written in part")
             part.replace(path)
         except OSError as error:
@@ -139,14 +139,14 @@ class DiskTier:
         """One block, or None if it is absent or corrupt."""
         if digest not in self:
             return None
-        path = self._path(digest)
+        path = self.path(digest)
         try:
-            content = bytearray(self._content_bytes + 1)  # room to see that a file is too long
+            content = bytearray(self.content_bytes + 1)  # room to see that a file is too long
             with path.open("rb", buffering=0) as file:
                 del content[file.readinto(content) or 0 :]
         except OSError:
             content = bytearray()
-        block = self._checked(digest, content)
+        block = self.checked(digest, content)
         if block is None:
             logger.warning("%s is not what was written: deleted", path)
             with self._lock:
@@ -163,7 +163,7 @@ class DiskTier:
                     self._known.move_to_end(digest)
             with contextlib.suppress(OSError):  # tells the next engine
                 now_ns = time.time_ns()
-                os.utime(self._path(digest), ns=(now_ns, now_ns))
+                os.utime(self.path(digest), ns=(now_ns, now_ns))
 
     def pop_lost(self) -> list[bytes]:
         """Blocks that have gone since the last call."""
@@ -175,11 +175,13 @@ class DiskTier:
         """Leave the folder to the next engine."""
         os.close(self._claim)
 
-    def _path(self, digest: bytes) -> Path:
+    def path(self, digest: bytes) -> Path:
+        """Where the block's file is, if there is one."""
         return self.folder / (digest.hex() + _SUFFIX)
 
-    def _checked(self, digest: bytes, content: bytearray) -> bytearray | None:
-        if len(content) != self._content_bytes:
+    def checked(self, digest: bytes, content: bytearray) -> bytearray | None:
+        """The block in a file's content; None unless it is this one, whole and right."""
+        if len(content) != self.content_bytes:
             return None
         magic, key, named, checksum = _HEADER.unpack_from(content)
         if (magic, key, named) != (_MAGIC, self._key, digest):
@@ -194,7 +196,7 @@ class DiskTier:
                 gone.append(next(iter(self._known)))
                 self._forget(gone[-1])
         for digest in gone:  # without the lock: no question waits for a disk
-            _delete(self._path(digest))
+            _delete(self.path(digest))
 
     def _forget(self, digest: bytes) -> None:
         if digest in self._known:

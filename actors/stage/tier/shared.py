@@ -33,7 +33,7 @@ class SharedTier(DiskTier):
         """Whether it is here now, taken over from a peer if need be."""
         if digest in self:
             return True
-        own = self._path(digest)
+        own = self.path(digest)
         for share in self._shares():
             if share == self.folder:
                 continue

@@ -2,8 +2,9 @@
 
 Host memory above disk. A saved block is in host memory at once, and a thread writes it to disk; a
 block read from disk is kept in host memory again. Memory shared with the engines of a node is
-beside both: a saved block is there when `save` returns, so that a peer can be told. A block that is
-missing, damaged or late counts as absent.
+beside both: a saved block is there when `save` returns, so that a peer can be told. What is not on
+this node is asked of the ranks of others (`remote`). A block that is missing, damaged or late
+counts as absent.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Protocol
 
 Block = bytearray
@@ -39,11 +40,21 @@ class Shared(Disk, Protocol):
     """See `shared.SharedTier`."""
 
     def find(self, digest: bytes) -> bool: ...
+    def checked(self, digest: bytes, content: bytearray) -> bytearray | None: ...
+
+
+class Remote(Protocol):
+    """See `remote.RemoteShares`."""
+
+    def load(
+        self, digests: Sequence[bytes], deadline_s: float
+    ) -> Generator[bytearray, None, None]: ...
+    def close(self) -> None: ...
 
 
 class BlockStore:
     """Blocks of `block_bytes` each; at most `host_bytes` of them in memory, `disk`'s bound there
-    and `shared`'s in shared memory.
+    and `shared`'s in shared memory. What `remote` finds is kept in `shared` too.
 
     Called by one thread. `pop_changes` returns added and removed digests, losses of the disk
     included, so that the caller does not rely on lost blocks.
@@ -55,11 +66,13 @@ class BlockStore:
         host_bytes: int,
         disk: Disk | None = None,
         shared: Shared | None = None,
+        remote: Remote | None = None,
     ) -> None:
         self._most_in_host = host_bytes // block_bytes
         self._most_in_backlog = max(1, _BACKLOG_BYTES // block_bytes)
         self._disk = disk
         self._shared = shared
+        self._remote = remote
         self._lock = threading.Lock()
         self._host: OrderedDict[bytes, Block] = OrderedDict()  # the longest unused first
         self._backlog: OrderedDict[bytes, Block] = OrderedDict()  # to be written, oldest first
@@ -98,8 +111,39 @@ class BlockStore:
         Reading is ahead of the caller. limit_s: for all of them together.
         """
         deadline_s = time.monotonic() + limit_s
-        ahead: list[Block | Future[Block | None]] = []
         count = 0
+        try:
+            while count < len(digests):
+                before = count
+                for block in self._load_here(digests[count:], deadline_s):
+                    count += 1
+                    yield block
+                for block in self._load_elsewhere(digests[count:], deadline_s):
+                    count += 1
+                    yield block
+                if count == before:
+                    return
+        finally:
+            self._used(digests[:count])
+
+    def _load_elsewhere(self, digests: Sequence[bytes], deadline_s: float) -> Iterator[Block]:
+        """Blocks of other nodes."""
+        if self._remote is None or self._shared is None or not digests:
+            return
+        with closing(self._remote.load(digests, deadline_s)) as contents:
+            for digest, content in zip(digests, contents, strict=False):
+                block = self._shared.checked(digest, content)
+                if block is None:
+                    return
+                is_kept = self._shared.put(digest, block)
+                with self._lock:
+                    if not is_kept:
+                        self._keep_in_host(digest, block)
+                    self._gone.add(digest)  # to be reported
+                yield block
+
+    def _load_here(self, digests: Sequence[bytes], deadline_s: float) -> Iterator[Block]:
+        ahead: list[Block | Future[Block | None]] = []
         try:
             for digest in digests:
                 block = self._in_memory(digest)
@@ -121,7 +165,6 @@ class BlockStore:
                             self._keep_in_host(digest, block)
                         self._gone.add(digest)
                     found = block
-                count += 1
                 yield found
         except TimeoutError:
             return
@@ -129,7 +172,6 @@ class BlockStore:
             for waits in ahead:
                 if isinstance(waits, Future):
                     waits.cancel()
-            self._used(digests[:count])
 
     def pop_changes(self) -> tuple[list[bytes], list[bytes]]:
         """(digests added since the last call, digests removed)."""
@@ -160,6 +202,8 @@ class BlockStore:
             self._disk.close()
         if self._shared is not None:
             self._shared.close()
+        if self._remote is not None:
+            self._remote.close()
 
     # ---- memory -------------------------------------------------------------------------------
 

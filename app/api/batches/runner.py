@@ -197,7 +197,10 @@ class BatchRunner:
 def _quoted(line: Line) -> dict[str, Any]:
     """What to ask a quote for."""
     quoted = {key: line.body[key] for key in _QUOTED if line.body.get(key) is not None}
-    if not {"prompt", "messages"} & quoted.keys() or not isinstance(quoted.get("prompt", ""), str):
+    prompt = quoted.get("prompt", "")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        quoted = {"prompt_tokens": len(prompt)}
+    elif not {"prompt", "messages"} & quoted.keys() or not isinstance(prompt, str):
         quoted = {"prompt_tokens": 1}
     if line.body.get("model") is not None:
         quoted["model"] = line.body["model"]

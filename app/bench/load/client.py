@@ -7,6 +7,7 @@ stalls are measured as a caller sees them. Prompts are token ids of exact length
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import random
@@ -59,18 +60,25 @@ class Trace:
 
 
 async def open_loop(
-    jobs: Sequence[Job], send: Callable[[int, float], Coroutine[Any, Any, Trace]]
+    jobs: Sequence[Job],
+    send: Callable[[int, float], Coroutine[Any, Any, Trace]],
+    until: asyncio.Event | None = None,
 ) -> list[Trace]:
     """Send every job at its time, independent of earlier ones; wait for all answers.
 
     send: takes a job's number and the start of the run on `time.perf_counter`.
+    until: once it is set, no further job is sent.
     """
     begin_s = time.perf_counter()
+    until = until or asyncio.Event()
     tasks = []
     for number, job in enumerate(jobs):
         delay_s = job.arrival_s - (time.perf_counter() - begin_s)
         if delay_s > 0:
-            await asyncio.sleep(delay_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(until.wait(), delay_s)
+        if until.is_set():
+            break
         tasks.append(asyncio.create_task(send(number, begin_s)))
     return list(await asyncio.gather(*tasks))
 
@@ -141,9 +149,10 @@ class LoadClient:
         jobs: Sequence[Job],
         on_done: Callable[[Trace], None] | None = None,
         on_start: Callable[[Trace], None] | None = None,
+        until: asyncio.Event | None = None,
     ) -> list[Trace]:
         """Run the jobs in open loop. on_start, on_done: called with each trace when its request is
-        sent and when its answer ends."""
+        sent and when its answer ends. until: ends the arrivals."""
         bodies = [self._body(job) for job in jobs]
         async with self.session() as session:
             return await open_loop(
@@ -151,6 +160,7 @@ class LoadClient:
                 lambda n, begin_s: self._one(
                     session, jobs[n], bodies[n], begin_s, on_done, on_start
                 ),
+                until,
             )
 
     def session(self) -> aiohttp.ClientSession:

@@ -153,6 +153,41 @@ def test_what_does_not_come_early_is_computed_after_one_more_try() -> None:
         assert replays(driver)
 
 
+def test_no_block_is_fetched_twice_at_a_time() -> None:
+    """A stream that lacks what is in front of them fetches that, then waits for those that come."""
+    for which in (0, 1):
+        plain, resumed = begun(1)
+        driver = Driver(SHARED)
+        saved_elsewhere(driver, plain)
+        told(driver, plain, 2, 5)
+        driver.submit(resumed)
+        assert [len(fetch.blocks) for fetch in fetches(driver)] == [3, 2]
+        driver.answer_move(which)
+        while driver.moves:
+            driver.answer_move()
+        assert [len(fetch.blocks) for fetch in fetches(driver)] == [3, 2, 2]
+        assert driver.plans[0].parts[0].start == 28
+        finish(driver)
+        assert replays(driver)
+
+
+def test_nobody_is_preempted_for_memory_that_a_fetch_holds() -> None:
+    plain, _ = begun(1)
+    driver = Driver(replace(SHARED, num_blocks=12))
+    saved_elsewhere(driver, plain)
+    told(driver, plain)
+    (fetch,) = fetches(driver)
+    assert len(fetch.blocks) == 6
+    driver.submit(request(2, kind=5, length=20, sampling=SamplingParams(max_tokens=4)))
+    driver.submit(request(3, kind=3, length=30, arrival_s=0.0, num_losses=1))  # a suspect, first
+    while driver.outstanding:
+        driver.answer()
+    assert driver.callers[2].finish is not None
+    assert driver.core.num_preemptions == 0
+    finish(driver)
+    assert replays(driver)
+
+
 def test_the_blocks_before_stay_while_the_rest_is_fetched() -> None:
     """Though others need memory: what was fetched early is held for its stream."""
     plain, resumed = begun(1)

@@ -89,9 +89,12 @@ async def test_nothing_is_sent_without_slack(server: Server) -> None:
     assert len(answers) == 6
 
 
-async def test_a_quote_is_of_the_model_and_the_tokens_of_the_request(server: Server) -> None:
+@pytest.mark.parametrize("prompt", ["abc", [4, 5, 6]])
+async def test_a_quote_is_of_the_model_and_the_tokens_of_the_request(
+    server: Server, prompt: str | list[int]
+) -> None:
     server.engine.quoted = Quote(False, retry_after_s=0.05)
-    body = {"model": MODEL, "prompt": "abc", "max_tokens": 5}
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 5}
     line = Line("a", "/v1/completions", body)
     running = asyncio.create_task(run(server, [line]))
     await until(lambda: len(server.engine.asked) >= 4)

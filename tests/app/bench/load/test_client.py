@@ -24,6 +24,17 @@ async def test_an_arrival_does_not_wait_for_the_answer_before_it() -> None:
     assert [t.event_times_s for t in traces] == [[0.1], [1.1]]
 
 
+async def test_arrivals_end_at_once_where_they_are_told_to() -> None:
+    enough = asyncio.Event()
+
+    async def send(number: int, begin_s: float) -> Trace:
+        enough.set()  # with the second request hours away
+        return trace(0.0, 0.1)
+
+    jobs = [Job(0.0, 1, 1), Job(36_000.0, 1, 1)]
+    assert len(await asyncio.wait_for(open_loop(jobs, send, enough), timeout=30)) == 1
+
+
 @pytest.mark.parametrize(
     "url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/", "http://h:1//"]
 )

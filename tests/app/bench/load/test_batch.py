@@ -1,0 +1,47 @@
+"""A batch beside a live load: what is left, and what counts as answered."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from app.bench.load.batch import BatchFigures, batch_lines, busy_seconds, rate_of
+from app.bench.load.client import Job
+from app.bench.report import MeasurementError
+from tests.app.bench.load.traces import steady
+
+
+def test_what_is_left_is_the_time_without_steps() -> None:
+    live = steady(1.0, 0.1, 0.02)
+    found = BatchFigures(live, live, busy_share=0.25, alone_qps=8.0, beside_qps=4.5)
+    assert found.to_dict()["batch_left_qps"] == 6.0
+    assert found.to_dict()["of_what_is_left"] == 0.75
+    full = BatchFigures(live, live, busy_share=1.0, alone_qps=8.0, beside_qps=0.1)
+    assert full.to_dict()["of_what_is_left"] is None
+
+
+def test_lines_are_requests_of_the_jobs() -> None:
+    jobs = [Job(0.0, 5, 3), Job(1.0, 7, 2)]
+    lines = [json.loads(line) for line in batch_lines(jobs, "m", seed=1).splitlines()]
+    assert [line["custom_id"] for line in lines] == ["0", "1"]
+    assert [len(line["body"]["prompt"]) for line in lines] == [5, 7]
+    assert [line["body"]["max_tokens"] for line in lines] == [3, 2]
+    assert batch_lines(jobs, "m") != batch_lines(jobs, "m")  # nothing is cached from a part before
+
+
+def test_busy_time_is_the_sum_of_the_histogram() -> None:
+    text = (
+        "# HELP legato_iteration_seconds Busy\n"
+        'legato_iteration_seconds_bucket{le="0.1",model_name="m"} 3.0\n'
+        'legato_iteration_seconds_sum{model_name="m"} 12.5\n'
+    )
+    assert busy_seconds(text) == 12.5
+    with pytest.raises(MeasurementError, match="legato_iteration_seconds_sum"):
+        busy_seconds("vllm_iteration 3\n")
+
+
+def test_a_batch_counts_if_it_was_answered_whole() -> None:
+    assert rate_of({"num_done": 10, "num_failed": 0, "seconds": 4.0}) == 2.5
+    with pytest.raises(MeasurementError, match="not answered whole"):
+        rate_of({"num_done": 9, "num_failed": 1, "seconds": 4.0})
