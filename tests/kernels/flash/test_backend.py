@@ -18,6 +18,7 @@ pytest.importorskip(
 from app.bench.gpu import checks
 from app.bench.gpu.checks import AttentionCase
 from app.bench.gpu.geometry import hybrid_batch
+from kernels.flash import backend as flash_backend
 from kernels.flash.backend import FlashBackend
 from kernels.flash.hybrid import SeqLens, measure_crossover
 from kernels.flash.library import FlashLibrary
@@ -73,6 +74,16 @@ def test_captured_decodes_take_padding_slices() -> None:
         case, FlashBackend(FakeFlash().library, 0), torch.float16, DEVICE
     )
     assert result.passed, result
+
+
+@pytest.mark.parametrize(("programs", "calls"), [(8, [("with_kvcache", 4, 1)]), (9, [])])
+def test_captured_decodes_that_do_not_fill_the_gpu_go_through_triton(
+    monkeypatch: pytest.MonkeyPatch, programs: int, calls: list[tuple[str, int, int]]
+) -> None:
+    """flash-attn would split them by the width of their tables, not by their lengths."""
+    monkeypatch.setattr(flash_backend, "num_programs", lambda: programs)
+    case = AttentionCase("captured", HEADS, 256, ((299, 1), (700, 1)), pad=(2, 2))
+    assert calls_of(case, 0) == calls
 
 
 @pytest.mark.parametrize("kind", ["sinks", "alibi"])
