@@ -81,8 +81,9 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
         check_rope,
     )
     from kernels.sampling import Adjustment
-    from kernels.triton import blocks, cache, logits, sampling
+    from kernels.triton import blocks, logits, sampling
     from kernels.triton.backend import TritonBackend
+    from kernels.triton.cache import allocate
     from kernels.triton.compile import compiling_for
 
     cpu, backend = torch.device("cpu"), TritonBackend()
@@ -99,7 +100,7 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
             check_adapters(adapted, backend, dtype, cpu)
         for tokens in (1, 40, 80):
             list(check_quantized(dtype, cpu, tokens, (512, 256)))
-        blocks.warm(cache.allocate(1, 1, 16, attention_cases()[0].shape, dtype, cpu))
+        blocks.warm(allocate(1, 1, 16, attention_cases()[0].shape, dtype, cpu))
         logits_RV = torch.zeros(2, _VOCABULARY)
         sampling.sample_rows(logits_RV, torch.zeros(2, 3, dtype=torch.float64))
         nothing = np.zeros(0, dtype=np.int32)
