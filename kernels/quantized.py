@@ -18,10 +18,10 @@ _MAX_GROUP = 256  # what the CPU kernels' scratch memory holds
 class QuantizedWeight:
     """weight[o, permutation[k]] = scales[o, g] * (values[o, k] - zeros[o, g]), g = k // group_size.
 
-    values are int8 in [-128, 127] for 8 bits, [-8, 7] for 4. group_size 0 means one scale per row
-    (then G is 1 and there are no zeros); otherwise it is a multiple of 8 up to 256 and scales are
-    exact in float16. permutation_K: the input order of GPTQ's "act order". Raises ValueError for
-    anything else.
+    values are int8 in [-128, 127] for 8 bits, [-8, 7] for 4, and zeros, in float32, whole numbers
+    among them. group_size 0 means one scale per row (then G is 1 and there are no zeros); otherwise
+    it is a multiple of 8 up to 256 and scales are exact in float16. permutation_K: the input order
+    of GPTQ's "act order". Raises ValueError for anything else.
     """
 
     values_OK: torch.Tensor
@@ -40,6 +40,10 @@ class QuantizedWeight:
             )
         if self.group_size == 0 and self.zeros_OG is not None:
             raise ValueError("zero points need a group size")
+        if self.zeros_OG is not None:
+            highest = 1 << (self.bits - 1)
+            if not torch.equal(self.zeros_OG.round().clamp(-highest, highest - 1), self.zeros_OG):
+                raise ValueError(f"zero points are not whole numbers of {self.bits} bits")
         out_features, in_features = self.values_OK.shape
         num_groups = -(-in_features // self.group_size) if self.group_size else 1
         if self.scales_OG.shape != (out_features, num_groups):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -26,10 +25,12 @@ from kernels.graph_support import GraphSupport
 from kernels.interface import AttentionShape, Batch, DecoderStack, KVLayer
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts, LayerWeights, Linear
-from kernels.quantized import QuantizedWeight, fake_quantize
+from kernels.packing import pack_quantized
+from kernels.quantized import QuantizedWeight, concatenate, fake_quantize
 from kernels.sampling import Adjustment, ChosenLogprobs, SamplingRows
 from kernels.torch import moe, sampling
 from kernels.torch.attention import TorchKVLayer, attend
+from kernels.torch.linear import TorchLinear, TorchQuantizedLinear
 
 
 def _clamped_gate(x: torch.Tensor) -> torch.Tensor:
@@ -46,27 +47,12 @@ _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@dataclass(slots=True)
-class TorchLinear:
-    """A dense weight; a quantized one is kept dense, rounded to its grid (fake quantization)."""
-
-    weight_OK: torch.Tensor
-    bias_O: torch.Tensor | None
-    in_features: int
-    out_features: int
-
-    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x_TK, self.weight_OK, self.bias_O)
-
-    def forward_f32(self, x_TK: torch.Tensor) -> torch.Tensor:
-        return self(x_TK)
-
-
 class TorchBackend:
     """See the module docstring."""
 
     name = "torch"
     kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
+    quantized_linear: type[TorchQuantizedLinear] = TorchQuantizedLinear
 
     def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
         return None
@@ -97,9 +83,18 @@ class TorchBackend:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Linear:
-        """As in `Backend`, always dequantized."""
-        weight_OK = torch.cat([weight.dequantize(dtype) for weight in weights])
-        return self.pack_linear(weight_OK.to(device), bias_O)
+        try:
+            weight = concatenate(weights)
+        except ValueError:
+            # Group sizes or input orders differ: only a dense matrix can fuse them.
+            weight_OK = torch.cat([weight.dequantize(dtype) for weight in weights])
+            return self.pack_linear(weight_OK.to(device), bias_O)
+        order_K = weight.permutation_K
+        return self.quantized_linear(
+            pack_quantized(weight).to(device),
+            bias_O,
+            None if order_K is None else order_K.to(device, torch.int32),
+        )
 
     def add_adapters(
         self, module: AdapterModule, x_TK: torch.Tensor, y_TO: torch.Tensor, runs: AdapterRuns
@@ -181,6 +176,20 @@ class TorchBackend:
         kv = _as_torch_layer(layer)
         kv.keys[block].copy_(data[0])
         kv.values[block].copy_(data[1])
+
+    def read_blocks(
+        self, layers: Sequence[KVLayer], numbers: Sequence[int], places: Sequence[torch.Tensor]
+    ) -> None:
+        for number, place in zip(numbers, places, strict=True):
+            for layer, part in zip(layers, place, strict=True):
+                part.copy_(self.read_block(layer, number))
+
+    def write_blocks(
+        self, layers: Sequence[KVLayer], numbers: Sequence[int], places: Sequence[torch.Tensor]
+    ) -> None:
+        for number, place in zip(numbers, places, strict=True):
+            for layer, part in zip(layers, place, strict=True):
+                self.write_block(layer, number, part)
 
     def rope_and_cache(
         self,

@@ -3,7 +3,8 @@ down with the routing weights, sum.
 
 The experts' weights stay where they are: kernels read their addresses from a table. All sizes of
 batch take one tile, and a row of a product does not depend on the rows beside it, so a token has
-the same result alone and in any batch. Quantized experts are torch's generic path.
+the same result alone and in any batch. Experts whose inputs are in act order are torch's generic
+path.
 
 Suffixes beside those of `kernels.interface`: A assignments (T * K), E experts, B and R as in
 `routing`.
@@ -11,24 +12,21 @@ Suffixes beside those of `kernels.interface`: A assignments (T * K), E experts, 
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
 from kernels.interface import Backend
 from kernels.layer_form import LayerForm
-from kernels.layer_weights import Experts, Linear
+from kernels.layer_weights import Experts
+from kernels.packing import PackedWeight
 from kernels.torch import moe as generic
-from kernels.torch.backend import TorchLinear
+from kernels.triton.grouped import GroupedLayers, GroupedLinear, grouped
+from kernels.triton.linear import group_product
 from kernels.triton.routing import ExpertBlocks, sort_by_expert
 from kernels.triton.tiles import expert_tile
 
 _BLOCK_H = 1024
-_ALIGNMENT = 16  # bytes, of the widest load; said to the compiler in the kernel
 
 
 @triton.jit
@@ -64,6 +62,13 @@ def _expert_linear_kernel(
     GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SCALED: tl.constexpr,
+    KIND: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HALF_SCALES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -78,23 +83,43 @@ def _expert_linear_kernel(
     is_row_R = row_R >= 0
     o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
     inside_O = o < OUT
-    weight_ptr = tl.load(weights_ptr + expert).to(tl.pointer_type(x_ptr.dtype.element_ty))
-    weight_ptr = tl.multiple_of(weight_ptr, 16)
     x_row_R1 = x_ptr + (row_R // ROWS_PER_X)[:, None].to(tl.int64) * K
-    weight_row_O1 = weight_ptr + o[:, None].to(tl.int64) * K
-    column = tl.arange(0, BLOCK_K)
     acc_RO = tl.zeros((ROWS, BLOCK_O), tl.float32)
     up_RO = tl.zeros((ROWS, BLOCK_O), tl.float32)
-    for base in range(0, K, BLOCK_K):
-        k = base + column
-        inside_K = k < K
-        x_RK = tl.load(x_row_R1 + k[None, :], mask=is_row_R[:, None] & inside_K[None, :], other=0.0)
-        mask_OK = inside_O[:, None] & inside_K[None, :]
-        weight_OK = tl.load(weight_row_O1 + k[None, :], mask=mask_OK, other=0.0)
-        acc_RO = tl.dot(x_RK, tl.trans(weight_OK), acc_RO, input_precision=PRECISION)
-        if GATED:
-            weight_OK = tl.load(weight_row_O1 + OUT * K + k[None, :], mask=mask_OK, other=0.0)
-            up_RO = tl.dot(x_RK, tl.trans(weight_OK), up_RO, input_precision=PRECISION)
+    address_ptr = weights_ptr + expert
+    if KIND == "dense":
+        weight_ptr = tl.load(address_ptr).to(tl.pointer_type(x_ptr.dtype.element_ty))
+        weight_ptr = tl.multiple_of(weight_ptr, 16)  # see `grouped`
+        weight_row_O1 = weight_ptr + o[:, None].to(tl.int64) * K
+        column = tl.arange(0, BLOCK_K)
+        for base in range(0, K, BLOCK_K):
+            k = base + column
+            inside_K = k < K
+            mask_RK = is_row_R[:, None] & inside_K[None, :]
+            x_RK = tl.load(x_row_R1 + k[None, :], mask=mask_RK, other=0.0)
+            mask_OK = inside_O[:, None] & inside_K[None, :]
+            weight_OK = tl.load(weight_row_O1 + k[None, :], mask=mask_OK, other=0.0)
+            acc_RO = tl.dot(x_RK, tl.trans(weight_OK), acc_RO, input_precision=PRECISION)
+            if GATED:
+                weight_OK = tl.load(weight_row_O1 + OUT * K + k[None, :], mask=mask_OK, other=0.0)
+                up_RO = tl.dot(x_RK, tl.trans(weight_OK), up_RO, input_precision=PRECISION)
+    else:
+        code_type: tl.constexpr = tl.int8 if KIND == "int8" else tl.uint8
+        scale_type: tl.constexpr = tl.float16 if HALF_SCALES else tl.float32
+        codes_ptr = tl.load(address_ptr).to(tl.pointer_type(code_type))
+        codes_ptr = tl.multiple_of(codes_ptr, 16)
+        scales_ptr = tl.load(address_ptr + NUM_EXPERTS).to(tl.pointer_type(scale_type))
+        zero_ptr = tl.load(address_ptr + 2 * NUM_EXPERTS).to(tl.pointer_type(tl.int8))
+        for group in range(NUM_GROUPS):
+            acc_RO += group_product(
+                x_row_R1, is_row_R, codes_ptr, scales_ptr, zero_ptr, o, inside_O, group,
+                K, NUM_GROUPS, KIND, GROUP, WIDTH, HAS_ZEROS, PRECISION,
+            )  # fmt: skip
+            if GATED:
+                up_RO += group_product(
+                    x_row_R1, is_row_R, codes_ptr, scales_ptr, zero_ptr, o + OUT, inside_O, group,
+                    K, NUM_GROUPS, KIND, GROUP, WIDTH, HAS_ZEROS, PRECISION,
+                )  # fmt: skip
     if HAS_BIAS:
         bias_row_ptr = bias_ptr + expert * OUT * (2 if GATED else 1) + o
         acc_RO += tl.load(bias_row_ptr, mask=inside_O, other=0.0).to(tl.float32)[None, :]
@@ -131,66 +156,6 @@ def _sum_experts_kernel(
     tl.store(out_ptr + token * H + h, total_H.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedLinear:
-    """One layer of every expert. addresses_E: int64, of weights (O, K), which are held.
-    bias_EO: zeros for an expert that has none."""
-
-    addresses_E: torch.Tensor
-    bias_EO: torch.Tensor | None
-    held: tuple[torch.Tensor, ...]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.held[0].dtype
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(out, in) features."""
-        out_features, in_features = self.held[0].shape
-        return out_features, in_features
-
-
-# Per mixture: gate and up, and down; None where a layer is not a dense weight.
-_Layers = tuple[GroupedLinear, GroupedLinear]
-_grouped: weakref.WeakKeyDictionary[Experts, _Layers | None] = weakref.WeakKeyDictionary()
-
-
-def grouped(experts: Experts) -> _Layers | None:
-    """(gate and up, down) of all experts, made once; None where some are quantized."""
-    if experts not in _grouped:
-        gate_up, down = _group(experts.gate_ups), _group(experts.downs)
-        _grouped[experts] = None if gate_up is None or down is None else (gate_up, down)
-    return _grouped[experts]
-
-
-def is_grouped(experts: Experts) -> bool:
-    """Whether `moe` launches the same for every routing, and so can be captured."""
-    return grouped(experts) is not None
-
-
-def _group(linears: Sequence[Linear]) -> GroupedLinear | None:
-    """Raises ValueError for weights of several shapes or types."""
-    dense = [linear for linear in linears if isinstance(linear, TorchLinear)]
-    if len(dense) < len(linears):
-        return None
-    if len(kinds := {(linear.weight_OK.shape, linear.weight_OK.dtype) for linear in dense}) != 1:
-        raise ValueError(f"experts of one layer differ: {kinds}")
-    held = tuple(_aligned(linear.weight_OK) for linear in dense)
-    device = held[0].device
-    addresses_E = torch.tensor([weight.data_ptr() for weight in held], device=device)
-    bias_EO = None
-    if any(linear.bias_O is not None for linear in dense):
-        none_O = held[0].new_zeros(held[0].shape[0])
-        bias_EO = torch.stack([none_O if x.bias_O is None else x.bias_O for x in dense])
-    return GroupedLinear(addresses_E, bias_EO, held)
-
-
-def _aligned(weight_OK: torch.Tensor) -> torch.Tensor:
-    weight_OK = weight_OK.contiguous()
-    return weight_OK if weight_OK.data_ptr() % _ALIGNMENT == 0 else weight_OK.clone()
-
-
 def moe(backend: Backend, x_TH: torch.Tensor, experts: Experts, form: LayerForm) -> torch.Tensor:
     """`Backend.moe`. Raises ValueError for an x that does not match the experts."""
     layers = grouped(experts)
@@ -198,9 +163,10 @@ def moe(backend: Backend, x_TH: torch.Tensor, experts: Experts, form: LayerForm)
         return generic.moe(backend, x_TH, experts, form)
     hidden, inner = layers[1].size
     wide = (inner * (2 if form.gated else 1), hidden)
-    if layers[0].size != wide or layers[0].dtype != layers[1].dtype:
+    dtypes = {layer.dtype for layer in layers} - {None}
+    if layers[0].size != wide or len(dtypes) > 1:
         raise ValueError(f"gate and up are {layers[0].size} {layers[0].dtype}, not {wide}")
-    if x_TH.dim() != 2 or x_TH.shape[1] != hidden or x_TH.dtype != layers[0].dtype:
+    if x_TH.dim() != 2 or x_TH.shape[1] != hidden or dtypes - {x_TH.dtype}:
         raise ValueError(
             f"x is {tuple(x_TH.shape)} {x_TH.dtype}, not (T, {hidden}) of the experts' type"
         )
@@ -213,7 +179,7 @@ def routed(
     x_TH: torch.Tensor,
     topk_weights_TK: torch.Tensor,
     topk_ids_TK: torch.Tensor,
-    layers: _Layers,
+    layers: GroupedLayers,
     form: LayerForm,
 ) -> torch.Tensor:
     """(T, H): the sum of each token's experts by their weights, float32, in the order in which it
@@ -225,7 +191,7 @@ def routed(
     if not T:
         return y_TH
     tile = expert_tile(x_TH.dtype)
-    num_experts = gate_up.addresses_E.shape[0]
+    num_experts = gate_up.addresses_PE.shape[1]
     blocks = sort_by_expert(topk_ids_TK.contiguous(), num_experts, tile.rows)
     weights_TK = topk_weights_TK.contiguous()
     inner_AI = x_TH.new_empty((T * top_k, down.size[1]))
@@ -251,11 +217,13 @@ def _launch(
 ) -> None:
     tile = expert_tile(x_XK.dtype)
     num_outputs = out_AO.shape[1]
+    first = layer.held[0]
+    packed = first if isinstance(first, PackedWeight) else None
     block_o = tile.columns // 2 if gated else tile.columns
     # Blocks of one expert run side by side and share its weights in the cache.
     _expert_linear_kernel[(blocks.num_blocks, triton.cdiv(num_outputs, block_o))](
         x_XK,
-        layer.addresses_E,
+        layer.addresses_PE,
         x_XK if layer.bias_EO is None else layer.bias_EO,
         x_XK if scale_A is None else scale_A,
         blocks.experts_B,
@@ -268,6 +236,13 @@ def _launch(
         GATED=gated,
         HAS_BIAS=layer.bias_EO is not None,
         SCALED=scale_A is not None,
+        KIND="dense" if packed is None else packed.kind,
+        NUM_EXPERTS=layer.addresses_PE.shape[1],
+        NUM_GROUPS=0 if packed is None else packed.scales.shape[1],
+        GROUP=0 if packed is None else packed.group,
+        WIDTH=0 if packed is None else packed.width,
+        HAS_ZEROS=packed is not None and packed.zeros is not None,
+        HALF_SCALES=packed is not None and packed.scales.dtype == torch.float16,
         ROWS=tile.rows,
         BLOCK_O=block_o,
         BLOCK_K=tile.block_k,

@@ -13,9 +13,10 @@ import torch
 from kernels.adapters import AdapterModule
 from kernels.interface import AttentionShape, Batch
 from kernels.layer_form import LayerForm
+from kernels.packing import PackedWeight
 from kernels.torch.backend import TorchBackend
 from kernels.triton.cache import FLOAT8, PagedKV
-from kernels.triton.experts import GroupedLinear
+from kernels.triton.grouped import GroupedLinear
 
 
 def rms_norm(x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
@@ -123,7 +124,9 @@ def experts(
 
 
 def _linear(x_XK: torch.Tensor, layer: GroupedLinear, expert: int) -> torch.Tensor:
-    y_XO = x_XK @ layer.held[expert].double().T
+    held = layer.held[expert]
+    weight_OK = held.dequantize(torch.float32) if isinstance(held, PackedWeight) else held
+    y_XO = x_XK @ weight_OK.double().T
     return y_XO if layer.bias_EO is None else y_XO + layer.bias_EO[expert].double()
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from app.bench.gpu.geometry import hybrid_batch, padded
+from app.bench.gpu.stored_case import StoredCase
 from kernels.interface import AttentionShape, Backend, Batch
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts, Linear
@@ -21,9 +22,7 @@ from kernels.torch.moe import route
 from kernels.triton import reference
 from kernels.triton.backend import paged
 from kernels.triton.cache import FLOAT8, PagedKV
-from kernels.triton.experts import grouped
-from kernels.triton.linear import QuantizedLinear
-from kernels.triton.packing import QUANTIZATIONS, pack_weight, unpack_weight
+from kernels.triton.grouped import grouped
 
 # Relative errors in the norm that arithmetic of each kind may make.
 BOUNDS = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -119,7 +118,7 @@ _GPT_OSS = LayerForm(1e-5, activation="clamped_swiglu")
 @dataclass(frozen=True, slots=True)
 class ExpertCase:
     """sizes: experts, of which a token has top_k, hidden and inner size. chosen: how many of the
-    experts any token is routed to; None for all."""
+    experts any token is routed to; None for all. stored: weights of this form; None for dense."""
 
     name: str
     tokens: int
@@ -127,6 +126,7 @@ class ExpertCase:
     form: LayerForm = _GATED_SILU
     biased: bool = False
     chosen: int | None = None
+    stored: StoredCase | None = None
 
 
 SMALL_EXPERTS = (
@@ -140,6 +140,12 @@ SMALL_EXPERTS = (
     ExpertCase("gelu by tanh", 33, (7, 2, 64, 40), LayerForm(1e-5, activation="gelu_tanh")),
     ExpertCase("no gate", 20, (4, 2, 64, 40), LayerForm(1e-5, activation="relu", gated=False)),
     ExpertCase("many blocks", 200, (64, 8, 64, 32)),
+    ExpertCase(
+        "int4 with zeros", 65, (8, 4, 96, 72), _GPT_OSS, True, stored=StoredCase(4, 32, True)
+    ),
+    ExpertCase("int4, symmetric", 33, (6, 2, 260, 128), stored=StoredCase(4, 128)),
+    ExpertCase("int8 with zeros", 63, (5, 3, 100, 36), stored=StoredCase(8, 24, True)),
+    ExpertCase("int8 by row", 5, (5, 3, 100, 36), stored=StoredCase(8, 0)),
 )
 FULL_EXPERTS = (
     ExpertCase("mixtral, 40 tokens", 40, (8, 2, 4096, 14_336)),
@@ -254,23 +260,6 @@ def check_rope(
         yield replace(result, bound=0.04) if case.float8 else result
 
 
-def check_quantized(
-    dtype: torch.dtype, device: torch.device, tokens: int, features: tuple[int, int]
-) -> Iterator[CheckResult]:
-    """Weight-only quantized products, against the packed numbers in float64."""
-    K, outputs = features
-    weight = torch.randn(outputs, K, device=device) / math.sqrt(K)
-    bias = torch.randn(outputs, device=device).to(dtype)
-    x = torch.randn(tokens, K, device=device).to(dtype)
-    for kind in QUANTIZATIONS:
-        packed = pack_weight(weight, kind)
-        with poisoned_outputs():
-            out = QuantizedLinear(packed, bias)(x)
-        expected = x.double() @ unpack_weight(packed).double().T + bias.double()
-        error = reference.relative_error(out, expected)
-        yield _result(f"triton linear {kind} {tokens}x{K}x{outputs}", dtype, error)
-
-
 def expert_inputs(
     case: ExpertCase, backend: Backend, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, Experts]:
@@ -278,8 +267,10 @@ def expert_inputs(
     num_experts, top_k, hidden, inner = case.sizes
 
     def linear(outputs: int, inputs: int) -> Linear:
-        weight = torch.randn(outputs, inputs, device=device) / math.sqrt(inputs)
         bias = torch.randn(outputs, device=device).to(dtype) if case.biased else None
+        if case.stored is not None:
+            return backend.pack_quantized([case.stored.draw(outputs, inputs)], bias, dtype, device)
+        weight = torch.randn(outputs, inputs, device=device) / math.sqrt(inputs)
         return backend.pack_linear(weight.to(dtype), bias)
 
     refused_E = torch.zeros(num_experts, device=device, dtype=dtype)

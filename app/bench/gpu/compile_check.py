@@ -45,13 +45,15 @@ def attention_cases() -> list[AttentionCase]:
 
 
 def expert_cases() -> list[ExpertCase]:
-    """Mixtures of Qwen3 and gpt-oss, of few experts but whole rows."""
+    """Mixtures of Qwen3, dense and int4, and gpt-oss, of few experts but whole rows."""
     from app.bench.gpu.checks import ExpertCase
+    from app.bench.gpu.stored_case import StoredCase
     from kernels.layer_form import LayerForm
 
     clamped = LayerForm(1e-5, activation="clamped_swiglu")
     return [
         ExpertCase("qwen3", 3, (8, 2, 2048, 768)),
+        ExpertCase("qwen3, int4", 3, (8, 2, 2048, 768), stored=StoredCase(4, 128, has_zeros=True)),
         ExpertCase("gpt-oss", 3, (4, 2, 2880, 720), clamped, biased=True),
     ]
 
@@ -77,12 +79,13 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
         attention_inputs,
         check_elementwise,
         check_experts,
-        check_quantized,
         check_rope,
     )
+    from app.bench.gpu.quantized_checks import STORED_CASES, check_quantized, check_stored
     from kernels.sampling import Adjustment
-    from kernels.triton import logits, sampling
+    from kernels.triton import blocks, logits, sampling
     from kernels.triton.backend import TritonBackend
+    from kernels.triton.cache import allocate
     from kernels.triton.compile import compiling_for
 
     cpu, backend = torch.device("cpu"), TritonBackend()
@@ -99,6 +102,9 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
             check_adapters(adapted, backend, dtype, cpu)
         for tokens in (1, 40, 80):
             list(check_quantized(dtype, cpu, tokens, (512, 256)))
+            for stored in STORED_CASES:
+                check_stored(stored, dtype, cpu, tokens, (512, 256))
+        blocks.warm(allocate(1, 1, 16, attention_cases()[0].shape, dtype, cpu))
         logits_RV = torch.zeros(2, _VOCABULARY)
         sampling.sample_rows(logits_RV, torch.zeros(2, 3, dtype=torch.float64))
         nothing = np.zeros(0, dtype=np.int32)

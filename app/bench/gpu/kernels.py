@@ -16,8 +16,8 @@ from app.bench.ceilings import Ceilings
 from app.bench.gpu.checks import AttentionCase, ExpertCase, attention_inputs, expert_inputs
 from app.bench.gpu.timing import device_s, host_s, num_rotating
 from kernels.interface import Backend
+from kernels.packing import pack_weight
 from kernels.triton.linear import QuantizedLinear
-from kernels.triton.packing import pack_weight
 from kernels.triton.sampling import sample_rows
 
 _LLAMA = (32, 8, 128)

@@ -32,6 +32,7 @@ def run_checks(add: Add, name: str, device: torch.device) -> None:
     kernels, experts, adapters and products."""
     from app.bench.gpu import checks
     from app.bench.gpu.adapter_checks import FULL_ADAPTERS, SMALL_ADAPTERS, check_adapters
+    from app.bench.gpu.quantized_checks import STORED_CASES, check_quantized, check_stored
 
     backend = resolve(name)
     for dtype in (torch.bfloat16, torch.float32):
@@ -56,8 +57,10 @@ def run_checks(add: Add, name: str, device: torch.device) -> None:
             for case_of_adapters in SMALL_ADAPTERS + adapted:
                 add("checks", check_adapters(case_of_adapters, backend, dtype, device))
             for tokens in (1, 16, 64, 300):
-                for result in checks.check_quantized(dtype, device, tokens, (4096, 1024)):
+                for result in check_quantized(dtype, device, tokens, (4096, 1024)):
                     add("checks", result)
+                for stored in STORED_CASES:
+                    add("checks", check_stored(stored, dtype, device, tokens, (4096, 1024)))
 
 
 def run_tokens(add: Add, name: str, device: str) -> None:

@@ -88,10 +88,14 @@ def test_two_ranks_on_the_cpu_library(
     assert planner.run(make_prompts(), GREEDY) == expected(variant)
 
 
-@pytest.mark.parametrize("backend", ["torch", "cpu"])
-def test_two_ranks_of_packed_weights(ranks: RankPool, tmp_path: Path, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "backend"), [("awq", "torch"), ("gptq", "torch"), ("awq", "cpu")]
+)
+def test_two_ranks_of_packed_weights(
+    ranks: RankPool, tmp_path: Path, method: str, backend: str
+) -> None:
     skip_unless_available(backend)
-    packed_folders.write(tmp_path, "awq", "yi", group=16)  # 96 inner features, 48 a rank
+    packed_folders.write(tmp_path, method, "yi", group=16)  # 96 inner features, 48 a rank
     alone = MiniPlanner(make_chain(tmp_path, backend=backend)).run(make_prompts(), GREEDY)
     ranks.make(tmp_path, backend=backend)
     assert MiniPlanner(ranks.execute).run(make_prompts(), GREEDY) == alone

@@ -234,6 +234,13 @@ def test_awq_layers_mean_what_they_say() -> None:
         check(made, torch.bfloat16)
 
 
+@pytest.mark.parametrize("zero", [0.5, 8.0, -9.0])
+def test_zeros_are_whole_numbers_of_its_bits(zero: float) -> None:
+    values_OK, scales_OG = torch.zeros(2, 32, dtype=torch.int8), torch.ones(2, 1)
+    with pytest.raises(ValueError, match="zero points are not whole numbers of 4 bits"):
+        QuantizedWeight(values_OK, scales_OG, 4, 32, torch.full((2, 1), zero))
+
+
 def test_fused_and_divided_layers() -> None:
     q, k = quantize_reference(randn(32, 128), "int4"), quantize_reference(randn(16, 128), "int4")
     fused = concatenate([q, k])

@@ -13,12 +13,15 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed: its kernels cannot be tested")
 from app.bench.gpu import checks
 from app.bench.gpu.checks import ExpertCase
+from app.bench.gpu.stored_case import StoredCase
 from kernels.layer_form import LayerForm
 from kernels.layer_weights import Experts
 from kernels.torch import moe as generic
-from kernels.torch.backend import TorchBackend, TorchLinear
+from kernels.torch.backend import TorchBackend
+from kernels.torch.linear import TorchLinear
 from kernels.triton import experts as mixture
 from kernels.triton.backend import TritonBackend
+from kernels.triton.grouped import GroupedLayers, grouped
 from kernels.triton.tiles import expert_tile
 from tests.kernels.triton.interpreted import multiply_by_rows
 from tests.kernels.triton.waits import Waited, refusing_waits
@@ -73,20 +76,24 @@ def test_it_is_what_torch_computes(
     torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
 
 
-def layers_of(experts: Experts) -> tuple[mixture.GroupedLinear, mixture.GroupedLinear]:
-    layers = mixture.grouped(experts)
+def layers_of(experts: Experts) -> GroupedLayers:
+    layers = grouped(experts)
     assert layers is not None
     return layers
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
-@pytest.mark.parametrize("form", [SILU, CLAMPED], ids=lambda form: form.activation)
+@pytest.mark.parametrize(
+    ("form", "stored"),
+    [(SILU, None), (CLAMPED, None), (SILU, StoredCase(4, 32, has_zeros=True))],
+    ids=["silu", "clamped", "int4"],
+)
 def test_a_token_has_the_same_bits_alone_and_in_any_batch(
-    form: LayerForm, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    form: LayerForm, stored: StoredCase | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     multiply_by_rows(monkeypatch)
     tokens = expert_tile(dtype).rows + 6  # two blocks of the expert that every token has
-    case = ExpertCase("", tokens, (6, 3, 96, 72), form, biased=True, chosen=3)
+    case = ExpertCase("", tokens, (6, 3, 96, 72), form, True, 3, stored)
     x, experts = checks.expert_inputs(case, BACKEND, dtype, DEVICE)
     layers = layers_of(experts)
     weights, ids = generic.route(x, experts)
@@ -194,17 +201,26 @@ def test_torch_waits_for_its_counts() -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
-def test_quantized_experts_take_the_generic_path_and_no_graph(kind: str) -> None:
+def test_experts_quantized_at_load_are_grouped(kind: str) -> None:
     case = ExpertCase("", 5, (4, 2, 64, 32), SILU)
     x, dense = checks.expert_inputs(case, BACKEND, torch.float32, DEVICE)
     downs = [BACKEND.pack_linear(linear.weight_OK, None, kind) for linear in dense.downs]
     experts = replace(dense, downs=downs)
     support = BACKEND.graph_support()
     assert support is not None
-    assert support.holds_experts(dense)
-    assert not support.holds_experts(experts)
+    assert support.holds_experts(experts)
     expected = generic.moe(BACKEND, x, experts, SILU)
-    assert torch.equal(BACKEND.moe(x, experts, SILU), expected)
+    torch.testing.assert_close(without_waiting(experts, x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_experts_in_act_order_take_the_generic_path_and_no_graph() -> None:
+    stored = StoredCase(4, 32, has_zeros=True, act_order=True)
+    case = ExpertCase("", 5, (4, 2, 64, 32), SILU, stored=stored)
+    x, experts = checks.expert_inputs(case, BACKEND, torch.float32, DEVICE)
+    support = BACKEND.graph_support()
+    assert support is not None
+    assert not support.holds_experts(experts)
+    assert torch.equal(BACKEND.moe(x, experts, SILU), generic.moe(BACKEND, x, experts, SILU))
     with pytest.raises(Waited):
         without_waiting(experts, x)
 
@@ -213,28 +229,6 @@ def test_no_tokens_are_no_work() -> None:
     case = ExpertCase("", 2, (4, 2, 64, 32), SILU)
     x, experts = checks.expert_inputs(case, BACKEND, torch.float32, DEVICE)
     assert BACKEND.moe(x[:0], experts, SILU).shape == (0, 64)
-
-
-def test_weights_that_are_not_aligned_are_copied() -> None:
-    case = ExpertCase("", 3, (4, 2, 64, 32), SILU)
-    x, experts = checks.expert_inputs(case, BACKEND, torch.float32, DEVICE)
-    expected = BACKEND.moe(x, experts, SILU)
-    buffer = torch.empty(64 * 32 + 1, device=DEVICE)
-    weight = buffer[1:].view(64, 32).copy_(experts.downs[0].weight_OK)
-    moved = replace(experts, downs=[BACKEND.pack_linear(weight, None), *experts.downs[1:]])
-    addresses = layers_of(moved)[1].addresses_E
-    assert int(addresses[0]) != weight.data_ptr()
-    assert not (addresses % 16).any()
-    assert torch.equal(BACKEND.moe(x, moved, SILU), expected)
-
-
-def test_some_biases_are_zero() -> None:
-    case = ExpertCase("", 9, (4, 2, 64, 32), SILU, biased=True)
-    x, experts = checks.expert_inputs(case, BACKEND, torch.float32, DEVICE)
-    experts.downs[2].bias_O = None
-    torch.testing.assert_close(
-        BACKEND.moe(x, experts, SILU), TorchBackend().moe(x, experts, SILU), rtol=1e-4, atol=1e-5
-    )
 
 
 def test_what_does_not_fit_is_refused() -> None:

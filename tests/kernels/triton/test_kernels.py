@@ -15,7 +15,6 @@ from app.bench.gpu import checks  # noqa: E402
 from kernels.torch.backend import TorchBackend  # noqa: E402
 from kernels.triton import cache  # noqa: E402
 from kernels.triton.backend import TritonBackend, paged  # noqa: E402
-from kernels.triton.packing import pack_weight, unpack_weight  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 # The interpreter's matrix product is wrong in bfloat16.
@@ -61,32 +60,6 @@ def test_rope_and_cache(
 def test_elementwise(backend: TritonBackend, dtype: torch.dtype, size: tuple[int, int]) -> None:
     for result in checks.check_elementwise(backend, dtype, DEVICE, *size):
         assert result.passed, result
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
-@pytest.mark.parametrize(
-    ("tokens", "features"), [(1, (256, 96)), (5, (300, 64)), (17, (128, 130)), (70, (200, 40))]
-)
-def test_quantized_linear(dtype: torch.dtype, tokens: int, features: tuple[int, int]) -> None:
-    for result in checks.check_quantized(dtype, DEVICE, tokens, features):
-        assert result.passed, result
-
-
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_packed_numbers_are_those_of_torch(kind: str) -> None:
-    weight = torch.randn(48, 300)
-    dense = TorchBackend().pack_linear(weight.clone(), None, kind)
-    torch.testing.assert_close(unpack_weight(pack_weight(weight, kind)), dense.weight_OK)
-
-
-def test_four_bits_quarter_the_bytes() -> None:
-    weight = torch.randn(256, 1024, dtype=torch.float16)
-    assert pack_weight(weight, "int4").num_bytes < 0.27 * weight.nbytes
-
-
-def test_an_unknown_quantization_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"int3.*known: none, int8, int4, fp8"):
-        pack_weight(torch.zeros(4, 4), "int3")
 
 
 def test_blocks_survive_copies_and_a_trip_to_the_host(backend: TritonBackend) -> None:

@@ -11,9 +11,11 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from actors.scheduling.request import SamplingParams
+from actors.stage.loaded_model import load_model
 from actors.stage.models.config import ModelError
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageSpec
+from kernels.torch.linear import TorchQuantizedLinear
 from tests.actors.stage.greedy_reference import make_prompts, skip_unless_available
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 from tests.actors.stage.weights import packed_folders
@@ -40,6 +42,26 @@ def test_greedy(tmp_path: Path, method: str, backend: str) -> None:
     model = packed_folders.write(tmp_path, method)
     planner = MiniPlanner(make_chain(tmp_path, backend=backend))
     assert planner.run(make_prompts(LENGTHS), GREEDY) == answers(model)
+
+
+@pytest.mark.parametrize("method", ["gptq", "gptq-8", "awq"])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_weights_take_the_bytes_of_the_file(tmp_path: Path, method: str, backend: str) -> None:
+    """Codes and scales as stored; a zero point takes a byte."""
+    skip_unless_available(backend)
+    packed_folders.write(tmp_path, method)
+    spec = StageSpec(str(tmp_path), backend=backend, dtype="bfloat16")
+    layers = load_model(spec, lambda fraction: None).weights.layers
+    linears = [each for w in layers for each in (w.qkv, w.out, w.gate_up, w.down)]
+    held = [each.packed for each in linears if isinstance(each, TorchQuantizedLinear)]
+    assert len(held) == len(linears)
+    tensors = load_file(tmp_path / "model.safetensors")
+    codes = sum(t.nbytes for name, t in tensors.items() if name.endswith(".qweight"))
+    groups = sum(t.numel() for name, t in tensors.items() if name.endswith(".scales"))
+    num_bytes = sum(packed.num_bytes for packed in held)
+    assert num_bytes == codes + 3 * groups
+    in_bfloat16 = 2 * sum(packed.in_features * packed.out_features for packed in held)
+    assert num_bytes < in_bfloat16 * (0.6 if method == "gptq-8" else 0.35)
 
 
 def test_biases_and_stages(tmp_path: Path) -> None:

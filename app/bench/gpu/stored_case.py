@@ -1,0 +1,41 @@
+"""Integer weights as checkpoints store them, drawn at random."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from kernels.quantized import QuantizedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCase:
+    """Integers of a checkpoint. group_size 0: one scale per row."""
+
+    bits: int
+    group_size: int
+    has_zeros: bool = False
+    act_order: bool = False
+
+    @property
+    def name(self) -> str:
+        parts = (f"int{self.bits}", self.group_size and f"groups of {self.group_size}",
+                 self.has_zeros and "zeros", self.act_order and "act order")  # fmt: skip
+        return ", ".join(str(part) for part in parts if part)
+
+    def draw(self, out_features: int, in_features: int) -> QuantizedWeight:
+        """A random weight, on the CPU, of which x of ones' size makes outputs of that size."""
+        highest = 1 << (self.bits - 1)
+        num_groups = math.ceil(in_features / self.group_size) if self.group_size else 1
+        size = (out_features, num_groups)
+        scales_OG = (0.5 + torch.rand(size)) / (highest * math.sqrt(in_features))
+        return QuantizedWeight(
+            torch.randint(-highest, highest, (out_features, in_features), dtype=torch.int8),
+            scales_OG.half().float() if self.group_size else scales_OG,
+            self.bits,
+            self.group_size,
+            torch.randint(-highest, highest, size).float() if self.has_zeros else None,
+            torch.randperm(in_features) if self.act_order else None,
+        )
