@@ -208,6 +208,19 @@ class Backend(Protocol):
         """Restore a copy that `read_block` returned."""
         ...
 
+    def read_blocks(
+        self, layers: Sequence[KVLayer], numbers: Sequence[int], places: Sequence[torch.Tensor]
+    ) -> None:
+        """`read_block` of all layers, each block into its place on the host, (layers, ...). A GPU
+        fills pinned places when its stream gets there."""
+        ...
+
+    def write_blocks(
+        self, layers: Sequence[KVLayer], numbers: Sequence[int], places: Sequence[torch.Tensor]
+    ) -> None:
+        """`write_block` of all layers; a GPU reads pinned places when its stream gets there."""
+        ...
+
     def rope_and_cache(
         self,
         qkv_TX: torch.Tensor,

@@ -116,10 +116,11 @@ class Publisher:
             return Outlook(), math.inf
         engine, predictor = self._core.view, admission.predictor
         most = self._core.config.max_model_len
+        there = predictor.situation(engine, now_s)
         points = []
         for probe in self._probes:
             num_tokens = len(probe.prompt)
-            found = admission.forecast(probe, engine, now_s)
+            found = admission.forecast(probe, engine, now_s, there)
             points.append(OutlookPoint(num_tokens, found.expected_s, _promised_s(found, admission)))
             if num_tokens >= most:
                 break

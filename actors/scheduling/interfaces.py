@@ -209,12 +209,16 @@ class TokenBudget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QuoteRequest:
-    """The size of a request that may follow, and what it would ask for."""
+    """The size of a request that may follow, and what it would ask for.
+
+    priority: below 0 it leaves time to others (see `admission.quote`).
+    """
 
     num_prompt_tokens: int
     max_tokens: int
     objective: Objective = field(default_factory=Objective)
     tenant: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,13 +34,10 @@ class KVCache:
             num_layers, num_blocks, block_size, shape, dtype, device
         )
         self.on_write: Callable[[int], None] = _ignore  # called with a block that `write` replaced
-        self._host: list[torch.Tensor] = []
+        self._on_gpu = device.type == "cuda"
+        self._host: torch.Tensor | None = None  # (host blocks, layers, ...)
         if num_host_blocks and self.layers:
-            block, pin = self._sample, device.type == "cuda"
-            self._host = [
-                torch.empty((num_host_blocks, *block.shape), dtype=block.dtype, pin_memory=pin)
-                for _ in self.layers
-            ]
+            self._host = self._places(num_host_blocks)
 
     def wait_for_memory(self, limit_s: float) -> None:
         """See `Backend.wait_for_memory`."""
@@ -56,17 +53,36 @@ class KVCache:
         """Size of a block as `read` returns it."""
         return len(self.layers) * self._sample.nbytes
 
+    @functools.cached_property
+    def _passage(self) -> torch.Tensor:
+        """Where blocks pass that are read and written: on a GPU one transfer each."""
+        return self._places(1)
+
+    def _places(self, num_blocks: int) -> torch.Tensor:
+        """Host memory for blocks of all layers."""
+        sample = self._sample
+        size = (num_blocks, len(self.layers), *sample.shape)
+        return torch.empty(size, dtype=sample.dtype, pin_memory=self._on_gpu)
+
     def read(self, block: int) -> bytearray:
-        """The bytes of one block, layer after layer."""
+        """The bytes of one block, layer after layer. For one thread, which `write` shares."""
         content = bytearray(self.block_bytes)
-        for layer, part in zip(self.layers, self._parts(content), strict=True):
-            part.copy_(self._backend.read_block(layer, block))
+        if self._on_gpu:
+            self._backend.read_blocks(self.layers, [block], [self._passage[0]])
+            torch.cuda.current_stream().synchronize()
+            self._parts(content).copy_(self._passage[0])
+        else:
+            self._backend.read_blocks(self.layers, [block], [self._parts(content)])
         return content
 
     def write(self, block: int, content: bytearray) -> None:
         """Put back what `read` returned, of a cache of the same shape."""
-        for layer, part in zip(self.layers, self._parts(content), strict=True):
-            self._backend.write_block(layer, block, part)
+        if self._on_gpu:
+            self._passage[0].copy_(self._parts(content))
+            self._backend.write_blocks(self.layers, [block], [self._passage[0]])
+            torch.cuda.current_stream().synchronize()  # the passage is used again
+        else:
+            self._backend.write_blocks(self.layers, [block], [self._parts(content)])
         self.on_write(block)
 
     def _parts(self, content: bytearray) -> torch.Tensor:
@@ -75,12 +91,13 @@ class KVCache:
         return flat.view(len(self.layers), *self._sample.shape)
 
     def transfer(self, plan: StepPlan) -> None:
-        """Execute the plan's swaps and copies, in its order: out, in, then device to device."""
-        for block, host_block in plan.swap_out:
-            for layer, host in zip(self.layers, self._host, strict=True):
-                host[host_block].copy_(self._backend.read_block(layer, block))
-        for host_block, block in plan.swap_in:
-            for layer, host in zip(self.layers, self._host, strict=True):
-                self._backend.write_block(layer, block, host[host_block])
+        """Execute the plan's swaps and copies, in its order: out, in, then device to device. On a
+        GPU they are queued before the step: nothing waits."""
+        if plan.swap_out and self._host is not None:
+            blocks, host_blocks = zip(*plan.swap_out, strict=True)
+            self._backend.read_blocks(self.layers, blocks, [self._host[h] for h in host_blocks])
+        if plan.swap_in and self._host is not None:
+            host_blocks, blocks = zip(*plan.swap_in, strict=True)
+            self._backend.write_blocks(self.layers, blocks, [self._host[h] for h in host_blocks])
         if plan.copies:
             self._backend.copy_blocks(self.layers, plan.copies)

@@ -74,7 +74,7 @@ def load_model(spec: StageSpec, progress: Callable[[float], None]) -> LoadedMode
         backend.set_num_threads(spec.num_threads)
     max_model_len = min(spec.max_model_len, config.max_model_len)
     shape = _attention_shape(config, part, max_model_len, device)
-    with open_folder(folder, config, spec, dtype) as (source, packed):
+    with open_folder(folder, config, spec, dtype, device) as (source, packed):
         loader = Loader(source, config, part, spec, backend, device, dtype, packed)
         weights = loader.stage(max_model_len, progress)
     group = RankGroup(spec.rank, spec.tensor_ranks, spec.group_address, device)

@@ -22,6 +22,7 @@ from kernels.all_reduce import AllReduce, ShareFile
 
 # The classes behind torch.distributed's functions are public but typed only in part.
 dist: Any = torch.distributed
+_AllgatherOptions: Any = torch._C._distributed_c10d.AllgatherOptions
 
 _TIMEOUT = timedelta(seconds=300)
 
@@ -58,7 +59,7 @@ class RankGroup:
         if self.sums is not None and self.sums.try_all_reduce(x):
             return x
         if self._group is not None:
-            self._group.allreduce([x]).wait()
+            _finish(self._group.allreduce([x], self._inline(dist.AllreduceOptions())))
         return x
 
     def use_shared_memory(self, make: MakeAllReduce) -> None:
@@ -81,22 +82,31 @@ class RankGroup:
         """Ranks' columns side by side on rank 0; None elsewhere. Shapes are equal on all ranks."""
         if self._group is None:
             return local_RV
-        parts = [torch.empty_like(local_RV) for _ in range(self.size)]
-        self._group.allgather([parts], [local_RV.contiguous()]).wait()
-        return torch.cat(parts, dim=-1) if self.rank == 0 else None
+        gathered_SRV = self.gather_all(local_RV)
+        return gathered_SRV.transpose(0, 1).flatten(1) if self.rank == 0 else None
 
     def gather_all(self, x: torch.Tensor) -> torch.Tensor:
         """Every rank's x, of equal shapes, along a new first dimension, on every rank."""
-        parts = [torch.empty_like(x) for _ in range(self.size)] if self._group else [x]
-        if self._group is not None:
-            self._group.allgather([parts], [x.contiguous()]).wait()
-        return torch.stack(parts)
+        if self._group is None:
+            return x[None]
+        # Into one tensor: gathered to a list, each part would be copied once more.
+        all_x = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
+        options = self._inline(_AllgatherOptions())
+        flat = x.contiguous().view(-1)
+        _finish(self._group._allgather_base(all_x.view(-1), flat, options))
+        return all_x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Rank 0's x, in place, on every rank."""
         if self._group is not None:
-            self._group.broadcast([x]).wait()
+            _finish(self._group.broadcast([x], self._inline(dist.BroadcastOptions())))
         return x
+
+    def _inline(self, options: Any) -> Any:
+        """On GPUs the caller's stream runs the operation: a stream of NCCL's own would have to be
+        forked and joined by events, in a graph twice per layer."""
+        options.asyncOp = self._device.type != "cuda"
+        return options
 
     def send(self, x: torch.Tensor, rank: int) -> Any:
         """Start sending x; returns the work: once it is done, x may be overwritten."""
@@ -116,6 +126,12 @@ class RankGroup:
             self._group.shutdown()
             self._group = self._symmetric = None
             del self._store
+
+
+def _finish(work: Any) -> None:
+    """An operation of the caller's stream has no work to wait for."""
+    if work is not None:
+        work.wait()
 
 
 def _is_loopback(host: str) -> bool:

@@ -14,6 +14,7 @@ from kernels.flash.hybrid import SeqLens, measure_crossover, one_call, split_kv,
 from kernels.flash.library import FlashLibrary
 from kernels.interface import AttentionShape, Batch, KVLayer
 from kernels.triton.backend import TritonBackend, paged
+from kernels.triton.tiles import num_programs
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +75,8 @@ class FlashBackend(TritonBackend):
         self, q_TND: torch.Tensor, batch: Batch, layer: KVLayer, shape: AttentionShape
     ) -> torch.Tensor:
         # flash-attn has no sinks, and its ALiBi slopes cannot express rounded biases (Falcon's).
-        if shape.sinks_N is not None or shape.alibi_NP is not None:
+        foreign = shape.sinks_N is not None or shape.alibi_NP is not None
+        if foreign or _splits_by_width(batch, shape):
             return super().attention(q_TND, batch, layer, shape)
         arguments = (self._flash, q_TND, batch, self._lengths_of(batch), paged(layer), shape)
         if batch.max_length == 1:
@@ -91,3 +93,10 @@ class FlashBackend(TritonBackend):
         if self._lengths is None or self._lengths[0] is not batch:
             self._lengths = (batch, SeqLens.of(batch))
         return self._lengths[1]
+
+
+def _splits_by_width(batch: Batch, shape: AttentionShape) -> bool:
+    """Whether flash-attn would cut the KV of captured decodes into parts of their tables' width,
+    which is that of the longest context there may be: at short ones most parts are empty. Batches
+    that fill the GPU are not cut."""
+    return batch.captured and len(batch.starts_S) * shape.num_kv_heads < num_programs()

@@ -29,17 +29,24 @@ _LAYERS = 4  # used in turn: a single one would stay in the L2 cache
 
 @dataclass(frozen=True, slots=True)
 class SeqLens:
-    """int32 KV lengths on the device: (S,), and cumulative from 0, (S + 1,)."""
+    """int32 lengths on the device, computed once per batch: those of KV, (S,), and cumulative from
+    0, (S + 1,). chunks: cumulative lengths of queries and of KV behind the decodes, from 0."""
 
     seqlens_k: torch.Tensor
     cu_seqlens_k: torch.Tensor
+    chunks: tuple[torch.Tensor, torch.Tensor]
 
     @classmethod
     def of(cls, batch: Batch) -> SeqLens:
         lengths_S = batch.starts_S + batch.lengths_S
         starts_S1 = torch.zeros_like(batch.query_starts_S1)
         torch.cumsum(lengths_S, 0, dtype=torch.int32, out=starts_S1[1:])
-        return cls(lengths_S, starts_S1)
+        count = batch.num_decodes
+        chunks = (batch.query_starts_S1, starts_S1)
+        if count and batch.max_length > 1 and not batch.captured:
+            # Each of the slices before is a decode, one token.
+            chunks = (batch.query_starts_S1[count:] - count, starts_S1[count:] - starts_S1[count])
+        return cls(lengths_S, starts_S1, chunks)
 
 
 def one_call(
@@ -51,13 +58,11 @@ def one_call(
     shape: AttentionShape,
     first: int = 0,
 ) -> torch.Tensor:
-    """Slices [first, S) by varlen; q_TND holds their tokens only -> (T, N, D)."""
-    query_starts = batch.query_starts_S1[first:]
-    cu_seqlens_k = lengths.cu_seqlens_k[first:]
+    """All slices by varlen, or (first) those behind the decodes; q_TND holds their tokens only
+    -> (T, N, D)."""
+    query_starts, cu_seqlens_k = batch.query_starts_S1, lengths.cu_seqlens_k
     if first:
-        # Each of the slices before is a decode, one token.
-        query_starts = query_starts - first
-        cu_seqlens_k = cu_seqlens_k - cu_seqlens_k[0]
+        query_starts, cu_seqlens_k = lengths.chunks
     return flash.varlen(
         q_TND,
         layer.keys,
@@ -68,7 +73,7 @@ def one_call(
         max_seqlen_k=batch.max_kv_length,
         softmax_scale=shape.scale,
         causal=True,
-        window_size=_window(shape),
+        window_size=_window(shape, batch),
         softcap=shape.softcap or 0.0,
         block_table=batch.block_tables_SB[first:],
     )
@@ -92,7 +97,7 @@ def split_kv(
         block_table=batch.block_tables_SB[:count],
         softmax_scale=shape.scale,
         causal=True,
-        window_size=_window(shape),
+        window_size=_window(shape, batch),
         softcap=shape.softcap or 0.0,
     )
     return out_S1ND.squeeze(1)
@@ -108,15 +113,16 @@ def two_calls(
 ) -> torch.Tensor:
     """Decodes by split-KV, the rest by varlen -> (T, N, D)."""
     count = batch.num_decodes
-    out_TND = torch.empty_like(q_TND)
-    out_TND[:count] = split_kv(flash, q_TND[:count], batch, lengths, layer, shape)
-    out_TND[count:] = one_call(flash, q_TND[count:], batch, lengths, layer, shape, count)
-    return out_TND
+    decoded = split_kv(flash, q_TND[:count], batch, lengths, layer, shape)
+    return torch.cat((decoded, one_call(flash, q_TND[count:], batch, lengths, layer, shape, count)))
 
 
-def _window(shape: AttentionShape) -> tuple[int, int]:
-    """(left, right) tokens beside the token itself; -1: unlimited."""
-    if shape.sliding_window is None:
+def _window(shape: AttentionShape, batch: Batch) -> tuple[int, int]:
+    """(left, right) tokens beside the token itself; -1: unlimited.
+
+    A window that holds every context is none: with one, flash-attn reads K and V once per query
+    head."""
+    if shape.sliding_window is None or batch.max_kv_length <= shape.sliding_window:
         return (-1, -1)
     return (shape.sliding_window - 1, 0)
 

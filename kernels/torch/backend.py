@@ -177,6 +177,20 @@ class TorchBackend:
         kv.keys[block].copy_(data[0])
         kv.values[block].copy_(data[1])
 
+    def read_blocks(
+        self, layers: Sequence[KVLayer], numbers: Sequence[int], places: Sequence[torch.Tensor]
+    ) -> None:
+        for number, place in zip(numbers, places, strict=True):
+            for layer, part in zip(layers, place, strict=True):
+                part.copy_(self.read_block(layer, number))
+
+    def write_blocks(
+        self, layers: Sequence[KVLayer], numbers: Sequence[int], places: Sequence[torch.Tensor]
+    ) -> None:
+        for number, place in zip(numbers, places, strict=True):
+            for layer, part in zip(layers, place, strict=True):
+                self.write_block(layer, number, part)
+
     def rope_and_cache(
         self,
         qkv_TX: torch.Tensor,

@@ -19,7 +19,7 @@ from kernels.packing import pack_weight
 from kernels.sampling import Adjustment, SamplingRows
 from kernels.torch.backend import TorchBackend
 from kernels.torch.sampling import gather_logprobs
-from kernels.triton import adapters, cache, logits, sampling
+from kernels.triton import adapters, blocks, cache, logits, sampling
 from kernels.triton import experts as mixture
 from kernels.triton.activation import silu_mul
 from kernels.triton.attention import attention
@@ -84,15 +84,27 @@ class TritonBackend(TorchBackend):
         dtype: torch.dtype,
         device: torch.device,
     ) -> list[KVLayer]:
-        if device.type == "cuda":
-            logits.warm(device)  # other kernels are compiled by the step that measures memory
-        return [*cache.allocate(num_layers, num_blocks, block_size, shape, dtype, device)]
+        layers = cache.allocate(num_layers, num_blocks, block_size, shape, dtype, device)
+        if device.type == "cuda":  # other kernels are compiled by the step that measures memory
+            logits.warm(device)
+            blocks.warm(layers)
+        return [*layers]
 
     def kv_block_bytes(self, block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
         return cache.block_bytes(block_size, shape, dtype)
 
     def copy_blocks(self, layers: Sequence[KVLayer], pairs: Sequence[tuple[int, int]]) -> None:
-        cache.copy_blocks([paged(layer) for layer in layers], pairs)
+        blocks.copy_blocks([paged(layer) for layer in layers], pairs)
+
+    def read_blocks(
+        self, layers: Sequence[KVLayer], numbers: Sequence[int], places: Sequence[torch.Tensor]
+    ) -> None:
+        blocks.read_blocks([paged(layer) for layer in layers], numbers, places)
+
+    def write_blocks(
+        self, layers: Sequence[KVLayer], numbers: Sequence[int], places: Sequence[torch.Tensor]
+    ) -> None:
+        blocks.write_blocks([paged(layer) for layer in layers], numbers, places)
 
     def read_block(self, layer: KVLayer, block: int) -> torch.Tensor:
         return cache.read_block(paged(layer), block)

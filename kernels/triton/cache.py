@@ -6,7 +6,6 @@ model's dtype, or e4m3 codes in uint8 with one scale per tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,14 +59,6 @@ def allocate(
 
 def block_bytes(block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
     return 2 * block_size * shape.num_kv_heads * shape.head_dim * storage_dtype(dtype).itemsize
-
-
-def copy_blocks(layers: Sequence[PagedKV], pairs: Sequence[tuple[int, int]]) -> None:
-    """Copy in order: a later pair may read a block that an earlier one wrote."""
-    for layer in layers:
-        for source, destination in pairs:
-            layer.keys[destination] = layer.keys[source]
-            layer.values[destination] = layer.values[source]
 
 
 def read_block(layer: PagedKV, block: int) -> torch.Tensor:

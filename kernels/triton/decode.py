@@ -12,8 +12,9 @@ import triton.language as tl
 
 from kernels.interface import AttentionShape, Batch
 from kernels.triton.cache import PagedKV
+from kernels.triton.float8 import kind_of
 from kernels.triton.kv_tiles import LOG2_E, MASKED, accumulate, alibi, kv_rows, load_tile, scores
-from kernels.triton.tiles import decode_tile
+from kernels.triton.tiles import decode_tile, target_arch
 from kernels.triton.work_list import WorkList, context
 
 _BLOCK_PARTS = 16
@@ -224,7 +225,7 @@ def decode_attention(
         SOFTCAP=shape.softcap or 0.0,
         SINKS=has_sinks,
         ALIBI=0 if alibi_NP is None else alibi_NP.stride(0),
-        FLOAT8=layer.is_float8,
+        FLOAT8=kind_of(layer.is_float8, target_arch()),
         PRECISION="ieee" if q_TND.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

@@ -1,4 +1,5 @@
-"""fp8 (e4m3) as bytes: conversions by integer arithmetic, the same on every GPU.
+"""fp8 (e4m3) as bytes: conversions by integer arithmetic, the same on every GPU, and where there
+are instructions for it, which caches are read by.
 
 The bits of an e4m3 number, shifted left by 7, are a float16 of 2**-8 times its value (the exponent
 biases differ by 8), subnormals included. That makes fp8 weights and caches available on
@@ -7,6 +8,19 @@ GPUs without fp8 instructions, and lets the interpreter check them bit for bit.
 
 import triton
 import triton.language as tl
+
+BY_ARITHMETIC = tl.constexpr(1)
+BY_INSTRUCTION = tl.constexpr(2)
+
+
+def kind_of(is_float8: bool, arch: int) -> int:
+    """How a kernel reads a cache: 0 where it is not fp8, else one of the two kinds above.
+
+    Arithmetic takes eight operations per number, more than attention itself does in a decode.
+    """
+    if not is_float8:
+        return 0
+    return int((BY_INSTRUCTION if arch >= 89 else BY_ARITHMETIC).value)
 
 
 @triton.jit

@@ -4,7 +4,7 @@ softmax."""
 import triton
 import triton.language as tl
 
-from kernels.triton.float8 import from_e4m3
+from kernels.triton.float8 import BY_ARITHMETIC, BY_INSTRUCTION, from_e4m3
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Not -inf: exp2(-inf - -inf) of a fully masked row would be NaN. What such a tile adds is
@@ -37,11 +37,13 @@ def load_tile(
     BLOCK_D: tl.constexpr,
     FLOAT8: tl.constexpr,
 ) -> tl.tensor:
-    """(BLOCK_K, BLOCK_D) of K or V in the dtype of `like`; zeros outside."""
+    """(BLOCK_K, BLOCK_D) of K or V in the dtype of `like`; zeros outside. FLOAT8: see `float8`."""
     d = tl.arange(0, BLOCK_D)
     mask = inside_K[:, None] & (d < D)[None, :]
     tile = tl.load(cache_ptr + row_K[:, None] + d[None, :], mask=mask, other=0)
-    if FLOAT8:
+    if FLOAT8 == BY_INSTRUCTION:
+        tile = tile.to(tl.float8e4nv, bitcast=True).to(like.dtype)
+    elif FLOAT8 == BY_ARITHMETIC:
         tile = from_e4m3(tile).to(like.dtype)
     return tile
 

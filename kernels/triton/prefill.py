@@ -11,6 +11,7 @@ import triton.language as tl
 
 from kernels.interface import AttentionShape, Batch
 from kernels.triton.cache import PagedKV
+from kernels.triton.float8 import kind_of
 from kernels.triton.kv_tiles import LOG2_E, MASKED, accumulate, alibi, kv_rows, load_tile, scores
 from kernels.triton.tiles import prefill_tile, target_arch
 
@@ -195,7 +196,7 @@ def prefill_attention(
         SOFTCAP=shape.softcap or 0.0,
         SINKS=shape.sinks_N is not None,
         ALIBI=0 if shape.alibi_NP is None else shape.alibi_NP.stride(0),
-        FLOAT8=layer.is_float8,
+        FLOAT8=kind_of(layer.is_float8, target_arch()),
         PRECISION="ieee" if q_TND.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

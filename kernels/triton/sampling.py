@@ -1,10 +1,10 @@
 """Sampling on the GPU without sorting the vocabulary, with the semantics of
 `kernels.torch.sampling`.
 
-top_k and top_p keep the tokens above a threshold logit plus, among those equal to it, the lowest
-ids. The threshold is found by bisection over the row (which stays in the L2 cache); each pass moves
-to the next logit that occurs, so a dozen passes give the exact result, where a sort would move the
-row many times. The token is then drawn by the Gumbel-max trick (`gumbel.py`).
+Rows are cut into chunks, a program each, so that a batch of few rows fills the GPU as well. top_k
+and top_p keep the tokens above a threshold logit plus, among those equal to it, the lowest ids
+(`threshold.py`). Among the kept ones the token is drawn by the Gumbel-max trick (`gumbel.py`). All
+of it is launched whatever the rows ask for; programs of rows that need it not end at once.
 """
 
 from __future__ import annotations
@@ -18,202 +18,125 @@ from numpy.typing import NDArray
 from kernels.random_stream import row_keys
 from kernels.sampling import SamplingRows
 from kernels.torch.sampling import inverse_temperatures
+from kernels.triton.depths import Chunks, row_highest
 from kernels.triton.gumbel import block_argmax, gumbel_scores, hash_of
+from kernels.triton.threshold import thresholds
 
-_BLOCK_V = 2048
-# exp(-104) is 0 in float32: logits further below the highest have no probability to lose.
-_DEEPEST = tl.constexpr(104.0)
-
-
-@triton.jit
-def _load_logits(
-    row_ptr: tl.tensor, id_V: tl.tensor, V: tl.constexpr, inverse_temperature: tl.tensor
-) -> tl.tensor:
-    x = tl.load(row_ptr + id_V, mask=id_V < V, other=-float("inf")).to(tl.float32)
-    return x * inverse_temperature
+_BLOCK_DRAW = 1024  # scores are float64: more at once would take most registers
 
 
-@triton.jit
-def _highest(
-    row_ptr: tl.tensor, V: tl.constexpr, BLOCK_V: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """The highest logit of a row and the lowest id that has it."""
-    column = tl.arange(0, BLOCK_V)
-    best = tl.load(row_ptr).to(tl.float32)
-    best_id = tl.zeros((), tl.int32)
-    for begin in range(0, V, BLOCK_V):
-        x = _load_logits(row_ptr, begin + column, V, 1.0)
-        block_best = tl.max(x, 0)
-        block_id = tl.min(tl.where(x == block_best, begin + column, V), 0)
-        best_id = tl.where(block_best > best, block_id, best_id)
-        best = tl.maximum(best, block_best)
-    return best, best_id
-
-
-@triton.jit
-def _threshold(
-    row_ptr: tl.tensor,
-    inverse_temperature: tl.tensor,
-    highest: tl.tensor,
-    limit: tl.tensor,
-    floor: tl.tensor,
+@triton.jit(do_not_specialize=["row_stride"])
+def _highest_kernel(
+    logits_ptr: tl.tensor,
+    highest_ptr: tl.tensor,
+    row_stride: tl.tensor,
     V: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BY_MASS: tl.constexpr,
-) -> tl.tensor:
-    """The lowest logit v >= floor whose strictly higher logits weigh less than `limit`.
-
-    Weight is the number of tokens, or with BY_MASS the sum of exp(logit - highest).
-    """
-    column = tl.arange(0, BLOCK_V)
-    kept = highest  # known to be kept; always a logit that occurs
-    dropped = floor  # everything at or below is dropped, or needs no search
-    searching = kept > dropped
-    while searching:
-        middle = dropped + (kept - dropped) * 0.5
-        weight = 0.0
-        at_most = dropped  # the highest logit <= middle
-        above = kept  # the lowest logit > middle
-        for begin in range(0, V, BLOCK_V):
-            x = _load_logits(row_ptr, begin + column, V, inverse_temperature)
-            is_above = x > middle
-            unit = tl.exp(x - highest) if BY_MASS else 1.0
-            weight += tl.sum(tl.where(is_above, unit, 0.0), 0)
-            at_most = tl.maximum(at_most, tl.max(tl.where(is_above, dropped, x), 0))
-            above = tl.minimum(above, tl.min(tl.where(is_above, x, kept), 0))
-        keeps_more = weight < limit
-        # No logit lies in (at_most, middle] or in (middle, above): jump over the gaps.
-        exhausted = tl.where(keeps_more, at_most <= dropped, above >= kept)
-        stuck = (middle <= dropped) | (middle >= kept)
-        kept = tl.where(
-            keeps_more & (at_most > dropped), at_most, tl.where(keeps_more, above, kept)
-        )
-        dropped = tl.where(keeps_more, dropped, middle)
-        searching = (exhausted == 0) & (stuck == 0)
-    return kept
+    SIZE: tl.constexpr,
+    COUNT: tl.constexpr,
+    PADDED: tl.constexpr,
+) -> None:
+    chunk = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    id_V = chunk * SIZE + tl.arange(0, SIZE)
+    x_V = tl.load(logits_ptr + row * row_stride + id_V, mask=id_V < V, other=-float("inf"))
+    best = tl.max(x_V, 0)
+    first = tl.min(tl.where((x_V == best) & (id_V < V), id_V, V), 0)
+    out_ptr = highest_ptr + (row * COUNT + chunk) * 2
+    tl.store(out_ptr, best)
+    tl.store(out_ptr + 1, first.to(tl.float32, bitcast=True))
 
 
-@triton.jit
-def _count_and_mass(
-    row_ptr: tl.tensor,
-    inverse_temperature: tl.tensor,
-    highest: tl.tensor,
-    threshold: tl.tensor,
-    V: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Number and total weight of the tokens strictly above a threshold."""
-    column = tl.arange(0, BLOCK_V)
-    count = 0.0
-    mass = 0.0
-    for begin in range(0, V, BLOCK_V):
-        x = _load_logits(row_ptr, begin + column, V, inverse_temperature)
-        above = x > threshold
-        count += tl.sum(tl.where(above, 1.0, 0.0), 0)
-        mass += tl.sum(tl.where(above, tl.exp(x - highest), 0.0), 0)
-    return count, mass
-
-
-@triton.jit
-def _kept_weights(
-    x: tl.tensor,
-    highest: tl.tensor,
-    threshold: tl.tensor,
-    ties_before: tl.tensor,
-    num_ties: tl.tensor,
-    min_p: tl.tensor,
-) -> tuple[tl.tensor, tl.tensor]:
-    """exp(x - highest) of kept tokens of a block, 0 of others; and how many ties it holds."""
-    tie = (x == threshold).to(tl.int32)
-    tie_rank = ties_before + tl.cumsum(tie, 0)  # 1 for the first
-    kept = (x > threshold) | ((tie == 1) & (tie_rank <= num_ties))
-    weight = tl.exp(x - highest)
-    return tl.where(kept & (weight >= min_p), weight, 0.0), tl.sum(tie, 0)
-
-
-@triton.jit
-def _sample_kernel(
+@triton.jit(do_not_specialize=["row_stride", "first_id"])
+def _draw_kernel(
     logits_ptr: tl.tensor,
     parameters_ptr: tl.tensor,
     key_ptr: tl.tensor,
+    highest_ptr: tl.tensor,
+    thresholds_ptr: tl.tensor,
     score_ptr: tl.tensor,
-    out_ptr: tl.tensor,
+    token_ptr: tl.tensor,
     row_stride: tl.tensor,
     first_id: tl.tensor,
     V: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    SIZE: tl.constexpr,
+    COUNT: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0)
-    row_ptr = logits_ptr + row.to(tl.int64) * row_stride
-    raw_highest, token = _highest(row_ptr, V, BLOCK_V)
-    score = raw_highest.to(tl.float64)
+    chunk = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    raw_highest, token = row_highest(highest_ptr, row, V, COUNT, PADDED)
     inverse = tl.load(parameters_ptr + row * 6 + 2)
+    score = raw_highest.to(tl.float64)
     if (inverse > 0) & (tl.abs(raw_highest) < float("inf")):
-        top_k = tl.load(parameters_ptr + row * 6 + 3)
-        top_p = tl.load(parameters_ptr + row * 6 + 4)
         min_p = tl.load(parameters_ptr + row * 6 + 5)
-        highest = raw_highest * inverse
-        floor = highest - _DEEPEST
-        threshold = floor
-        num_ties = V
-        column = tl.arange(0, BLOCK_V)
-        if top_k > 0:
-            threshold = _threshold(row_ptr, inverse, highest, top_k, floor, V, BLOCK_V, False)
-            above, mass_above = _count_and_mass(row_ptr, inverse, highest, threshold, V, BLOCK_V)
-            num_ties = (top_k - above).to(tl.int32)
-        if top_p < 1:
-            total = 0.0
-            ties = 0
-            for begin in range(0, V, BLOCK_V):
-                x = _load_logits(row_ptr, begin + column, V, inverse)
-                weight, block_ties = _kept_weights(x, highest, threshold, ties, num_ties, 0.0)
-                total += tl.sum(weight, 0)
-                ties += block_ties
-            nucleus = total * top_p
-            by_mass = _threshold(row_ptr, inverse, highest, nucleus, floor, V, BLOCK_V, True)
-            by_mass = tl.maximum(by_mass, threshold)
-            above, mass_above = _count_and_mass(row_ptr, inverse, highest, by_mass, V, BLOCK_V)
-            each = tl.exp(by_mass - highest)
-            room = tl.ceil((nucleus - mass_above) / tl.maximum(each, 1e-37))
-            wanted = tl.minimum(tl.maximum(room, 1.0), V * 1.0).to(tl.int32)
-            num_ties = tl.where(by_mass > threshold, wanted, tl.minimum(wanted, num_ties))
-            threshold = by_mass
+        threshold = tl.load(thresholds_ptr + row * 2)
+        last_tie = tl.load(thresholds_ptr + row * 2 + 1).to(tl.int32, bitcast=True)
         key = tl.load(key_ptr + row * 3)
-        tolerance = 1e-3 + 1e-6 * tl.abs(highest)
+        highest = raw_highest * inverse
+        # The highest token is kept in any case: its score bounds which others need one.
         score = gumbel_scores(raw_highest, inverse, hash_of(first_id + token, key))
-        ties = 0
-        for begin in range(0, V, BLOCK_V):
-            raw = _load_logits(row_ptr, begin + column, V, 1.0)
-            x = raw * inverse
-            weight, block_ties = _kept_weights(x, highest, threshold, ties, num_ties, min_p)
-            ties += block_ties
-            score, token = block_argmax(
-                raw, begin + column, weight > 0, inverse, key, score, token, tolerance, first_id
+        tolerance = 1e-3 + 1e-6 * tl.abs(highest)
+        for begin in range(chunk * SIZE, chunk * SIZE + SIZE, BLOCK):
+            id_N = begin + tl.arange(0, BLOCK)
+            raw_N = tl.load(
+                logits_ptr + row * row_stride + id_N, mask=id_N < V, other=-float("inf")
             )
-    tl.store(out_ptr + row, first_id + token)
-    tl.store(score_ptr + row, score)
+            x_N = raw_N * inverse
+            weight_N = tl.exp(x_N - highest)
+            kept_N = (x_N > threshold) | ((x_N == threshold) & (id_N <= last_tie))
+            kept_N = kept_N & (weight_N >= min_p) & (weight_N > 0)
+            score, token = block_argmax(
+                raw_N, id_N, kept_N, inverse, key, score, token, tolerance, first_id
+            )
+    tl.store(score_ptr + row * COUNT + chunk, score)
+    tl.store(token_ptr + row * COUNT + chunk, token)
+
+
+@triton.jit(do_not_specialize=["first_id"])
+def _pick_kernel(
+    score_ptr: tl.tensor,
+    token_ptr: tl.tensor,
+    best_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    first_id: tl.tensor,
+    V: tl.constexpr,
+    COUNT: tl.constexpr,
+    PADDED: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, PADDED)
+    score_C = tl.load(score_ptr + row * COUNT + c, mask=c < COUNT, other=-float("inf"))
+    token_C = tl.load(token_ptr + row * COUNT + c, mask=c < COUNT, other=V)
+    best = tl.max(score_C, 0)
+    token = tl.min(tl.where(score_C == best, token_C, V), 0)
+    tl.store(best_ptr + row, best)
+    tl.store(out_ptr + row, first_id + tl.minimum(token, V - 1))
 
 
 def _launch(
     logits_RV: torch.Tensor, packed_R3: torch.Tensor, first_id: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     R, V = logits_RV.shape
-    tokens_R = torch.empty(R, dtype=torch.int32, device=logits_RV.device)
-    scores_R = torch.empty(R, dtype=torch.float64, device=logits_RV.device)
-    if R:
-        _sample_kernel[(R,)](
-            logits_RV,
-            packed_R3.view(torch.float32),
-            packed_R3.view(torch.int64),
-            scores_R,
-            tokens_R,
-            logits_RV.stride(0),
-            first_id,
-            V=V,
-            BLOCK_V=min(_BLOCK_V, triton.next_power_of_2(V)),
-            num_warps=8,
-            enable_fp_fusion=False,  # scores are defined operation by operation
-        )
+    device, chunks = logits_RV.device, Chunks.of(V)
+    tokens_R = torch.empty(R, dtype=torch.int32, device=device)
+    scores_R = torch.empty(R, dtype=torch.float64, device=device)
+    if not R:
+        return scores_R, tokens_R
+    grid, stride = (chunks.count, R), logits_RV.stride(0)
+    parameters = packed_R3.view(torch.float32)
+    highest_RC2 = torch.empty(R, chunks.count, 2, device=device)
+    _highest_kernel[grid](logits_RV, highest_RC2, stride, **chunks.chunk_constants)
+    thresholds_R2 = thresholds(logits_RV, parameters, highest_RC2)
+    scores_RC = torch.empty(R, chunks.count, dtype=torch.float64, device=device)
+    tokens_RC = torch.empty(R, chunks.count, dtype=torch.int32, device=device)
+    _draw_kernel[grid](
+        logits_RV, parameters, packed_R3.view(torch.int64), highest_RC2, thresholds_R2, scores_RC,
+        tokens_RC, stride, first_id, BLOCK=min(_BLOCK_DRAW, chunks.size), **chunks.chunk_constants,
+    )  # fmt: skip
+    _pick_kernel[(R,)](
+        scores_RC, tokens_RC, scores_R, tokens_R, first_id, num_warps=1, **chunks.constants
+    )
     return scores_R, tokens_R
 
 

@@ -65,6 +65,14 @@ def test_images_install_only_with_what_they_have() -> None:
                 assert command.split()[0] in IN_THE_IMAGE | {"apt-get", "rm", "test", "useradd"}
 
 
+def test_the_image_for_gpus_installs_into_the_python_of_ubuntu() -> None:
+    """That of pytorch/pytorch since 2.10: marked as managed by apt, with a user 1000 in it."""
+    text = (DEPLOY / "Dockerfile.cuda").read_text("utf-8")
+    before_pip = text[: text.index("RUN pip install")]
+    assert "ENV PIP_BREAK_SYSTEM_PACKAGES=1" in before_pip
+    assert re.search(r"^RUN useradd .*--non-unique --uid 1000", text, re.MULTILINE)
+
+
 def test_a_pod_may_drain_before_it_is_killed() -> None:
     for group in CLUSTER["workerGroupSpecs"]:
         spec = group["template"]["spec"]

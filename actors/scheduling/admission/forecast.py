@@ -28,6 +28,26 @@ class Bottleneck(IntEnum):
     NOTHING = 2  # a short wait, which says little about long ones
 
 
+@dataclass(slots=True)
+class Situation:
+    """What the forecasts of all prompts have in common, by an engine between two of its events.
+
+    ahead: prompt tokens to compute before. begin_s: until a step planned now could begin.
+    share, finish_rate, tightest_s: see `Predictor`. free_tokens: at the predicted peak.
+    held_tokens: of the decodes at their ends. full_steps: by the decodes in them, as needed.
+    """
+
+    engine: EngineView
+    ahead: int
+    begin_s: float
+    share: float
+    finish_rate: float
+    tightest_s: float | None
+    free_tokens: float
+    held_tokens: int
+    full_steps: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Predictor:
     """Predicts from the cost model and the state of the engine.
@@ -63,26 +83,36 @@ class Predictor:
 
     # ---- to the first token -----------------------------------------------------------
 
-    def waits_s(self, num_tokens: int, engine: EngineView, now_s: float) -> tuple[float, float]:
+    def situation(self, engine: EngineView, now_s: float) -> Situation:
+        """What the engine looks like now; valid until its next event."""
+        return Situation(
+            engine,
+            ahead=pending_tokens(engine),
+            begin_s=self._begin_s(engine, now_s),
+            share=self._granted_share(engine),
+            finish_rate=self.finish_rate(engine),
+            tightest_s=self.tightest_s(engine),
+            free_tokens=self.peak.free_tokens(engine) if engine.decoding else 0.0,
+            held_tokens=sum([view.max_length for view in engine.decoding]),
+        )
+
+    def waits_s(self, num_tokens: int, there: Situation) -> tuple[float, float]:
         """Seconds to the first token of a prompt of num_tokens, by `Bottleneck`.
 
         It waits for the prefill work ahead, and for a place (0.0: one is free).
         """
-        ahead = pending_tokens(engine)
-        begin_s = self._begin_s(engine, now_s)
-        share = self._granted_share(engine)
-        finish_rate = self.finish_rate(engine)
-        compute_s = begin_s + self._prefill_s(ahead + num_tokens, engine, share)
+        engine, begin_s, finish_rate = there.engine, there.begin_s, there.finish_rate
+        compute_s = begin_s + self._prefill_s(there.ahead + num_tokens, there)
         # Prompts ahead become decodes, which take a part of each step. On average half of them
         # have done so, and half of the decodes that end meanwhile have ended.
         joined = len(engine.prefilling) + engine.num_waiting - finish_rate * compute_s
         if joined:
-            compute_s = begin_s + self._prefill_s(ahead + num_tokens, engine, share, joined / 2)
-        lacking = self._lacking_share(num_tokens, engine)
+            compute_s = begin_s + self._prefill_s(there.ahead + num_tokens, there, joined / 2)
+        lacking = self._lacking_share(num_tokens, there)
         if lacking <= 0.0 or not finish_rate:
             return compute_s, 0.0
         places_s = self.ended_s(engine, lacking * len(engine.decoding))
-        return compute_s, places_s + self._prefill_s(num_tokens, engine, share, joined / 2)
+        return compute_s, places_s + self._prefill_s(num_tokens, there, joined / 2)
 
     def _begin_s(self, engine: EngineView, now_s: float) -> float:
         """Seconds until a step planned now could begin, after those in flight."""
@@ -98,20 +128,21 @@ class Predictor:
         left_s = max(0.0, begun_s + self.cost.step_s(oldest.shape) - now_s)
         return left_s + sum([self.cost.step_s(step.shape) for step in steps][1:])
 
-    def _prefill_s(
-        self, num_tokens: int, engine: EngineView, share: float, more: float = 0.0
-    ) -> float:
+    def _prefill_s(self, num_tokens: int, there: Situation, more: float = 0.0) -> float:
         """Seconds of the steps (full ones and a last one) for this much prefill beside the decodes.
 
         more: additional decodes of mean length (negative: fewer).
         """
-        decodes = self._decodes(engine, more)
-        return self._steps_s(num_tokens, decodes, share, self.tightest_s(engine))
+        decodes = self._decodes(there.engine, more)
+        key = decodes.num_decodes, decodes.decode_kv_tokens
+        step = there.full_steps.get(key)
+        if step is None:
+            step = there.full_steps[key] = self._full_step(decodes, there.tightest_s)
+        return self._steps_s(num_tokens, decodes, *step, there.share)
 
     def _steps_s(
-        self, num_tokens: int, decodes: Mix, share: float = 1.0, tbt_s: float | None = None
+        self, num_tokens: int, decodes: Mix, chunk: int, step_s: float, share: float = 1.0
     ) -> float:
-        chunk, step_s = self._full_step(decodes, tbt_s)
         chunk = max(LEAST_CHUNK, round(chunk * share))
         whole, rest = divmod(num_tokens - 1, chunk)
         last = self._beside(decodes, rest + 1)
@@ -200,17 +231,15 @@ class Predictor:
 
     # ---- places -----------------------------------------------------------------------
 
-    def _lacking_share(self, num_tokens: int, engine: EngineView) -> float:
+    def _lacking_share(self, num_tokens: int, there: Situation) -> float:
         """Share of the decodes that must end before a prompt queued now gets a place."""
-        decoding = engine.decoding
+        engine, decoding = there.engine, there.engine.decoding
         if not decoding:
             return 0.0
         running = len(decoding) + len(engine.prefilling)
         slots = engine.num_waiting + 1 - (self.max_requests - running)
-        free_tokens = self.peak.free_tokens(engine)
-        tokens = engine.num_waiting_tokens + num_tokens - free_tokens
-        held = sum([view.max_length for view in decoding])
-        return max(slots / len(decoding), tokens / held)
+        tokens = engine.num_waiting_tokens + num_tokens - there.free_tokens
+        return max(slots / len(decoding), tokens / there.held_tokens)
 
     def ended_s(self, engine: EngineView, count: float) -> float:
         """Seconds until `count` (positive) running requests have ended."""
@@ -249,7 +278,7 @@ class Predictor:
 
     def least_ttft_s(self, num_tokens: int) -> float:
         """Seconds to the first token of a prompt of which nothing is cached."""
-        return self._steps_s(num_tokens, Mix())
+        return self._steps_s(num_tokens, Mix(), *self._full_step(Mix(), None))
 
     # ---- between tokens ---------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.scheduling.admission.forecast import Bottleneck, Predictor
+from actors.scheduling.admission.forecast import Bottleneck, Predictor, Situation
 from actors.scheduling.admission.peak import PredictedPeak
 from actors.scheduling.config import ConfigError, SchedulerConfig
 from actors.scheduling.cost.online import RecentQuantile, cost_model_for
@@ -142,10 +142,19 @@ class PredictiveAdmission:
 
     # ---- predictions, without side effects --------------------------------------------
 
-    def forecast(self, request: Request, engine: EngineView, now_s: float) -> Forecast:
+    def forecast(
+        self,
+        request: Request,
+        engine: EngineView,
+        now_s: float,
+        there: Situation | None = None,
+    ) -> Forecast:
+        """there: the engine's situation now, where several requests are asked for."""
+        if there is None:
+            there = self.predictor.situation(engine, now_s)
         own = len(request.prompt) + len(request.output)
         limit_s = request.objective.ttft_s or self.ttft_s or self.max_wait_s
-        waits_s = self.predictor.waits_s(own, engine, now_s)
+        waits_s = self.predictor.waits_s(own, there)
         factors = [correction.factor for correction in self._corrections]
         places = waits_s[1] * factors[1] > waits_s[0] * factors[0]
         bottleneck = Bottleneck.PLACES if places else Bottleneck.COMPUTE

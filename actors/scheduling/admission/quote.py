@@ -14,6 +14,7 @@ from actors.scheduling.interfaces import EngineView, Quote, QuoteRequest
 from actors.scheduling.request import Request, SamplingParams
 
 ASKING = -1  # no request has this id
+BACKGROUND_SHARE = 0.5
 NO_COST_MODEL = (
     "nothing can be predicted without a cost model: scheduling.budget adaptive or auto measures "
     "one at start, scheduling.cost_model names one that `legato profile` wrote"
@@ -30,6 +31,7 @@ def quote(engine: EngineView, limits: QueueLimits, asked: QuoteRequest, now_s: f
         now_s,
         tenant=asked.tenant,
         objective=asked.objective,
+        priority=asked.priority,
     )
     refusals = [limits.impossible(request, engine) or limits.overload(request, engine)]
     if not isinstance(limits.cost, OnlineCostModel):
@@ -95,19 +97,27 @@ def _first_token(
 def _between_tokens(
     request: Request, predicted: Quote, admission: PredictiveAdmission, engine: EngineView
 ) -> Refuse | None:
-    """Whether steps with this request and the running ones keep its objective."""
+    """Whether steps with this request and the running ones keep its objective.
+
+    Of a negative priority it takes at most a part of the running ones' objectives too, so that
+    prompts which come have the rest; with nothing running it always may.
+    """
     predictor, context = admission.predictor, len(request.prompt)
     tbt_s = request.objective.tbt_s or predictor.tbt_s
+    running = len(engine.decoding) + len(engine.prefilling)
+    if request.priority < 0 and tbt_s is not None:
+        others_s = [view.request.objective.tbt_s or tbt_s for view in engine.decoding]
+        alone_s = predictor.tbt_bound_s(engine, context, running)
+        tbt_s = max(BACKGROUND_SHARE * min([tbt_s, *others_s]), alone_s)
     if tbt_s is None or predicted.tbt_bound_s is None or predicted.tbt_bound_s <= tbt_s:
         return None
     name, param = request.request_id, "slo.tbt_ms"
-    running = len(engine.decoding) + len(engine.prefilling)
     fewer = next(
         (k for k in range(running + 1) if predictor.tbt_bound_s(engine, context, k) <= tbt_s), None
     )
     message = (
         f"steps beside {running} running requests take up to "
-        f"{1000 * predicted.tbt_bound_s:.3g} ms, the objective allows {1000 * tbt_s:g} ms"
+        f"{1000 * predicted.tbt_bound_s:.3g} ms, the objective allows {1000 * tbt_s:.3g} ms"
     )
     if fewer is None:
         return Refuse(name, f"{message}: not with this budget", param)

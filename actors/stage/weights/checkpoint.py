@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from actors.stage.models.config import ModelError
-from actors.stage.weights.source import WHOLE, Shard
+from actors.stage.weights.source import CPU, WHOLE, Shard
 
 _INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
@@ -26,7 +26,8 @@ class Checkpoint:
     """The tensors of one folder by name. Close it to unmap the shards.
 
     optional_prefix: precedes every name but the head's; some checkpoints omit it.
-    single: file name of an unsharded checkpoint.
+    single: file name of an unsharded checkpoint. device: of the tensors read; they are checked and
+    converted there.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class Checkpoint:
         dtype: torch.dtype,
         optional_prefix: str = "",
         single: str = "model.safetensors",
+        device: torch.device = CPU,
     ) -> None:
         self.folder = folder
         self._dtype = dtype
+        self._device = device
         self._handles: dict[Path, Any] = {}
         self._shard_of: dict[str, Path] = {}
         indexed = _read_index(folder)
@@ -86,11 +89,12 @@ class Checkpoint:
             raise ModelError(f"{shard}: tensor {name} cannot be read: {bad}") from bad
         if not tensor.is_floating_point():
             raise ModelError(f"{shard}: tensor {name} holds {tensor.dtype}, not a float type")
+        tensor = tensor.to(self._device)
         # A sum is finite only if every term is: one pass, no second tensor.
         if not torch.isfinite(tensor.sum(dtype=torch.float32)):
             raise ModelError(f"{shard}: tensor {name} holds values that are not finite")
         # Copied, because the mapped file may change while the weight is in use.
-        return tensor.to(self._dtype, copy=True).contiguous()
+        return tensor.to(self._dtype, copy=self._device.type == "cpu").contiguous()
 
     def read_raw(self, name: str, row: int | None = None) -> torch.Tensor:
         """A tensor as stored, whole or one row, packed integers and narrow floats included."""

@@ -17,7 +17,7 @@ from actors.stage.weights.names import IGNORED_ENDINGS, Shapes, all_shapes
 from actors.stage.weights.quantized import PACKED_ENDINGS, PackedLayers
 from actors.stage.weights.scaled import SCALED_ENDINGS, ScaledWeights
 from actors.stage.weights.schemes import COMPRESSED, FLOAT8
-from actors.stage.weights.source import DummySource, PackedSource, WeightSource
+from actors.stage.weights.source import CPU, DummySource, PackedSource, WeightSource
 from actors.stage.weights.stacked import StackedExperts
 
 _log = logging.getLogger(__name__)
@@ -29,9 +29,15 @@ GGUF_LINK = "model.gguf"
 
 @contextlib.contextmanager
 def open_folder(
-    folder: Path, config: DecoderConfig, spec: StageSpec, dtype: torch.dtype
+    folder: Path,
+    config: DecoderConfig,
+    spec: StageSpec,
+    dtype: torch.dtype,
+    device: torch.device = CPU,
 ) -> Iterator[tuple[WeightSource, PackedSource | None]]:
     """The folder's tensors, and its quantized layers if it has any; closed on exit.
+
+    device: where weights are wanted; those that need nothing else done are read to it.
 
     Raises ModelError naming the file for weights that are missing, broken or of another model.
     """
@@ -40,7 +46,7 @@ def open_folder(
         raise ModelError(f"load_format {spec.load_format!r} is unknown; known: {known}")
     if spec.load_format == "dummy":
         _log.warning("weights of %s are random (load_format dummy)", folder)
-        yield DummySource(spec.seed, dtype), None
+        yield DummySource(spec.seed, dtype, device), None
         return
     if (config.quantization_config or {}).get("quant_method") == "gguf":
         with contextlib.closing(
@@ -48,7 +54,10 @@ def open_folder(
         ) as weights:
             yield weights, weights.packed if weights.has_packed else None
         return
-    checkpoint = Checkpoint(folder, dtype, config.names.optional_prefix)
+    is_plain = config.quantization_config is None and config.names.stacked is None
+    checkpoint = Checkpoint(
+        folder, dtype, config.names.optional_prefix, device=device if is_plain else CPU
+    )
     try:
         shapes, ignored = all_shapes(config), IGNORED_ENDINGS
         optional = {f"{config.names.head}.weight"} if config.tied_embeddings else set()

@@ -23,6 +23,7 @@ class Shard:
 
 
 WHOLE = Shard()
+CPU = torch.device("cpu")
 
 
 class WeightSource(Protocol):
@@ -75,25 +76,28 @@ class DummySource:
 
     Every stage and rank draws the whole tensor and keeps its part, so the model does not depend on
     the split. Norm weights are ones; others are uniform with standard deviation 0.02, one random
-    byte each, so that large models for measurements are drawn quickly.
+    byte each, so that large models for measurements are drawn quickly. To a GPU only those bytes
+    are transferred: they become numbers there.
     """
 
     # Bytes -128 .. 127, shifted by a half to be symmetric; the standard deviation of a uniform
     # distribution is its half width / sqrt(3).
     _STEP = 0.02 * 3**0.5 / 128
 
-    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device = CPU) -> None:
         self._seed = seed
         self._dtype = dtype
+        self._device = device
 
     def read(self, name: str, shape: tuple[int, ...], part: Shard = WHOLE) -> torch.Tensor:
         if len(shape) == 1 and name.endswith(".weight"):
-            full = torch.ones(shape, dtype=self._dtype)
+            full = torch.ones(shape, dtype=self._dtype, device=self._device)
         else:
             digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
             stream = np.random.Generator(np.random.SFC64(int.from_bytes(digest, "little")))
             drawn = np.frombuffer(stream.bytes(math.prod(shape)), dtype=np.int8).reshape(shape)
-            full = torch.from_numpy(drawn.copy()).to(self._dtype).add_(0.5).mul_(self._STEP)
+            codes = cut(torch.from_numpy(drawn.copy()), part)
+            return codes.to(self._device).to(self._dtype).add_(0.5).mul_(self._STEP)
         return cut(full, part)
 
 

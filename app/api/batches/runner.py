@@ -1,7 +1,7 @@
 """Sends the requests of a batch in the slack of live streams.
 
 Each is sent without an objective and with the lowest priority, and only while the server's quote
-(`/v1/slo/quote`) says that one more request fits the deployment's objectives.
+(`/v1/slo/quote`) says that half of the objectives would be left to others.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class BatchRunner:
         """Time to wait before sending; 0 if the line may be sent now."""
         pause_s = await self._quoted_pause(quoted)
         if pause_s is None:  # never fits the objectives: wait until any request does
-            least = {key: quoted[key] for key in ("model",) if key in quoted}
+            least: dict[str, Any] = {k: quoted[k] for k in ("model", "priority") if k in quoted}
             pause_s = await self._quoted_pause({**least, "prompt_tokens": 1, "max_tokens": 1})
         return pause_s or 0.0
 
@@ -204,6 +204,7 @@ def _quoted(line: Line) -> dict[str, Any]:
         quoted = {"prompt_tokens": 1}
     if line.body.get("model") is not None:
         quoted["model"] = line.body["model"]
+    quoted["priority"] = LAST
     limits = (line.body.get(key) for key in _TOKEN_LIMITS)
     quoted["max_tokens"] = next((n for n in limits if n is not None), _DEFAULT_QUOTED_TOKENS)
     return quoted

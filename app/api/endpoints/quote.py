@@ -31,7 +31,8 @@ class Quotes:
                 "context_length_exceeded",
             )
         max_tokens = min(body.max_tokens, card.max_model_len - num_tokens)
-        asked = QuoteRequest(num_tokens, max_tokens, objective_of(body), call.tenant(body.user))
+        objective, tenant = objective_of(body), call.tenant(body.user)
+        asked = QuoteRequest(num_tokens, max_tokens, objective, tenant, body.priority)
         quote = await context.engine.quote(asked)
         found = {
             "object": "slo.quote",

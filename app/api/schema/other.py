@@ -89,6 +89,12 @@ class SloQuoteRequest(Strict):
     max_tokens: Annotated[int, Field(ge=1)]
     slo: Slo | None = Field(default=None, description="Default: the deployment's.")
     user: str | None = Field(default=None, max_length=256, description="Tenant.")
+    priority: int = Field(
+        default=0,
+        ge=-1000,
+        le=0,
+        description="Below 0: whether half of all objectives would be left to others.",
+    )
 
 
 class Prediction(BaseModel):

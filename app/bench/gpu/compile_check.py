@@ -83,8 +83,9 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
     )
     from app.bench.gpu.quantized_checks import STORED_CASES, check_quantized, check_stored
     from kernels.sampling import Adjustment
-    from kernels.triton import logits, sampling
+    from kernels.triton import blocks, logits, sampling
     from kernels.triton.backend import TritonBackend
+    from kernels.triton.cache import allocate
     from kernels.triton.compile import compiling_for
 
     cpu, backend = torch.device("cpu"), TritonBackend()
@@ -103,6 +104,7 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
             list(check_quantized(dtype, cpu, tokens, (512, 256)))
             for stored in STORED_CASES:
                 check_stored(stored, dtype, cpu, tokens, (512, 256))
+        blocks.warm(allocate(1, 1, 16, attention_cases()[0].shape, dtype, cpu))
         logits_RV = torch.zeros(2, _VOCABULARY)
         sampling.sample_rows(logits_RV, torch.zeros(2, 3, dtype=torch.float64))
         nothing = np.zeros(0, dtype=np.int32)

@@ -57,8 +57,8 @@ class Division:
     ahead: bool = True
 
     def config_of(self, role: Role, config: SchedulerConfig) -> SchedulerConfig:
-        """The settings of an engine: KV has names, by which what has arrived is found."""
-        config = replace(config, prefix_cache=True)
+        """The settings of an engine: KV that moves has names, by which it is found on arrival."""
+        config = replace(config, prefix_cache=self.num_prefill > 0)
         if self.as_live:
             return config.handing_over() if role is Role.PREFILL else config
         if role is Role.BOTH and self.num_prefill and config.max_chunk is None:

@@ -83,6 +83,9 @@ class DividedFleet(SimulatedFleet):
         super().touched(replica, now_s)
         self.handovers.after_event(self.engines[f"engine-{replica.index}"], now_s)
 
+    def _reads(self, until_s: float) -> bool:
+        return super()._reads(until_s) or self.handovers.seeks_target
+
     @property
     def has_pending(self) -> bool:
         return super().has_pending or not self.handovers.is_idle

@@ -18,7 +18,9 @@ BITS = BitClass("simulated", "", "", "")  # all engines of a run are alike
 class SimulatedEngine:
     """A simulated engine, and its front's counters for it."""
 
-    __slots__ = ("changed", "name", "num_received", "publisher", "replica", "started_s", "state")
+    __slots__ = (
+        "changed", "name", "num_received", "publisher", "replica", "started_s", "state", "unseen_s",
+    )  # fmt: skip
 
     def __init__(self, replica: Replica, started_s: float) -> None:
         self.replica = replica
@@ -27,10 +29,11 @@ class SimulatedEngine:
         self.state = EngineState.SERVING
         self.started_s = started_s
         self.num_received = 0
-        self.changed = True  # since the last snapshot
+        self.changed = True  # since it was last looked at
+        self.unseen_s: float | None = None  # then; None: the last snapshot shows it
 
     def snapshot(self, now_s: float, predict: bool) -> EngineSnapshot:
-        self.changed = False
+        self.changed, self.unseen_s = False, None
         return self.publisher.snapshot(now_s, self.state, self.num_received, predict)
 
     def streams(self) -> list[tuple[OpenStream, Request]]:

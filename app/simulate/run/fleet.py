@@ -17,12 +17,7 @@ from actors.fleet.moves import OpenStream, move_streams, stays
 from actors.fleet.roles import Placement
 from actors.fleet.routers import build_router
 from actors.fleet.scaling import EngineLoad, build_scaling, load_of
-from actors.fleet.snapshot import (
-    Arrival,
-    EngineSnapshot,
-    EngineState,
-    PrefixUpdate,
-)
+from actors.fleet.snapshot import Arrival, EngineSnapshot, EngineState, PrefixUpdate
 from actors.scheduling.build import build_core
 from actors.scheduling.config import SchedulerConfig
 from actors.scheduling.cost.online import OnlineCostModel
@@ -40,11 +35,7 @@ class SimulatedFleet:
     """The engines of one run, with their router and scaling policy."""
 
     def __init__(
-        self,
-        deployment: Deployment,
-        record: RunRecord,
-        seed: int,
-        token_of: TokenOf | None,
+        self, deployment: Deployment, record: RunRecord, seed: int, token_of: TokenOf | None
     ) -> None:
         self._deployment = deployment
         self._record = record
@@ -61,13 +52,13 @@ class SimulatedFleet:
         self.loads: list[Mapping[str, EngineLoad]] = []  # the inputs of scaling
         self.moves: list[tuple[float, int]] = []  # (time, request)
         self.queued: deque[tuple[Request, Arrival]] = deque()  # no engine can take these now
+        self.next_arrival_s = -INFINITY  # kept by the caller; too early is harmless
         self._num_starting = 0
         self._sending = -1  # the request being submitted to an engine
         self._refusal: Refuse | None = None  # its refusal, if any
         self._picture = Fleet()
-        options = dict(deployment.routing_options)
-        if deployment.routing == "power_of_two":
-            options.setdefault("seed", seed)
+        seeded = {"seed": seed} if deployment.routing == "power_of_two" else {}
+        options = {**seeded, **deployment.routing_options}
         self._router = build_router(deployment.routing, options)
         scale = deployment.autoscale
         self._scaling = build_scaling(scale.scaling, scale.options) if scale else None
@@ -96,6 +87,13 @@ class SimulatedFleet:
     def _begin(self, engine: SimulatedEngine, request: Request, moves: bool, now_s: float) -> bool:
         """Submit a request to its first engine; returns whether that accepted it."""
         return self._send(engine, request, now_s)
+
+    def _reads(self, until_s: float) -> bool:
+        """Whether the picture may be read by then: what will not be read need not be predicted."""
+        d = self._deployment
+        if d.autoscale is not None or d.failures or d.config.prefix_cache:
+            return True
+        return bool(self.queued) or self.next_arrival_s <= until_s
 
     @property
     def has_pending(self) -> bool:
@@ -167,11 +165,14 @@ class SimulatedFleet:
         if engine.name not in self.engines:
             return
         d = self._deployment
+        next_s = now_s + d.publish_s
         if engine.changed:
-            snapshot = engine.snapshot(now_s, self._predicts)
+            engine.changed, engine.unseen_s = False, now_s
+        if engine.unseen_s is not None and self._reads(next_s + d.delay_s):
+            snapshot = engine.snapshot(engine.unseen_s, self._predicts)
             update = engine.publisher.prefix_update() if d.config.prefix_cache else None
             self._at(now_s + d.delay_s, partial(self._published, snapshot, update))
-        self._at(now_s + d.publish_s, partial(self._publish, engine))
+        self._at(next_s, partial(self._publish, engine))
 
     def _published(
         self, snapshot: EngineSnapshot, update: PrefixUpdate | None, now_s: float

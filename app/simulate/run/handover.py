@@ -115,6 +115,11 @@ class Handovers:
     def is_idle(self) -> bool:
         return not (self._begun or self._starting)
 
+    @property
+    def seeks_target(self) -> bool:
+        """Whether a request has begun whose second engine is not chosen yet."""
+        return any(handover.target is None for handover in self._begun.values())
+
     def totals(self) -> HandoverTotals:
         record, links = self._record, self.links
         seconds = np.array(record.handover_s)

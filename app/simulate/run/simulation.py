@@ -152,7 +152,8 @@ def simulate(
     fleet = kind(deployment, record, seed, tokens)
     build = requests_of(workload, objective) if requests is None else requests.__getitem__
     arrivals = [*record.arrival_s, INFINITY]
-    next_arrival_s, index = arrivals[0], 0
+    next_arrival_s = fleet.next_arrival_s = arrivals[0]
+    index = 0
     while True:
         replica = fleet.earliest()
         step_s = replica.next_s if replica is not None else INFINITY
@@ -172,7 +173,7 @@ def simulate(
             break
         fleet.submit(build(index), next_arrival_s)
         index += 1
-        next_arrival_s = arrivals[index]
+        next_arrival_s = fleet.next_arrival_s = arrivals[index]
         if should_stop is not None and not index & 63 and should_stop(record, index):
             break
     fleet.close(max(record.end_s, arrivals[index - 1] if index else 0.0))

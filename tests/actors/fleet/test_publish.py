@@ -6,11 +6,13 @@ import pytest
 
 from actors.fleet.publish import KNOTS, Publisher
 from actors.fleet.snapshot import EngineState
+from actors.scheduling.admission.predictive import PredictiveAdmission
 from actors.scheduling.build import build_core
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.cost.online import OnlineCostModel
-from actors.scheduling.events import Submit
+from actors.scheduling.events import Execute, StepDone, Submit, Tick
 from actors.scheduling.interfaces import QuoteRequest
+from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request, SamplingParams
 from tests.actors.fleet.pictures import BITS
 from tests.actors.scheduling.modeled import modeled
@@ -38,3 +40,24 @@ def test_the_outlook_says_what_a_quote_says() -> None:
         assert (promised_s <= 1.0) == (quote.ttft_bound_s is not None and quote.ttft_bound_s <= 0.9)
     quote = core.quote(QuoteRequest(500, 50), 0.02)
     assert said.outlook.tbt_with_s(500) == pytest.approx(quote.tbt_bound_s, rel=0.05)
+
+
+def test_a_forecast_is_the_same_alone_and_beside_others() -> None:
+    """What several forecasts have in common is worked out once, for every state of the engine."""
+    core = build_core(ADAPTIVE, cost_model=OnlineCostModel(MODEL))
+    admission = PredictiveAdmission.build(ADAPTIVE, OnlineCostModel(MODEL))
+    now_s = 0.0
+    for index in range(120):
+        now_s += 0.013
+        core.handle(Submit(Request(index, (0,) * (7 * index + 1), SamplingParams(30), 0.0)), now_s)
+        if index % 3:
+            for instruction in core.handle(Tick(), now_s):
+                if isinstance(instruction, Execute):
+                    plan = instruction.plan
+                    tokens = tuple((piece[0], 0) for piece in plan.slices if piece[3])
+                    core.handle(StepDone(StepResult(plan.step_id, tokens)), now_s)
+        there = admission.predictor.situation(core.view, now_s)
+        for num_tokens in KNOTS[:4]:
+            asked = Request(-1, (0,) * num_tokens, SamplingParams(1), 0.0)
+            alone = admission.forecast(asked, core.view, now_s)
+            assert admission.forecast(asked, core.view, now_s, there) == alone

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip(
     "triton", reason="Triton is not installed: flash-attn's partner kernels need it"
@@ -16,8 +18,10 @@ pytest.importorskip(
 from app.bench.gpu import checks
 from app.bench.gpu.checks import AttentionCase
 from app.bench.gpu.geometry import hybrid_batch
+from kernels.flash import backend as flash_backend
 from kernels.flash.backend import FlashBackend
 from kernels.flash.hybrid import SeqLens, measure_crossover
+from kernels.flash.library import FlashLibrary
 from kernels.triton.cache import FLOAT8, allocate
 from tests.kernels.flash.fake_flash_attn import FakeFlash
 
@@ -72,6 +76,16 @@ def test_captured_decodes_take_padding_slices() -> None:
     assert result.passed, result
 
 
+@pytest.mark.parametrize(("programs", "calls"), [(8, [("with_kvcache", 4, 1)]), (9, [])])
+def test_captured_decodes_that_do_not_fill_the_gpu_go_through_triton(
+    monkeypatch: pytest.MonkeyPatch, programs: int, calls: list[tuple[str, int, int]]
+) -> None:
+    """flash-attn would split them by the width of their tables, not by their lengths."""
+    monkeypatch.setattr(flash_backend, "num_programs", lambda: programs)
+    case = AttentionCase("captured", HEADS, 256, ((299, 1), (700, 1)), pad=(2, 2))
+    assert calls_of(case, 0) == calls
+
+
 @pytest.mark.parametrize("kind", ["sinks", "alibi"])
 def test_layers_with_sinks_or_alibi_go_through_triton(kind: str) -> None:
     case, fake = AttentionCase(kind, HEADS, 256, MIXED, **{kind: True}), FakeFlash()
@@ -86,6 +100,54 @@ def test_kv_lengths_are_the_context_behind_each_slices_last_token() -> None:
     assert lengths.seqlens_k.tolist() == [300, 30, 556]
     assert lengths.cu_seqlens_k.tolist() == [0, 300, 330, 886]
     assert lengths.cu_seqlens_k.dtype == torch.int32
+
+
+def test_offsets_of_chunks_are_computed_once_for_all_layers() -> None:
+    """Beside its two calls, a layer of a hybrid batch launches what joins their results."""
+    fake = FakeFlash()
+    backend = FlashBackend(fake.library, 0)
+    q_TND, batch, cache = checks.attention_inputs(CASES[0], backend, torch.float16, DEVICE)
+    backend.attention(q_TND, batch, cache, CASES[0].shape)
+    nothing = FlashLibrary(lambda q, *arguments, **options: q, lambda q, *arguments, **options: q)
+    backend._flash = nothing
+    with Launches() as launches:
+        backend.attention(q_TND, batch, cache, CASES[0].shape)
+    assert launches.names == ["cat"]
+
+
+@pytest.mark.parametrize(("window", "passed"), [(600, (599, 0)), (701, (-1, -1))])
+def test_a_window_that_holds_every_context_is_none(window: int, passed: tuple[int, int]) -> None:
+    """With a window, flash-attn does not share a read of K and V among the heads of a group."""
+    seen: list[tuple[int, int]] = []
+    fake = FakeFlash()
+
+    def noted(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def call(*arguments: torch.Tensor, **options: Any) -> torch.Tensor:
+            seen.append(options["window_size"])
+            return function(*arguments, **options)
+
+        return call
+
+    library = FlashLibrary(noted(fake.varlen), noted(fake.with_kvcache))
+    case = AttentionCase("window", HEADS, 256, MIXED, window=window)
+    result = checks.check_attention(case, FlashBackend(library, 0), torch.float16, DEVICE)
+    assert result.passed, result
+    assert set(seen) == {passed}
+
+
+class Launches(TorchDispatchMode):
+    """Names of the torch operations that would launch something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if not function.is_view:
+            self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(

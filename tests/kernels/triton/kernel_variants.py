@@ -16,8 +16,9 @@ from app.bench.gpu import checks
 from app.bench.gpu.adapter_checks import AdapterCase, check_adapters
 from app.bench.gpu.checks import AttentionCase, ExpertCase
 from kernels.sampling import Adjustment
-from kernels.triton import logits
+from kernels.triton import blocks, logits, sampling
 from kernels.triton.backend import TritonBackend
+from kernels.triton.cache import allocate
 from kernels.triton.compile import noting_variants
 
 HEADS = (4, 2, 64)
@@ -52,6 +53,12 @@ def main() -> None:
                 for i in range(num_rows)
             ]
             logits.adjust(torch.zeros(num_rows + 1, vocabulary), rows)
+            packed = torch.zeros(num_rows, 3, dtype=torch.float64)
+            sampling.sample_rows(torch.zeros(num_rows, vocabulary), packed)
+        layers = allocate(2, 20, 16, AttentionCase("", HEADS, 16, ()).shape, dtype, device)
+        for number in (1, 2, 16, 17):
+            blocks.copy_blocks(layers, [(0, i + 1) for i in range(number)])
+            blocks.read_blocks(layers, range(number), list(torch.zeros(number, 2, 2, 16, 2, 64)))
         warmed = {name: len(found) for name, found in variants.items()}
         logits.warm(device)
     counts = {name: len(found) for name, found in variants.items()}

@@ -14,6 +14,7 @@ ON_GPU = os.environ.get("TRITON_INTERPRET") != "1"
 
 from kernels.sampling import Adjustment, SamplingRows  # noqa: E402
 from kernels.torch import sampling as reference  # noqa: E402
+from kernels.triton import depths, threshold  # noqa: E402
 from kernels.triton import logits as triton_logits  # noqa: E402
 from kernels.triton import sampling as triton_sampling  # noqa: E402
 
@@ -34,8 +35,9 @@ def rows_of(rng: np.random.Generator, count: int, vocabulary: int) -> SamplingRo
     )
 
 
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("vocabulary", [3, 50, 2048, 5000])
+@pytest.mark.parametrize(
+    ("vocabulary", "ties"), [(3, False), (50, True), (2048, False), (5000, True)]
+)
 def test_the_same_tokens_as_the_torch_sampler(vocabulary: int, ties: bool) -> None:
     rng = np.random.default_rng(vocabulary)
     logits = torch.from_numpy(rng.normal(0, 3, (40, vocabulary)).astype(np.float32))
@@ -85,3 +87,24 @@ def test_adjustments_are_those_of_the_torch_sampler() -> None:
     torch.testing.assert_close(adjusted.cpu(), expected)
     assert torch.equal(adjusted[1].cpu(), logits[1])
     assert torch.isfinite(adjusted[4]).nonzero().flatten().tolist() == [7]
+
+
+def test_a_program_reads_a_piece_of_a_row_whatever_the_row_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One program a row would leave a GPU idle below some hundred rows, and take milliseconds for
+    a large vocabulary. Two launches have one: for what is left of a row."""
+    grids: list[tuple[int, ...]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Kernel:
+            grids.append(grid)
+            return self
+
+        def __call__(self, *arguments: object, **constants: object) -> None: ...
+
+    for module in (triton_sampling, depths, threshold):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            monkeypatch.setattr(module, name, Kernel())
+    triton_sampling.sample_rows(torch.zeros(3, 128_256), torch.zeros(3, 3, dtype=torch.float64))
+    assert grids == [(32, 3), (32, 3), (32, 3), (32, 3), (3,), (32, 3), (3,)]

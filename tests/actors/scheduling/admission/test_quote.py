@@ -11,6 +11,7 @@ from actors.scheduling.cost.model import CostModel
 from actors.scheduling.events import Refuse, Submit
 from actors.scheduling.interfaces import QuoteRequest
 from actors.scheduling.request import Objective, Request, SamplingParams
+from tests.actors.scheduling.driver import Driver
 from tests.actors.scheduling.modeled import modeled
 
 MODEL = CostModel(
@@ -65,3 +66,23 @@ def test_without_a_cost_model_nothing_is_predicted() -> None:
     full = core.quote(USUAL, 0.0)
     assert full.can_serve_now is False
     assert full.retry_after_s is not None
+
+
+def test_a_quote_of_low_priority_leaves_half_of_the_objectives() -> None:
+    core, background = core_of(tbt_s=0.03), replace(USUAL, priority=-1)
+    driver = Driver(core.config, core)
+    bounds_s: list[float] = []
+    for number in range(60):
+        driver.submit(Request(number, (1,) * 8, SamplingParams(600), driver.now_s))
+        while core.view.prefilling or core.view.num_waiting:
+            driver.answer()
+        quote = core.quote(background, driver.now_s)
+        bounds_s.append(quote.tbt_bound_s or 0.0)
+        if not quote.can_serve_now:
+            break
+    assert (quote.can_serve_now, quote.param) == (False, "slo.tbt_ms")
+    assert len(bounds_s) > 1
+    assert bounds_s[-2] <= 0.015 < bounds_s[-1], "half of the objective"
+    assert core.quote(USUAL, driver.now_s).can_serve_now is True
+    driver.drain()
+    assert core.quote(background, driver.now_s).can_serve_now is True

@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from actors.stage.models.config import ModelError
 from actors.stage.runner import StageRunner
 from actors.stage.spec import StageInfo, StageSpec
+from actors.stage.weights.checkpoint import Checkpoint
+from actors.stage.weights.source import DummySource, Shard
 from tests.actors.stage.greedy_reference import GREEDY, expected, make_prompts
 from tests.actors.stage.mini_planner import MiniPlanner, make_chain
 
@@ -249,6 +251,32 @@ def test_unknown_options(folder: Path) -> None:
         load(folder, dtype="float8")
     with pytest.raises(ModelError, match="3 layers cannot fill 4 pipeline stages"):
         load(folder, num_stages=4)
+
+
+def test_what_crosses_to_a_gpu_is_what_is_stored(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are checked and converted where they will be, not on the way: for those that are
+    drawn, one byte a number is transferred."""
+    crossed: list[int] = []
+    to = torch.Tensor.to
+
+    def noted(self: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        made = to(self, *arguments, **options)
+        if made.device != self.device:
+            crossed.append(self.nbytes)
+        return made
+
+    monkeypatch.setattr(torch.Tensor, "to", noted)
+    monkeypatch.setattr(torch, "isfinite", lambda x: torch.tensor(x.device.type == "meta"))
+    meta, name = torch.device("meta"), "model.layers.0.mlp.up_proj.weight"
+    checkpoint = Checkpoint(folder, torch.bfloat16, device=meta)
+    shape = checkpoint.shape_of(name)
+    read = checkpoint.read(name, shape, Shard(rows=(0, 4)))
+    assert (read.device, read.dtype, read.shape) == (meta, torch.bfloat16, (4, shape[1]))
+    drawn = DummySource(1, torch.bfloat16, meta).read(name, (64, 32), Shard(rows=(0, 8)))
+    assert (drawn.device, drawn.dtype, drawn.shape) == (meta, torch.bfloat16, (8, 32))
+    assert crossed == [4 * shape[1] * 4, 8 * 32]
 
 
 def test_dummy_weights_do_not_depend_on_the_split(

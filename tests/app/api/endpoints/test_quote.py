@@ -27,10 +27,10 @@ async def test_a_quote_asks_for_what_would_be_sent(
         found = await server.http.post("/tokenize", json=given)
         count = found.json()["count"]
     slo = {"tbt_ms": 50, "ttft_ms": 700}
-    body = {**given, "max_tokens": 5000, "slo": slo, "user": "ann"}
+    body = {**given, "max_tokens": 5000, "slo": slo, "user": "ann", "priority": -3}
     answer = (await server.http.post("/v1/slo/quote", json=body)).json()
     room = 4096 - count
-    assert server.engine.asked == [QuoteRequest(count, room, Objective(0.05, 0.7), "ann")]
+    assert server.engine.asked == [QuoteRequest(count, room, Objective(0.05, 0.7), "ann", -3)]
     assert (answer["prompt_tokens"], answer["max_tokens"]) == (count, room)
     assert (answer["can_serve_now"], answer["predicted"], answer["reason"]) == (True, None, None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +11,14 @@ import pytest
 from actors.fleet.publish import Publisher
 from actors.fleet.routers import ROUTERS
 from actors.fleet.scaling import Bounds
-from actors.fleet.snapshot import short_digests
+from actors.fleet.snapshot import EngineSnapshot, short_digests
 from actors.scheduling.cost.model import CostModel
 from actors.scheduling.events import StepDone, Submit
 from actors.scheduling.plan import StepResult
 from actors.scheduling.request import Request, SamplingParams
 from actors.scheduling.state import prefix_digests
 from app.simulate.run.engine import BITS
+from app.simulate.run.fleet import SimulatedFleet
 from app.simulate.run.simulation import Autoscale, Deployment, scheduler_config, simulate
 from app.simulate.workload.arrivals import poisson
 from app.simulate.workload.lengths import fixed_lengths, uniform_lengths
@@ -126,3 +128,29 @@ def test_a_drafter_is_left_out() -> None:
         for drafter in ("none", "lookup")
     )
     assert drafting == without
+
+
+@pytest.mark.parametrize("qps", [0.2, 20.0])
+def test_predictions_that_nobody_reads_are_not_made(
+    qps: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is that of a front that has every snapshot made."""
+    workload = generate(poisson(qps), uniform_lengths(50, 1500, 4.0), 60)
+    deployment = Deployment(CONFIG, MODEL, num_replicas=3, routing="slack")
+    made: list[float] = []
+    snapshot = Publisher.snapshot
+
+    def counted(publisher: Publisher, now_s: float, *rest: Any) -> EngineSnapshot:
+        made.append(now_s)
+        return snapshot(publisher, now_s, *rest)
+
+    monkeypatch.setattr(Publisher, "snapshot", counted)
+    few = simulate(workload, deployment)
+    num_made = len(made)
+    monkeypatch.setattr(SimulatedFleet, "_reads", lambda fleet, until_s: True)
+    all_of_them = simulate(workload, deployment)
+    assert few.record.gaps_s == all_of_them.record.gaps_s
+    assert few.record.first_token_s == all_of_them.record.first_token_s
+    assert few.record.replica == all_of_them.record.replica
+    share = num_made / (len(made) - num_made)
+    assert share < 0.6 if qps < 1.0 else 0.5 < share <= 1.0

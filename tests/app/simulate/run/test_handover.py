@@ -13,6 +13,8 @@ from actors.scheduling.cost.model import CostModel
 from actors.scheduling.validation import validate
 from app.simulate.hardware.interconnect import Interconnect
 from app.simulate.run.deployment import Division
+from app.simulate.run.divided import DividedFleet
+from app.simulate.run.fleet import SimulatedFleet
 from app.simulate.run.record import RunRecord
 from app.simulate.run.simulation import (
     Autoscale,
@@ -179,6 +181,20 @@ def test_flexible_engines_with_infinite_slack_move_nothing_until_prompts_queue()
     assert bytes_of(run) == 0.0
     strict = simulate(traffic, divided(FAST, "flexible", 1, 2, tbt_s=0.0105))
     assert bytes_of(strict) == 20 * 400 * TOKEN_BYTES
+
+
+@pytest.mark.parametrize("way", ["split", "flexible"])
+def test_snapshots_are_made_while_a_second_engine_is_sought(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrivals are rare: without it the choice would rest on what engines were long ago."""
+    traffic = generate(poisson(0.5), uniform_lengths(1500, 3000, 4.0), 40)
+    few = simulate(traffic, divided(FAST, way, 1, 2))
+    monkeypatch.setattr(SimulatedFleet, "_reads", lambda fleet, until_s: True)
+    monkeypatch.setattr(DividedFleet, "_reads", lambda fleet, until_s: True)
+    all_of_them = simulate(traffic, divided(FAST, way, 1, 2))
+    assert few.record.replica == all_of_them.record.replica
+    assert few.record.gaps_s == all_of_them.record.gaps_s
 
 
 def test_a_slow_link_delays_streams_and_no_step() -> None:

@@ -1,0 +1,69 @@
+"""fp8 caches are read by the GPU's own conversion where it has one, to the same numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed: its kernels cannot be tested")
+# Set by tests/conftest.py where there is no GPU.
+ON_GPU = os.environ.get("TRITON_INTERPRET") != "1"
+
+from app.bench.gpu import checks  # noqa: E402
+from app.bench.gpu.checks import AttentionCase  # noqa: E402
+from kernels.triton import decode, prefill  # noqa: E402
+from kernels.triton.backend import TritonBackend  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+CASE = AttentionCase("float8", (2, 1, 32), 16, ((40, 1), (20, 9)), float8=True)
+COUNT = """
+import json, sys, torch
+from app.bench.gpu import checks
+from app.bench.gpu.checks import AttentionCase
+from kernels.triton.backend import TritonBackend
+from kernels.triton.compile import compiling_for
+backend, cpu, found = TritonBackend(), torch.device("cpu"), {}
+case = AttentionCase("", (32, 8, 128), 16, ((1023, 1), (0, 33)), float8=True)
+for arch in (80, 90):
+    with compiling_for(arch) as compiled:
+        q_TND, batch, cache = checks.attention_inputs(case, backend, torch.bfloat16, cpu)
+        backend.attention(q_TND, batch, cache, case.shape)
+    found[arch] = {k.name: "e4m3x2" in k.ptx for k in compiled}
+json.dump(found, sys.stdout)
+"""
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_attention_by_arithmetic_and_by_instruction(
+    monkeypatch: pytest.MonkeyPatch, arch: int
+) -> None:
+    torch.manual_seed(0)
+    for module in (decode, prefill):
+        monkeypatch.setattr(module, "target_arch", lambda: arch)
+    result = checks.check_attention(CASE, TritonBackend(), torch.float16, DEVICE)
+    assert result.passed, result
+
+
+@pytest.mark.tensors
+def test_the_instruction_is_in_the_machine_code() -> None:
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    for kernel in ("_decode_kernel", "_prefill_kernel"):
+        assert not found["80"][kernel]
+        assert found["90"][kernel]
