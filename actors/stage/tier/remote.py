@@ -150,6 +150,7 @@ class RemoteShares:
         sock = self._sockets.pop(peer, None) or self._connect(peer, deadline_s)
         if sock is None:
             return
+        is_silent = True  # nothing has come
         is_at_end = False  # of the answer: the connection can be used again
         try:
             sock.settimeout(max(0.001, deadline_s - time.monotonic()))
@@ -157,6 +158,7 @@ class RemoteShares:
             for left in range(len(digests) - 1, -1, -1):
                 sock.settimeout(max(0.001, deadline_s - time.monotonic()))
                 (length,) = _LENGTH.unpack(_read(sock, _LENGTH.size))
+                is_silent = False
                 if length != self._file_bytes:
                     is_at_end = length == 0
                     return
@@ -165,6 +167,8 @@ class RemoteShares:
                 yield content
         except OSError as error:
             logger.info("a block of %s:%d did not arrive: %s", peer.host, peer.port, error)
+            if is_silent and isinstance(error, TimeoutError):
+                self._ask_again_s[peer] = time.monotonic() + _PAUSE_S
         finally:
             if is_at_end:
                 self._sockets[peer] = sock

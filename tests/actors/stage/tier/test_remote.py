@@ -133,10 +133,12 @@ def test_an_answer_that_ends_early_is_absent(
     assert Reader(broken, node.server.address).load(1) == [block(1)]
 
 
-def test_a_rank_that_does_not_answer_costs_the_limit_at_most() -> None:
+def test_a_rank_that_does_not_answer_costs_one_limit(make_node: Callable[..., Node]) -> None:
     over = threading.Event()
     silent = served_by(lambda _: over.wait(LIMIT_S) and None)
-    assert Reader(silent).load(1, limit_s=0.05) == []
+    reader = Reader(silent, make_node(1).server.address)
+    assert reader.load(1, limit_s=0.05) == []
+    assert reader.load(1) == [block(1)], "it is left alone: to wait for it would take the limit"
     over.set()
 
 
