@@ -146,7 +146,7 @@ def test_a_stage_is_gone_before_the_next_is_loaded(monkeypatch: pytest.MonkeyPat
 
 
 def test_ceilings_are_rates_of_real_work() -> None:
-    ceilings = measure_ceilings(CPU, copy_bytes=1 << 20, matrix=64)
+    ceilings = measure_ceilings(CPU, num_bytes=1 << 20, matrix=64)
     assert ceilings.bandwidth_gb_s > 0
     assert ceilings.peak_gflop_s > 0
 
