@@ -163,7 +163,7 @@ def _jobs(
     if "capacity" in chosen:
         yield (
             "capacity",
-            lambda: sections.run_capacity(report.add, report.found["cost_models"], num_requests),  # type: ignore[func-returns-value]
+            lambda: sections.run_capacity(report.add, report.found["cost_models"], num_requests),
         )
     for shape in shapes if "live" in chosen else ():
         for name in backends:
