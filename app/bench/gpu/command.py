@@ -21,9 +21,10 @@ from app.bench.report import MeasurementError, today
 from app.bench.terminal import Json, Out, console
 from app.paths import locate
 
-# In the order in which their answers matter. Without --only all but the last are run: what a first
+# In the order in which their answers matter. Without --only the first five are run: what a first
 # ten minutes on a GPU should answer.
-SECTIONS = ("anatomy", "checks", "tokens", "steps", "kernels", "capacity")
+UNASKED = ("anatomy", "checks", "tokens", "steps", "kernels")
+SECTIONS = (*UNASKED, "capacity", "peers")
 SHAPES = (Path("configs/models/shapes/llama3-8b"),)
 REPORTS = Path("configs/hardware/reports")
 
@@ -35,7 +36,7 @@ Job = tuple[
 def command(
     context: typer.Context,
     only: Annotated[
-        str, typer.Option(help=f"Some of: {', '.join(SECTIONS)}. Absent: all but the last.")
+        str, typer.Option(help=f"Some of: {', '.join(SECTIONS)}. Absent: the first five.")
     ] = "",
     models: Annotated[
         list[Path] | None, typer.Option("--model", help="Folder with config.json; repeatable.")
@@ -61,7 +62,7 @@ def command(
     whatever happens next. Without --out it is named by GPU and date, in configs/hardware/reports; a
     Parquet file of its rows stands beside it. `--only anatomy` needs no GPU.
     """
-    chosen = _chosen(only, SECTIONS) if only else list(SECTIONS[:-1])
+    chosen = _chosen(only, SECTIONS) if only else list(UNASKED)
     on_gpu = torch.cuda.is_available()
     if not on_gpu and chosen != ["anatomy"]:
         console.print(
@@ -154,6 +155,12 @@ def _jobs(
                     _capacity, report, shape, name, kv_tokens, num_requests, live_s,
                 ),
             )  # fmt: skip
+    for shape in shapes if "peers" in chosen else ():
+        for name in backends:
+            yield (
+                f"peers, {shape.name}, {name}",
+                partial(sections.run_peers, report.add, shape, name, kv_tokens),
+            )
 
 
 def _capacity(report: GpuReport, *arguments: Any) -> dict[str, Any]:
