@@ -23,9 +23,10 @@ from app.bench.report import MeasurementError, today
 from app.bench.terminal import Json, Out, console
 from app.paths import locate
 
-# In the order in which their answers matter. Without --only all but the last two are run: what a
-# first ten minutes on a GPU should answer.
-SECTIONS = ("anatomy", "checks", "tokens", "steps", "kernels", "fit", "capacity", "live")
+# In the order in which their answers matter. Without --only the first six are run: what a first
+# ten minutes on a GPU should answer.
+UNASKED = ("anatomy", "checks", "tokens", "steps", "kernels", "fit")
+SECTIONS = (*UNASKED, "capacity", "live", "peers")
 WITHOUT_GPU = {"anatomy", "capacity"}
 SHAPES = (Path("configs/models/shapes/llama3-8b"),)
 REPORTS = Path("configs/hardware/reports")
@@ -38,7 +39,7 @@ Job = tuple[
 def command(
     context: typer.Context,
     only: Annotated[
-        str, typer.Option(help=f"Some of: {', '.join(SECTIONS)}. Absent: all but the last two.")
+        str, typer.Option(help=f"Some of: {', '.join(SECTIONS)}. Absent: the first six.")
     ] = "",
     models: Annotated[
         list[Path] | None, typer.Option("--model", help="Folder with config.json; repeatable.")
@@ -69,7 +70,7 @@ def command(
     which searches for hours of cores: fit on the GPU, search anywhere with --given, and try what
     was found with `--only live --given`.
     """
-    chosen = _chosen(only, SECTIONS) if only else list(SECTIONS[:-2])
+    chosen = _chosen(only, SECTIONS) if only else list(UNASKED)
     on_gpu = torch.cuda.is_available()
     if not on_gpu and not WITHOUT_GPU.issuperset(chosen):
         console.print(
@@ -170,6 +171,12 @@ def _jobs(
             yield (
                 f"live, {shape.name}, {name}",
                 partial(_live, report, shape, name, kv_tokens, capacities, live_s),
+            )
+    for shape in shapes if "peers" in chosen else ():
+        for name in backends:
+            yield (
+                f"peers, {shape.name}, {name}",
+                partial(sections.run_peers, report.add, shape, name, kv_tokens),
             )
 
 

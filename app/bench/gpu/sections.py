@@ -147,6 +147,15 @@ def run_live(
         give_back()
 
 
+def run_peers(add: Add, shape: Path, name: str, kv_tokens: int) -> None:
+    """Legato, then transformers, at the same loads."""
+    from app.bench.gpu.peer import LOADS, compare
+
+    stage = load_stage(shape, name, kv_tokens, True)
+    for row in compare(shape, torch.device("cuda"), stage, LOADS):
+        add("peers", row)
+
+
 def load_stage(shape: Path, name: str, kv_tokens: int, graphs: bool) -> LoadedStage:
     return LoadedStage(
         shape, backend=name, device="cuda", block_size=BLOCK_SIZES[name], max_requests=128,
