@@ -48,7 +48,7 @@ def drawn(logits: torch.Tensor, limits: tuple[tuple[int, float, float], ...]) ->
 )
 def test_rows_in_many_chunks(monkeypatch: pytest.MonkeyPatch, spread: float, most: int) -> None:
     monkeypatch.setattr(depths, "_CHUNK", 128)
-    monkeypatch.setattr(threshold, "_MOST_COLLECTED", most)
+    monkeypatch.setattr(threshold, "MOST_COLLECTED", most)
     logits = torch.randn(
         len(LIMITS), VOCABULARY, generator=torch.Generator().manual_seed(int(10 * spread))
     )
