@@ -75,7 +75,7 @@ def has_bin(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit(do_not_specialize=["row_stride"])
-def _count_kernel(
+def _bin_kernel(
     logits_ptr: tl.tensor,
     parameters_ptr: tl.tensor,
     highest_ptr: tl.tensor,
@@ -234,7 +234,7 @@ def intervals(
     chunks, device = Chunks.of(V), logits_RV.device
     highest_RC4 = torch.empty(R, chunks.count, 4, device=device)
     counts_RCB = torch.empty(R, chunks.count, NUM_BINS.value, dtype=torch.int32, device=device)
-    _count_kernel[(chunks.count, R)](
+    _bin_kernel[(chunks.count, R)](
         logits_RV, parameters, highest_RC4, counts_RCB, logits_RV.stride(0),
         **chunks.chunk_constants,
     )  # fmt: skip

@@ -12,12 +12,12 @@ import triton.language as tl
 
 @triton.jit
 def hash_of(token: tl.tensor, key: tl.tensor) -> tl.tensor:
-    """32 bits for each token of a row, in int64; see `kernels.random_stream`."""
+    """uint32 for each token of a row; see `kernels.random_stream`."""
     x = token.to(tl.uint32) + key.to(tl.uint32)
     x = ((x ^ (x >> 17)) * tl.full((), 0xED5AD4BB, tl.uint32)) ^ (key >> 32).to(tl.uint32)
     x = (x ^ (x >> 11)) * tl.full((), 0xAC4C1B51, tl.uint32)
     x = (x ^ (x >> 15)) * tl.full((), 0x31848BAB, tl.uint32)
-    return (x ^ (x >> 14)).to(tl.int64)
+    return x ^ (x >> 14)
 
 
 @triton.jit
@@ -48,7 +48,7 @@ def gumbel_scores(logit: tl.tensor, inverse: tl.tensor, hash_V: tl.tensor) -> tl
     """Perturbed logits in float64, each operation rounded by itself, as in
     `kernels.torch.sampling`."""
     one = tl.full((), 1.0, tl.float64)
-    above = (2 * hash_V + 1).to(tl.float64) * tl.full((), 2.0**-33, tl.float64)
+    above = (2 * hash_V.to(tl.int64) + 1).to(tl.float64) * tl.full((), 2.0**-33, tl.float64)
     noise = -natural_log(-natural_log(one - above))
     return logit.to(tl.float64) * inverse.to(tl.float64) + noise
 
@@ -59,7 +59,7 @@ def near_noise(hash_V: tl.tensor) -> tl.tensor:
     v = (hash_V.to(tl.float32) + 0.5) * (2.0**-32)
     # 1 - v keeps too few bits of a small v; the series drops v**4 / 5.
     series = v * (1.0 + v * (0.5 + v * (1.0 / 3.0 + v * 0.25)))
-    rest = (0xFFFFFFFF - hash_V).to(tl.float32) + 0.5
+    rest = (hash_V ^ tl.full((), 0xFFFFFFFF, tl.uint32)).to(tl.float32) + 0.5
     wait = tl.where(v < 0.05, series, -tl.log(rest * (2.0**-32)))
     return -tl.log(wait)
 

@@ -70,13 +70,15 @@ def _draw_kernel(
                 place_ptr_V = found_ptr + (row * MOST + place_V) * 2
                 tl.store(place_ptr_V, raw_V, mask=inside_V)
                 tl.store(place_ptr_V + 1, id_V.to(tl.float32, bitcast=True), mask=inside_V)
-        min_p = tl.load(parameters_ptr + row * 6 + 5)
-        key = tl.load(key_ptr + row * 3)
-        tolerance = 1e-3 + 1e-6 * tl.abs(highest)
-        score, token = fold_block(
-            raw_V, id_V, above_V & (weight_V >= min_p), inverse, key,
-            tl.full((), -float("inf"), tl.float64), tl.full((), V, tl.int32), tolerance, first_id,
-        )  # fmt: skip
+        above_V = above_V & (weight_V >= tl.load(parameters_ptr + row * 6 + 5))
+        score = tl.full((), -float("inf"), tl.float64)
+        token = tl.full((), V, tl.int32)
+        if tl.max(above_V.to(tl.int32), 0) > 0:
+            key = tl.load(key_ptr + row * 3)
+            tolerance = 1e-3 + 1e-6 * tl.abs(highest)
+            score, token = fold_block(
+                raw_V, id_V, above_V, inverse, key, score, token, tolerance, first_id
+            )
         tl.store(score_ptr + at, score)
         tl.store(token_ptr + at, token)
 
