@@ -1,10 +1,10 @@
 """The interval of depths that holds the thresholds of top_k and top_p, by many programs a row.
 
 Depth is the distance of a scaled logit from its row's highest. A row is cut into chunks, one
-program each, which counts the chunk's tokens in bins of 1/8, before anyone knows the row's highest:
-bins lie at multiples of 1/8 of the scaled logit itself, downward from the chunk's highest, so those
-of all chunks are the same. A bin's weight follows from its count to a factor of exp(1/8); that
-leaves a few bins which may hold a threshold (`_interval_kernel`).
+program each, which counts the chunk's tokens in bins of 1/8. No one knows the row's highest by
+then: bins lie at multiples of 1/8 of the scaled logit itself, downward from the chunk's highest, so
+those of all chunks are the same. A bin's weight follows from its count to a factor of exp(1/8);
+that leaves a few bins which may hold a threshold (`_interval_kernel`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,16 @@ DEEPEST = tl.constexpr(104.0)
 # The last bin holds all that is deeper than 16, of at most exp(-16) of the highest's weight each.
 NUM_BINS = tl.constexpr(128)
 PER_UNIT = tl.constexpr(8.0)
-# Scaled logits beyond have no bins, and no probability but in rows that have no others.
-_WIDEST = tl.constexpr(1e37)
+# Scaled logits beyond have no bins. A row whose highest is beyond half of it is searched whole.
+_WIDEST = tl.constexpr(262144.0)
+# Added to a float32 less than 2**22, leaves its nearest integer in the last bits.
+_ROUNDING = tl.constexpr(12582912.0)
+_ROUNDED_ZERO = tl.constexpr(0x4B400000)
+# More than are ever collected.
+_UNCOUNTED = tl.constexpr(1.0e9)
 # What sums in float32 may miss, relative to the weight of the row, with some room.
 _SLACK = tl.constexpr(4e-6)
-_CHUNK = 4096  # 32 programs for a row of 128k tokens, each token in a register
+_CHUNK = 2048  # 63 programs for a row of 128k tokens; 4096 take too many registers to overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +68,23 @@ def _is_limited(
 
 
 @triton.jit
-def bin_of(x: tl.tensor, highest: tl.tensor) -> tl.tensor:
-    """Bins of scaled logits below a highest one, as float32; the first is 0."""
-    below = tl.floor(highest * PER_UNIT) - tl.floor(x * PER_UNIT)
-    return tl.minimum(tl.maximum(below, 0.0), NUM_BINS - 1.0)
+def has_bin(x: tl.tensor) -> tl.tensor:
+    return x > -_WIDEST
 
 
 @triton.jit
-def has_bin(x: tl.tensor) -> tl.tensor:
-    return x > -_WIDEST
+def _rounded(x: tl.tensor) -> tl.tensor:
+    """The nearest multiple of 1 / PER_UNIT, as an integer: by adding, since conversions between
+    integers and floats take four times as long."""
+    x = tl.maximum(x, -_WIDEST)
+    return (x * PER_UNIT + _ROUNDING).to(tl.int32, bitcast=True) - _ROUNDED_ZERO
+
+
+@triton.jit
+def bin_of(x: tl.tensor, highest: tl.tensor) -> tl.tensor:
+    """Bins of scaled logits below a highest one, int32; the first is 0."""
+    below = _rounded(highest) - _rounded(x)
+    return tl.minimum(tl.maximum(below, 0), NUM_BINS - 1)
 
 
 @triton.jit(do_not_specialize=["row_stride"])
@@ -101,11 +114,11 @@ def _bin_kernel(
         highest = best * inverse
         x_V = raw_V * inverse
         counted_V = x_V > tl.where(tl.abs(highest) < _WIDEST, -_WIDEST, float("inf"))
-        bin_V = tl.where(counted_V, bin_of(x_V, highest), NUM_BINS - 1.0)
-        weight_V = tl.where(counted_V, tl.exp(x_V - highest), 0.0)
+        bin_V = tl.where(counted_V, bin_of(x_V, highest), 0)
+        weight_V = tl.where(x_V > -float("inf"), tl.exp(x_V - highest), 0.0)
         tl.store(out_ptr + 2, tl.sum(weight_V, 0))
-        tl.store(out_ptr + 3, tl.sum(tl.where(bin_V == NUM_BINS - 1.0, weight_V, 0.0), 0))
-        count_B = tl.histogram(bin_V.to(tl.int32), NUM_BINS, mask=counted_V)
+        tl.store(out_ptr + 3, tl.sum(tl.where(bin_V == NUM_BINS - 1, weight_V, 0.0), 0))
+        count_B = tl.histogram(bin_V, NUM_BINS, mask=counted_V)
         b = tl.arange(0, NUM_BINS)
         tl.store(counts_ptr + (row * COUNT + chunk) * NUM_BINS + b, count_B)
 
@@ -146,17 +159,17 @@ def _interval_kernel(
     top_k = tl.load(parameters_ptr + row * 6 + 3)
     top_p = tl.load(parameters_ptr + row * 6 + 4)
     highest = raw_highest * inverse
-    if _is_limited(inverse, top_k, top_p, V) & (tl.abs(highest) < _WIDEST):
+    if _is_limited(inverse, top_k, top_p, V) & (tl.abs(raw_highest) < float("inf")):
         last = NUM_BINS - 1
         b = tl.arange(0, NUM_BINS)
         at_C = (row * COUNT + c) * NUM_BINS
         inside_CB = (c < COUNT)[:, None] & (b < last)[None, :]
         x_C = best_C * inverse
         has_bins_C = (c < COUNT) & has_bin(x_C)
-        top_C = tl.where(has_bins_C, tl.floor(x_C * PER_UNIT), 0.0)
-        top = tl.floor(highest * PER_UNIT)
+        top_C = tl.where(has_bins_C, _rounded(x_C), 0)
+        top = _rounded(highest)
         # How many bins a chunk begins below the row.
-        shift_C = tl.where(has_bins_C, tl.minimum(top - top_C, NUM_BINS * 1.0), 0.0).to(tl.int32)
+        shift_C = tl.where(has_bins_C, tl.minimum(tl.maximum(top - top_C, 0), NUM_BINS), 0)
         own_CB = tl.load(
             counts_ptr + at_C[:, None] + b[None, :], mask=(c < COUNT)[:, None], other=0
         )
@@ -168,19 +181,20 @@ def _interval_kernel(
         count_B = tl.sum(count_CB, 0).to(tl.float32)
         up_to_B = tl.cumsum(count_B, 0)
         # A bin ends 1 / PER_UNIT above where it begins.
-        begin_B = tl.minimum((top - b.to(tl.float32)) * (1.0 / PER_UNIT) - highest, 0.0)
+        begin_B = ((top - b).to(tl.float32) - 0.5) * (1.0 / PER_UNIT) - highest
+        begin_B = tl.minimum(begin_B, 0.0)
         least_B = tl.exp(begin_B)
         most_B = tl.exp(tl.minimum(begin_B + 1.0 / PER_UNIT, 0.0))
         low_B = tl.cumsum(count_B * least_B, 0)
         high_B = tl.cumsum(count_B * most_B, 0)
         # Tokens with a bin in their chunk, but none in the row.
         is_out_CB = inside_CB & (b[None, :] + shift_C[:, None] >= last)
-        deep_CB = (top_C[:, None] - b[None, :].to(tl.float32) + 1.0) * (1.0 / PER_UNIT) - highest
+        deep_CB = ((top_C[:, None] - b[None, :]).to(tl.float32) + 0.5) * (1.0 / PER_UNIT) - highest
         deep_CB = tl.exp(tl.minimum(deep_CB, 0.0)) * own_CB.to(tl.float32)
         deep = tl.sum(tl.sum(tl.where(is_out_CB, deep_CB, 0.0), 1), 0)
-        weight_C = tl.load(highest_ptr_C + 2, mask=has_bins_C, other=0.0)
-        rest_C = tl.load(highest_ptr_C + 3, mask=has_bins_C, other=0.0)
-        scale_C = tl.where(has_bins_C, tl.exp(x_C - highest), 0.0)
+        weight_C = tl.load(highest_ptr_C + 2, mask=c < COUNT, other=0.0)
+        rest_C = tl.load(highest_ptr_C + 3, mask=c < COUNT, other=0.0)
+        scale_C = tl.where(x_C > -float("inf"), tl.exp(x_C - highest), 0.0)
         total = tl.sum(weight_C * scale_C, 0)
         deep += tl.sum(rest_C * scale_C, 0)
         deep_low_B = tl.max(low_B, 0) - low_B
@@ -201,19 +215,26 @@ def _interval_kernel(
         begin = tl.sum((is_bin_B & above_B).to(tl.int32), 0)
         begin = tl.where(by_count, tl.where(top_p < 1, tl.minimum(begin, index_k), index_k), begin)
         end = tl.where(by_count, index_k, tl.sum((is_bin_B & may_be_above_B).to(tl.int32), 0))
-        # Tokens of the interval, and of the chunks before.
-        in_row_C = tl.sum(count_CB, 1)
+        # Tokens of the interval in chunks before, and here; and tokens above it.
         is_in_B = (b >= begin) & (b <= end)
         here_C = tl.sum(tl.where(is_in_B[None, :], count_CB, 0), 1)
-        here_C += tl.where(end == last, own_C - in_row_C, 0)
-        before_C = tl.cumsum(here_C, 0) - here_C
-        place_ptr_C = places_ptr + (row * COUNT + c) * 2
-        tl.store(place_ptr_C, before_C, mask=c < COUNT)
+        here_C += tl.where(end == last, own_C - tl.sum(count_CB, 1), 0)
+        above_C = tl.sum(tl.where((b < begin)[None, :], count_CB, 0), 1)
+        num = tl.sum(here_C, 0).to(tl.float32)
+        if tl.abs(highest) >= _WIDEST * 0.5:
+            begin = begin * 0
+            end = begin + last
+            here_C *= 0
+            above_C *= 0
+            num = num * 0.0 + _UNCOUNTED
+        place_ptr_C = places_ptr + (row * COUNT + c) * 3
+        tl.store(place_ptr_C, tl.cumsum(here_C, 0) - here_C, mask=c < COUNT)
         tl.store(place_ptr_C + 1, here_C, mask=c < COUNT)
+        tl.store(place_ptr_C + 2, above_C, mask=c < COUNT)
         tl.store(out_ptr + 2, begin.to(tl.float32))
         tl.store(out_ptr + 3, end.to(tl.float32))
-        tl.store(out_ptr + 4, tl.sum(here_C, 0).to(tl.float32))
-        tl.store(out_ptr + 5, _at(up_to_B, begin - 1))
+        tl.store(out_ptr + 4, num)
+        tl.store(out_ptr + 5, tl.sum(above_C, 0).to(tl.float32))
         tl.store(out_ptr + 6, total)
 
 
@@ -228,7 +249,8 @@ def intervals(
         (R, 8) float32: the highest logit, the bits of the lowest id that has it, the first and the
         last bin that may hold a threshold (where none is searched, all bins are above), how many
         tokens they have, how many are above, the weight of all tokens, and nothing.
-        (R, chunks, 2) int32: how many tokens these bins have before a chunk, and in it.
+        (R, chunks, 3) int32: how many tokens these bins have before a chunk, and in it; how many of
+        the chunk are above. Without an interval nothing.
     """
     R, V = logits_RV.shape
     chunks, device = Chunks.of(V), logits_RV.device
@@ -239,8 +261,8 @@ def intervals(
         **chunks.chunk_constants,
     )  # fmt: skip
     rows_R8 = torch.empty(R, 8, device=device)
-    places_RC2 = torch.empty(R, chunks.count, 2, dtype=torch.int32, device=device)
+    places_RC3 = torch.empty(R, chunks.count, 3, dtype=torch.int32, device=device)
     _interval_kernel[(R,)](
-        parameters, highest_RC4, counts_RCB, rows_R8, places_RC2, num_warps=4, **chunks.constants
+        parameters, highest_RC4, counts_RCB, rows_R8, places_RC3, num_warps=8, **chunks.constants
     )
-    return rows_R8, places_RC2
+    return rows_R8, places_RC3

@@ -56,11 +56,12 @@ def gumbel_scores(logit: tl.tensor, inverse: tl.tensor, hash_V: tl.tensor) -> tl
 @triton.jit
 def near_noise(hash_V: tl.tensor) -> tl.tensor:
     """The noise in float32, to an absolute error of about 1e-5."""
-    v = (hash_V.to(tl.float32) + 0.5) * (2.0**-32)
-    # 1 - v keeps too few bits of a small v; the series drops v**4 / 5.
+    # Of a small v, 1 - v would keep too few bits; the series drops v**4 / 5.
+    is_small_V = hash_V < tl.full((), 0x0CCCCCCC, tl.uint32)
+    part_V = tl.where(is_small_V, hash_V, hash_V ^ tl.full((), 0xFFFFFFFF, tl.uint32))
+    v = (part_V.to(tl.float32) + 0.5) * (2.0**-32)  # or 1 - v
     series = v * (1.0 + v * (0.5 + v * (1.0 / 3.0 + v * 0.25)))
-    rest = (hash_V ^ tl.full((), 0xFFFFFFFF, tl.uint32)).to(tl.float32) + 0.5
-    wait = tl.where(v < 0.05, series, -tl.log(rest * (2.0**-32)))
+    wait = tl.where(is_small_V, series, -tl.log(v))
     return -tl.log(wait)
 
 

@@ -48,37 +48,43 @@ def _draw_kernel(
     raw_highest = tl.load(row_ptr)
     inverse = tl.load(parameters_ptr + row * 6 + 2)
     if (inverse > 0) & (tl.abs(raw_highest) < float("inf")):
-        low = tl.load(row_ptr + 2)
-        high = tl.load(row_ptr + 3)
-        num = tl.load(row_ptr + 4).to(tl.int32)
-        id_V = chunk * SIZE + tl.arange(0, SIZE)
-        raw_V = tl.load(logits_ptr + row * row_stride + id_V, mask=id_V < V, other=-float("inf"))
-        x_V = raw_V * inverse
-        highest = raw_highest * inverse
-        weight_V = tl.exp(x_V - highest)
-        above_V = weight_V > 0
+        low = tl.load(row_ptr + 2).to(tl.int32)
+        high = tl.load(row_ptr + 3).to(tl.int32)
+        num = tl.load(row_ptr + 4)
         at = row * COUNT + chunk
-        if high >= low:
+        is_limited = (high >= low).to(tl.int32)
+        before = tl.load(places_ptr + at * 3, mask=is_limited > 0, other=0)
+        num_here = tl.load(places_ptr + at * 3 + 1, mask=is_limited > 0, other=0)
+        num_above = tl.load(places_ptr + at * 3 + 2, mask=is_limited > 0, other=1)
+        mass = tl.zeros((), tl.float32)
+        score = tl.full((), -float("inf"), tl.float64)
+        token = tl.full((), V, tl.int32)
+        if num_here + num_above > 0:
+            id_V = chunk * SIZE + tl.arange(0, SIZE)
+            raw_V = tl.load(
+                logits_ptr + row * row_stride + id_V, mask=id_V < V, other=-float("inf")
+            )
+            x_V = raw_V * inverse
+            highest = raw_highest * inverse
             bin_V = bin_of(x_V, highest)
-            above_V = above_V & (bin_V < low)
-            tl.store(mass_ptr + at, tl.sum(tl.where(above_V, weight_V, 0.0), 0))
-            before = tl.load(places_ptr + at * 2)
-            here = tl.load(places_ptr + at * 2 + 1)
-            if (here > 0) & (num <= MOST):
+            if (num_here > 0) & (num <= MOST):
                 inside_V = has_bin(x_V) & (bin_V >= low) & (bin_V <= high)
                 place_V = before + tl.cumsum(inside_V.to(tl.int32), 0) - 1
                 place_ptr_V = found_ptr + (row * MOST + place_V) * 2
                 tl.store(place_ptr_V, raw_V, mask=inside_V)
                 tl.store(place_ptr_V + 1, id_V.to(tl.float32, bitcast=True), mask=inside_V)
-        above_V = above_V & (weight_V >= tl.load(parameters_ptr + row * 6 + 5))
-        score = tl.full((), -float("inf"), tl.float64)
-        token = tl.full((), V, tl.int32)
-        if tl.max(above_V.to(tl.int32), 0) > 0:
-            key = tl.load(key_ptr + row * 3)
-            tolerance = 1e-3 + 1e-6 * tl.abs(highest)
-            score, token = fold_block(
-                raw_V, id_V, above_V, inverse, key, score, token, tolerance, first_id
-            )
+            if num_above > 0:
+                # Without an interval all bins are above it.
+                weight_V = tl.where(bin_V < low, tl.exp(x_V - highest), 0.0)
+                mass = tl.sum(weight_V, 0)
+                kept_V = (weight_V > 0) & (weight_V >= tl.load(parameters_ptr + row * 6 + 5))
+                if tl.max(kept_V.to(tl.int32), 0) > 0:
+                    key = tl.load(key_ptr + row * 3)
+                    tolerance = 1e-3 + 1e-6 * tl.abs(highest)
+                    score, token = fold_block(
+                        raw_V, id_V, kept_V, inverse, key, score, token, tolerance, first_id
+                    )
+        tl.store(mass_ptr + at, mass)
         tl.store(score_ptr + at, score)
         tl.store(token_ptr + at, token)
 
@@ -92,14 +98,14 @@ def _launch(
         empty = torch.empty(0, device=device)
         return empty.double(), empty.int()
     parameters, keys = packed_R3.view(torch.float32), packed_R3.view(torch.int64)
-    rows_R8, places_RC2 = intervals(logits_RV, parameters)
+    rows_R8, places_RC3 = intervals(logits_RV, parameters)
     most = min(threshold.MOST_COLLECTED, V)
     found_RM2 = torch.empty(R, most, 2, device=device)
     masses_RC = torch.empty(R, chunks.count, device=device)
     scores_RC = torch.empty(R, chunks.count, dtype=torch.float64, device=device)
     tokens_RC = torch.empty(R, chunks.count, dtype=torch.int32, device=device)
     _draw_kernel[(chunks.count, R)](
-        logits_RV, parameters, keys, rows_R8, places_RC2, found_RM2, masses_RC, scores_RC,
+        logits_RV, parameters, keys, rows_R8, places_RC3, found_RM2, masses_RC, scores_RC,
         tokens_RC, logits_RV.stride(0), first_id, MOST=most, **chunks.chunk_constants,
     )  # fmt: skip
     return threshold.finish(

@@ -68,19 +68,23 @@ def _search(
     searching = kept > dropped
     while searching:
         middle = dropped + (kept - dropped) * 0.5
-        weight = base
-        at_most = dropped  # the highest logit <= middle
-        above = kept  # the lowest logit > middle
+        # Reduced after the last block: a reduction takes longer than the rest of a block.
+        weight_N = tl.zeros((BLOCK,), tl.float32)
+        at_most_N = tl.zeros((BLOCK,), tl.float32) + dropped  # the highest logit <= middle
+        above_N = tl.zeros((BLOCK,), tl.float32) + kept  # the lowest logit > middle
         for begin in range(0, num, BLOCK):
             _raw_N, x_N, _id_N, is_one_N = _candidates(
                 ptr, begin, num, are_collected, scaled_highest, inverse, low, high, BLOCK
             )
             is_above_N = is_one_N & (x_N > middle)
             unit_N = tl.exp(x_N - scaled_highest) if BY_MASS else 1.0
-            weight += tl.sum(tl.where(is_above_N, unit_N, 0.0), 0)
+            weight_N += tl.where(is_above_N, unit_N, 0.0)
             is_below_N = is_one_N & (x_N <= middle)
-            at_most = tl.maximum(at_most, tl.max(tl.where(is_below_N, x_N, dropped), 0))
-            above = tl.minimum(above, tl.min(tl.where(is_above_N, x_N, kept), 0))
+            at_most_N = tl.maximum(at_most_N, tl.where(is_below_N, x_N, dropped))
+            above_N = tl.minimum(above_N, tl.where(is_above_N, x_N, kept))
+        weight = base + tl.sum(weight_N, 0)
+        at_most = tl.max(at_most_N, 0)
+        above = tl.min(above_N, 0)
         keeps_more = weight < limit
         # No logit lies in (at_most, middle] or in (middle, above): jump over the gaps.
         exhausted = tl.where(keeps_more, at_most <= dropped, above >= kept)
@@ -90,16 +94,16 @@ def _search(
         )
         dropped = tl.where(keeps_more, dropped, middle)
         searching = (exhausted == 0) & (stuck == 0)
-    count = 0.0
-    mass = 0.0
+    count_N = tl.zeros((BLOCK,), tl.float32)
+    mass_N = tl.zeros((BLOCK,), tl.float32)
     for begin in range(0, num, BLOCK):
         _raw_N, x_N, _id_N, is_one_N = _candidates(
             ptr, begin, num, are_collected, scaled_highest, inverse, low, high, BLOCK
         )
         is_above_N = is_one_N & (x_N > kept)
-        count += tl.sum(tl.where(is_above_N, 1.0, 0.0), 0)
-        mass += tl.sum(tl.where(is_above_N, tl.exp(x_N - scaled_highest), 0.0), 0)
-    return kept, count, mass
+        count_N += tl.where(is_above_N, 1.0, 0.0)
+        mass_N += tl.where(is_above_N, tl.exp(x_N - scaled_highest), 0.0)
+    return kept, tl.sum(count_N, 0), tl.sum(mass_N, 0)
 
 
 @triton.jit
@@ -122,14 +126,16 @@ def _threshold(
     """The lowest scaled logit that a row keeps, and the highest id kept among those equal to it."""
     threshold = highest - DEEPEST
     last_tie = tl.full((), V, tl.int32)
-    top = -float("inf")
-    bottom = float("inf")
+    top_N = tl.full((BLOCK,), -float("inf"), tl.float32)
+    bottom_N = tl.full((BLOCK,), float("inf"), tl.float32)
     for begin in range(0, num, BLOCK):
         _raw_N, x_N, _id_N, is_one_N = _candidates(
             ptr, begin, num, are_collected, highest, inverse, low, high, BLOCK
         )
-        top = tl.maximum(top, tl.max(tl.where(is_one_N, x_N, -float("inf")), 0))
-        bottom = tl.minimum(bottom, tl.min(tl.where(is_one_N, x_N, float("inf")), 0))
+        top_N = tl.maximum(top_N, tl.where(is_one_N, x_N, -float("inf")))
+        bottom_N = tl.minimum(bottom_N, tl.where(is_one_N, x_N, float("inf")))
+    top = tl.max(top_N, 0)
+    bottom = tl.min(bottom_N, 0)
     if top > -float("inf"):
         under = bottom - (1e-3 + 1e-3 * tl.abs(bottom))
         num_ties = V * 1.0
@@ -217,8 +223,8 @@ def _finish_kernel(
         better = (best > score) | ((best == score) & (first < token))
         score = tl.where(better, best, score)
         token = tl.where(better, first, token)
-        low = tl.load(row_ptr + 2)
-        high = tl.load(row_ptr + 3)
+        low = tl.load(row_ptr + 2).to(tl.int32)
+        high = tl.load(row_ptr + 3).to(tl.int32)
         num = tl.load(row_ptr + 4).to(tl.int32)
         if high >= low:
             highest = raw_highest * inverse
@@ -270,7 +276,7 @@ def finish(
     _finish_kernel[(R,)](
         logits_RV, parameters, keys, rows_R8, found_RM2, masses_RC, scores_RC, tokens_RC, scores_R,
         tokens_R, logits_RV.stride(0), first_id, MOST=found_RM2.shape[1],
-        BLOCK=min(_BLOCK_SEARCH, triton.next_power_of_2(V)), num_warps=4,
+        BLOCK=min(_BLOCK_SEARCH, triton.next_power_of_2(V)), num_warps=8,
         **Chunks.of(V).constants,
     )  # fmt: skip
     return scores_R, tokens_R

@@ -67,9 +67,9 @@ def test_the_interval_holds_the_thresholds_and_little_else(
     name: str, top_k: int, top_p: float
 ) -> None:
     logits_V = rows()[name]
-    row_8, places_C2 = intervals(logits_V, top_k, top_p)
+    row_8, places_C3 = intervals(logits_V, top_k, top_p)
     highest, _, begin, end, num, above, total, _ = row_8.tolist()
-    bin_V = (np.floor(highest * 8) - (logits_V * 8).floor()).clamp(0, depths.NUM_BINS.value - 1)
+    bin_V = (np.round(highest * 8) - (logits_V * 8).round()).clamp(0, depths.NUM_BINS.value - 1)
     finite_V = logits_V > -torch.inf
     assert highest == logits_V.max()
     assert int(row_8.view(torch.int32)[1]) == logits_V.argmax()
@@ -78,7 +78,8 @@ def test_the_interval_holds_the_thresholds_and_little_else(
     assert num == inside_V.sum()
     assert above == (finite_V & (bin_V < begin)).sum()
     here = [int(part.sum()) for part in inside_V.split(CHUNK)]
-    assert places_C2.tolist() == [[sum(here[:c]), n] for c, n in enumerate(here)]
+    above_C = [int(part.sum()) for part in (finite_V & (bin_V < begin)).split(CHUNK)]
+    assert places_C3.tolist() == [[sum(here[:c]), here[c], above_C[c]] for c in range(len(above_C))]
     wanted = thresholds(logits_V, top_k, top_p)
     bins = bin_V[torch.isin(logits_V, torch.tensor(wanted))]
     assert begin <= bins.min()
