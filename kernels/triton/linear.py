@@ -82,10 +82,7 @@ def group_product(
         x = _inputs(x_row_T1, inside_T, group, i, K, GROUP, WIDTH)
         column = group * WIDTH + i
         codes = tl.load(code_row_O1 + column[None, :], mask=inside_O[:, None], other=0)
-        if KIND == "fp8":
-            weight = unpack_fp8(codes, x)
-        else:
-            weight = unpack_int8(codes, zero_O1, x)
+        weight = unpack_fp8(codes, x) if KIND == "fp8" else unpack_int8(codes, zero_O1, x)
         if WEIGHTS_FIRST:
             part = tl.dot(weight, tl.trans(x), input_precision=PRECISION)
         else:
