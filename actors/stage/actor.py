@@ -59,7 +59,7 @@ class StageActor:
         if spec.device != "cpu":
             from actors.transport.communicator import claim_device
 
-            spec = replace(spec, device=str(claim_device(spec.device, spec.num_stages > 1)))
+            spec = replace(spec, device=str(claim_device(spec.device)))
         self._spec = spec
         self._is_last, self._is_alone = spec.is_last, spec.is_alone
         self._runner: StageRunner | None = None

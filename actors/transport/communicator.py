@@ -25,10 +25,11 @@ from actors.transport.group import RankGroup
 _NEVER_ASKED = "Legato's graphs neither overlap communication nor hold collectives"
 
 
-def claim_device(kind: str, sends: bool) -> torch.device:
-    """This process's device of a kind. sends: activations go from it to other stages."""
+def claim_device(kind: str) -> torch.device:
+    """This process's device of a kind, made known to Ray, whose graphs enter it even if nothing is
+    sent from it: left to itself, Ray finds none where ranks see all GPUs."""
     device = assigned_device(kind)
-    if device.type == "cuda" and sends:
+    if device.type == "cuda":
         register_context(device)
     return device
 

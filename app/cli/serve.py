@@ -24,6 +24,7 @@ from app.cli.banner import show_banner
 from app.cli.local_ray import start_ray
 from app.cli.serve_config import (
     DEFAULT_CONFIG,
+    check_gpus,
     load_config,
     num_cpus_of,
     remove_shares,
@@ -120,12 +121,15 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
         ends_s.append(_age_s())
         signal.signal(signal.SIGTERM, stop)  # replaces Ray's handler, which exits at once
         try:
+            check_gpus(config, ray.cluster_resources().get("GPU", 0.0))
             client = serve_start(
                 http_options=schema.http_options.model_dump(),
                 proxy_location=schema.proxy_location,
             )
             client.deploy_apps(schema, _blocking=False)
             problem = _wait(ray_serve, address, status, done, ends_s)
+        except SettingsError as error:
+            problem = str(error)
         except KeyboardInterrupt:
             problem = "interrupted"
     guard = _guard(ray.get_runtime_context().get_session_name())

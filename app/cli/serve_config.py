@@ -95,9 +95,7 @@ def num_cpus_of(config: dict[str, Any]) -> int:
     total = 0.0
     for application in config["applications"]:
         args = application.get("args") or {}
-        models = {group.deployment: group.model for group in engine_groups(args)}
-        if not is_fleet(args):
-            models = {"LLMServer": 0}
+        models = _models_of(args)
         counts = dict.fromkeys([*models, "Front"] if is_fleet(args) else models, 1)
         for deployment in application.get("deployments") or []:
             scaled = deployment.get("autoscaling_config") or {}
@@ -110,6 +108,38 @@ def num_cpus_of(config: dict[str, Any]) -> int:
             groups = bundles(stage.num_stages, stage.tensor_ranks, resolved.cpus_per_rank, 0.0)
             total += counts[name] * sum(bundle["CPU"] for bundle in groups)
     return math.ceil(2 * total)
+
+
+def _models_of(args: dict[str, Any]) -> dict[str, int]:
+    """The deployments of engines, and the number of the model of each."""
+    models = {group.deployment: group.model for group in engine_groups(args)}
+    return models if is_fleet(args) else {"LLMServer": 0}
+
+
+def check_gpus(config: dict[str, Any], found: float) -> None:
+    """Raises SettingsError if replicas that the config starts with would wait for ever for a GPU.
+
+    found: GPUs of this machine, which `parallel.device: auto` takes."""
+    total = 0.0
+    for application in config["applications"]:
+        args = application.get("args") or {}
+        counts = dict[str, int]()
+        for deployment in application.get("deployments") or []:
+            scaled = deployment.get("autoscaling_config") or {}
+            least = scaled.get("min_replicas", 1) if scaled else deployment.get("num_replicas") or 1
+            counts[deployment["name"]] = 1 if least == "auto" else least
+        each = parse_each(args)
+        for name, model in _models_of(args).items():
+            parallel = each[model].parallel
+            if parallel.device == "cuda" or (parallel.device == "auto" and found):
+                per_rank = 1.0 if parallel.gpus_per_rank is None else parallel.gpus_per_rank
+                ranks = parallel.pipeline_stages * parallel.tensor_ranks
+                total += counts.get(name, 1) * ranks * per_rank
+    if total > found:
+        raise SettingsError(
+            f"the engines need {total:g} GPUs and this machine has {found:g}: set "
+            "parallel.device: cpu, or fewer stages, ranks or replicas"
+        )
 
 
 def remove_shares(config: dict[str, Any]) -> None:

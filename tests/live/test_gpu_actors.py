@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import ray
-import torch
 from ray.experimental.channel import ChannelContext
 from ray.experimental.channel.torch_tensor_accelerator_channel import (
     _do_check_has_accelerators,
@@ -59,8 +58,16 @@ async def test_ranks_that_share_memory_see_all_gpus_under_numbers_that_differ(
     async with actors_on(
         "cuda", tiny_model("llama"), tensor_ranks=2, symmetric_memory=True
     ) as stages:
-        found = await asked(stages, lambda stage: torch.device(stage._spec.device).index)
-        assert sorted(found) == [0, 1]
+        found = await asked(stages, devices)
+        assert sorted(found) == [("cuda:0", "cuda:0"), ("cuda:1", "cuda:1")]
+
+
+async def test_a_graph_enters_the_device_of_a_lone_rank(
+    ray_cluster: None, tiny_model: Callable[..., Path]
+) -> None:
+    """Also where Ray has been told not to set CUDA_VISIBLE_DEVICES."""
+    async with actors_on("cuda", tiny_model("llama"), symmetric_memory=True) as stages:
+        assert await asked(stages, devices) == [("cuda:0", "cuda:0")]
 
 
 async def test_ranks_meet_at_a_port_of_their_own_node(

@@ -20,14 +20,14 @@ from app.simulate.workload.requests import Workload
 
 
 class LiveRun:
-    """One workload through one core and one stage. Times are seconds since the start."""
+    """One workload through one core and one stage. record: times are seconds since the start."""
 
     def __init__(self, runner: StageRunner, config: SchedulerConfig, workload: Workload) -> None:
         self._runner = runner
         self._core = build_core(config)
         self._workload = workload
-        self._record = RunRecord(len(workload))
-        self._record.arrival_s = workload.arrival_s.tolist()
+        self.record = RunRecord(len(workload))
+        self.record.arrival_s = workload.arrival_s.tolist()
         self._plans: deque[StepPlan] = deque()
         self._wake_s: float | None = None
         self._begin_s = 0.0
@@ -35,7 +35,7 @@ class LiveRun:
     def run(self, give_up_after_s: float | None = None) -> Summary:
         """Serve to the last token, or until `give_up_after_s`."""
         build = requests_of(self._workload)
-        arrivals = deque(enumerate(self._record.arrival_s))
+        arrivals = deque(enumerate(self.record.arrival_s))
         self._begin_s = time.perf_counter()
         now_s = 0.0
         while (arrivals or not self._core.is_idle) and now_s < (give_up_after_s or float("inf")):
@@ -52,10 +52,10 @@ class LiveRun:
                 due_s = arrivals[0][1] if arrivals else now_s
                 wake_s = due_s if self._wake_s is None else min(due_s, self._wake_s)
                 time.sleep(max(0.0, wake_s - self._now_s()))
-        self._record.end_s = self._now_s()
+        self.record.end_s = self._now_s()
         # The stage forgets them all, those too that were given up; no step has this number.
         self._runner.execute(StepPlan(-1, (), released=tuple(range(len(self._workload)))), None)
-        return summarize(self._record, tbt_objective_s=self._core.config.tbt_s)
+        return summarize(self.record, tbt_objective_s=self._core.config.tbt_s)
 
     def _now_s(self) -> float:
         return time.perf_counter() - self._begin_s
@@ -63,9 +63,9 @@ class LiveRun:
     def _step(self, plan: StepPlan) -> None:
         begin_s = self._now_s()
         for started in plan.started:
-            self._record.num_starts[started.request_id] += 1
-            if self._record.num_starts[started.request_id] == 1:
-                self._record.started_s[started.request_id] = begin_s
+            self.record.num_starts[started.request_id] += 1
+            if self.record.num_starts[started.request_id] == 1:
+                self.record.started_s[started.request_id] = begin_s
         # With lookahead the core has planned the next step already: the GPU may have it now.
         result = self._runner.execute(
             plan, None, lambda wait_s: self._plans[0] if self._plans else None
@@ -73,12 +73,9 @@ class LiveRun:
         if not isinstance(result, StepResult):
             raise TypeError("a live run needs the whole model in one stage")
         end_s = self._now_s()
-        self._record.num_steps += 1
-        self._record.busy_s += end_s - begin_s
+        self.record.num_steps += 1
+        self.record.busy_s += end_s - begin_s
         self._carry_out(self._core.handle(StepDone(result), end_s))
-
-    def _following(self, wait_s: float) -> StepPlan | None:
-        return self._plans[0] if self._plans else None
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
@@ -90,7 +87,7 @@ class LiveRun:
                 self._wake_s = instruction.time_s
 
     def _emit(self, emit: Emit) -> None:
-        record, now_s = self._record, self._now_s()
+        record, now_s = self.record, self._now_s()
         for output in emit.outputs:
             i = output.request_id
             for _ in output.tokens:

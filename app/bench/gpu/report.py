@@ -19,7 +19,7 @@ _WRITE_EVERY_S = 5.0
 
 @dataclass(slots=True)
 class GpuSections:
-    """rows: by section ("anatomy", "checks", "tokens", "steps", "kernels", "capacity")."""
+    """rows: by section ("anatomy", "checks", ..., "peers")."""
 
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
@@ -118,5 +118,5 @@ def write_parquet(report: Mapping[str, Any], sections: GpuSections, path: Path) 
 
 
 def _label(row: Mapping[str, Any]) -> str:
-    known = ("model", "backend", "kernel", "policy", "case", "name")
+    known = ("model", "backend", "kernel", "policy", "case", "name", "server")
     return ", ".join(str(row[key]) for key in known if key in row)

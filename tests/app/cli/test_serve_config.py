@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from actors.transport.shares import make_private, shares_root
-from app.cli.serve_config import load_config, num_cpus_of, remove_shares, set_address
+from app.cli.serve_config import (
+    check_gpus,
+    load_config,
+    num_cpus_of,
+    remove_shares,
+    set_address,
+)
 from app.settings.model_folder import SettingsError
 
 pytestmark = pytest.mark.ray  # counting the CPUs of a deployment imports Ray
@@ -25,6 +31,32 @@ pytestmark = pytest.mark.ray  # counting the CPUs of a deployment imports Ray
 )
 def test_there_is_room_for_the_new_beside_the_old(name: str, most: float) -> None:
     assert num_cpus_of(load_config(Path(f"configs/serve/{name}.yaml"))) == most
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [("demo", 1), ("two_stages", 2), ("tp2", 2), ("two_models", 2), ("split", 2)],
+)
+def test_engines_that_would_wait_for_a_gpu_are_refused(name: str, needed: int) -> None:
+    config = load_config(Path(f"configs/serve/{name}.yaml"))
+    check_gpus(config, 0.0)  # by themselves they take the CPU
+    check_gpus(config, needed)
+    if needed > 1:
+        with pytest.raises(SettingsError, match=f"need {needed} GPUs and this machine has 1"):
+            check_gpus(config, 1.0)
+    for args in [application["args"] for application in config["applications"]]:
+        args["parallel"] = {**args.get("parallel", {}), "device": "cuda"}
+    with pytest.raises(SettingsError, match="this machine has 0"):
+        check_gpus(config, 0.0)
+
+
+def test_replicas_that_come_later_need_no_gpu_yet() -> None:
+    config = load_config(Path("configs/serve/autoscaled.yaml"))
+    check_gpus(config, 1.0)
+    config["applications"][0]["deployments"][0].pop("autoscaling_config")
+    config["applications"][0]["deployments"][0]["num_replicas"] = 3
+    with pytest.raises(SettingsError, match="need 3 GPUs"):
+        check_gpus(config, 1.0)
 
 
 @pytest.mark.parametrize(
