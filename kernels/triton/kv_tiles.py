@@ -78,10 +78,7 @@ def load_tile(
     if WHOLE and D == BLOCK_D:
         tile = tl.load(tile_ptr)
     else:
-        if WHOLE:
-            mask = (d < D)[None, :]
-        else:
-            mask = inside_K[:, None] & (d < D)[None, :]
+        mask = (d < D)[None, :] if WHOLE else inside_K[:, None] & (d < D)[None, :]
         tile = tl.load(tile_ptr, mask=mask, other=0)
     if FLOAT8 == BY_INSTRUCTION:
         tile = tile.to(tl.float8e4nv, bitcast=True).to(like.dtype)
