@@ -25,8 +25,10 @@ KERNELS = {
     "_dequantize_kernel",
     "_expand_kernel",
     "_expert_linear_kernel",
+    "_few_tokens_kernel",
     "_finish_kernel",
     "_interval_kernel",
+    "_list_kernel",
     "_mask_kernel",
     "_merge_kernel",
     "_move_kernel",
@@ -53,9 +55,10 @@ def test_nothing_compiles_while_serving() -> None:
     counts = json.loads(done.stdout)
     assert set(counts["variants"]) == {
         "_bin_kernel", "_count_kernel", "_decode_kernel", "_draw_kernel", "_edit_kernel",
-        "_expand_kernel", "_expert_linear_kernel", "_finish_kernel", "_interval_kernel",
-        "_mask_kernel", "_merge_kernel", "_move_kernel", "_place_kernel", "_plan_kernel",
-        "_prefill_kernel", "_rope_and_cache_kernel", "_shrink_kernel", "_sum_experts_kernel",
+        "_expand_kernel", "_expert_linear_kernel", "_few_tokens_kernel", "_finish_kernel",
+        "_interval_kernel", "_list_kernel", "_mask_kernel", "_merge_kernel", "_move_kernel",
+        "_place_kernel", "_plan_kernel", "_prefill_kernel", "_rope_and_cache_kernel",
+        "_shrink_kernel", "_sum_experts_kernel",
     }  # fmt: skip
     for counted in counts.values():  # gate and up, down
         assert counted.pop("_expert_linear_kernel") == 2
@@ -81,7 +84,9 @@ def test_every_kernel_compiles(arch: int) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(done.stdout)["kernels"]
-    assert {row["kernel"] for row in rows} == KERNELS
+    # Measured on Hopper alone, where cuBLAS is slower.
+    older = {"_few_tokens_kernel"} if arch < 90 else set()
+    assert {row["kernel"] for row in rows} == KERNELS - older
     assert all(row["cubin_bytes"] > 0 for row in rows)
     assert max(row["shared_bytes"] for row in rows) <= SHARED_BYTES[arch]
     for kernel in ("_prefill_kernel", "_expert_linear_kernel"):
