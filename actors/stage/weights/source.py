@@ -76,8 +76,8 @@ class DummySource:
 
     Every stage and rank draws the whole tensor and keeps its part, so the model does not depend on
     the split. Norm weights are ones; others are uniform with standard deviation 0.02, one random
-    byte each, so that large models for measurements are drawn quickly. To a GPU only those bytes
-    are transferred: they become numbers there.
+    byte each, so that large models for measurements are drawn quickly. A GPU draws numbers of its
+    own, in a tenth of the time.
     """
 
     # Bytes -128 .. 127, shifted by a half to be symmetric; the standard deviation of a uniform
@@ -93,12 +93,21 @@ class DummySource:
         if len(shape) == 1 and name.endswith(".weight"):
             full = torch.ones(shape, dtype=self._dtype, device=self._device)
         else:
-            digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
-            stream = np.random.Generator(np.random.SFC64(int.from_bytes(digest, "little")))
-            drawn = np.frombuffer(stream.bytes(math.prod(shape)), dtype=np.int8).reshape(shape)
-            codes = cut(torch.from_numpy(drawn.copy()), part)
-            return codes.to(self._device).to(self._dtype).add_(0.5).mul_(self._STEP)
+            codes = cut(self._draw(name, shape), part)
+            return codes.to(self._dtype).add_(0.5).mul_(self._STEP)
         return cut(full, part)
+
+    def _draw(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
+        seed = int.from_bytes(digest, "little")
+        if self._device.type == "cuda":
+            generator = torch.Generator(self._device).manual_seed(seed >> 1)  # it takes 63 bits
+            return torch.randint(
+                -128, 128, shape, dtype=torch.int8, device=self._device, generator=generator
+            )
+        stream = np.random.Generator(np.random.SFC64(seed))
+        drawn = np.frombuffer(stream.bytes(math.prod(shape)), dtype=np.int8).reshape(shape)
+        return torch.from_numpy(drawn.copy())
 
 
 def cut(full: torch.Tensor, part: Shard) -> torch.Tensor:

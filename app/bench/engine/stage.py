@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -92,15 +94,22 @@ class LoadedStage:
 
     def step(self, shape: StepShape, ids: Sequence[int]) -> float:
         """Seconds of one step; repeated at the same positions (steps are idempotent)."""
-        context = shape.decode_context_tokens // max(1, shape.num_decodes)
-        slices: list[SliceRow] = [Slice(i, context - 1, 1, True) for i in ids[: shape.num_decodes]]
-        for request_id, (start, count) in zip(
-            ids[shape.num_decodes :], shape.prefills, strict=True
-        ):
-            slices.append(Slice(request_id, start, count, True))
+        slices = _slices(shape, ids)
         begin = time.perf_counter()
-        self._execute(tuple(slices))
+        self._execute(slices)
         return time.perf_counter() - begin
+
+    def periods(self, shape: StepShape, ids: Sequence[int], count: int) -> list[float]:
+        """Seconds from the tokens of one step to those of the next, `count` times, as an engine of
+        one stage runs them: on a GPU each is launched while the one before it runs."""
+        slices = _slices(shape, ids)
+        plans = [StepPlan(self._next_step + i, slices) for i in range(count + 1)]
+        self._next_step += len(plans)
+        ends, waiting = [], deque(plans)
+        while waiting:
+            self.runner.execute(waiting.popleft(), None, lambda wait_s: next(iter(waiting), None))
+            ends.append(time.perf_counter())
+        return [end - begin for begin, end in itertools.pairwise(ends)]
 
     def leave(self, ids: Sequence[int]) -> None:
         self._execute((), released=tuple(ids))
@@ -121,3 +130,11 @@ class LoadedStage:
     def _execute(self, slices: tuple[SliceRow, ...], **changes: Any) -> None:
         self.runner.execute(StepPlan(self._next_step, slices, **changes), None)
         self._next_step += 1
+
+
+def _slices(shape: StepShape, ids: Sequence[int]) -> tuple[SliceRow, ...]:
+    context = shape.decode_context_tokens // max(1, shape.num_decodes)
+    slices: list[SliceRow] = [Slice(i, context - 1, 1, True) for i in ids[: shape.num_decodes]]
+    for request_id, (start, count) in zip(ids[shape.num_decodes :], shape.prefills, strict=True):
+        slices.append(Slice(request_id, start, count, True))
+    return tuple(slices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from actors.scheduling.cost.model import CostModel
 from app.bench.ceilings import Ceilings
 from app.bench.gpu import sections
 from app.bench.gpu.report import GpuReport
@@ -21,10 +23,11 @@ from app.bench.report import MeasurementError, today
 from app.bench.terminal import Json, Out, console
 from app.paths import locate
 
-# In the order in which their answers matter. Without --only the first five are run: what a first
+# In the order in which their answers matter. Without --only the first six are run: what a first
 # ten minutes on a GPU should answer.
-UNASKED = ("anatomy", "checks", "tokens", "steps", "kernels")
-SECTIONS = (*UNASKED, "capacity", "peers")
+UNASKED = ("anatomy", "checks", "tokens", "steps", "kernels", "fit")
+SECTIONS = (*UNASKED, "capacity", "live", "peers")
+WITHOUT_GPU = {"anatomy", "capacity"}
 SHAPES = (Path("configs/models/shapes/llama3-8b"),)
 REPORTS = Path("configs/hardware/reports")
 
@@ -36,7 +39,7 @@ Job = tuple[
 def command(
     context: typer.Context,
     only: Annotated[
-        str, typer.Option(help=f"Some of: {', '.join(SECTIONS)}. Absent: the first five.")
+        str, typer.Option(help=f"Some of: {', '.join(SECTIONS)}. Absent: the first six.")
     ] = "",
     models: Annotated[
         list[Path] | None, typer.Option("--model", help="Folder with config.json; repeatable.")
@@ -52,7 +55,10 @@ def command(
     capacity_requests: Annotated[
         int, typer.Option(min=16, help="Requests of a simulated probe.")
     ] = 512,
-    live_s: Annotated[float, typer.Option(help="Live trial of each capacity; 0: none.")] = 20.0,
+    live_s: Annotated[float, typer.Option(min=1, help="Arrivals of a live trial.")] = 20.0,
+    given: Annotated[
+        Path | None, typer.Option(help="A report whose cost models and capacities are used.")
+    ] = None,
     as_json: Json = False,
     out: Out = None,
 ) -> None:
@@ -60,13 +66,15 @@ def command(
 
     The report is written anew after every section and while it runs, so that what was found is kept
     whatever happens next. Without --out it is named by GPU and date, in configs/hardware/reports; a
-    Parquet file of its rows stands beside it. `--only anatomy` needs no GPU.
+    Parquet file of its rows stands beside it. The section anatomy needs no GPU, nor does capacity,
+    which searches for hours of cores: fit on the GPU, search anywhere with --given, and try what
+    was found with `--only live --given`.
     """
     chosen = _chosen(only, SECTIONS) if only else list(UNASKED)
     on_gpu = torch.cuda.is_available()
-    if not on_gpu and chosen != ["anatomy"]:
+    if not on_gpu and not WITHOUT_GPU.issuperset(chosen):
         console.print(
-            "no CUDA device here: nothing to measure but `--only anatomy` "
+            "no CUDA device here: nothing to measure but `--only anatomy` and `--only capacity` "
             "(see kernels/triton/README.md)"
         )
         raise typer.Exit(2)
@@ -81,9 +89,11 @@ def command(
     }
     path = out or (REPORTS / f"{_title()}.json" if on_gpu else None)
     report = GpuReport(context, resolved, path)
+    before = json.loads(given.read_text()) if given is not None else {}
+    report.found["cost_models"] = before.get("cost_models", {})
     jobs = _jobs(
         report, chosen, usable, shapes, (False, True)[not uncaptured :], kv_tokens,
-        capacity_requests, live_s,
+        capacity_requests, live_s, before.get("capacity", []),
     )  # fmt: skip
     run_jobs(report, jobs, minutes)
     report.publish(as_json)
@@ -120,6 +130,7 @@ def _jobs(
     kv_tokens: int,
     num_requests: int,
     live_s: float,
+    capacities: Sequence[dict[str, Any]],
 ) -> Iterator[Job]:
     """In order of importance. Backends lie inside sections: what is known of one is known of all
     before the next question is asked."""
@@ -147,14 +158,20 @@ def _jobs(
             f"kernels, {name}",
             lambda name=name: sections.run_kernels(report.add, name, _found(report), device),  # type: ignore[misc]
         )
-    for shape in shapes if "capacity" in chosen else ():
+    for shape in shapes if "fit" in chosen else ():
+        for name in backends:
+            yield f"fit, {shape.name}, {name}", partial(_fit, report, shape, name, kv_tokens)
+    if "capacity" in chosen:
+        yield (
+            "capacity",
+            lambda: sections.run_capacity(report.add, report.found["cost_models"], num_requests),
+        )
+    for shape in shapes if "live" in chosen else ():
         for name in backends:
             yield (
-                f"capacity, {shape.name}, {name}",
-                partial(
-                    _capacity, report, shape, name, kv_tokens, num_requests, live_s,
-                ),
-            )  # fmt: skip
+                f"live, {shape.name}, {name}",
+                partial(_live, report, shape, name, kv_tokens, capacities, live_s),
+            )
     for shape in shapes if "peers" in chosen else ():
         for name in backends:
             yield (
@@ -163,9 +180,21 @@ def _jobs(
             )
 
 
-def _capacity(report: GpuReport, *arguments: Any) -> dict[str, Any]:
-    models = sections.run_capacity(report.add, *arguments)
-    return {"cost_models": {**report.found.get("cost_models", {}), **models}}
+def _fit(report: GpuReport, shape: Path, name: str, kv_tokens: int) -> dict[str, Any]:
+    fitted = sections.fit(shape, name, kv_tokens)
+    return {"cost_models": {**report.found["cost_models"], **fitted}}
+
+
+def _live(
+    report: GpuReport, shape: Path, name: str, kv_tokens: int,
+    capacities: Sequence[dict[str, Any]], live_s: float,
+) -> None:  # fmt: skip
+    fitted = report.found["cost_models"].get(f"{shape.name}-{name}")
+    rows = report.sections.rows.get("capacity") or capacities
+    if fitted is None or not rows:
+        raise MeasurementError("no capacities to try: `--only fit`, then capacity, or --given")
+    model = CostModel.from_dict(fitted["model"])
+    sections.run_live(report.add, shape, name, kv_tokens, model, rows, live_s)
 
 
 def _ceilings(device: torch.device) -> dict[str, Any]:

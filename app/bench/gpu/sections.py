@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from actors.scheduling.cost.model import CostModel
 from app.bench.ceilings import Ceilings
 from app.bench.engine.profile import fit_cost_model
 from app.bench.engine.stage import LoadedStage
 
 # Block size each backend is measured with: flash-attn's smallest, and ours.
 BLOCK_SIZES = {"triton": 16, "flash_attn": 256}
+
+OBJECTIVES_MS = (50.0,)
 
 Add = Callable[[str, Any], None]  # (section, row)
 
@@ -102,12 +105,8 @@ def run_kernels(add: Add, name: str, ceilings: Ceilings, device: torch.device) -
             add("kernels", row)
 
 
-def run_capacity(
-    add: Add, shape: Path, name: str, kv_tokens: int, num_requests: int, live_s: float
-) -> dict[str, Any]:
-    """Every policy under two objectives; returns the cost model fitted on the way, by its name."""
-    from app.bench.gpu.capacity import capacities
-
+def fit(shape: Path, name: str, kv_tokens: int) -> dict[str, Any]:
+    """{title: cost model and its error}, fitted to this GPU's step times."""
     stage = load_stage(shape, name, kv_tokens, True)
     try:
         title = f"{shape.name}-{name}"
@@ -115,10 +114,34 @@ def run_capacity(
             stage, title, "legato bench gpu", max_step_tokens=4096, num_mixed=80, repeats=2,
             tile=128,
         )  # fmt: skip
-        trial = stage if live_s else None
-        for found in capacities(model, (50.0, 100.0), num_requests, trial, live_s):
-            add("capacity", found)
         return {title: {"model": model.to_dict(), "error": error.to_dict()}}
+    finally:
+        stage.close()
+        give_back()
+
+
+def run_capacity(add: Add, models: Mapping[str, Any], num_requests: int) -> None:
+    """Every policy under an objective, by the simulator; needs no GPU."""
+    from app.bench.gpu.capacity import search_capacities
+
+    for fitted in models.values():
+        model = CostModel.from_dict(fitted["model"])
+        for row in search_capacities(model, OBJECTIVES_MS, num_requests):
+            add("capacity", row)
+
+
+def run_live(
+    add: Add, shape: Path, name: str, kv_tokens: int, model: CostModel,
+    rows: Sequence[Mapping[str, Any]], live_s: float,
+) -> None:  # fmt: skip
+    """The capacities found for this model, on the GPU."""
+    from app.bench.gpu.capacity import CapacityRow, confirm
+
+    stage = load_stage(shape, name, kv_tokens, True)
+    try:
+        for row in rows:
+            if row["model"] == model.name and row["simulated_qps"] > 0:
+                add("live", confirm(CapacityRow(**row), model, stage, live_s))
     finally:
         stage.close()
         give_back()

@@ -52,20 +52,28 @@ def num_rotating(num_bytes: float, device: torch.device) -> int:
 
 
 def measure_ceilings(
-    device: torch.device, copy_bytes: int = 1 << 31, matrix: int = 8192
+    device: torch.device, num_bytes: int = 1 << 31, matrix: int = 8192
 ) -> Ceilings:
-    """Copying memory (bytes read plus written) and multiplying bf16 matrices on this device.
+    """The higher rate of copying memory (bytes read plus written) and reading it, and that of two
+    bf16 products, of squares and of a chunk with a layer's weights: a long product draws more
+    power, which lowers the clock.
 
     On random data: products of zeros run faster.
     """
-    copy_s = _copy_s(device, copy_bytes)
-    left = torch.randn(matrix, matrix, dtype=torch.bfloat16, device=device)
-    right = torch.randn(matrix, matrix, dtype=torch.bfloat16, device=device)
-    matmul_s = device_s([lambda: left @ right], device)
-    return Ceilings(2 * copy_bytes / copy_s / 1e9, 2 * matrix**3 / matmul_s / 1e9)
+    shapes = ((matrix, matrix, matrix), (matrix // 4, matrix // 2, 3 * matrix))
+    peak = max(2 * M * K * N / _matmul_s(device, M, K, N) for M, K, N in shapes)
+    return Ceilings(_bandwidth(device, num_bytes) / 1e9, peak / 1e9)
 
 
-def _copy_s(device: torch.device, num_bytes: int) -> float:
-    source = torch.randint(0, 255, (num_bytes,), dtype=torch.uint8, device=device)
+def _matmul_s(device: torch.device, M: int, K: int, N: int) -> float:
+    left_MK = torch.randn(M, K, dtype=torch.bfloat16, device=device)
+    right_NK = torch.randn(N, K, dtype=torch.bfloat16, device=device)
+    return device_s([lambda: left_MK @ right_NK.T], device)
+
+
+def _bandwidth(device: torch.device, num_bytes: int) -> float:
+    source = torch.randn(num_bytes // 4, device=device)
     target = torch.empty_like(source)
-    return device_s([lambda: target.copy_(source)], device)
+    copy_s = device_s([lambda: target.copy_(source)], device)
+    read_s = device_s([source.sum], device)
+    return max(2 * num_bytes / copy_s, num_bytes / read_s)

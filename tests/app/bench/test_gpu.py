@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from app.bench.engine.stage import LoadedStage
 from app.bench.engine.steps import StepCase
 from app.bench.gpu import sections
 from app.bench.gpu.anatomy import BATCHES, SAMPLINGS, anatomy
-from app.bench.gpu.capacity import POLICIES, capacities
+from app.bench.gpu.capacity import CONTENDERS, CapacityRow, confirm, search_capacities
 from app.bench.gpu.checks import CheckResult
 from app.bench.gpu.command import command, run_jobs
 from app.bench.gpu.live import LiveRun
@@ -132,21 +133,28 @@ def test_a_stage_is_gone_before_the_next_is_loaded(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(sections, "load_stage", Stage)
     monkeypatch.setattr("app.bench.gpu.steps.time_steps", lambda stage, ceilings: iter(()))
-    monkeypatch.setattr("app.bench.gpu.capacity.capacities", lambda *rest: iter((rest[3],)))
-    fit = SimpleNamespace(to_dict=dict)
-    monkeypatch.setattr(sections, "fit_cost_model", lambda stage, *rest, **more: (fit, fit, stage))
+    monkeypatch.setattr("app.bench.gpu.capacity.confirm", lambda row, *rest: row)
+    fitted = SimpleNamespace(to_dict=dict)
+    monkeypatch.setattr(
+        sections, "fit_cost_model", lambda stage, *rest, **more: (fitted, fitted, stage)
+    )
+    found = asdict(CapacityRow("it", "orca", 50.0, 512, 16, 1.0, "none"))
     rows: list[str] = []
     for _ in range(2):
         sections.run_steps(lambda name, row: None, Path("shape"), "triton", True, Ceilings(1, 1), 9)
-        sections.run_capacity(
-            lambda name, row: rows.append(name), Path("shape"), "triton", 9, 1, 1.0
+        assert sections.fit(Path("shape"), "triton", 9) == {
+            "shape-triton": {"model": {}, "error": {}}
+        }
+        model = replace(load_model("mistral-7b-a100"), name="it")
+        sections.run_live(
+            lambda name, row: rows.append(name), Path("shape"), "triton", 9, model, [found], 1.0
         )
-    assert rows == ["capacity"] * 2
+    assert rows == ["live"] * 2
     assert most_alive == 1
 
 
 def test_ceilings_are_rates_of_real_work() -> None:
-    ceilings = measure_ceilings(CPU, copy_bytes=1 << 20, matrix=64)
+    ceilings = measure_ceilings(CPU, num_bytes=1 << 20, matrix=64)
     assert ceilings.bandwidth_gb_s > 0
     assert ceilings.peak_gflop_s > 0
 
@@ -184,12 +192,18 @@ def test_a_live_run_serves_every_request(stage: LoadedStage) -> None:
     assert summary.num_steps >= 4
 
 
-def test_stalls_cost_capacity_under_a_strict_objective() -> None:
-    few = [entry for entry in POLICIES if entry[0] in ("orca", "sarathi")]
+def test_stalls_cost_capacity_under_a_strict_objective(stage: LoadedStage) -> None:
+    """Searched without a GPU; then each is tried on a stage."""
+    few = [CONTENDERS[1], CONTENDERS[6]]
     model = load_model("mistral-7b-a100")
-    rows = {row.policy: row for row in capacities(model, (100.0,), 32, policies=few)}
-    assert rows["sarathi"].simulated_qps > rows["orca"].simulated_qps
-    assert rows["sarathi"].live_passed is None
+    orca, sarathi = search_capacities(model, (100.0,), 32, few)
+    assert sarathi.simulated_qps > orca.simulated_qps > 0
+    assert (orca.token_budget, sarathi.token_budget) == (512, None)
+    assert sarathi.live_passed is None
+    short = replace(model, kv_tokens=stage.kv_tokens, max_model_len=256)
+    tried = confirm(replace(sarathi, simulated_qps=50.0), short, stage, 0.2)
+    assert tried.live_passed is not None
+    assert tried.live_tbt_p99_ms is not None
 
 
 def test_the_sections_name_failures_and_read_back(tmp_path: Path) -> None:
