@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +230,9 @@ class PeerRun:
 
 def attention() -> str:
     """The fastest that transformers can attend with here; its manager makes it a paged one."""
-    return "sdpa" if find_spec("flash_attn") is None else "flash_attention_2"
+    from transformers.utils import is_flash_attn_2_available
+
+    return "flash_attention_2" if is_flash_attn_2_available() else "sdpa"
 
 
 def run_transformers(
