@@ -52,6 +52,7 @@ class TorchBackend:
 
     name = "torch"
     kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
+    dense_linear: type[TorchLinear] = TorchLinear
     quantized_linear: type[TorchQuantizedLinear] = TorchQuantizedLinear
 
     def unsupported(self, dtype: torch.dtype, block_size: int | None) -> str | None:
@@ -74,7 +75,7 @@ class TorchBackend:
         if quantization != "none":
             weight_OK = fake_quantize(weight_OK, quantization)
         out_features, in_features = weight_OK.shape
-        return TorchLinear(weight_OK.contiguous(), bias_O, in_features, out_features)
+        return self.dense_linear(weight_OK.contiguous(), bias_O, in_features, out_features)
 
     def pack_quantized(
         self,

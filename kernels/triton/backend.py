@@ -1,5 +1,5 @@
-"""Backend "triton": Triton kernels for everything but dense matrix products (cuBLAS),
-those of experts excepted."""
+"""Backend "triton": Triton kernels for everything but dense matrix products of many tokens, which
+are cuBLAS's; those of experts are Triton's at any size."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from kernels.triton import experts as mixture
 from kernels.triton.activation import silu_mul
 from kernels.triton.attention import attention
 from kernels.triton.cache import FLOAT8, PagedKV
+from kernels.triton.dense import DenseLinear
 from kernels.triton.grouped import is_grouped
 from kernels.triton.linear import QuantizedLinear
 from kernels.triton.norm import rms_norm
@@ -41,6 +42,7 @@ class TritonBackend(TorchBackend):
     name = "triton"
     kv_dtypes: Mapping[str, torch.dtype] = MappingProxyType({"fp8": FLOAT8})
     captures_hybrid = True  # see GraphSupport
+    dense_linear = DenseLinear
     quantized_linear = QuantizedLinear
 
     def __init__(self) -> None:

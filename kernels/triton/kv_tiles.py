@@ -28,6 +28,39 @@ def kv_rows(
 
 
 @triton.jit
+def aligned_rows(
+    table_ptr: tl.tensor,
+    begin: tl.tensor,
+    column_K: tl.tensor,
+    inside_K: tl.tensor,
+    head: tl.tensor,
+    PAGE: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WHOLE: tl.constexpr,
+) -> tl.tensor:
+    """`kv_rows` of the tile at `begin`, a multiple of BLOCK_K. Where tiles and pages divide each
+    other, what depends on the column alone is the same in all tiles, and leaves their loop."""
+    if PAGE % BLOCK_K == 0:
+        block = tl.load(table_ptr + begin // PAGE).to(tl.int64)
+        row_K = ((block * PAGE + begin % PAGE) * G + head) * D + column_K * (G * D)
+    else:
+        if BLOCK_K % PAGE == 0:
+            page_K = begin // PAGE + column_K // PAGE
+            in_page_K = column_K % PAGE
+        else:
+            page_K = (begin + column_K) // PAGE
+            in_page_K = (begin + column_K) % PAGE
+        if WHOLE:
+            block_K = tl.load(table_ptr + page_K)
+        else:
+            block_K = tl.load(table_ptr + page_K, mask=inside_K, other=0)
+        row_K = block_K.to(tl.int64) * (PAGE * G * D) + ((in_page_K * G + head) * D)
+    return row_K
+
+
+@triton.jit
 def load_tile(
     cache_ptr: tl.tensor,
     row_K: tl.tensor,
@@ -36,11 +69,20 @@ def load_tile(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     FLOAT8: tl.constexpr,
+    WHOLE: tl.constexpr = False,
 ) -> tl.tensor:
-    """(BLOCK_K, BLOCK_D) of K or V in the dtype of `like`; zeros outside. FLOAT8: see `float8`."""
+    """(BLOCK_K, BLOCK_D) of K or V in the dtype of `like`; zeros outside, where WHOLE says that
+    no position is. FLOAT8: see `float8`."""
     d = tl.arange(0, BLOCK_D)
-    mask = inside_K[:, None] & (d < D)[None, :]
-    tile = tl.load(cache_ptr + row_K[:, None] + d[None, :], mask=mask, other=0)
+    tile_ptr = cache_ptr + row_K[:, None] + d[None, :]
+    if WHOLE and D == BLOCK_D:
+        tile = tl.load(tile_ptr)
+    else:
+        if WHOLE:
+            mask = (d < D)[None, :]
+        else:
+            mask = inside_K[:, None] & (d < D)[None, :]
+        tile = tl.load(tile_ptr, mask=mask, other=0)
     if FLOAT8 == BY_INSTRUCTION:
         tile = tile.to(tl.float8e4nv, bitcast=True).to(like.dtype)
     elif FLOAT8 == BY_ARITHMETIC:
@@ -94,10 +136,12 @@ def accumulate(
     row_sum_R: tl.tensor,
     acc_RD: tl.tensor,
     PRECISION: tl.constexpr,
+    factor: tl.tensor = 1.0,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """One step of online softmax over a tile of scores."""
-    new_max_R = tl.maximum(row_max_R, tl.max(score_RK, 1))
-    p_RK = tl.exp2(score_RK - new_max_R[:, None])
+    """One step of online softmax over a tile of scores, which times `factor`, a positive number,
+    are base-2 logits: scaled here, they cost one fused multiply-add each."""
+    new_max_R = tl.maximum(row_max_R, tl.max(score_RK, 1) * factor)
+    p_RK = tl.exp2(score_RK * factor - new_max_R[:, None])
     rescale_R = tl.exp2(row_max_R - new_max_R)
     row_sum_R = row_sum_R * rescale_R + tl.sum(p_RK, 1)
     acc_RD = acc_RD * rescale_R[:, None]

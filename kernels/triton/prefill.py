@@ -12,7 +12,15 @@ import triton.language as tl
 from kernels.interface import AttentionShape, Batch
 from kernels.triton.cache import PagedKV
 from kernels.triton.float8 import kind_of
-from kernels.triton.kv_tiles import LOG2_E, MASKED, accumulate, alibi, kv_rows, load_tile, scores
+from kernels.triton.kv_tiles import (
+    LOG2_E,
+    MASKED,
+    accumulate,
+    aligned_rows,
+    alibi,
+    load_tile,
+    scores,
+)
 from kernels.triton.tiles import prefill_tile, target_arch
 
 
@@ -74,9 +82,9 @@ def _prefill_kernel(
     FLOAT8: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    # Late tiles have the longest context: starting them first balances the tail.
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    head = tl.program_id(1)
+    # Late tiles have the longest context: starting them first, of all heads, balances the tail.
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    head = tl.program_id(0)
     origin = tl.load(query_starts_ptr + first_slice)
     s = _find_slice(query_starts_ptr, tile, first_slice, num_slices, origin, TOKENS)
     query_start = tl.load(query_starts_ptr + s)
@@ -108,26 +116,40 @@ def _prefill_kernel(
         row_sum_R = tl.zeros((ROWS,), tl.float32)
         acc_RD = tl.zeros((ROWS, BLOCK_D), tl.float32)
         column = tl.arange(0, BLOCK_K)
+        # Scores of products alone are scaled by the softmax, which needs no instruction more.
+        PLAIN: tl.constexpr = SOFTCAP == 0 and ALIBI == 0
+        factor = scale * LOG2_E if PLAIN else 1.0
         for begin in range(kv_begin, full_end, BLOCK_K):
             position_K = begin + column
-            everywhere_K = position_K >= 0
-            kv_row_K = kv_rows(table_ptr, position_K, everywhere_K, head, PAGE, G, D)
-            k_KD = load_tile(k_ptr, kv_row_K, everywhere_K, q_RD, D, BLOCK_D, FLOAT8)
-            score_RK = scores(q_RD, k_KD, scale, SOFTCAP, PRECISION)
+            inside_K = position_K >= 0
+            kv_row_K = aligned_rows(
+                table_ptr, begin, column, inside_K, head, PAGE, G, D, BLOCK_K, WHOLE=True
+            )
+            k_KD = load_tile(k_ptr, kv_row_K, inside_K, q_RD, D, BLOCK_D, FLOAT8, WHOLE=True)
+            if PLAIN:
+                score_RK = tl.dot(q_RD, tl.trans(k_KD), input_precision=PRECISION)
+            else:
+                score_RK = scores(q_RD, k_KD, scale, SOFTCAP, PRECISION)
             if ALIBI > 0:
                 score_RK += alibi(
-                    alibi_ptr, q_head_R, inside_R, position_R, position_K, everywhere_K, ALIBI
+                    alibi_ptr, q_head_R, inside_R, position_R, position_K, inside_K, ALIBI
                 )
-            v_KD = load_tile(v_ptr, kv_row_K, everywhere_K, q_RD, D, BLOCK_D, FLOAT8)
+            v_KD = load_tile(v_ptr, kv_row_K, inside_K, q_RD, D, BLOCK_D, FLOAT8, WHOLE=True)
             row_max_R, row_sum_R, acc_RD = accumulate(
-                score_RK, v_KD, row_max_R, row_sum_R, acc_RD, PRECISION
+                score_RK, v_KD, row_max_R, row_sum_R, acc_RD, PRECISION, factor
             )
-        for begin in range(full_end, kv_end, BLOCK_K):
+        # Without a window at most two tiles are left: nothing to prefetch, registers to save.
+        for begin in tl.range(full_end, kv_end, BLOCK_K, num_stages=None if WINDOW > 0 else 1):
             position_K = begin + column
             inside_K = position_K < kv_end
-            kv_row_K = kv_rows(table_ptr, position_K, inside_K, head, PAGE, G, D)
+            kv_row_K = aligned_rows(
+                table_ptr, begin, column, inside_K, head, PAGE, G, D, BLOCK_K, WHOLE=False
+            )
             k_KD = load_tile(k_ptr, kv_row_K, inside_K, q_RD, D, BLOCK_D, FLOAT8)
-            score_RK = scores(q_RD, k_KD, scale, SOFTCAP, PRECISION)
+            if PLAIN:
+                score_RK = tl.dot(q_RD, tl.trans(k_KD), input_precision=PRECISION)
+            else:
+                score_RK = scores(q_RD, k_KD, scale, SOFTCAP, PRECISION)
             if ALIBI > 0:
                 score_RK += alibi(
                     alibi_ptr, q_head_R, inside_R, position_R, position_K, inside_K, ALIBI
@@ -138,7 +160,7 @@ def _prefill_kernel(
             score_RK = tl.where(sees, score_RK, MASKED)
             v_KD = load_tile(v_ptr, kv_row_K, inside_K, q_RD, D, BLOCK_D, FLOAT8)
             row_max_R, row_sum_R, acc_RD = accumulate(
-                score_RK, v_KD, row_max_R, row_sum_R, acc_RD, PRECISION
+                score_RK, v_KD, row_max_R, row_sum_R, acc_RD, PRECISION, factor
             )
         if SINKS:
             sink_R = tl.load(sinks_ptr + q_head_R, mask=inside_R, other=MASKED)
@@ -167,7 +189,7 @@ def prefill_attention(
     tile = prefill_tile(shape.head_dim, group, q_TND.dtype, target_arch())
     # Tokens before first_slice are decodes, one each.
     num_tiles = (T - first_slice) // tile.tokens + S - first_slice
-    _prefill_kernel[(num_tiles, shape.num_kv_heads)](
+    _prefill_kernel[(shape.num_kv_heads, num_tiles)](
         q_TND,
         layer.keys,
         layer.values,

@@ -81,7 +81,12 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
         check_experts,
         check_rope,
     )
-    from app.bench.gpu.quantized_checks import STORED_CASES, check_quantized, check_stored
+    from app.bench.gpu.quantized_checks import (
+        STORED_CASES,
+        check_dense,
+        check_quantized,
+        check_stored,
+    )
     from kernels.sampling import Adjustment
     from kernels.triton import blocks, logits, sampling
     from kernels.triton.backend import TritonBackend
@@ -100,6 +105,7 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
             check_experts(mixture, backend, dtype, cpu)
         for adapted in adapter_cases():
             check_adapters(adapted, backend, dtype, cpu)
+        check_dense(dtype, cpu, 1, (512, 256), biased=True)
         for tokens in (1, 40, 80):
             list(check_quantized(dtype, cpu, tokens, (512, 256)))
             for stored in STORED_CASES:

@@ -17,10 +17,19 @@ from app.bench.gpu.checks import AttentionCase, ExpertCase, attention_inputs, ex
 from app.bench.gpu.timing import device_s, host_s, num_rotating
 from kernels.interface import Backend
 from kernels.packing import pack_weight
+from kernels.torch.linear import TorchLinear
+from kernels.triton.dense import MOST_TOKENS, DenseLinear
 from kernels.triton.linear import QuantizedLinear
 from kernels.triton.sampling import sample_rows
 
 _LLAMA = (32, 8, 128)
+# Outputs and inputs of a Llama-3-8B's linear layers.
+_LAYERS = {
+    "qkv": (6144, 4096),
+    "out": (4096, 4096),
+    "gate_up": (28_672, 4096),
+    "down": (4096, 14_336),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +147,13 @@ def time_others(backend: Backend, ceilings: Ceilings, device: torch.device) -> I
                 return partial(sample_rows, logits, packed)
 
             yield row("sampling", f"{rows} rows, {name}", rows * 128_256 * 4, draw)
+    for layer, (outputs, inputs) in _LAYERS.items():
+        for tokens in (1, 8, 16, 32, 64, 128, 512, 2048):
+            for linear in (DenseLinear, TorchLinear):
+                if linear is TorchLinear and tokens > MOST_TOKENS:
+                    continue  # the same kernel
+                name = "linear bf16" if linear is DenseLinear else "linear bf16 by cuBLAS"
+                yield _time_dense(linear, name, layer, tokens, (outputs, inputs), ceilings, device)
     for kind in ("int8", "int4", "fp8"):
         for tokens in (1, 16, 64):
 
@@ -148,6 +164,23 @@ def time_others(backend: Backend, ceilings: Ceilings, device: torch.device) -> I
 
             num_bytes = 14_336 * 4096 // (2 if kind == "int4" else 1)
             yield row(f"linear {kind}", f"{tokens} tokens", num_bytes, product)
+
+
+def _time_dense(
+    linear: type[TorchLinear], name: str, layer: str, tokens: int, features: tuple[int, int],
+    ceilings: Ceilings, device: torch.device,
+) -> KernelTime:  # fmt: skip
+    outputs, inputs = features
+    x_TK = torch.randn(tokens, inputs, device=device).bfloat16()
+
+    def make() -> Callable[[], object]:
+        weight_OK = torch.randn(outputs, inputs, device=device, dtype=torch.bfloat16) / 64
+        return partial(linear(weight_OK, None, inputs, outputs), x_TK)
+
+    num_bytes = 2 * (outputs * inputs + tokens * (inputs + outputs))
+    limit_s = ceilings.limit_s(num_bytes, 2.0 * tokens * outputs * inputs)
+    works = [make() for _ in range(num_rotating(num_bytes, device))]
+    return _timed(name, "triton", f"{layer}, {tokens} tokens", works, limit_s, device)
 
 
 def time_experts(

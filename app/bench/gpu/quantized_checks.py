@@ -1,5 +1,5 @@
-"""Products with packed weights against float64: those quantized at load, and those that checkpoints
-bring."""
+"""Products against float64: with dense weights, with those quantized at load, and with those that
+checkpoints bring packed."""
 
 from __future__ import annotations
 
@@ -21,6 +21,24 @@ STORED_CASES = (
     StoredCase(4, 32, has_zeros=True, act_order=True),
     StoredCase(8, 128, has_zeros=True),
 )
+
+
+def check_dense(
+    dtype: torch.dtype, device: torch.device, tokens: int, features: tuple[int, int], biased: bool
+) -> CheckResult:
+    """A dense weight, by whichever kernel its layer takes for so many tokens."""
+    K, outputs = features
+    weight = torch.randn(outputs, K, device=device) / math.sqrt(K)
+    bias = torch.randn(outputs, device=device).to(dtype) if biased else None
+    x = torch.randn(tokens, K, device=device).to(dtype)
+    linear = TritonBackend().pack_linear(weight.to(dtype), bias)
+    with poisoned_outputs():
+        out = linear(x)
+    expected = x.double() @ weight.to(dtype).double().T
+    if bias is not None:
+        expected += bias.double()
+    error = reference.relative_error(out, expected)
+    return _result(f"triton linear {tokens}x{K}x{outputs}", dtype, error)
 
 
 def check_quantized(

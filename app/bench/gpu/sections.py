@@ -35,7 +35,12 @@ def run_checks(add: Add, name: str, device: torch.device) -> None:
     kernels, experts, adapters and products."""
     from app.bench.gpu import checks
     from app.bench.gpu.adapter_checks import FULL_ADAPTERS, SMALL_ADAPTERS, check_adapters
-    from app.bench.gpu.quantized_checks import STORED_CASES, check_quantized, check_stored
+    from app.bench.gpu.quantized_checks import (
+        STORED_CASES,
+        check_dense,
+        check_quantized,
+        check_stored,
+    )
 
     backend = resolve(name)
     for dtype in (torch.bfloat16, torch.float32):
@@ -60,6 +65,8 @@ def run_checks(add: Add, name: str, device: torch.device) -> None:
             for case_of_adapters in SMALL_ADAPTERS + adapted:
                 add("checks", check_adapters(case_of_adapters, backend, dtype, device))
             for tokens in (1, 16, 64, 300):
+                for biased in (False, True):
+                    add("checks", check_dense(dtype, device, tokens, (4096, 1024), biased))
                 for result in check_quantized(dtype, device, tokens, (4096, 1024)):
                     add("checks", result)
                 for stored in STORED_CASES:

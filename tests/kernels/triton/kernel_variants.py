@@ -41,6 +41,9 @@ def main() -> None:
         for tokens in (1, 2, 16, 33, 300):
             mixture = ExpertCase("", tokens, (4, 2, 64, 32))
             checks.check_experts(mixture, backend, dtype, device)
+        dense = backend.pack_linear(torch.zeros(64, 256, dtype=dtype), None)
+        for tokens in (1, 2, 8, 16):
+            dense(torch.zeros(tokens, 256, dtype=dtype))
         for slots in ((0,), (0, 1, 2), (0,) * 33, (0, -1, 2) * 20):
             # Ranks that read 1, 1 and 3 blocks of A's rows.
             adapted = AdapterCase("", slots, (8, 16, 40), 40, 64, (64, 32))

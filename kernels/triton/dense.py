@@ -1,0 +1,90 @@
+"""Dense linear layers: a kernel of their own for few tokens, cuBLAS for more.
+
+A product with few tokens streams the weight once. On an H100 with a Llama-3-8B's layers and one
+token, cuBLAS reaches 2.0 to 2.9 TB/s, splitting the smaller ones over K and summing in a second
+launch; this kernel takes 2 to 15 % less time than both (`legato bench gpu --only kernels`).
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.torch.linear import TorchLinear
+from kernels.triton.tiles import target_arch
+
+MOST_TOKENS = 16
+# Weight rows and input features of a tile: a warpgroup multiplies 64 rows, and four tiles in
+# flight per multiprocessor keep its share of the memory busy.
+_BLOCK_O = 64
+_BLOCK_K = 256
+_NUM_STAGES = 4
+
+
+@triton.jit(do_not_specialize=["T"])
+def _few_tokens_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    T: tl.tensor,
+    OUT: tl.constexpr,
+    K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+) -> None:
+    o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+    t = tl.arange(0, BLOCK_T)
+    k = tl.arange(0, BLOCK_K)
+    inside_T = t < T
+    weight_row_O1 = o.to(tl.int64)[:, None] * K
+    acc_OT = tl.zeros((BLOCK_O, BLOCK_T), tl.float32)
+    for begin in range(0, K, BLOCK_K):
+        weight_OK = tl.load(weight_ptr + weight_row_O1 + (begin + k)[None, :])
+        x_KT = tl.load(
+            x_ptr + t[None, :] * K + (begin + k)[:, None], mask=inside_T[None, :], other=0.0
+        )
+        acc_OT = tl.dot(weight_OK, x_KT, acc_OT)
+    if HAS_BIAS:
+        acc_OT += tl.load(bias_ptr + o).to(tl.float32)[:, None]
+    place = out_ptr + t[None, :] * OUT + o[:, None]
+    tl.store(place, acc_OT.to(out_ptr.dtype.element_ty), mask=inside_T[None, :])
+
+
+class DenseLinear(TorchLinear):
+    """A row's bits are the same alone and among up to `MOST_TOKENS`."""
+
+    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
+        if 0 < x_TK.shape[0] <= MOST_TOKENS and self._fits(x_TK):
+            return self._multiply_few(x_TK)
+        return super().__call__(x_TK)
+
+    def _fits(self, x_TK: torch.Tensor) -> bool:
+        return (
+            x_TK.dtype == self.weight_OK.dtype
+            and x_TK.dtype.itemsize == 2
+            and self.out_features % _BLOCK_O == 0
+            and self.in_features % _BLOCK_K == 0
+            and target_arch() >= 90
+        )
+
+    def _multiply_few(self, x_TK: torch.Tensor) -> torch.Tensor:
+        T = x_TK.shape[0]
+        out_TO = torch.empty(T, self.out_features, dtype=x_TK.dtype, device=x_TK.device)
+        _few_tokens_kernel[(self.out_features // _BLOCK_O,)](
+            x_TK.contiguous(),
+            self.weight_OK,
+            self.weight_OK if self.bias_O is None else self.bias_O,
+            out_TO,
+            T,
+            OUT=self.out_features,
+            K=self.in_features,
+            HAS_BIAS=self.bias_O is not None,
+            BLOCK_T=16 if T <= 16 else 32,
+            BLOCK_O=_BLOCK_O,
+            BLOCK_K=_BLOCK_K,
+            num_warps=4,
+            num_stages=_NUM_STAGES,
+        )
+        return out_TO
