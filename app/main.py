@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import runpy
+from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -56,9 +59,16 @@ def _with_device(args: dict[str, Any]) -> dict[str, Any]:
     if parse(args).parallel.device != "auto":
         return args
     has_gpus = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
-    if has_gpus:
-        import torch  # here, as it takes seconds
-
-        has_gpus = torch.version.cuda is not None
-    parallel = {**(args.get("parallel") or {}), "device": "cuda" if has_gpus else "cpu"}
+    usable = has_gpus and cuda_of_torch() is not None
+    parallel = {**(args.get("parallel") or {}), "device": "cuda" if usable else "cpu"}
     return {**args, "parallel": parallel}
+
+
+def cuda_of_torch() -> str | None:
+    """torch.version.cuda, read from its file, because importing torch takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    found = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    cuda: str | None = found["cuda"]
+    return cuda

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ from app.simulate.workload.requests import Workload, generate
 TBT_S = 0.05  # the objective of Legato's budget; transformers has none
 LOADS = ((0.0, 128), (8.0, 96), (24.0, 288))  # requests per second (0: all at once), and how many
 _VOCABULARY = 4000  # of random prompts
-_ENDS_WITHIN_S = 10.0  # for the manager to end
+_ENDS_WITHIN_S = 10.0  # for the manager
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,9 @@ def random_model(folder: Path, device: torch.device, attention: str) -> Any:
 
 class PeerRun:
     """One workload through transformers' manager, whose thread computes while this one submits
-    requests and takes their tokens."""
+    requests. Tokens are counted from when that thread has them: streaming them out would cost it
+    more than their steps.
+    """
 
     def __init__(self, model: Any, workload: Workload, **sizes: int) -> None:
         """sizes: of the manager's cache and batches, where it should not take all free memory."""
@@ -173,7 +176,6 @@ class PeerRun:
         self.record.arrival_s = workload.arrival_s.tolist()
         rng, most = np.random.default_rng(0), min(_VOCABULARY, model.config.vocab_size)
         self._prompts = [rng.integers(3, most, n).tolist() for n in workload.prompt_tokens]
-        self._num_open = 0
         self._begin_s = 0.0
 
     def run(self, give_up_after_s: float) -> RunRecord:
@@ -184,12 +186,14 @@ class PeerRun:
             self._serve(give_up_after_s)
         finally:
             self._manager.stop(block=True, timeout=_ENDS_WITHIN_S, hard_stop=True)
+        while (given_up := self._manager.get_result(timeout=0.01)) is not None:
+            self._take(given_up)
         return self.record
 
     def _serve(self, give_up_after_s: float) -> None:
-        arrivals, index = self.record.arrival_s, 0
+        arrivals, index, num_open = self.record.arrival_s, 0, 0
         self._begin_s = time.perf_counter()
-        while index < len(arrivals) or self._num_open:
+        while index < len(arrivals) or num_open:
             now_s = time.perf_counter() - self._begin_s
             if now_s > give_up_after_s:
                 break
@@ -198,40 +202,41 @@ class PeerRun:
                     self._prompts[index],
                     request_id=str(index),
                     max_new_tokens=int(self._workload.output_tokens[index]),
-                    streaming=True,
+                    record_timestamps=True,
                     eos_token_id=-1,
                 )
                 index += 1
-                self._num_open += 1
-            due_s = arrivals[index] - now_s if index < len(arrivals) else 0.1
-            result = self._manager.get_result(timeout=max(0.0005, min(due_s, 0.1)))
+                num_open += 1
+            due_s = arrivals[index] - now_s if index < len(arrivals) else _LOOK_S
+            result = self._manager.get_result(timeout=max(0.0005, min(due_s, _LOOK_S)))
             if result is not None:
-                self._take(result, time.perf_counter() - self._begin_s)
+                if result.error is not None:
+                    raise RuntimeError(f"transformers failed a request: {result.error}")
+                self._take(result)
+                self.record.finished_s[int(result.request_id)] = (
+                    result.timestamps[-1] - self._begin_s
+                )
+                num_open -= 1
             elif not self._manager.is_running():
                 raise RuntimeError("transformers' manager has ended")
         self.record.end_s = time.perf_counter() - self._begin_s
 
-    def _take(self, result: Any, now_s: float) -> None:
-        if result.error is not None:
-            raise RuntimeError(f"transformers failed a request: {result.error}")
+    def _take(self, result: Any) -> None:
         record, i = self.record, int(result.request_id)
-        for _ in range(len(result.generated_tokens) - record.num_output_tokens[i]):
-            if record.num_output_tokens[i]:
-                gap_s = now_s - record.last_token_s[i]
-                record.gaps_s.append(gap_s)
-                record.max_gap_s[i] = max(record.max_gap_s[i], gap_s)
-            else:
-                record.first_token_s[i] = now_s
-            record.last_token_s[i] = now_s
-            record.num_output_tokens[i] += 1
-        if result.is_finished():
-            record.finished_s[i] = now_s
-            self._num_open -= 1
+        times_s = [at_s - self._begin_s for at_s in result.timestamps or ()]
+        if times_s:
+            gaps_s = [after - before for before, after in itertools.pairwise(times_s)]
+            record.first_token_s[i], record.last_token_s[i] = times_s[0], times_s[-1]
+            record.num_output_tokens[i] = len(times_s)
+            record.gaps_s.extend(gaps_s)
+            record.max_gap_s[i] = max(gaps_s, default=0.0)
 
 
 def attention() -> str:
     """The fastest that transformers can attend with here; its manager makes it a paged one."""
-    return "sdpa" if find_spec("flash_attn") is None else "flash_attention_2"
+    from transformers.utils import is_flash_attn_2_available
+
+    return "flash_attention_2" if is_flash_attn_2_available() else "sdpa"
 
 
 def run_transformers(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,6 @@ pytest.importorskip("triton", reason="Triton is not installed: the GPU bench dri
 from app.bench.engine.stage import LoadedStage
 from app.bench.gpu import peer
 from app.bench.gpu.command import SECTIONS, UNASKED
-from app.simulate.run.record import RunRecord
 from app.simulate.workload.requests import Workload
 
 CPU = torch.device("cpu")
@@ -56,11 +57,56 @@ def test_the_peer_computes_the_same_shape(tiny_model: Callable[..., Path]) -> No
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
+class Manager:
+    """Answers its first request, with an error if it has one, and computes the second for ever."""
+
+    def __init__(self, error: str | None) -> None:
+        self._error = error
+        self._answers: list[SimpleNamespace] = []
+
+    def add_request(self, prompt: list[int], request_id: str, **_: object) -> None:
+        now_s = time.perf_counter()
+        times_s = [now_s, now_s + 0.25, now_s + 0.5]
+        error = self._error if request_id == "0" else "stopped"
+        self._answers.append(
+            SimpleNamespace(request_id=request_id, timestamps=times_s, error=error)
+        )
+
+    def get_result(self, timeout: float) -> SimpleNamespace | None:
+        answered = self._answers and (self._answers[0].request_id == "0" or self._is_stopped)
+        return self._answers.pop(0) if answered else None
+
+    _is_stopped = False
+
+    def is_running(self) -> bool:
+        return not self._is_stopped
+
+    def stop(self, **_: object) -> None:
+        self._is_stopped = True
+
+    def warmup(self) -> None: ...
+
+    def start(self) -> None: ...
+
+
+def run_of(manager: Manager) -> peer.PeerRun:
+    model = SimpleNamespace(
+        config=SimpleNamespace(vocab_size=50), init_continuous_batching=lambda **_: manager
+    )
+    return peer.PeerRun(model, few_tokens(2, 0.0))
+
+
+def test_tokens_of_requests_that_were_given_up_count() -> None:
+    run = run_of(Manager(None))
+    record = run.run(give_up_after_s=0.01)
+    assert record.num_output_tokens == [3, 3]
+    assert list(record.gaps_s) == pytest.approx([0.25] * 4)
+    assert [math.isnan(at_s) for at_s in record.finished_s] == [False, True]
+
+
 def test_a_request_that_fails_ends_the_run() -> None:
-    run = peer.PeerRun.__new__(peer.PeerRun)
-    run.record = RunRecord(1)
     with pytest.raises(RuntimeError, match="no memory"):
-        run._take(SimpleNamespace(error="no memory"), 1.0)
+        run_of(Manager("no memory")).run(give_up_after_s=1.0)
 
 
 def test_all_requests_come_at_once_without_a_rate() -> None:
