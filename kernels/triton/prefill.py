@@ -16,8 +16,8 @@ from kernels.triton.kv_tiles import (
     LOG2_E,
     MASKED,
     accumulate,
-    aligned_rows,
     alibi,
+    aligned_rows,
     load_tile,
     scores,
 )
