@@ -7,7 +7,7 @@ import torch
 from kernels.interface import AttentionShape, Batch
 from kernels.triton.cache import PagedKV
 from kernels.triton.decode import decode_attention
-from kernels.triton.prefill import prefill_attention
+from kernels.triton.prefill import prefill_attention, tile_of
 from kernels.triton.work_list import WorkLists
 
 
@@ -31,5 +31,7 @@ def attention(
         work = lists.of(batch, decode_slots, shape, q_TND.dtype)
         decode_attention(q_TND, out_TND, batch, layer, shape, work)
     if has_chunks:
-        prefill_attention(q_TND, out_TND, batch, layer, shape, first_chunk, decode_slots)
+        tokens = tile_of(shape, q_TND.dtype).tokens
+        tiles = lists.tiles_of(batch, T, first_chunk, decode_slots, tokens)
+        prefill_attention(q_TND, out_TND, batch, layer, shape, tiles)
     return out_TND.view(T, N * D)

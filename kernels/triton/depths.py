@@ -1,9 +1,10 @@
 """The interval of depths that holds the thresholds of top_k and top_p, by many programs a row.
 
 Depth is the distance of a scaled logit from its row's highest. A row is cut into chunks, one
-program each. Two passes count, up to each of 16 depths, the tokens of a chunk and what they weigh;
-the second divides the interval that the first has found. The few tokens of the interval that is
-left are collected in the order of their ids.
+program each, which counts the chunk's tokens in bins of 1/8. No one knows the row's highest by
+then: bins lie at multiples of 1/8 of the scaled logit itself, downward from the chunk's highest, so
+those of all chunks are the same. A bin's weight follows from its count to a factor of exp(1/8);
+that leaves a few bins which may hold a threshold (`_interval_kernel`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,19 @@ import triton.language as tl
 
 # exp(-104) is 0 in float32: logits further below the highest have no probability to lose.
 DEEPEST = tl.constexpr(104.0)
-NUM_EDGES = tl.constexpr(16)
-_WIDTH = 256  # tokens that are compared with all depths at once
-_CHUNK = 4096  # 32 programs for a row of 128k tokens, each token in a register
+# The last bin holds all that is deeper than 16, of at most exp(-16) of the highest's weight each.
+NUM_BINS = tl.constexpr(128)
+PER_UNIT = tl.constexpr(8.0)
+# Scaled logits beyond have no bins. A row whose highest is beyond half of it is searched whole.
+_WIDEST = tl.constexpr(262144.0)
+# Added to a float32 less than 2**22, leaves its nearest integer in the last bits.
+_ROUNDING = tl.constexpr(12582912.0)
+_ROUNDED_ZERO = tl.constexpr(0x4B400000)
+# More than are ever collected.
+_UNCOUNTED = tl.constexpr(1.0e9)
+# What sums in float32 may miss, relative to the weight of the row, with some room.
+_SLACK = tl.constexpr(4e-6)
+_CHUNK = 2048  # 63 programs for a row of 128k tokens; 4096 take too many registers to overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,230 +56,213 @@ class Chunks:
     @property
     def chunk_constants(self) -> dict[str, Any]:
         """Those of kernels with one program per chunk."""
-        return {**self.constants, "SIZE": self.size, "num_warps": 8}
+        constants = {"V": self.width, "COUNT": self.count, "SIZE": self.size}
+        return {**constants, "enable_fp_fusion": False, "num_warps": 8}
 
 
 @triton.jit
-def row_highest(
-    highest_ptr: tl.tensor,
-    row: tl.tensor,
-    V: tl.constexpr,
-    COUNT: tl.constexpr,
-    PADDED: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """The highest logit of a row and the lowest id that has it, from those of its chunks."""
-    c = tl.arange(0, PADDED)
-    chunk_ptr_C = highest_ptr + (row * COUNT + c) * 2
-    best_C = tl.load(chunk_ptr_C, mask=c < COUNT, other=-float("inf"))
-    id_C = tl.load(chunk_ptr_C + 1, mask=c < COUNT, other=0.0).to(tl.int32, bitcast=True)
-    best = tl.max(best_C, 0)
-    token = tl.min(tl.where((best_C == best) & (c < COUNT), id_C, V), 0)
-    return best, tl.minimum(token, V - 1)  # without numbers none is the highest
-
-
-@triton.jit
-def is_searched(
-    highest: tl.tensor, inverse: tl.tensor, top_k: tl.tensor, top_p: tl.tensor, V: tl.constexpr
+def _is_limited(
+    inverse: tl.tensor, top_k: tl.tensor, top_p: tl.tensor, V: tl.constexpr
 ) -> tl.tensor:
-    draws = (inverse > 0) & (tl.abs(highest) < float("inf"))
-    return draws & (((top_k > 0) & (top_k < V)) | (top_p < 1))
+    return (inverse > 0) & (((top_k > 0) & (top_k < V)) | (top_p < 1))
 
 
 @triton.jit
-def _edge(low: tl.tensor, high: tl.tensor, j: tl.tensor, FIRST: tl.constexpr) -> tl.tensor:
-    """The j-th of the depths that divide (low, high]; those of the first pass are close to each
-    other near 0, where most of the weight is."""
-    part = (j + 1).to(tl.float32) * (1.0 / NUM_EDGES)
-    if FIRST:
-        part = part * part * part
-    begin = tl.maximum(low, 0.0)
-    return tl.where(j == NUM_EDGES - 1, high, begin + (high - begin) * part)
+def has_bin(x: tl.tensor) -> tl.tensor:
+    return x > -_WIDEST
 
 
 @triton.jit
-def _at(values_E: tl.tensor, index: tl.tensor) -> tl.tensor:
-    return tl.sum(tl.where(tl.arange(0, NUM_EDGES) == index, values_E, 0.0), 0)
+def _rounded(x: tl.tensor) -> tl.tensor:
+    """The nearest multiple of 1 / PER_UNIT, as an integer: by adding, since conversions between
+    integers and floats take four times as long."""
+    x = tl.maximum(x, -_WIDEST)
+    return (x * PER_UNIT + _ROUNDING).to(tl.int32, bitcast=True) - _ROUNDED_ZERO
 
 
 @triton.jit
-def _narrowed(
-    table_ptr: tl.tensor,
-    low: tl.tensor,
-    high: tl.tensor,
-    base_C: tl.tensor,
-    base_mass: tl.tensor,
-    total: tl.tensor,
-    top_k: tl.tensor,
-    top_p: tl.tensor,
+def bin_of(x: tl.tensor, highest: tl.tensor) -> tl.tensor:
+    """Bins of scaled logits below a highest one, int32; the first is 0."""
+    below = _rounded(highest) - _rounded(x)
+    return tl.minimum(tl.maximum(below, 0), NUM_BINS - 1)
+
+
+@triton.jit(do_not_specialize=["row_stride"])
+def _bin_kernel(
+    logits_ptr: tl.tensor,
+    parameters_ptr: tl.tensor,
+    highest_ptr: tl.tensor,
+    counts_ptr: tl.tensor,
+    row_stride: tl.tensor,
+    V: tl.constexpr,
+    SIZE: tl.constexpr,
+    COUNT: tl.constexpr,
+) -> None:
+    chunk = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    id_V = chunk * SIZE + tl.arange(0, SIZE)
+    raw_V = tl.load(logits_ptr + row * row_stride + id_V, mask=id_V < V, other=-float("inf"))
+    best = tl.max(raw_V, 0)
+    first = tl.min(tl.where((raw_V == best) & (id_V < V), id_V, V), 0)
+    out_ptr = highest_ptr + (row * COUNT + chunk) * 4
+    tl.store(out_ptr, best)
+    tl.store(out_ptr + 1, first.to(tl.float32, bitcast=True))
+    inverse = tl.load(parameters_ptr + row * 6 + 2)
+    top_k = tl.load(parameters_ptr + row * 6 + 3)
+    top_p = tl.load(parameters_ptr + row * 6 + 4)
+    if _is_limited(inverse, top_k, top_p, V):
+        highest = best * inverse
+        x_V = raw_V * inverse
+        counted_V = x_V > tl.where(tl.abs(highest) < _WIDEST, -_WIDEST, float("inf"))
+        bin_V = tl.where(counted_V, bin_of(x_V, highest), 0)
+        weight_V = tl.where(x_V > -float("inf"), tl.exp(x_V - highest), 0.0)
+        tl.store(out_ptr + 2, tl.sum(weight_V, 0))
+        tl.store(out_ptr + 3, tl.sum(tl.where(bin_V == NUM_BINS - 1, weight_V, 0.0), 0))
+        count_B = tl.histogram(bin_V, NUM_BINS, mask=counted_V)
+        b = tl.arange(0, NUM_BINS)
+        tl.store(counts_ptr + (row * COUNT + chunk) * NUM_BINS + b, count_B)
+
+
+@triton.jit
+def _at(values_B: tl.tensor, index: tl.tensor) -> tl.tensor:
+    return tl.sum(tl.where(tl.arange(0, NUM_BINS) == index, values_B, 0.0), 0)
+
+
+@triton.jit
+def _interval_kernel(
+    parameters_ptr: tl.tensor,
+    highest_ptr: tl.tensor,
+    counts_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    places_ptr: tl.tensor,
     V: tl.constexpr,
     COUNT: tl.constexpr,
     PADDED: tl.constexpr,
-    FIRST: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """(low, high], narrowed by a pass: it holds the thresholds of both top_k and top_p.
-
-    Also returns what is not deeper than low: how many tokens of each chunk, and their weight; how
-    many tokens of each chunk are not deeper than high; and the weight of the whole row.
-    """
-    j = tl.arange(0, NUM_EDGES)
+) -> None:
+    """Bounds of what the bins weigh, from their ends; of what lies deeper, as the chunks have
+    summed it."""
+    row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, PADDED)
-    at_CE = c[:, None] * NUM_EDGES + j[None, :]
-    inside_CE = (c < COUNT)[:, None] & (j >= 0)[None, :]
-    count_CE = tl.load(table_ptr + at_CE, mask=inside_CE, other=0.0)
-    mass_CE = tl.load(table_ptr + COUNT * NUM_EDGES + at_CE, mask=inside_CE, other=0.0)
-    mass_E = tl.sum(mass_CE, 0)
-    edge_E = _edge(low, high, j, FIRST)
-    last = NUM_EDGES - 1
-    if FIRST:
-        total = _at(mass_E, last)
-    by_count = (top_k > 0) & (top_k < V)
-    fewer_E = (tl.sum(count_CE, 0) < top_k).to(tl.int32)
-    index_k = tl.minimum(tl.sum(fewer_E, 0), last)
-    # What top_k keeps weighs at least this much.
-    least = tl.where(by_count, _at(mass_E, index_k - 1), total)
-    lighter_E = (mass_E < least * top_p).to(tl.int32)
-    index_low = tl.where(top_p < 1, tl.minimum(tl.sum(lighter_E, 0), last), index_k)
-    index_high = tl.where(by_count, index_k, index_low)
-    below_C = tl.sum(tl.where(j[None, :] == index_low - 1, count_CE, 0.0), 1)
-    base_C = tl.where(index_low > 0, below_C, base_C)
-    base_mass = tl.where(index_low > 0, _at(mass_E, index_low - 1), base_mass)
-    up_to_C = tl.sum(tl.where(j[None, :] == index_high, count_CE, 0.0), 1)
-    new_low = tl.where(index_low > 0, _at(edge_E, index_low - 1), low)
-    return new_low, _at(edge_E, index_high), base_C, base_mass, up_to_C, total
-
-
-@triton.jit
-def interval(
-    tables_ptr: tl.tensor,
-    top_k: tl.tensor,
-    top_p: tl.tensor,
-    V: tl.constexpr,
-    COUNT: tl.constexpr,
-    PADDED: tl.constexpr,
-    NUM_PASSES: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """As `_narrowed`, after so many passes. Below 0 a low end excludes nothing."""
-    low = tl.full((), -1.0, tl.float32)
-    high = tl.full((), DEEPEST, tl.float32)
-    base_C = tl.zeros((PADDED,), tl.float32)
-    up_to_C = base_C
-    base_mass = tl.zeros((), tl.float32)
-    total = base_mass
-    if NUM_PASSES > 0:
-        low, high, base_C, base_mass, up_to_C, total = _narrowed(
-            tables_ptr, low, high, base_C, base_mass, total, top_k, top_p, V, COUNT, PADDED, True
-        )
-    if NUM_PASSES > 1:
-        second_ptr = tables_ptr + 2 * COUNT * NUM_EDGES
-        low, high, base_C, base_mass, up_to_C, total = _narrowed(
-            second_ptr, low, high, base_C, base_mass, total, top_k, top_p, V, COUNT, PADDED, False
-        )
-    return low, high, base_C, base_mass, up_to_C, total
-
-
-@triton.jit(do_not_specialize=["row_stride"])
-def _weigh_kernel(
-    logits_ptr: tl.tensor,
-    parameters_ptr: tl.tensor,
-    highest_ptr: tl.tensor,
-    tables_ptr: tl.tensor,
-    row_stride: tl.tensor,
-    V: tl.constexpr,
-    SIZE: tl.constexpr,
-    COUNT: tl.constexpr,
-    PADDED: tl.constexpr,
-    PASS: tl.constexpr,
-    WIDTH: tl.constexpr,
-) -> None:
-    chunk = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    raw_highest, _highest_id = row_highest(highest_ptr, row, V, COUNT, PADDED)
+    highest_ptr_C = highest_ptr + (row * COUNT + c) * 4
+    best_C = tl.load(highest_ptr_C, mask=c < COUNT, other=-float("inf"))
+    id_C = tl.load(highest_ptr_C + 1, mask=c < COUNT, other=0.0).to(tl.int32, bitcast=True)
+    raw_highest = tl.max(best_C, 0)
+    token = tl.min(tl.where((best_C == raw_highest) & (c < COUNT), id_C, V), 0)
+    token = tl.minimum(token, V - 1)  # without numbers none is the highest
+    out_ptr = rows_ptr + row * 8
+    tl.store(out_ptr, raw_highest)
+    tl.store(out_ptr + 1, token.to(tl.float32, bitcast=True))
+    # No bin is searched, and all are above those that are.
+    tl.store(out_ptr + 2, NUM_BINS * 1.0)
+    tl.store(out_ptr + 3, -1.0)
     inverse = tl.load(parameters_ptr + row * 6 + 2)
     top_k = tl.load(parameters_ptr + row * 6 + 3)
     top_p = tl.load(parameters_ptr + row * 6 + 4)
-    if is_searched(raw_highest, inverse, top_k, top_p, V):
-        tables_ptr += row * (4 * COUNT * NUM_EDGES)
-        low, high, _base_C, _base_mass, _up_to_C, _total = interval(
-            tables_ptr, top_k, top_p, V, COUNT, PADDED, PASS
+    highest = raw_highest * inverse
+    if _is_limited(inverse, top_k, top_p, V) & (tl.abs(raw_highest) < float("inf")):
+        last = NUM_BINS - 1
+        b = tl.arange(0, NUM_BINS)
+        at_C = (row * COUNT + c) * NUM_BINS
+        inside_CB = (c < COUNT)[:, None] & (b < last)[None, :]
+        x_C = best_C * inverse
+        has_bins_C = (c < COUNT) & has_bin(x_C)
+        top_C = tl.where(has_bins_C, _rounded(x_C), 0)
+        top = _rounded(highest)
+        # How many bins a chunk begins below the row.
+        shift_C = tl.where(has_bins_C, tl.minimum(tl.maximum(top - top_C, 0), NUM_BINS), 0)
+        own_CB = tl.load(
+            counts_ptr + at_C[:, None] + b[None, :], mask=(c < COUNT)[:, None], other=0
         )
-        j_E = tl.arange(0, NUM_EDGES)
-        edge_E1 = _edge(low, high, j_E, PASS == 0)[:, None]
-        count_EW = tl.zeros((NUM_EDGES, WIDTH), tl.float32)
-        mass_EW = tl.zeros((NUM_EDGES, WIDTH), tl.float32)
-        for begin in range(chunk * SIZE, chunk * SIZE + SIZE, WIDTH):
-            id_W = begin + tl.arange(0, WIDTH)
-            raw_W = tl.load(
-                logits_ptr + row * row_stride + id_W, mask=id_W < V, other=-float("inf")
-            )
-            depth_W = raw_highest * inverse - raw_W * inverse
-            within_EW = depth_W[None, :] <= edge_E1
-            count_EW += tl.where(within_EW, 1.0, 0.0)
-            mass_EW += tl.where(within_EW, tl.exp(-depth_W)[None, :], 0.0)
-        out_ptr = tables_ptr + PASS * (2 * COUNT * NUM_EDGES) + chunk * NUM_EDGES + j_E
-        tl.store(out_ptr, tl.sum(count_EW, 1))
-        tl.store(out_ptr + COUNT * NUM_EDGES, tl.sum(mass_EW, 1))
-
-
-@triton.jit(do_not_specialize=["row_stride"])
-def _collect_kernel(
-    logits_ptr: tl.tensor,
-    parameters_ptr: tl.tensor,
-    highest_ptr: tl.tensor,
-    tables_ptr: tl.tensor,
-    found_ptr: tl.tensor,
-    row_stride: tl.tensor,
-    V: tl.constexpr,
-    SIZE: tl.constexpr,
-    COUNT: tl.constexpr,
-    PADDED: tl.constexpr,
-    MOST: tl.constexpr,
-) -> None:
-    chunk = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    raw_highest, _highest_id = row_highest(highest_ptr, row, V, COUNT, PADDED)
-    inverse = tl.load(parameters_ptr + row * 6 + 2)
-    top_k = tl.load(parameters_ptr + row * 6 + 3)
-    top_p = tl.load(parameters_ptr + row * 6 + 4)
-    if is_searched(raw_highest, inverse, top_k, top_p, V):
-        tables_ptr += row * (4 * COUNT * NUM_EDGES)
-        low, high, base_C, _base_mass, up_to_C, _total = interval(
-            tables_ptr, top_k, top_p, V, COUNT, PADDED, 2
+        index_CB = b[None, :] - shift_C[:, None]
+        count_CB = tl.load(
+            counts_ptr + at_C[:, None] + index_CB, mask=inside_CB & (index_CB >= 0), other=0
         )
-        here_C = up_to_C - base_C
-        if tl.sum(here_C, 0) <= MOST:
-            before_C = tl.arange(0, PADDED) < chunk
-            before = tl.sum(tl.where(before_C, here_C, 0.0), 0).to(tl.int32)
-            id_V = chunk * SIZE + tl.arange(0, SIZE)
-            raw_V = tl.load(
-                logits_ptr + row * row_stride + id_V, mask=id_V < V, other=-float("inf")
-            )
-            depth_V = raw_highest * inverse - raw_V * inverse
-            inside_V = (depth_V > low) & (depth_V <= high)
-            place_V = before + tl.cumsum(inside_V.to(tl.int32), 0) - 1
-            place_ptr_V = found_ptr + (row * MOST + place_V) * 2
-            tl.store(place_ptr_V, raw_V, mask=inside_V)
-            tl.store(place_ptr_V + 1, id_V.to(tl.float32, bitcast=True), mask=inside_V)
+        own_C = tl.sum(own_CB, 1)
+        count_B = tl.sum(count_CB, 0).to(tl.float32)
+        up_to_B = tl.cumsum(count_B, 0)
+        # A bin ends 1 / PER_UNIT above where it begins.
+        begin_B = ((top - b).to(tl.float32) - 0.5) * (1.0 / PER_UNIT) - highest
+        begin_B = tl.minimum(begin_B, 0.0)
+        least_B = tl.exp(begin_B)
+        most_B = tl.exp(tl.minimum(begin_B + 1.0 / PER_UNIT, 0.0))
+        low_B = tl.cumsum(count_B * least_B, 0)
+        high_B = tl.cumsum(count_B * most_B, 0)
+        # Tokens with a bin in their chunk, but none in the row.
+        is_out_CB = inside_CB & (b[None, :] + shift_C[:, None] >= last)
+        deep_CB = ((top_C[:, None] - b[None, :]).to(tl.float32) + 0.5) * (1.0 / PER_UNIT) - highest
+        deep_CB = tl.exp(tl.minimum(deep_CB, 0.0)) * own_CB.to(tl.float32)
+        deep = tl.sum(tl.sum(tl.where(is_out_CB, deep_CB, 0.0), 1), 0)
+        weight_C = tl.load(highest_ptr_C + 2, mask=c < COUNT, other=0.0)
+        rest_C = tl.load(highest_ptr_C + 3, mask=c < COUNT, other=0.0)
+        scale_C = tl.where(x_C > -float("inf"), tl.exp(x_C - highest), 0.0)
+        total = tl.sum(weight_C * scale_C, 0)
+        deep += tl.sum(rest_C * scale_C, 0)
+        deep_low_B = tl.max(low_B, 0) - low_B
+        deep_high_B = tl.max(high_B, 0) - high_B + deep
+        slack = _SLACK * total
+        is_bin_B = b < last
+        by_count = (top_k > 0) & (top_k < V)
+        index_k = tl.sum((is_bin_B & (up_to_B < top_k)).to(tl.int32), 0)
+        # What top_k keeps weighs at least this much.
+        kept = tl.where(by_count, _at(low_B, index_k - 1), total)
+        nucleus = kept * top_p
+        above_B = high_B < nucleus - slack
+        may_be_above_B = low_B < nucleus + slack
+        if by_count == 0:
+            outside = (1.0 - top_p) * total
+            above_B = above_B | (deep_low_B > outside + slack)
+            may_be_above_B = may_be_above_B & (deep_high_B > outside - slack)
+        begin = tl.sum((is_bin_B & above_B).to(tl.int32), 0)
+        begin = tl.where(by_count, tl.where(top_p < 1, tl.minimum(begin, index_k), index_k), begin)
+        end = tl.where(by_count, index_k, tl.sum((is_bin_B & may_be_above_B).to(tl.int32), 0))
+        # Tokens of the interval in chunks before, and here; and tokens above it.
+        is_in_B = (b >= begin) & (b <= end)
+        here_C = tl.sum(tl.where(is_in_B[None, :], count_CB, 0), 1)
+        here_C += tl.where(end == last, own_C - tl.sum(count_CB, 1), 0)
+        above_C = tl.sum(tl.where((b < begin)[None, :], count_CB, 0), 1)
+        num = tl.sum(here_C, 0).to(tl.float32)
+        if tl.abs(highest) >= _WIDEST * 0.5:
+            begin = begin * 0
+            end = begin + last
+            here_C *= 0
+            above_C *= 0
+            num = num * 0.0 + _UNCOUNTED
+        place_ptr_C = places_ptr + (row * COUNT + c) * 3
+        tl.store(place_ptr_C, tl.cumsum(here_C, 0) - here_C, mask=c < COUNT)
+        tl.store(place_ptr_C + 1, here_C, mask=c < COUNT)
+        tl.store(place_ptr_C + 2, above_C, mask=c < COUNT)
+        tl.store(out_ptr + 2, begin.to(tl.float32))
+        tl.store(out_ptr + 3, end.to(tl.float32))
+        tl.store(out_ptr + 4, num)
+        tl.store(out_ptr + 5, tl.sum(above_C, 0).to(tl.float32))
+        tl.store(out_ptr + 6, total)
 
 
-def collect(
-    logits_RV: torch.Tensor, parameters: torch.Tensor, highest: torch.Tensor, most: int
+def intervals(
+    logits_RV: torch.Tensor, parameters: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tables for `interval`, and the tokens in it, up to `most` of a row: (R, most, 2) float32, raw
-    logits and the bits of their ids. A row that has more is not collected.
+    """Two launches; no synchronization.
 
-    parameters: `sampling.pack_rows` as float32. highest: (R, chunks, 2) float32, each chunk's
-    highest logit and the bits of the lowest id that has it.
+    parameters: `sampling.pack_rows` as float32.
+
+    Returns:
+        (R, 8) float32: the highest logit, the bits of the lowest id that has it, the first and the
+        last bin that may hold a threshold (where none is searched, all bins are above), how many
+        tokens they have, how many are above, the weight of all tokens, and nothing.
+        (R, chunks, 3) int32: how many tokens these bins have before a chunk, and in it; how many of
+        the chunk are above. Without an interval nothing.
     """
     R, V = logits_RV.shape
     chunks, device = Chunks.of(V), logits_RV.device
-    tables = torch.empty(R, 2, 2, chunks.count, NUM_EDGES.value, device=device)
-    found_RM2 = torch.empty(R, most, 2, device=device)
-    rest = (parameters, highest, tables)
-    grid, stride = (chunks.count, R), logits_RV.stride(0)
-    for number in range(2):
-        _weigh_kernel[grid](
-            logits_RV, *rest, stride, PASS=number, WIDTH=min(_WIDTH, chunks.size),
-            **chunks.chunk_constants,
-        )  # fmt: skip
-    _collect_kernel[grid](logits_RV, *rest, found_RM2, stride, MOST=most, **chunks.chunk_constants)
-    return tables, found_RM2
+    highest_RC4 = torch.empty(R, chunks.count, 4, device=device)
+    counts_RCB = torch.empty(R, chunks.count, NUM_BINS.value, dtype=torch.int32, device=device)
+    _bin_kernel[(chunks.count, R)](
+        logits_RV, parameters, highest_RC4, counts_RCB, logits_RV.stride(0),
+        **chunks.chunk_constants,
+    )  # fmt: skip
+    rows_R8 = torch.empty(R, 8, device=device)
+    places_RC3 = torch.empty(R, chunks.count, 3, dtype=torch.int32, device=device)
+    _interval_kernel[(R,)](
+        parameters, highest_RC4, counts_RCB, rows_R8, places_RC3, num_warps=8, **chunks.constants
+    )
+    return rows_R8, places_RC3

@@ -77,10 +77,8 @@ def load_tile(
     tile_ptr = cache_ptr + row_K[:, None] + d[None, :]
     if WHOLE and D == BLOCK_D:
         tile = tl.load(tile_ptr)
-    elif WHOLE:
-        tile = tl.load(tile_ptr, mask=(d < D)[None, :], other=0)
     else:
-        mask = inside_K[:, None] & (d < D)[None, :]
+        mask = (d < D)[None, :] if WHOLE else inside_K[:, None] & (d < D)[None, :]
         tile = tl.load(tile_ptr, mask=mask, other=0)
     if FLOAT8 == BY_INSTRUCTION:
         tile = tile.to(tl.float8e4nv, bitcast=True).to(like.dtype)

@@ -1,7 +1,7 @@
 """Linear layers on packed weights; dense ones are torch's (cuBLAS).
 
 A decode step is bound by streaming the weights, which quantization shortens; a prefill chunk is
-bound by arithmetic, so above `_MAX_FUSED_TOKENS` the weight is dequantized once for cuBLAS.
+bound by arithmetic, so above `most_fused_tokens` the weight is dequantized once for cuBLAS.
 """
 
 import torch
@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 
 from kernels.torch.linear import TorchQuantizedLinear
-from kernels.triton.float8 import from_e4m3
-from kernels.triton.tiles import splits_to_fill
+from kernels.triton.tiles import most_fused_tokens, packed_tile, splits_to_fill
+from kernels.triton.unpack import unpack_fp8, unpack_int4, unpack_int8
 
-_MAX_FUSED_TOKENS = 64
-_BLOCK_O = 64
+_BLOCK_SUM = 1024
+_DEQUANTIZED_AT_ONCE = 1024  # codes of one row
 
 
 @triton.jit
@@ -51,10 +51,14 @@ def group_product(
     WIDTH: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     PRECISION: tl.constexpr,
+    WEIGHTS_FIRST: tl.constexpr = False,
 ) -> tl.tensor:
-    """(T, O) float32: what one group of input features adds to the outputs o. Codes less their zero
-    are exact in every type of x."""
+    """(T, O) float32, or with WEIGHTS_FIRST (O, T): what one group of input features adds to the
+    outputs o. Codes less their zero are exact in every type of x."""
     place_O = o * NUM_GROUPS + group
+    zero_O1 = tl.zeros((1, 1), tl.int8)
+    if HAS_ZEROS:
+        zero_O1 = tl.load(zero_ptr + place_O, mask=inside_O, other=0)[:, None]
     scale_O = tl.load(scale_ptr + place_O, mask=inside_O, other=0.0).to(tl.float32)
     code_row_O1 = codes_ptr + o[:, None].to(tl.int64) * (
         NUM_GROUPS * (WIDTH // 2 if KIND == "int4" else WIDTH)
@@ -66,29 +70,24 @@ def group_product(
         x_high = _inputs(x_row_T1, inside_T, group, HALF + i, K, GROUP, WIDTH)
         column = group * HALF + i
         codes = tl.load(code_row_O1 + column[None, :], mask=inside_O[:, None], other=0)
-        low = (codes & 15).to(tl.int8) - 8
-        high = (codes >> 4).to(tl.int8) - 8
-        if HAS_ZEROS:
-            zero_O1 = tl.load(zero_ptr + place_O, mask=inside_O, other=0)[:, None]
-            low -= zero_O1
-            high -= zero_O1
-        dtype = x_low.dtype
-        part_TO = tl.dot(x_low, tl.trans(low.to(dtype)), input_precision=PRECISION)
-        part_TO = tl.dot(x_high, tl.trans(high.to(dtype)), part_TO, input_precision=PRECISION)
+        low, high = unpack_int4(codes, zero_O1, x_low)
+        if WEIGHTS_FIRST:
+            part = tl.dot(low, tl.trans(x_low), input_precision=PRECISION)
+            part = tl.dot(high, tl.trans(x_high), part, input_precision=PRECISION)
+        else:
+            part = tl.dot(x_low, tl.trans(low), input_precision=PRECISION)
+            part = tl.dot(x_high, tl.trans(high), part, input_precision=PRECISION)
     else:
         i = tl.arange(0, WIDTH)
         x = _inputs(x_row_T1, inside_T, group, i, K, GROUP, WIDTH)
         column = group * WIDTH + i
         codes = tl.load(code_row_O1 + column[None, :], mask=inside_O[:, None], other=0)
-        if KIND == "fp8":
-            weight = from_e4m3(codes).to(x.dtype)
-        elif HAS_ZEROS:
-            zero_O = tl.load(zero_ptr + place_O, mask=inside_O, other=0)
-            weight = (codes.to(tl.int16) - zero_O[:, None].to(tl.int16)).to(x.dtype)
+        weight = unpack_fp8(codes, x) if KIND == "fp8" else unpack_int8(codes, zero_O1, x)
+        if WEIGHTS_FIRST:
+            part = tl.dot(weight, tl.trans(x), input_precision=PRECISION)
         else:
-            weight = codes.to(x.dtype)
-        part_TO = tl.dot(x, tl.trans(weight), input_precision=PRECISION)
-    return part_TO * scale_O[None, :]
+            part = tl.dot(x, tl.trans(weight), input_precision=PRECISION)
+    return part * (scale_O[:, None] if WEIGHTS_FIRST else scale_O[None, :])
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -112,6 +111,7 @@ def _quantized_linear_kernel(
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
+    WEIGHTS_FIRST: tl.constexpr,
 ) -> None:
     o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -122,17 +122,48 @@ def _quantized_linear_kernel(
     groups_per_split: tl.constexpr = (NUM_GROUPS + SPLITS - 1) // SPLITS
     first = split * groups_per_split
     last = tl.minimum(first + groups_per_split, NUM_GROUPS)
-    acc_TO = tl.zeros((BLOCK_T, BLOCK_O), tl.float32)
+    if WEIGHTS_FIRST:
+        acc = tl.zeros((BLOCK_O, BLOCK_T), tl.float32)
+    else:
+        acc = tl.zeros((BLOCK_T, BLOCK_O), tl.float32)
     for group in range(first, last):
-        acc_TO += group_product(
+        acc += group_product(
             x_row_T1, inside_T, codes_ptr, scale_ptr, zero_ptr, o, inside_O, group,
-            K, NUM_GROUPS, KIND, GROUP, WIDTH, HAS_ZEROS, PRECISION,
+            K, NUM_GROUPS, KIND, GROUP, WIDTH, HAS_ZEROS, PRECISION, WEIGHTS_FIRST,
         )  # fmt: skip
     if HAS_BIAS and SPLITS == 1:
-        acc_TO += tl.load(bias_ptr + o, mask=inside_O, other=0.0).to(tl.float32)[None, :]
-    row = (split.to(tl.int64) * T + t[:, None]) * OUT
-    mask_TO = inside_T[:, None] & inside_O[None, :]
-    tl.store(out_ptr + row + o[None, :], acc_TO.to(out_ptr.dtype.element_ty), mask=mask_TO)
+        bias_O = tl.load(bias_ptr + o, mask=inside_O, other=0.0).to(tl.float32)
+        acc += bias_O[:, None] if WEIGHTS_FIRST else bias_O[None, :]
+    row_T = (split.to(tl.int64) * T + t) * OUT
+    if WEIGHTS_FIRST:
+        place = row_T[None, :] + o[:, None]
+        inside = inside_T[None, :] & inside_O[:, None]
+    else:
+        place = row_T[:, None] + o[None, :]
+        inside = inside_T[:, None] & inside_O[None, :]
+    tl.store(out_ptr + place, acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sum_parts_kernel(
+    parts_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    OUT: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1).to(tl.int64)
+    num_rows = tl.num_programs(1)
+    inside = o < OUT
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for split in tl.static_range(SPLITS):
+        acc += tl.load(parts_ptr + (split * num_rows + row) * OUT + o, mask=inside, other=0.0)
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + o, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * OUT + o, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -147,24 +178,39 @@ def _dequantize_kernel(
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ) -> None:
-    o = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1)
-    place = o * NUM_GROUPS + group
-    i = tl.arange(0, WIDTH)
-    if KIND == "int4":
-        HALF: tl.constexpr = WIDTH // 2
-        pair = tl.load(codes_ptr + place * HALF + i % HALF)
-        value = tl.where(i < HALF, pair & 15, pair >> 4).to(tl.float32) - 8
-    else:
-        code = tl.load(codes_ptr + place * WIDTH + i)
-        value = from_e4m3(code) if KIND == "fp8" else code.to(tl.float32)
+    row = tl.program_id(1).to(tl.int64)
+    g = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
+    inside_G = g < NUM_GROUPS
+    place_G = row * NUM_GROUPS + g
+    scale_G1 = tl.load(scale_ptr + place_G, mask=inside_G, other=0.0).to(tl.float32)[:, None]
+    like = scale_G1.to(tl.float16)  # in which codes are exact
+    zero_G1 = tl.zeros((1, 1), tl.int8)
     if HAS_ZEROS:
-        value -= tl.load(zero_ptr + place).to(tl.float32)
-    value *= tl.load(scale_ptr + place).to(tl.float32)
-    k = group * GROUP + i
-    mask = (k < K) & (i < GROUP)
-    tl.store(out_ptr + o * K + k, value.to(out_ptr.dtype.element_ty), mask=mask)
+        zero_G1 = tl.load(zero_ptr + place_G, mask=inside_G, other=0)[:, None]
+    STORED: tl.constexpr = WIDTH // 2 if KIND == "int4" else WIDTH
+    i = tl.arange(0, STORED)
+    code_ptr = codes_ptr + place_G[:, None] * STORED + i[None, :]
+    codes = tl.load(code_ptr, mask=inside_G[:, None], other=0)
+    k = g[:, None] * GROUP + i[None, :]
+    inside = inside_G[:, None] & (k < K) & (i < GROUP)[None, :]
+    out_row_ptr = out_ptr + row * K
+    if KIND == "int4":
+        low, high = unpack_int4(codes, zero_G1, like)
+        tl.store(
+            out_row_ptr + k,
+            (low.to(tl.float32) * scale_G1).to(out_ptr.dtype.element_ty),
+            mask=inside,
+        )
+        inside = inside_G[:, None] & (k + STORED < K) & (i + STORED < GROUP)[None, :]
+        value = high.to(tl.float32) * scale_G1
+        k += STORED
+    elif KIND == "fp8":
+        value = unpack_fp8(codes, like).to(tl.float32) * scale_G1
+    else:
+        value = unpack_int8(codes, zero_G1, like).to(tl.float32) * scale_G1
+    tl.store(out_row_ptr + k, value.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 class QuantizedLinear(TorchQuantizedLinear):
@@ -175,7 +221,8 @@ class QuantizedLinear(TorchQuantizedLinear):
         size = (self.out_features, self.in_features)
         weight_OK = torch.empty(size, dtype=dtype, device=packed.codes.device)
         num_groups = packed.scales.shape[1]
-        _dequantize_kernel[(self.out_features, num_groups)](
+        at_once = min(_DEQUANTIZED_AT_ONCE // packed.width, triton.next_power_of_2(num_groups))
+        _dequantize_kernel[(triton.cdiv(num_groups, at_once), self.out_features)](
             packed.codes,
             packed.scales,
             packed.codes if packed.zeros is None else packed.zeros,
@@ -186,12 +233,13 @@ class QuantizedLinear(TorchQuantizedLinear):
             GROUP=packed.group,
             WIDTH=packed.width,
             HAS_ZEROS=packed.zeros is not None,
-            num_warps=1,
+            AT_ONCE=at_once,
+            num_warps=4,
         )
         return weight_OK
 
     def _multiply(self, x_TK: torch.Tensor) -> torch.Tensor:
-        if x_TK.shape[0] > _MAX_FUSED_TOKENS:
+        if x_TK.shape[0] > most_fused_tokens(x_TK.dtype):
             return super()._multiply(x_TK)
         return self._fused(x_TK)
 
@@ -202,13 +250,13 @@ class QuantizedLinear(TorchQuantizedLinear):
             return torch.empty((0, num_outputs), dtype=x_TK.dtype, device=x_TK.device)
         packed = self.packed
         num_groups = packed.scales.shape[1]
-        block_t = max(16, triton.next_power_of_2(T))
-        num_blocks = triton.cdiv(num_outputs, _BLOCK_O)
-        splits = min(num_groups, splits_to_fill(num_blocks))
+        tile = packed_tile(T, packed.kind, x_TK.dtype)
+        num_blocks = triton.cdiv(num_outputs, tile.columns)
+        splits = min(num_groups, splits_to_fill(num_blocks, tile.programs))
         # Split-K: partial sums are added in a fixed order, so results are deterministic.
         part_dtype = torch.float32 if splits > 1 else x_TK.dtype
         parts_STO = torch.empty((splits, T, num_outputs), dtype=part_dtype, device=x_TK.device)
-        _quantized_linear_kernel[(num_blocks, triton.cdiv(T, block_t), splits)](
+        _quantized_linear_kernel[(num_blocks, 1, splits)](
             x_TK,
             packed.codes,
             packed.scales,
@@ -223,17 +271,26 @@ class QuantizedLinear(TorchQuantizedLinear):
             GROUP=packed.group,
             WIDTH=packed.width,
             HAS_ZEROS=packed.zeros is not None,
-            BLOCK_T=block_t,
-            BLOCK_O=_BLOCK_O,
+            BLOCK_T=tile.rows,
+            BLOCK_O=tile.columns,
             SPLITS=splits,
             HAS_BIAS=self.bias_O is not None,
             PRECISION="ieee" if x_TK.dtype == torch.float32 else "tf32",
-            num_warps=4,
-            num_stages=3,
+            WEIGHTS_FIRST=tile.weights_first,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
         )
         if splits == 1:
             return parts_STO[0]
-        out_TO = parts_STO.sum(0)
-        if self.bias_O is not None:
-            out_TO += self.bias_O
-        return out_TO.to(x_TK.dtype)
+        out_TO = torch.empty((T, num_outputs), dtype=x_TK.dtype, device=x_TK.device)
+        _sum_parts_kernel[(triton.cdiv(num_outputs, _BLOCK_SUM), T)](
+            parts_STO,
+            x_TK if self.bias_O is None else self.bias_O,
+            out_TO,
+            OUT=num_outputs,
+            SPLITS=splits,
+            HAS_BIAS=self.bias_O is not None,
+            BLOCK=_BLOCK_SUM,
+            num_warps=4,
+        )
+        return out_TO

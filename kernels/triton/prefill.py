@@ -21,49 +21,25 @@ from kernels.triton.kv_tiles import (
     load_tile,
     scores,
 )
-from kernels.triton.tiles import prefill_tile, target_arch
+from kernels.triton.prefill_tiles import PrefillTiles
+from kernels.triton.tiles import PrefillTile, prefill_tile, target_arch
 
 
-@triton.jit
-def _find_slice(
-    query_starts_ptr: tl.tensor,
-    tile: tl.tensor,
-    first_slice: tl.tensor,
-    num_slices: tl.tensor,
-    origin: tl.tensor,
-    TOKENS: tl.constexpr,
-) -> tl.tensor:
-    """The slice that owns a tile: the last s with first_tile(s) <= tile.
-
-    first_tile(s) = (query_starts[s] - origin) // TOKENS + (s - first_slice) leaves every slice
-    at least ceil(length / TOKENS) tiles, at most one more than it needs.
-    """
-    low = first_slice
-    high = num_slices
-    while high - low > 1:
-        middle = (low + high) // 2
-        tokens_before = tl.load(query_starts_ptr + middle) - origin
-        starts_later = tokens_before // TOKENS + middle - first_slice > tile
-        high = tl.where(starts_later, middle, high)
-        low = tl.where(starts_later, low, middle)
-    return low
-
-
-@triton.jit(do_not_specialize=["first_slice", "num_slices", "num_decode_slots", "table_stride"])
+@triton.jit(do_not_specialize=["num_slices", "table_stride"])
 def _prefill_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
     out_ptr: tl.tensor,
+    tile_starts_ptr: tl.tensor,
+    slices_ptr: tl.tensor,
     query_starts_ptr: tl.tensor,
     starts_ptr: tl.tensor,
     lengths_ptr: tl.tensor,
     tables_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
     alibi_ptr: tl.tensor,
-    first_slice: tl.tensor,
     num_slices: tl.tensor,
-    num_decode_slots: tl.tensor,
     table_stride: tl.tensor,
     scale: tl.tensor,
     v_scale: tl.tensor,
@@ -83,16 +59,13 @@ def _prefill_kernel(
     PRECISION: tl.constexpr,
 ) -> None:
     # Late tiles have the longest context: starting them first, of all heads, balances the tail.
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    tile = tl.load(tile_starts_ptr + num_slices) - 1 - tl.program_id(1)
     head = tl.program_id(0)
-    origin = tl.load(query_starts_ptr + first_slice)
-    s = _find_slice(query_starts_ptr, tile, first_slice, num_slices, origin, TOKENS)
-    query_start = tl.load(query_starts_ptr + s)
-    length = tl.load(lengths_ptr + s)
-    tile_in_slice = tile - ((query_start - origin) // TOKENS + s - first_slice)
-    token_0 = tile_in_slice * TOKENS
-    is_decode = (length == 1) & (s < num_decode_slots)
-    if (token_0 < length) & (is_decode == 0):
+    if tile >= 0:
+        s = tl.load(slices_ptr + tile)
+        query_start = tl.load(query_starts_ptr + s)
+        length = tl.load(lengths_ptr + s)
+        token_0 = (tile - tl.load(tile_starts_ptr + s)) * TOKENS
         start = tl.load(starts_ptr + s)
         table_ptr = tables_ptr + s.to(tl.int64) * table_stride
         row = tl.arange(0, ROWS)
@@ -170,39 +143,37 @@ def _prefill_kernel(
         tl.store(out, acc_RD.to(out_ptr.dtype.element_ty), mask=q_mask)
 
 
+def tile_of(shape: AttentionShape, dtype: torch.dtype) -> PrefillTile:
+    """The tile that this GPU takes for attention of this shape."""
+    group = shape.num_heads // shape.num_kv_heads
+    return prefill_tile(shape.head_dim, group, dtype, target_arch())
+
+
 def prefill_attention(
     q_TND: torch.Tensor,
     out_TND: torch.Tensor,
     batch: Batch,
     layer: PagedKV,
     shape: AttentionShape,
-    first_slice: int,
-    num_decode_slots: int,
+    tiles: PrefillTiles,
 ) -> None:
-    """Attention of slices [first_slice, S) into `out_TND`.
-
-    Slices of one token before `num_decode_slots` are left to the decode kernel.
-    """
-    S = batch.starts_S.shape[0]
-    T = q_TND.shape[0]
+    """Attention of the listed tiles, which are of `tile_of` this shape, into `out_TND`."""
     group = shape.num_heads // shape.num_kv_heads
-    tile = prefill_tile(shape.head_dim, group, q_TND.dtype, target_arch())
-    # Tokens before first_slice are decodes, one each.
-    num_tiles = (T - first_slice) // tile.tokens + S - first_slice
-    _prefill_kernel[(shape.num_kv_heads, num_tiles)](
+    tile = tile_of(shape, q_TND.dtype)
+    _prefill_kernel[(shape.num_kv_heads, tiles.most)](
         q_TND,
         layer.keys,
         layer.values,
         out_TND,
+        tiles.tile_starts_S1,
+        tiles.slices_X,
         batch.query_starts_S1,
         batch.starts_S,
         batch.lengths_S,
         batch.block_tables_SB,
         batch.starts_S if shape.sinks_N is None else shape.sinks_N,
         batch.starts_S if shape.alibi_NP is None else shape.alibi_NP,
-        first_slice,
-        S,
-        num_decode_slots,
+        batch.starts_S.shape[0],
         batch.block_tables_SB.stride(0),
         shape.scale * layer.k_scale,
         layer.v_scale,

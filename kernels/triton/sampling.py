@@ -18,32 +18,9 @@ from numpy.typing import NDArray
 from kernels.random_stream import row_keys
 from kernels.sampling import SamplingRows
 from kernels.torch.sampling import inverse_temperatures
-from kernels.triton.depths import Chunks, row_highest
-from kernels.triton.gumbel import block_argmax, gumbel_scores, hash_of
-from kernels.triton.threshold import thresholds
-
-_BLOCK_DRAW = 1024  # scores are float64: more at once would take most registers
-
-
-@triton.jit(do_not_specialize=["row_stride"])
-def _highest_kernel(
-    logits_ptr: tl.tensor,
-    highest_ptr: tl.tensor,
-    row_stride: tl.tensor,
-    V: tl.constexpr,
-    SIZE: tl.constexpr,
-    COUNT: tl.constexpr,
-    PADDED: tl.constexpr,
-) -> None:
-    chunk = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    id_V = chunk * SIZE + tl.arange(0, SIZE)
-    x_V = tl.load(logits_ptr + row * row_stride + id_V, mask=id_V < V, other=-float("inf"))
-    best = tl.max(x_V, 0)
-    first = tl.min(tl.where((x_V == best) & (id_V < V), id_V, V), 0)
-    out_ptr = highest_ptr + (row * COUNT + chunk) * 2
-    tl.store(out_ptr, best)
-    tl.store(out_ptr + 1, first.to(tl.float32, bitcast=True))
+from kernels.triton import threshold
+from kernels.triton.depths import Chunks, bin_of, has_bin, intervals
+from kernels.triton.gumbel import fold_block
 
 
 @triton.jit(do_not_specialize=["row_stride", "first_id"])
@@ -51,8 +28,10 @@ def _draw_kernel(
     logits_ptr: tl.tensor,
     parameters_ptr: tl.tensor,
     key_ptr: tl.tensor,
-    highest_ptr: tl.tensor,
-    thresholds_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    places_ptr: tl.tensor,
+    found_ptr: tl.tensor,
+    mass_ptr: tl.tensor,
     score_ptr: tl.tensor,
     token_ptr: tl.tensor,
     row_stride: tl.tensor,
@@ -60,58 +39,54 @@ def _draw_kernel(
     V: tl.constexpr,
     SIZE: tl.constexpr,
     COUNT: tl.constexpr,
-    PADDED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    MOST: tl.constexpr,
 ) -> None:
+    """Draw among a chunk's tokens above the interval, and collect those in it."""
     chunk = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
-    raw_highest, token = row_highest(highest_ptr, row, V, COUNT, PADDED)
+    row_ptr = rows_ptr + row * 8
+    raw_highest = tl.load(row_ptr)
     inverse = tl.load(parameters_ptr + row * 6 + 2)
-    score = raw_highest.to(tl.float64)
     if (inverse > 0) & (tl.abs(raw_highest) < float("inf")):
-        min_p = tl.load(parameters_ptr + row * 6 + 5)
-        threshold = tl.load(thresholds_ptr + row * 2)
-        last_tie = tl.load(thresholds_ptr + row * 2 + 1).to(tl.int32, bitcast=True)
-        key = tl.load(key_ptr + row * 3)
-        highest = raw_highest * inverse
-        # The highest token is kept in any case: its score bounds which others need one.
-        score = gumbel_scores(raw_highest, inverse, hash_of(first_id + token, key))
-        tolerance = 1e-3 + 1e-6 * tl.abs(highest)
-        for begin in range(chunk * SIZE, chunk * SIZE + SIZE, BLOCK):
-            id_N = begin + tl.arange(0, BLOCK)
-            raw_N = tl.load(
-                logits_ptr + row * row_stride + id_N, mask=id_N < V, other=-float("inf")
+        low = tl.load(row_ptr + 2).to(tl.int32)
+        high = tl.load(row_ptr + 3).to(tl.int32)
+        num = tl.load(row_ptr + 4)
+        at = row * COUNT + chunk
+        is_limited = (high >= low).to(tl.int32)
+        before = tl.load(places_ptr + at * 3, mask=is_limited > 0, other=0)
+        num_here = tl.load(places_ptr + at * 3 + 1, mask=is_limited > 0, other=0)
+        num_above = tl.load(places_ptr + at * 3 + 2, mask=is_limited > 0, other=1)
+        mass = tl.zeros((), tl.float32)
+        score = tl.full((), -float("inf"), tl.float64)
+        token = tl.full((), V, tl.int32)
+        if num_here + num_above > 0:
+            id_V = chunk * SIZE + tl.arange(0, SIZE)
+            raw_V = tl.load(
+                logits_ptr + row * row_stride + id_V, mask=id_V < V, other=-float("inf")
             )
-            x_N = raw_N * inverse
-            weight_N = tl.exp(x_N - highest)
-            kept_N = (x_N > threshold) | ((x_N == threshold) & (id_N <= last_tie))
-            kept_N = kept_N & (weight_N >= min_p) & (weight_N > 0)
-            score, token = block_argmax(
-                raw_N, id_N, kept_N, inverse, key, score, token, tolerance, first_id
-            )
-    tl.store(score_ptr + row * COUNT + chunk, score)
-    tl.store(token_ptr + row * COUNT + chunk, token)
-
-
-@triton.jit(do_not_specialize=["first_id"])
-def _pick_kernel(
-    score_ptr: tl.tensor,
-    token_ptr: tl.tensor,
-    best_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    first_id: tl.tensor,
-    V: tl.constexpr,
-    COUNT: tl.constexpr,
-    PADDED: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    c = tl.arange(0, PADDED)
-    score_C = tl.load(score_ptr + row * COUNT + c, mask=c < COUNT, other=-float("inf"))
-    token_C = tl.load(token_ptr + row * COUNT + c, mask=c < COUNT, other=V)
-    best = tl.max(score_C, 0)
-    token = tl.min(tl.where(score_C == best, token_C, V), 0)
-    tl.store(best_ptr + row, best)
-    tl.store(out_ptr + row, first_id + tl.minimum(token, V - 1))
+            x_V = raw_V * inverse
+            highest = raw_highest * inverse
+            bin_V = bin_of(x_V, highest)
+            if (num_here > 0) & (num <= MOST):
+                inside_V = has_bin(x_V) & (bin_V >= low) & (bin_V <= high)
+                place_V = before + tl.cumsum(inside_V.to(tl.int32), 0) - 1
+                place_ptr_V = found_ptr + (row * MOST + place_V) * 2
+                tl.store(place_ptr_V, raw_V, mask=inside_V)
+                tl.store(place_ptr_V + 1, id_V.to(tl.float32, bitcast=True), mask=inside_V)
+            if num_above > 0:
+                # Without an interval all bins are above it.
+                weight_V = tl.where(bin_V < low, tl.exp(x_V - highest), 0.0)
+                mass = tl.sum(weight_V, 0)
+                kept_V = (weight_V > 0) & (weight_V >= tl.load(parameters_ptr + row * 6 + 5))
+                if tl.max(kept_V.to(tl.int32), 0) > 0:
+                    key = tl.load(key_ptr + row * 3)
+                    tolerance = 1e-3 + 1e-6 * tl.abs(highest)
+                    score, token = fold_block(
+                        raw_V, id_V, kept_V, inverse, key, score, token, tolerance, first_id
+                    )
+        tl.store(mass_ptr + at, mass)
+        tl.store(score_ptr + at, score)
+        tl.store(token_ptr + at, token)
 
 
 def _launch(
@@ -119,25 +94,23 @@ def _launch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     R, V = logits_RV.shape
     device, chunks = logits_RV.device, Chunks.of(V)
-    tokens_R = torch.empty(R, dtype=torch.int32, device=device)
-    scores_R = torch.empty(R, dtype=torch.float64, device=device)
     if not R:
-        return scores_R, tokens_R
-    grid, stride = (chunks.count, R), logits_RV.stride(0)
-    parameters = packed_R3.view(torch.float32)
-    highest_RC2 = torch.empty(R, chunks.count, 2, device=device)
-    _highest_kernel[grid](logits_RV, highest_RC2, stride, **chunks.chunk_constants)
-    thresholds_R2 = thresholds(logits_RV, parameters, highest_RC2)
+        empty = torch.empty(0, device=device)
+        return empty.double(), empty.int()
+    parameters, keys = packed_R3.view(torch.float32), packed_R3.view(torch.int64)
+    rows_R8, places_RC3 = intervals(logits_RV, parameters)
+    most = min(threshold.MOST_COLLECTED, V)
+    found_RM2 = torch.empty(R, most, 2, device=device)
+    masses_RC = torch.empty(R, chunks.count, device=device)
     scores_RC = torch.empty(R, chunks.count, dtype=torch.float64, device=device)
     tokens_RC = torch.empty(R, chunks.count, dtype=torch.int32, device=device)
-    _draw_kernel[grid](
-        logits_RV, parameters, packed_R3.view(torch.int64), highest_RC2, thresholds_R2, scores_RC,
-        tokens_RC, stride, first_id, BLOCK=min(_BLOCK_DRAW, chunks.size), **chunks.chunk_constants,
+    _draw_kernel[(chunks.count, R)](
+        logits_RV, parameters, keys, rows_R8, places_RC3, found_RM2, masses_RC, scores_RC,
+        tokens_RC, logits_RV.stride(0), first_id, MOST=most, **chunks.chunk_constants,
     )  # fmt: skip
-    _pick_kernel[(R,)](
-        scores_RC, tokens_RC, scores_R, tokens_R, first_id, num_warps=1, **chunks.constants
+    return threshold.finish(
+        logits_RV, parameters, keys, rows_R8, found_RM2, masses_RC, scores_RC, tokens_RC, first_id
     )
-    return scores_R, tokens_R
 
 
 def sample_rows(logits_RV: torch.Tensor, packed_R3: torch.Tensor) -> torch.Tensor:

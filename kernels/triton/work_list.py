@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels.interface import AttentionShape, Batch
+from kernels.triton.prefill_tiles import PrefillTiles, list_tiles
 from kernels.triton.tiles import decode_tile, num_programs
 
 _BLOCK_S = 128
@@ -119,22 +120,34 @@ def plan_work(batch: Batch, num_slices: int, shape: AttentionShape, dtype: torch
 
 
 class WorkLists:
-    """Work lists of the latest batch, built once for all layers with the same window.
+    """Lists of the latest batch, built once for all layers: of decodes by their window, of prefill
+    tiles by their size.
 
-    A batch to be captured must be a new object, so that its list is built inside the graph.
+    A batch to be captured must be a new object, so that its lists are built inside the graph.
     """
 
     def __init__(self) -> None:
         self._batch: Batch | None = None
         self._lists: dict[tuple[object, ...], WorkList] = {}
+        self._tiles: dict[tuple[int, ...], PrefillTiles] = {}
 
     def of(
         self, batch: Batch, num_slices: int, shape: AttentionShape, dtype: torch.dtype
     ) -> WorkList:
         """See `plan_work`."""
-        if self._batch is not batch:
-            self._batch, self._lists = batch, {}
+        self._begin(batch)
         key = (shape, dtype, num_slices)
         if key not in self._lists:
             self._lists[key] = plan_work(batch, num_slices, shape, dtype)
         return self._lists[key]
+
+    def tiles_of(self, batch: Batch, *geometry: int) -> PrefillTiles:
+        """See `list_tiles`."""
+        self._begin(batch)
+        if geometry not in self._tiles:
+            self._tiles[geometry] = list_tiles(batch, *geometry)
+        return self._tiles[geometry]
+
+    def _begin(self, batch: Batch) -> None:
+        if self._batch is not batch:
+            self._batch, self._lists, self._tiles = batch, {}, {}

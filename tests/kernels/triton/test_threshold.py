@@ -48,7 +48,7 @@ def drawn(logits: torch.Tensor, limits: tuple[tuple[int, float, float], ...]) ->
 )
 def test_rows_in_many_chunks(monkeypatch: pytest.MonkeyPatch, spread: float, most: int) -> None:
     monkeypatch.setattr(depths, "_CHUNK", 128)
-    monkeypatch.setattr(threshold, "_MOST_COLLECTED", most)
+    monkeypatch.setattr(threshold, "MOST_COLLECTED", most)
     logits = torch.randn(
         len(LIMITS), VOCABULARY, generator=torch.Generator().manual_seed(int(10 * spread))
     )
@@ -60,3 +60,10 @@ def test_ties_over_chunks_go_to_the_lowest_ids(monkeypatch: pytest.MonkeyPatch) 
     row = torch.zeros(VOCABULARY)
     row[200:] = 1.0
     drawn(row.repeat(len(LIMITS), 1), LIMITS)
+
+
+@pytest.mark.parametrize("base", [2e5, -2e5, 3e6])
+def test_logits_too_large_for_bins_are_searched_whole(base: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = 3 * torch.randn(len(LIMITS), VOCABULARY, generator=generator) + base
+    assert len(set(drawn(logits, LIMITS))) > 2
