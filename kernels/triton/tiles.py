@@ -1,5 +1,5 @@
-"""Launch constants and their reasons. They have not been tuned on a GPU yet: `legato bench gpu`
-times alternatives."""
+"""Launch constants and their reasons. Those that name no measurement have not been tuned on a GPU
+yet: `legato bench gpu` times alternatives."""
 
 from __future__ import annotations
 

@@ -92,6 +92,9 @@ def test_every_kernel_compiles(arch: int) -> None:
     for kernel in ("_prefill_kernel", "_expert_linear_kernel"):
         used = {row["tensor_cores"] for row in rows if row["kernel"] == kernel}
         assert used == {MATRIX_INSTRUCTION[arch]}, kernel
+    if arch == 90:  # two programs of prefill attention share a multiprocessor
+        prefill = [row["shared_bytes"] for row in rows if row["kernel"] == "_prefill_kernel"]
+        assert max(prefill) <= SHARED_BYTES[arch] // 2
     for kernel in ("_shrink_kernel", "_expand_kernel"):  # 16 rows: no group of warps' instruction
         used = {row["tensor_cores"] for row in rows if row["kernel"] == kernel}
         assert used == {"mma.sync"}, kernel
