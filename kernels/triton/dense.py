@@ -57,7 +57,7 @@ class DenseLinear(TorchLinear):
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         if 0 < x_TK.shape[0] <= MOST_TOKENS and self._fits(x_TK):
-            return self._multiply_few(x_TK)
+            return self.multiply_few(x_TK)
         return super().__call__(x_TK)
 
     def _fits(self, x_TK: torch.Tensor) -> bool:
@@ -69,7 +69,8 @@ class DenseLinear(TorchLinear):
             and target_arch() >= 90
         )
 
-    def _multiply_few(self, x_TK: torch.Tensor) -> torch.Tensor:
+    def multiply_few(self, x_TK: torch.Tensor) -> torch.Tensor:
+        """x_TO of at most 32 tokens, by the kernel whatever is faster."""
         T = x_TK.shape[0]
         out_TO = torch.empty(T, self.out_features, dtype=x_TK.dtype, device=x_TK.device)
         _few_tokens_kernel[(self.out_features // _BLOCK_O,)](

@@ -18,7 +18,7 @@ from app.bench.gpu.timing import device_s, host_s, num_rotating
 from kernels.interface import Backend
 from kernels.packing import pack_weight
 from kernels.torch.linear import TorchLinear
-from kernels.triton.dense import MOST_TOKENS, DenseLinear
+from kernels.triton.dense import DenseLinear
 from kernels.triton.linear import QuantizedLinear
 from kernels.triton.sampling import sample_rows
 
@@ -149,11 +149,9 @@ def time_others(backend: Backend, ceilings: Ceilings, device: torch.device) -> I
             yield row("sampling", f"{rows} rows, {name}", rows * 128_256 * 4, draw)
     for layer, (outputs, inputs) in _LAYERS.items():
         for tokens in (1, 8, 16, 32, 64, 128, 512, 2048):
-            for linear in (DenseLinear, TorchLinear):
-                if linear is TorchLinear and tokens > MOST_TOKENS:
-                    continue  # the same kernel
-                name = "linear bf16" if linear is DenseLinear else "linear bf16 by cuBLAS"
-                yield _time_dense(linear, name, layer, tokens, (outputs, inputs), ceilings, device)
+            yield _time_dense(False, layer, tokens, (outputs, inputs), ceilings, device)
+            if tokens <= 32:
+                yield _time_dense(True, layer, tokens, (outputs, inputs), ceilings, device)
     for kind in ("int8", "int4", "fp8"):
         for tokens in (1, 16, 64):
 
@@ -167,19 +165,23 @@ def time_others(backend: Backend, ceilings: Ceilings, device: torch.device) -> I
 
 
 def _time_dense(
-    linear: type[TorchLinear], name: str, layer: str, tokens: int, features: tuple[int, int],
-    ceilings: Ceilings, device: torch.device,
+    own: bool, layer: str, tokens: int, features: tuple[int, int], ceilings: Ceilings,
+    device: torch.device,
 ) -> KernelTime:  # fmt: skip
+    """A dense product by cuBLAS, or by the kernel for few tokens."""
     outputs, inputs = features
     x_TK = torch.randn(tokens, inputs, device=device).bfloat16()
 
     def make() -> Callable[[], object]:
         weight_OK = torch.randn(outputs, inputs, device=device, dtype=torch.bfloat16) / 64
-        return partial(linear(weight_OK, None, inputs, outputs), x_TK)
+        if own:
+            return partial(DenseLinear(weight_OK, None, inputs, outputs).multiply_few, x_TK)
+        return partial(TorchLinear(weight_OK, None, inputs, outputs), x_TK)
 
     num_bytes = 2 * (outputs * inputs + tokens * (inputs + outputs))
     limit_s = ceilings.limit_s(num_bytes, 2.0 * tokens * outputs * inputs)
     works = [make() for _ in range(num_rotating(num_bytes, device))]
+    name = "linear bf16, few tokens" if own else "linear bf16, cuBLAS"
     return _timed(name, "triton", f"{layer}, {tokens} tokens", works, limit_s, device)
 
 

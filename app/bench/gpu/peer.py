@@ -31,7 +31,7 @@ from app.simulate.workload.lengths import scaled, sharegpt4
 from app.simulate.workload.requests import Workload, generate
 
 TBT_S = 0.05  # the objective of Legato's budget; transformers has none
-LOADS = ((0.0, 128), (8.0, 96), (24.0, 288))  # requests per second (0: all at once), and how many
+LOADS = ((0.0, 32), (8.0, 64))  # requests per second (0: all at once), and how many
 _VOCABULARY = 4000  # of random prompts
 _ENDS_WITHIN_S = 10.0  # for the manager
 _LOOK_S = 0.1
@@ -262,7 +262,7 @@ def compare(
     device: torch.device,
     stage: LoadedStage,
     loads: Sequence[tuple[float, int]],
-    give_up_after_s: float = 60.0,
+    give_up_after_s: float = 15.0,
     **sizes: int,
 ) -> Iterator[PeerRow]:
     """Rows of both, at every load (requests per second, number of requests); closes the stage
