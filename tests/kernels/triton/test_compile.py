@@ -41,6 +41,7 @@ KERNELS = {
     "_shrink_kernel",
     "_silu_mul_kernel",
     "_sum_experts_kernel",
+    "_sum_parts_kernel",
 }
 
 
