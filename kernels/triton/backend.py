@@ -52,7 +52,10 @@ class TritonBackend(TorchBackend):
         self, weight_OK: torch.Tensor, bias_O: torch.Tensor | None, quantization: str = "none"
     ) -> Linear:
         if quantization == "none":
-            return super().pack_linear(weight_OK, bias_O)
+            linear = super().pack_linear(weight_OK, bias_O)
+            if weight_OK.is_cuda and isinstance(linear, DenseLinear):
+                linear.warm()
+            return linear
         return QuantizedLinear(pack_weight(weight_OK, quantization), bias_O)
 
     def add_adapters(

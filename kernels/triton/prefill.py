@@ -89,8 +89,11 @@ def _prefill_kernel(
         row_sum_R = tl.zeros((ROWS,), tl.float32)
         acc_RD = tl.zeros((ROWS, BLOCK_D), tl.float32)
         column = tl.arange(0, BLOCK_K)
-        # Scores of products alone are scaled by the softmax, which needs no instruction more.
-        PLAIN: tl.constexpr = SOFTCAP == 0 and ALIBI == 0
+        # Scores of products alone are scaled by the softmax, which needs no instruction more. Not
+        # with a window, whose rows may begin with tiles that they do not see at all: a fused
+        # multiply-add does not round MASKED * factor as the maximum is rounded, and the
+        # difference, to the power of 2, is no number.
+        PLAIN: tl.constexpr = SOFTCAP == 0 and ALIBI == 0 and WINDOW == 0
         factor = scale * LOG2_E if PLAIN else 1.0
         for begin in range(kv_begin, full_end, BLOCK_K):
             position_K = begin + column

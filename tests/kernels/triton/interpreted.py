@@ -25,3 +25,30 @@ def multiply_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         return interpreter.TensorHandle(d.data + product, d.dtype.scalar)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+def fuse_multiply_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums and differences of a product take it unrounded, as a GPU's fused multiply-adds do."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+    builder = interpreter.InterpreterBuilder
+    multiply, subtract, add = builder.create_fmul, builder.create_fsub, builder.create_fadd
+
+    def create_fmul(self: Any, a: Any, b: Any) -> Any:
+        product = multiply(self, a, b)
+        if product.data.dtype == np.float32:
+            product.unrounded = a.data.astype(np.float64) * b.data.astype(np.float64)
+        return product
+
+    def fused(plain: Any, operation: Any) -> Any:
+        def create(self: Any, a: Any, b: Any) -> Any:
+            left, right = getattr(a, "unrounded", a.data), getattr(b, "unrounded", b.data)
+            if left is a.data and right is b.data:
+                return plain(self, a, b)
+            return interpreter.TensorHandle(operation(left, right).astype(np.float32), a.dtype)
+
+        return create
+
+    monkeypatch.setattr(builder, "create_fmul", create_fmul)
+    monkeypatch.setattr(builder, "create_fsub", fused(subtract, np.subtract))
+    monkeypatch.setattr(builder, "create_fadd", fused(add, np.add))

@@ -38,7 +38,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("tokens", [1, 3, FEW])
+@pytest.mark.parametrize("tokens", [1, 16, 17, FEW])
 def test_few_tokens(tokens: int, biased: bool, launches: list[int]) -> None:
     result = check_dense(HALF, DEVICE, tokens, (512, 192), biased)
     assert result.passed, result
@@ -68,5 +68,16 @@ def test_a_row_has_the_same_bits_alone_and_among_others(monkeypatch: pytest.Monk
     x_TK = torch.randn(FEW, 512, device=DEVICE).to(HALF)
     together = linear(x_TK)
     for row in (0, 5, FEW - 1):
-        assert torch.equal(linear(x_TK[row : row + 1])[0], together[row])
+        others = torch.cat((x_TK[row : row + 1], torch.randn_like(x_TK[1:])))
+        assert torch.equal(linear(others)[0], together[row])
+    assert torch.equal(linear(x_TK[:1]), linear(x_TK[:9])[:1])
     assert linear(x_TK[:0]).shape == (0, 64)
+
+
+def test_both_tiles_are_compiled_when_a_layer_is_loaded(launches: list[int]) -> None:
+    linear = TritonBackend().pack_linear(torch.zeros(64, 256, dtype=HALF, device=DEVICE), None)
+    assert isinstance(linear, dense.DenseLinear)
+    assert len(launches) == (2 if ON_GPU else 0)
+    launches.clear()
+    linear.warm()
+    assert launches == [16, FEW]

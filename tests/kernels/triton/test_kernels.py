@@ -15,6 +15,7 @@ from app.bench.gpu import checks  # noqa: E402
 from kernels.torch.backend import TorchBackend  # noqa: E402
 from kernels.triton import cache  # noqa: E402
 from kernels.triton.backend import TritonBackend, paged  # noqa: E402
+from tests.kernels.triton.interpreted import fuse_multiply_adds  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 # The interpreter's matrix product is wrong in bfloat16.
@@ -37,7 +38,13 @@ def case_id(case: checks.AttentionCase) -> str:
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
 @pytest.mark.parametrize("case", checks.SMALL_CASES, ids=case_id)
-def test_attention(backend: TritonBackend, case: checks.AttentionCase, dtype: torch.dtype) -> None:
+def test_attention(
+    backend: TritonBackend,
+    case: checks.AttentionCase,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fuse_multiply_adds(monkeypatch)
     result = checks.check_attention(case, backend, dtype, DEVICE)
     assert result.passed, result
 
