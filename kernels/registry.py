@@ -32,10 +32,10 @@ class BackendEntry:
 # By name; "auto" takes the first that runs on the device.
 BACKENDS: dict[str, BackendEntry] = {
     "cpu": BackendEntry("kernels.cpu.backend:CpuBackend", ("cpu",)),
+    "triton": BackendEntry("kernels.triton.backend:TritonBackend", ("cuda",), ("triton",)),
     "flash_attn": BackendEntry(
         "kernels.flash.backend:FlashBackend", ("cuda",), ("flash_attn", "triton")
     ),
-    "triton": BackendEntry("kernels.triton.backend:TritonBackend", ("cuda",), ("triton",)),
     "torch": BackendEntry("kernels.torch.backend:TorchBackend", ("cpu", "cuda")),
 }
 

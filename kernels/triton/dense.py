@@ -2,7 +2,7 @@
 
 A product with few tokens streams the weight once. cuBLAS splits the smaller ones over K and sums in
 a second launch. On an H100 the four products of a Llama-3-8B's layer take 165 us by cuBLAS with one
-token and 156 by this kernel; 169 and 158 with 16; 166 and 164 with 32 (`legato bench gpu --only
+token and 156 by this kernel; 166 and 158 with 16; 166 and 164 with 32 (`legato bench gpu --only
 kernels`).
 """
 

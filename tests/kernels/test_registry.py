@@ -50,7 +50,7 @@ def test_auto_falls_back_and_says_so(
 @pytest.mark.parametrize(
     ("name", "device", "message"),
     [
-        ("quantum", "cpu", "'quantum' is unknown; known: auto, cpu, flash_attn, triton, torch"),
+        ("quantum", "cpu", "'quantum' is unknown; known: auto, cpu, triton, flash_attn, torch"),
         ("triton", "cpu", "backend 'triton' runs on cuda, not on cpu"),
         ("cpu", "cuda", "backend 'cpu' runs on cpu, not on cuda"),
     ],
