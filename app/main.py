@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import runpy
-from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -14,6 +11,7 @@ from actors.engine.config import EngineConfig
 from actors.executor.placement import REPLICA_CPUS, bundles
 from app.fleet_server import EngineReplica, Front
 from app.server import LLMServer
+from app.settings.device import takes_gpus
 from app.settings.load import parse, resolve
 from app.settings.models import engine_groups, expand, is_fleet, resolve_each
 
@@ -58,17 +56,7 @@ def _with_device(args: dict[str, Any]) -> dict[str, Any]:
     torch can use them."""
     if parse(args).parallel.device != "auto":
         return args
-    has_gpus = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
-    usable = has_gpus and cuda_of_torch() is not None
-    parallel = {**(args.get("parallel") or {}), "device": "cuda" if usable else "cpu"}
+    num_gpus = ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else 0.0
+    device = "cuda" if takes_gpus("auto", num_gpus) else "cpu"
+    parallel = {**(args.get("parallel") or {}), "device": device}
     return {**args, "parallel": parallel}
-
-
-def cuda_of_torch() -> str | None:
-    """torch.version.cuda, read from its file, because importing torch takes seconds."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    found = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    cuda: str | None = found["cuda"]
-    return cuda

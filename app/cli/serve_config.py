@@ -11,6 +11,7 @@ import yaml
 from actors.transport.shares import MEMORY, remove_unheld, shares_root
 from app.api.http.options import at_address
 from app.paths import CONFIGS, locate
+from app.settings.device import takes_gpus
 from app.settings.model_folder import SettingsError
 from app.settings.models import engine_groups, is_fleet, parse_each, resolve_each
 
@@ -131,7 +132,7 @@ def check_gpus(config: dict[str, Any], found: float) -> None:
         each = parse_each(args)
         for name, model in _models_of(args).items():
             parallel = each[model].parallel
-            if parallel.device == "cuda" or (parallel.device == "auto" and found):
+            if takes_gpus(parallel.device, found):
                 per_rank = 1.0 if parallel.gpus_per_rank is None else parallel.gpus_per_rank
                 ranks = parallel.pipeline_stages * parallel.tensor_ranks
                 total += counts.get(name, 1) * ranks * per_rank

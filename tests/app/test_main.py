@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import ray
-import torch
 
-from app import main
 from app.main import build_app
+from app.settings import device as device_settings
 
 
 @pytest.mark.parametrize(
@@ -21,16 +17,9 @@ def test_the_device_is_what_ray_and_torch_have(
 ) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": float(num_gpus)})
-    monkeypatch.setattr(main, "cuda_of_torch", lambda: build)
+    monkeypatch.setattr(device_settings, "cuda_of_torch", lambda: build)
     app = build_app({"model": {"path": "configs/models/demo"}})
     (args,) = app._bound_deployment.init_args
     assert args["parallel"]["device"] == device
     own = {"model": {"path": "configs/models/demo"}, "parallel": {"device": "cpu"}}
     assert build_app(own)._bound_deployment.init_args == (own,)
-
-
-def test_what_torch_is_built_for_is_known_without_its_import() -> None:
-    assert main.cuda_of_torch() == torch.version.cuda
-    code = "import sys, app.main; app.main.cuda_of_torch(); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False"]

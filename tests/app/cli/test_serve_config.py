@@ -14,6 +14,7 @@ from app.cli.serve_config import (
     remove_shares,
     set_address,
 )
+from app.settings import device
 from app.settings.model_folder import SettingsError
 
 pytestmark = pytest.mark.ray  # counting the CPUs of a deployment imports Ray
@@ -37,9 +38,14 @@ def test_there_is_room_for_the_new_beside_the_old(name: str, most: float) -> Non
     ("name", "needed"),
     [("demo", 1), ("two_stages", 2), ("tp2", 2), ("two_models", 2), ("split", 2)],
 )
-def test_engines_that_would_wait_for_a_gpu_are_refused(name: str, needed: int) -> None:
+def test_engines_that_would_wait_for_a_gpu_are_refused(
+    name: str, needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = load_config(Path(f"configs/serve/{name}.yaml"))
     check_gpus(config, 0.0)  # by themselves they take the CPU
+    monkeypatch.setattr(device, "cuda_of_torch", lambda: None)
+    check_gpus(config, 1.0)  # and where torch cannot use what there is
+    monkeypatch.setattr(device, "cuda_of_torch", lambda: "13.0")
     check_gpus(config, needed)
     if needed > 1:
         with pytest.raises(SettingsError, match=f"need {needed} GPUs and this machine has 1"):
@@ -50,7 +56,8 @@ def test_engines_that_would_wait_for_a_gpu_are_refused(name: str, needed: int) -
         check_gpus(config, 0.0)
 
 
-def test_replicas_that_come_later_need_no_gpu_yet() -> None:
+def test_replicas_that_come_later_need_no_gpu_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "cuda_of_torch", lambda: "13.0")
     config = load_config(Path("configs/serve/autoscaled.yaml"))
     check_gpus(config, 1.0)
     config["applications"][0]["deployments"][0].pop("autoscaling_config")
