@@ -13,8 +13,8 @@ import triton.language as tl
 from kernels.torch.linear import TorchLinear
 from kernels.triton.tiles import target_arch
 
-MOST_TOKENS = 32
 _TILES = (16, 32)  # tokens
+MOST_TOKENS = _TILES[-1]
 # Weight rows and input features of a tile: a warpgroup multiplies 64 rows, and four tiles in
 # flight per multiprocessor keep its share of the memory busy.
 _BLOCK_O = 64
@@ -77,7 +77,7 @@ class DenseLinear(TorchLinear):
         )
 
     def multiply_few(self, x_TK: torch.Tensor) -> torch.Tensor:
-        """x_TO of at most 32 tokens, by the kernel whatever is faster."""
+        """x_TO of at most `MOST_TOKENS` tokens, whichever kernel is faster."""
         T = x_TK.shape[0]
         out_TO = torch.empty(T, self.out_features, dtype=x_TK.dtype, device=x_TK.device)
         _few_tokens_kernel[(self.out_features // _BLOCK_O,)](

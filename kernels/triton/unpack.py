@@ -62,29 +62,30 @@ fma.rn.f16x2 $1, $1, one, $4;
 }""")
 # The sign stays the highest bit; exponent and mantissa follow that of a type whose exponent has
 # another bias, and more bits if it is bfloat16. Subnormals are products like others.
-_FP8 = """{{
-.reg .b32 pair, sign, scale, zero;
-mov.b32 scale, {scale};
-mov.b32 zero, 0x80008000;
-prmt.b32 pair, $2, 0, 0x1404;
+_FP8_PAIR = """prmt.b32 pair, $2, 0, {bytes};
 and.b32 sign, pair, 0x80008000;
 shr.b32 pair, pair, {shift};
 and.b32 pair, pair, {mask};
 or.b32 pair, pair, sign;
-fma.rn.{type}x2 $0, pair, scale, zero;
-prmt.b32 pair, $2, 0, 0x3424;
-and.b32 sign, pair, 0x80008000;
-shr.b32 pair, pair, {shift};
-and.b32 pair, pair, {mask};
-or.b32 pair, pair, sign;
-fma.rn.{type}x2 $1, pair, scale, zero;
-}}"""
-_FP8_BFLOAT16 = tl.constexpr(
-    _FP8.format(scale="0x7B807B80", shift=4, mask="0x07F007F0", type="bf16")  # 2**120
-)
-_FP8_FLOAT16 = tl.constexpr(
-    _FP8.format(scale="0x5C005C00", shift=1, mask="0x3F803F80", type="f16")  # 2**8
-)
+fma.rn.{type}x2 ${place}, pair, scale, zero;
+"""
+
+
+def _fp8(type: str, scale: str, shift: int, mask: str) -> str:
+    pairs = ((0, "0x1404"), (1, "0x3424"))
+    return (
+        "{\n.reg .b32 pair, sign, scale, zero;\n"
+        f"mov.b32 scale, {scale};\nmov.b32 zero, 0x80008000;\n"
+        + "".join(
+            _FP8_PAIR.format(place=place, bytes=bytes_, shift=shift, mask=mask, type=type)
+            for place, bytes_ in pairs
+        )
+        + "}"
+    )
+
+
+_FP8_BFLOAT16 = tl.constexpr(_fp8("bf16", "0x7B807B80", 4, "0x07F007F0"))  # scale: 2**120
+_FP8_FLOAT16 = tl.constexpr(_fp8("f16", "0x5C005C00", 1, "0x3F803F80"))  # scale: 2**8
 
 
 @triton.jit

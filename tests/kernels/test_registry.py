@@ -47,6 +47,12 @@ def test_auto_falls_back_and_says_so(
         resolve_backend("cpu", "cpu", torch.float32)
 
 
+def test_gpus_have_triton_first() -> None:
+    assert next(name for name, entry in registry.BACKENDS.items() if "cuda" in entry.devices) == (
+        "triton"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "device", "message"),
     [

@@ -81,7 +81,7 @@ def compile_all(arch: int, dtype: torch.dtype = torch.bfloat16) -> list[Compiled
         check_experts,
         check_rope,
     )
-    from app.bench.gpu.quantized_checks import (
+    from app.bench.gpu.product_checks import (
         STORED_CASES,
         check_dense,
         check_quantized,

@@ -35,7 +35,7 @@ def run_checks(add: Add, name: str, device: torch.device) -> None:
     kernels, experts, adapters and products."""
     from app.bench.gpu import checks
     from app.bench.gpu.adapter_checks import FULL_ADAPTERS, SMALL_ADAPTERS, check_adapters
-    from app.bench.gpu.quantized_checks import (
+    from app.bench.gpu.product_checks import (
         STORED_CASES,
         check_dense,
         check_quantized,

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: its kernels cannot be tested")
 
-from app.bench.gpu.quantized_checks import check_dense
+from app.bench.gpu.product_checks import check_dense
 from kernels.triton import dense
 from kernels.triton.backend import TritonBackend
 from tests.kernels.triton.interpreted import multiply_by_rows

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: its kernels cannot be tested")
 
-from app.bench.gpu.quantized_checks import STORED_CASES, check_quantized, check_stored
+from app.bench.gpu.product_checks import STORED_CASES, check_quantized, check_stored
 from app.bench.gpu.stored_case import StoredCase
 from kernels.packing import pack_quantized
 from kernels.torch.linear import TorchLinear
