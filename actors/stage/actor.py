@@ -300,7 +300,7 @@ class StageActor:
                 output = self._running().execute(plan, hidden, following)
             # The boundary of fault isolation: every exception of a step must reach the scheduler
             # as the answer to that step, or all later steps would wait for ever.
-            except Exception as failure:  # of any type: the engine is told which
+            except Exception as failure:
                 error = f"{type(failure).__name__}: {failure}\n{traceback.format_exc(limit=-4)}"
         drafting_s = output.drafting_s if isinstance(output, StepResult) else 0.0
         took = (begin_s, time.monotonic() - drafting_s)
