@@ -9,7 +9,11 @@ from actors.engine.config import EngineConfig
 from actors.engine.recovery import BackgroundTasks
 from actors.executor.stage_set import StageSet, StagesFailed
 from actors.scheduling.core import Core
+from actors.scheduling.early_fetch import EarlyFetches
 from actors.scheduling.events import Event, Fetch, KVMove, Moved, TierHolds
+from actors.scheduling.save_queue import SaveQueue
+
+_Queue = SaveQueue | EarlyFetches
 
 
 class KVMoves:
@@ -30,7 +34,7 @@ class KVMoves:
         self._handle = handle
         self._lost = lost
         self._tier = None if core is None else core.tier
-        self.waiting: list[tuple[int, asyncio.Future[None]]] = []  # see `saved`
+        self.waiting: list[tuple[_Queue, int, asyncio.Future[None]]] = []  # see `_settled`
         self._era = 0  # counts builds of the stages; answers of earlier ones are dropped
 
     def start(self) -> None:
@@ -44,27 +48,33 @@ class KVMoves:
     def forget(self) -> None:
         """Drop all answers still to come, because the stages are lost or end."""
         self._era += 1
-        for _, answer in self.waiting:  # what was not saved is computed again
+        for _, _, answer in self.waiting:  # what was not saved is computed again
             if not answer.done():
                 answer.set_result(None)
         self.waiting = []
 
     async def saved(self) -> None:
         """Returns once the blocks completed so far are in the tier, or given up."""
-        queue = None if self._tier is None else self._tier.queue
-        if queue is not None and queue.num_settled < queue.num_queued:
+        if self._tier is not None:
+            await self._settled(self._tier.queue)
+
+    async def fetched(self) -> None:
+        """Returns once the blocks told of so far (`FetchEarly`) are here, or given up."""
+        if self._tier is not None:
+            await self._settled(self._tier.early)
+
+    async def _settled(self, queue: _Queue) -> None:
+        if queue.num_settled < queue.num_queued:
             answer = asyncio.get_running_loop().create_future()
-            self.waiting.append((queue.num_queued, answer))
+            self.waiting.append((queue, queue.num_queued, answer))
             await answer
 
     def tell(self) -> None:
-        """Answer the calls of `saved` that need not wait longer; after events, if there are any."""
-        assert self._tier is not None
-        num_settled = self._tier.queue.num_settled
-        for until, answer in self.waiting:
-            if until <= num_settled and not answer.done():
+        """Answer those that need not wait longer; after events, if there are any."""
+        for queue, until, answer in self.waiting:
+            if until <= queue.num_settled and not answer.done():
                 answer.set_result(None)
-        self.waiting = [(until, answer) for until, answer in self.waiting if not answer.done()]
+        self.waiting = [entry for entry in self.waiting if not entry[2].done()]
 
     async def _carry_out(self, move: KVMove, era: int) -> None:
         limit_s = move.limit_s if isinstance(move, Fetch) else None

@@ -14,14 +14,16 @@ from actors.engine.recovery import Recovery
 from actors.executor.stage_set import StageSet
 from actors.scheduling.config import ConfigError
 from actors.scheduling.core import Core
-from actors.scheduling.events import Event, Reconfigure
+from actors.scheduling.events import Event, Leave, Reconfigure
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.statistics import statistics
 from actors.transport.messages import Answer, Ask, Question, RefusedSetting, read_value
 
 logger = logging.getLogger("legato.scheduler")
 
-ANSWERED_LATER: frozenset[Question] = frozenset({"load_adapter", "kv_saved"})  # by coroutines
+ANSWERED_LATER: frozenset[Question] = frozenset(
+    {"load_adapter", "kv_saved", "kv_fetched"}  # by coroutines
+)
 _QUESTIONS = frozenset(get_args(Question))
 _SHOWN_SETTINGS = ("policy", "token_budget", "max_step_tokens", "tbt_s", "ttft_s")
 
@@ -74,6 +76,10 @@ class Questions:
         """See `KVMoves.saved`."""
         await self._moves.saved()
 
+    async def kv_fetched(self) -> None:
+        """See `KVMoves.fetched`."""
+        await self._moves.fetched()
+
     def quote(self, asked: Any, now_s: float) -> Quote:
         """See `Core.quote`. asked: a `QuoteRequest`, as it was sent."""
         return self._core.quote(read_value(QuoteRequest, asked), now_s)
@@ -110,8 +116,9 @@ class Questions:
         }
 
     def leave(self) -> None:
-        """Publish that this engine takes no new requests."""
+        """Publish that this engine takes no new requests, and prepare its streams' moves."""
         if self._publication is not None:
+            self._handle(Leave())
             self._publication.leave()
 
 

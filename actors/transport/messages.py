@@ -35,7 +35,15 @@ _Kind = TypeVar("_Kind")
 # ---- replica -> scheduler ------------------------------------------------------------------
 
 Question = Literal[
-    "status", "stage_pids", "reconfigure", "quote", "leave", "load_adapter", "stand_by", "kv_saved"
+    "status",
+    "stage_pids",
+    "reconfigure",
+    "quote",
+    "leave",
+    "load_adapter",
+    "stand_by",
+    "kv_saved",
+    "kv_fetched",
 ]
 
 
