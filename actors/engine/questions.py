@@ -22,7 +22,7 @@ from actors.transport.messages import Answer, Ask, Question, RefusedSetting, rea
 logger = logging.getLogger("legato.scheduler")
 
 ANSWERED_LATER: frozenset[Question] = frozenset(
-    {"load_adapter", "kv_saved", "kv_fetched"}  # by coroutines
+    {"load_adapter", "kv_saved", "kv_fetched", "next_token"}  # by coroutines
 )
 _QUESTIONS = frozenset(get_args(Question))
 _SHOWN_SETTINGS = ("policy", "token_budget", "max_step_tokens", "tbt_s", "ttft_s")
@@ -72,9 +72,13 @@ class Questions:
         """See `StageSet.load_adapter`."""
         return await self._stages.load_adapter(slot, folder)
 
-    async def kv_saved(self) -> None:
+    async def kv_saved(self, request_id: int | None = None) -> None:
         """See `KVMoves.saved`."""
-        await self._moves.saved()
+        await self._moves.saved(request_id)
+
+    async def next_token(self, request_id: int) -> None:
+        """See `KVMoves.next_token`."""
+        await self._moves.next_token(request_id)
 
     async def kv_fetched(self) -> None:
         """See `KVMoves.fetched`."""

@@ -44,6 +44,7 @@ Question = Literal[
     "stand_by",
     "kv_saved",
     "kv_fetched",
+    "next_token",
 ]
 
 

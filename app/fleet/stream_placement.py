@@ -20,7 +20,7 @@ logger = logging.getLogger("legato.fleet")
 
 RETRY_AFTER_S = 5.0  # while no engine can serve
 _SAVED_WITHIN_S = 2.0  # a save that takes longer costs more than computing
-_COPIED_WITHIN_S = 2.0  # then a stream moves with what is there
+_COPIED_WITHIN_S, _LAST_BLOCK_WITHIN_S = 2.0, 1.0  # then a stream moves with what is there
 _COPIES_FOR_S = 5.0  # of a draining engine; then all streams that are left move as they are
 
 
@@ -47,6 +47,9 @@ class StreamPlacement:
         self._unplaced: dict[int, FleetRequest] = {}  # by identity
         self._handed_over: dict[int, FleetRequest] = {}  # whose KV is still being saved
         self._copied: dict[int, FleetRequest] = {}  # go on where they are until their KV is copied
+        self._fetching: dict[
+            int, FleetRequest
+        ] = {}  # of these, whose engine has no room for others
         self._tasks: set[asyncio.Task[None]] = set()
         self.moves = StreamMoves()
 
@@ -163,38 +166,53 @@ class StreamPlacement:
             return fleet_requests
         at_once = [r for r in fleet_requests if not r.has_tokens]
         begun = [r for r in fleet_requests if r.has_tokens]
-        busy = {r.receiver_id for r in self._copied.values()}
+        busy = {r.receiver_id for r in self._fetching.values()}
         found = list(self._routing.copies(begun, busy, self._expected(), now_s))
         for fleet_request, engine_id in found:
             if engine_id is None:
                 at_once.append(fleet_request)
             else:
                 fleet_request.receiver_id = engine_id
-                self._copied[id(fleet_request)] = fleet_request
+                for known in (self._copied, self._fetching):
+                    known[id(fleet_request)] = fleet_request
                 self._start(self._copy(fleet_request, connection, snapshot.block_size))
         return at_once
 
     async def _copy(
         self, fleet_request: FleetRequest, connection: Connection, block_size: int
     ) -> None:
-        """The engine that will continue it fetches its KV meanwhile; then it moves."""
+        """The engine that will continue it fetches its KV meanwhile, and last the block that it
+        completes next; then it moves, and few tokens are left to be computed."""
         try:
             async with asyncio.timeout(_COPIED_WITHIN_S):
-                digests = self._routing.digests(fleet_request, block_size)
-                await connection.ask("kv_saved")
-                if connection.computes(fleet_request):  # else it has ended meanwhile
-                    self._kv_saved(fleet_request, digests)
-                    if (there := self._connections.get(fleet_request.receiver_id)) is not None:
-                        await there.ask("kv_fetched")
+                await self._fetched(fleet_request, connection, block_size)
+            del self._fetching[id(fleet_request)]
+            self.evacuate(connection, EngineState.DRAINING)  # another may have waited for this one
+            async with asyncio.timeout(_LAST_BLOCK_WITHIN_S):
+                request_id = fleet_request.request.request_id
+                await self._fetched(fleet_request, connection, block_size, request_id)
+                await connection.ask("next_token", request_id)
         except (TimeoutError, EngineUnavailable, QuestionFailed) as error:
-            logger.warning("engine %s drains, KV is not copied: %r", connection.engine_id, error)
+            logger.info("engine %s drains, a copy ends early: %r", connection.engine_id, error)
+        self._fetching.pop(id(fleet_request), None)
         del self._copied[id(fleet_request)]
         if connection.computes(fleet_request) and fleet_request.receiver_id in self._connections:
             self._move([fleet_request], connection)
         if connection.computes(fleet_request):
             fleet_request.receiver_id = ""  # the engine is gone, or cannot take it any longer
-        if connection.is_open:
-            self.evacuate(connection, EngineState.DRAINING)  # others may have waited for this one
+        self.evacuate(connection, EngineState.DRAINING)
+
+    async def _fetched(
+        self, fleet_request: FleetRequest, connection: Connection, block_size: int, *to_come: int
+    ) -> None:
+        """Its blocks are saved and fetched. to_come: see the question `kv_saved`."""
+        await connection.ask("kv_saved", *to_come)
+        if connection.computes(fleet_request):  # else it has ended meanwhile
+            self._kv_saved(fleet_request, self._routing.digests(fleet_request, block_size))
+            there = self._connections.get(fleet_request.receiver_id)
+            if there is None:
+                raise EngineUnavailable("no engine can take it")
+            await there.ask("kv_fetched")
 
     def _kv_saved(self, fleet_request: FleetRequest, digests: Sequence[bytes]) -> None:
         """The engine that will continue it fetches what of it is saved."""
