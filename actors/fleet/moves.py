@@ -92,8 +92,8 @@ def copies(
 
     An engine fetches for one stream at a time, so that the KV of many neither crowds its link nor
     fills its memory before they come; busy: those that do. A stream waits for its turn, and has no
-    entry, unless an engine that is free can keep its objectives. engine_id None: no engine of equal
-    bits can take it, so that waiting is of no use. The fleet counts none as sent.
+    entry, unless an engine that is free keeps its time between tokens. engine_id None: no engine
+    of equal bits can take it, so that waiting is of no use. The fleet counts none as sent.
     """
     begun: list[StreamMove] = []
     taken = frozenset(busy)
@@ -103,7 +103,7 @@ def copies(
         if there is not None and there.engine_id in taken:
             others = replace(arrival, refused_by=arrival.refused_by | taken)
             there = router.choose(others, fleet, now_s)
-            if there is None or there.slack < 0.0:
+            if there is None or not _keeps_pace(there, stream, fleet):
                 continue
         begun.append(_moved(stream, there, exact=True))
         if there is not None:
@@ -133,6 +133,11 @@ def _arrival_elsewhere(stream: OpenStream) -> Arrival:
 def _urgency(stream: OpenStream) -> tuple[float, int, int]:
     tbt_s = stream.arrival.objective.tbt_s
     return (math.inf if tbt_s is None else tbt_s, stream.arrival.num_tokens, stream.stream_id)
+
+
+def _keeps_pace(there: Prospect, stream: OpenStream, fleet: Fleet) -> bool:
+    tbt_s = stream.arrival.objective.tbt_s or fleet.engines[there.engine_id].snapshot.tbt_s
+    return tbt_s is None or not there.tbt_s > tbt_s  # nan: unknown
 
 
 def _moved(stream: OpenStream, there: Prospect | None, exact: bool) -> StreamMove:
