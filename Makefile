@@ -5,6 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?=
 MODEL ?=
+# Each of the many processes of a server or a test would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 TARGET := $(or $(CONFIG),$(MODEL),configs/serve/demo.yaml)
 
 .DEFAULT_GOAL := help

@@ -32,7 +32,7 @@ ENVIRONMENT = {
     # A replica that reserves no GPU keeps the devices it sees.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Ray's daemons poll for clusters of thousands of nodes; on one machine it only costs idle CPU.
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
     "REPORTER_UPDATE_INTERVAL_MS": "60000",
     "EVENT_AGENT_REPORT_INTERVAL_SECONDS": "10",
@@ -51,9 +51,8 @@ ENVIRONMENT = {
     "RAY_event_stats": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_metrics_collection": "0",
-    # As many worker processes as CPUs would start at once; `legato serve` starts the few that it
-    # needs, which wait for their actors.
-    "RAY_prestart_worker_first_driver": "0",
+    # Worker processes that start at once, which `legato serve` counts.
+    "RAY_prestart_worker_first_driver": "1",
     "RAY_num_workers_soft_limit": "5",
 }
 

@@ -83,9 +83,9 @@ class StageActor:
         """Whether this is still a standby that has not begun to load."""
         return not self._has_begun
 
-    def warm_up(self, with_grammars: bool) -> None:
+    def warm_up(self, with_grammars: bool, when_idle: bool) -> None:
         """See `warm_up.import_all`."""
-        import_all(with_grammars)
+        import_all(with_grammars, when_idle)
 
     def load(self, group_address: str | None = None) -> StageInfo:
         """group_address: "host:port" where the stage's ranks meet, if there are several."""

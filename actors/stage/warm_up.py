@@ -1,4 +1,4 @@
-"""Imports of a stage ahead of their use, in a standby process."""
+"""Imports of a stage ahead of their use."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ _NEEDED_TO_LOAD = ("actors.stage.runner", "kernels.cpu.backend")
 _NEEDED_BY_GRAMMARS = ("xgrammar", "transformers.models.auto.tokenization_auto")
 
 
-def import_all(with_grammars: bool) -> None:
-    """Import what loading and, with_grammars, the first grammar need; returns when done."""
+def import_all(with_grammars: bool, when_idle: bool) -> None:
+    """Import what loading and, with_grammars, the first grammar need; returns when done.
+
+    when_idle: on idle cores only. Even a tenth of one would delay every step that computes on it.
+    """
     modules = (*_NEEDED_TO_LOAD, *(_NEEDED_BY_GRAMMARS if with_grammars else ()))
     with ThreadPoolExecutor(1) as pool:  # a priority is a thread's own
-        pool.submit(_import, modules).result()
+        pool.submit(_import, modules, when_idle).result()
 
 
-def _import(modules: tuple[str, ...]) -> None:
-    # Only on idle cores: even a tenth of one delays every step that computes on it meanwhile.
-    with suppress(OSError):  # where a sandbox forbids it
-        os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+def _import(modules: tuple[str, ...], when_idle: bool) -> None:
+    if when_idle:
+        with suppress(OSError):  # where a sandbox forbids it
+            os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
     for module in modules:
         importlib.import_module(module)

@@ -3,16 +3,30 @@ needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 # Of the driver's node: a dashboard that serves no page here, for which Ray would wait for seconds,
 # the autoscaler's monitor, and the log copier for a driver that wants no logs.
 _UNREAD = ("start_api_server", "start_monitor", "start_log_monitor")
 
-# Worker processes that take a second each and are needed one after the other, by Serve's controller
-# and the replica; workers of its scheduler and stages cannot be made before.
-_WORKERS = 2
+# A raylet waits until its two agents have written the ports they listen on, and ends with them.
+_WRITE_PORT = 'write() { printf %s "$2" > "$1.new" && mv "$1.new" "$1"; }; '
+# Nobody asks the dashboard's agent for anything, which takes over a second of a core to start.
+_NO_DASHBOARD_AGENT = (
+    _WRITE_PORT
+    + "for name in metrics_agent metrics_export dashboard_agent_listen; do "
+    + 'write "$1/${name}_port_$2" -1; done; exec tail --pid=$PPID -f /dev/null'
+)
+# The agent for environments gets its port, so that the raylet need not wait for its imports.
+_ENVIRONMENT_AGENT = _WRITE_PORT + 'write "$1/runtime_env_agent_port_$2" "$3"; shift 3; exec "$@"'
+
+# Worker processes that start at once and wait for their work: Serve's controller, its task that
+# builds the application, a replica, and one of its scheduler and stages. More make each later.
+NUM_WAITING = 4
 
 
 def start_ray(num_cpus: int) -> None:
@@ -27,19 +41,57 @@ def start_ray(num_cpus: int) -> None:
             log_to_driver=False,
             logging_level="ERROR",
         )
-    for _ in range(_WORKERS):  # of functions of their own, or one worker would run all
-        ray.remote(num_cpus=0)(lambda: None).remote()
 
 
 @contextmanager
 def _without_daemons() -> Iterator[None]:
+    from ray._private import services
     from ray._private.node import Node
 
     kept = {name: getattr(Node, name) for name in _UNREAD}
+    start = services.start_ray_process
     for name in _UNREAD:
         setattr(Node, name, lambda *_, **__: None)
+    services.start_ray_process = _at_once(start)
     try:
         yield
     finally:
+        services.start_ray_process = start
         for name, method in kept.items():
             setattr(Node, name, method)
+
+
+def _at_once(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Ray's function that starts a process by its command, with a raylet that waits for nothing."""
+
+    def start_process(command: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+        if str(command[0]).endswith("/raylet"):
+            command = _without_waits(list(map(str, command)))
+        return start(command, *args, **kwargs)
+
+    return start_process
+
+
+def _without_waits(command: list[str]) -> list[str]:
+    given = dict(part.split("=", 1) for part in command if "=" in part)
+    with socket.create_server((given["--node_ip_address"], 0)) as free:
+        port = str(free.getsockname()[1])
+    node = [given["--session_dir"], given["--node_id"]]
+    environments = given["--runtime_env_agent_command"]
+    changed = {
+        "--num_prestart_python_workers": str(NUM_WAITING),
+        "--maximum_startup_concurrency": str(NUM_WAITING),
+        "--dashboard_agent_command": _shell(_NO_DASHBOARD_AGENT, *node),
+        "--runtime_env_agent_command": _shell(_ENVIRONMENT_AGENT, *node, port)
+        + " "
+        + environments.replace("--runtime-env-agent-port=0", f"--runtime-env-agent-port={port}"),
+    }
+    names = [part.partition("=")[0] for part in command]
+    return [
+        f"{name}={changed[name]}" if name in changed else part
+        for name, part in zip(names, command, strict=True)
+    ]
+
+
+def _shell(script: str, *args: str) -> str:
+    return subprocess.list2cmdline(["/bin/sh", "-c", script, "agent", *args])

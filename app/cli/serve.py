@@ -21,7 +21,7 @@ from rich.status import Status
 
 from actors.transport import semaphores
 from app.cli.banner import show_banner
-from app.cli.local_ray import start_ray
+from app.cli.local_ray import NUM_WAITING, start_ray
 from app.cli.serve_config import (
     DEFAULT_CONFIG,
     check_gpus,
@@ -91,12 +91,6 @@ def _check_free(host: str, port: int) -> None:
 
 
 def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
-    # Imported here, because Ray's import takes seconds and reads the environment.
-    import ray
-    from ray import serve as ray_serve
-    from ray.serve._private.api import serve_start
-    from ray.serve.schema import ServeDeploySchema
-
     done = threading.Event()
     asked: SimpleQueue[bool] = SimpleQueue()  # one entry per signal: whether to continue
 
@@ -107,29 +101,23 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     signal.signal(signal.SIGUSR1, lambda *_: asked.put(True))
-    try:
-        schema = ServeDeploySchema.model_validate(config)
-    except ValueError as error:
-        fail(f"not a Serve config: {error}", code=WRONG_USAGE)
     address = _url(config["http_options"])
-    client = None
+    client, code = None, 1
     ends_s = [_age_s()]
+    import ray  # here, because its import takes a second and reads the environment
+
     with console.status("starting Ray") as status:
         # Ray's CPUs are bookkeeping: enough for the requested replicas on any machine.
-        num_cpus = max(os.cpu_count() or 1, 4, num_cpus_of(config))
+        num_cpus = max(os.cpu_count() or 1, NUM_WAITING, num_cpus_of(config))
         start_ray(num_cpus)
         ends_s.append(_age_s())
         signal.signal(signal.SIGTERM, stop)  # replaces Ray's handler, which exits at once
         try:
             check_gpus(config, ray.cluster_resources().get("GPU", 0.0))
-            client = serve_start(
-                http_options=schema.http_options.model_dump(),
-                proxy_location=schema.proxy_location,
-            )
-            client.deploy_apps(schema, _blocking=False)
-            problem = _wait(ray_serve, address, status, done, ends_s)
+            client = _deploy(config)
+            problem = _wait(address, status, done, ends_s)
         except SettingsError as error:
-            problem = str(error)
+            problem, code = str(error), WRONG_USAGE
         except KeyboardInterrupt:
             problem = "interrupted"
     guard = _guard(ray.get_runtime_context().get_session_name())
@@ -151,7 +139,24 @@ def _run(config: dict[str, Any], read: Callable[[], dict[str, Any]]) -> int:
         guard.wait()
         semaphores.remove_orphans()
         remove_shares(config)
-    return 0 if problem is None else 1
+    return 0 if problem is None else code
+
+
+def _deploy(config: dict[str, Any]) -> Any:
+    """Start Serve with this config; returns its client. Raises SettingsError naming the key."""
+    # Imported here, because it takes a second, while Ray's workers start.
+    from ray.serve._private.api import serve_start
+    from ray.serve.schema import ServeDeploySchema
+
+    try:
+        schema = ServeDeploySchema.model_validate(config)
+    except ValueError as error:
+        raise SettingsError(f"not a Serve config: {error}") from error
+    client = serve_start(
+        http_options=schema.http_options.model_dump(), proxy_location=schema.proxy_location
+    )
+    client.deploy_apps(schema, _blocking=False)
+    return client
 
 
 def _deploy_again(
@@ -226,12 +231,12 @@ def _age_s() -> float:
     return time.time() - psutil.Process().create_time()
 
 
-def _wait(
-    ray_serve: Any, address: str, status: Status, done: threading.Event, ends_s: list[float]
-) -> str | None:
+def _wait(address: str, status: Status, done: threading.Event, ends_s: list[float]) -> str | None:
     """Wait until every application runs and answers on the public address; else the problem.
 
     Appends to ends_s when Serve had placed the replicas, and when they answered."""
+    from ray import serve as ray_serve
+
     is_placed = False
     # One client, because each reads the system's certificates when made, 30 ms of a core.
     with httpx.Client(base_url=address, timeout=2.0) as client:

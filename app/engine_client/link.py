@@ -119,8 +119,12 @@ class SchedulerLink(SchedulerChannel):
         options = scheduler_options(group)
         num_starts = 1
         while True:
-            # The stages import torch while the scheduler starts.
-            self._stages = await self._standby.take() or create_stages(self._config, group)
+            self._stages = await self._standby.take()
+            if not self._stages:
+                self._stages = create_stages(self._config, group)
+                for ranks in self._stages:
+                    for actor in ranks:  # they import torch while the scheduler starts
+                        actor.warm_up.remote(with_grammars=False, when_idle=False)
             scheduler = ray.remote(SchedulerActor).options(**options)
             self._actor = scheduler.remote(self._config, self._stages)
             try:

@@ -76,7 +76,7 @@ class Standby:
         self._name = f"legato-standby-{uuid.uuid4().hex}"
         self._actors = create_stages(self._config, current_group(), standby=self._name)
         flat = [actor for ranks in self._actors for actor in ranks]
-        warm = [actor.warm_up.remote(self._config.grammars) for actor in flat]
+        warm = [actor.warm_up.remote(self._config.grammars, when_idle=True) for actor in flat]
         results = await asyncio.gather(*warm, return_exceptions=True)
         if self._gone.is_set():
             return

@@ -12,27 +12,25 @@ import re
 import resource
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from actors.stage.grammar_kinds import compile_grammar
+from actors.stage.grammar_tokenizer import read_tokenizer
+from app.text.lean_import import import_grammars_alone
 from app.text.template_worker import serve_jobs
 
 _MEMORY_BYTES = 1 << 30
 
 
 def main(model_path: str) -> None:
+    import_grammars_alone()
     import xgrammar
-    from transformers import AutoConfig, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
-    try:
-        config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
-        vocab_size = max(int(config.vocab_size), len(tokenizer))
-    except (OSError, ValueError, AttributeError):  # a folder with a tokenizer alone will do
-        vocab_size = len(tokenizer)
-    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
+    tokenizer = read_tokenizer(Path(model_path))
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer)
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     # Only what a grammar may need beside the libraries, which map gigabytes that they never touch.
     limit = psutil.Process().memory_info().vms + _MEMORY_BYTES

@@ -1,10 +1,13 @@
-"""Transformers for a process that only needs its tokenizers."""
+"""Libraries that import torch, for processes that compute nothing with it."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import cast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, cast
 
 
 def import_tokenizers_alone() -> None:
@@ -17,9 +20,45 @@ def import_tokenizers_alone() -> None:
     if "torch" in sys.modules or "transformers" in sys.modules:
         return
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch was not found
-    modules = cast(dict[str, object], sys.modules)
-    modules["torch"] = None  # as the import system marks what cannot be imported
-    try:
+    with _torch_is(None):
         from transformers import AutoTokenizer  # noqa: F401  looks for torch, once
+
+
+def import_grammars_alone() -> None:
+    """Import xgrammar and transformers' tokenizers without torch, for a process that compiles
+    grammars and applies none: 2 s of a processor, not 6.
+
+    xgrammar needs torch for its token bitmasks only, whose functions do not work here. Does nothing
+    where torch or transformers is imported already.
+    """
+    if "torch" in sys.modules or "transformers" in sys.modules:
+        return
+    import_tokenizers_alone()
+    with _torch_is(None):
+        import tvm_ffi  # noqa: F401  works without torch
+    with _torch_is(_Names("torch")):
+        import xgrammar  # noqa: F401
+
+
+class _Name:
+    """Any of torch's types, in an annotation, and any of its tensors, in a constant."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+
+class _Names(ModuleType):
+    def __getattr__(self, name: str) -> type[_Name]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Name
+
+
+@contextmanager
+def _torch_is(module: ModuleType | None) -> Iterator[None]:
+    """None: torch cannot be imported, as the import system marks it."""
+    modules = cast(dict[str, object], sys.modules)
+    modules["torch"] = module
+    try:
+        yield
     finally:
         del modules["torch"]

@@ -23,7 +23,7 @@ from tests.serve.server_process import Server
 LENGTHS = (3, 17, 40, 60, 5, 81, 22, 9)
 MAX_TOKENS = 150
 _KINDS = ("ray::ServeReplica", "ray::StageActor", "ray::SchedulerActor", "app.text.grammar_worker",
-          "app.text.template_worker", "gcs_server", "raylet", "ray::DashboardAgent",
+          "app.text.template_worker", "gcs_server", "raylet",
           "ray::RuntimeEnvAgent", "ray::ServeController", "haproxy")  # fmt: skip
 _IDLE = ("num_waiting", "num_decoding", "num_prefilling", "num_finishing", "num_in_flight")
 _MEMORY = 1.10  # of what was held before

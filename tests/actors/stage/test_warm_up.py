@@ -1,4 +1,4 @@
-"""A standby imports ahead of its use, on idle cores."""
+"""Imports ahead of their use, of a standby on idle cores."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("folder")
 def test_imports_take_only_idle_cores_and_their_caller_does_not() -> None:
     before = os.sched_getscheduler(0)
-    import_all(with_grammars=False)
+    import_all(with_grammars=False, when_idle=True)
     found = sys.modules[NAMES[0]]
     assert found.where != threading.get_native_id()
     assert found.policy == os.SCHED_IDLE
@@ -45,9 +45,15 @@ def test_imports_take_only_idle_cores_and_their_caller_does_not() -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_the_first_stages_do_not_wait_for_idle_cores() -> None:
+    import_all(with_grammars=False, when_idle=False)
+    assert sys.modules[NAMES[0]].policy == os.sched_getscheduler(0)
+
+
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("with_grammars", [False, True])
 def test_the_grammar_compiler_is_imported_where_it_is_used(with_grammars: bool) -> None:
-    import_all(with_grammars)
+    import_all(with_grammars, when_idle=True)
     assert [name in sys.modules for name in NAMES] == [True, with_grammars, False]
 
 
@@ -56,7 +62,7 @@ def test_what_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     """The standby is then not ready, and another one is made."""
     monkeypatch.setattr(module, "_NEEDED_TO_LOAD", NAMES[2:])
     with pytest.raises(OSError, match="Too many open files"):
-        import_all(with_grammars=False)
+        import_all(with_grammars=False, when_idle=True)
 
 
 @pytest.mark.parametrize("name", [*module._NEEDED_TO_LOAD, *module._NEEDED_BY_GRAMMARS])

@@ -17,10 +17,20 @@ os.environ.update({environment!r})
 from app.cli.local_ray import start_ray
 start_ray(2)
 import psutil, ray
-print(ray.get(ray.remote(lambda: 40 + 2).remote()))
+with_environment = ray.remote(runtime_env={{"env_vars": {{"LEGATO_TEST": "40"}}}})
+print(ray.get(with_environment(lambda: int(os.environ["LEGATO_TEST"]) + 2).remote()))
 for child in psutil.Process().children(recursive=True):
     print(" ".join(child.cmdline()))
 ray.shutdown()
+"""
+
+_KILL = """
+[raylet] = [process for process in psutil.Process().children() if process.name() == "raylet"]
+[stand_in] = [process for process in raylet.children() if process.name() == "tail"]
+raylet.kill()
+raylet.wait(30)
+stand_in.wait(30)
+os._exit(0)
 """
 
 
@@ -33,5 +43,13 @@ def test_it_works_without_the_daemons_that_nobody_reads() -> None:
     answer, *processes = done.stdout.splitlines()
     assert answer == "42"
     assert any("raylet" in line for line in processes)
-    for unread in ("dashboard/dashboard.py", "monitor.py"):
+    for unread in ("dashboard/dashboard.py", "dashboard/agent.py", "DashboardAgent", "monitor.py"):
         assert not [line for line in processes if unread in line.partition("--")[0]]
+
+
+def test_what_stands_in_for_an_agent_ends_with_the_raylet() -> None:
+    program = _PROGRAM.format(environment=ENVIRONMENT).replace("ray.shutdown()", _KILL)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -25,7 +25,7 @@ class Call:
     def __init__(self, answer: Callable[[], Any]) -> None:
         self._answer = answer
 
-    def remote(self, *arguments: Any) -> Any:
+    def remote(self, *arguments: Any, **_: Any) -> Any:
         return self._answer()
 
 
