@@ -12,8 +12,8 @@ runs beside a move as a separate kind, so budgets account for the slowdown.
   Blocks that could not be fetched are computed.
 - **Streams that move.** Engines of a node may share a tier (`tier_shared`), of which no engine
   knows what the others save. A request that comes with output was begun elsewhere: a fetch of all
-  its blocks is tried. What is told of its prompt before it comes is fetched early (`early_fetch`),
-  and if it comes meanwhile, the rest is fetched at once behind that.
+  its blocks is tried. What is told of it before it comes is fetched early (`early_fetch`), and if
+  it comes meanwhile, the rest is fetched at once behind that.
 """
 
 from __future__ import annotations
