@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from actors.engine.config import EngineConfig
 from actors.engine.recovery import BackgroundTasks
 from actors.executor.stage_set import StageSet, StagesFailed
 from actors.scheduling.core import Core
-from actors.scheduling.early_fetch import EarlyFetches
 from actors.scheduling.events import Event, Fetch, KVMove, Moved, TierHolds
-from actors.scheduling.save_queue import SaveQueue
 from actors.scheduling.state import RequestState, RequestStatus
 
-_Queue = SaveQueue | EarlyFetches
+
+class _Queue(Protocol):
+    """Blocks to be saved, or to be fetched early, of which so many have been so, or given up."""
+
+    @property
+    def num_queued(self) -> int: ...
+    @property
+    def num_settled(self) -> int: ...
 
 
 class KVMoves:

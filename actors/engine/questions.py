@@ -17,13 +17,18 @@ from actors.scheduling.core import Core
 from actors.scheduling.events import Event, Leave, Reconfigure
 from actors.scheduling.interfaces import Quote, QuoteRequest
 from actors.scheduling.statistics import statistics
-from actors.transport.messages import Answer, Ask, Question, RefusedSetting, read_value
+from actors.transport.messages import (
+    Answer,
+    Ask,
+    Question,
+    RefusedSetting,
+    SlowQuestion,
+    read_value,
+)
 
 logger = logging.getLogger("legato.scheduler")
 
-ANSWERED_LATER: frozenset[Question] = frozenset(
-    {"load_adapter", "kv_saved", "kv_fetched", "next_token"}  # by coroutines
-)
+ANSWERED_LATER: frozenset[Question] = frozenset(get_args(SlowQuestion))  # by coroutines
 _QUESTIONS = frozenset(get_args(Question))
 _SHOWN_SETTINGS = ("policy", "token_budget", "max_step_tokens", "tbt_s", "ttft_s")
 
