@@ -194,8 +194,9 @@ class StreamPlacement:
                 await connection.ask("next_token", request_id)
         except (TimeoutError, EngineUnavailable, QuestionFailed) as error:
             logger.info("engine %s drains, a copy ends early: %r", connection.engine_id, error)
-        self._fetching.pop(id(fleet_request), None)
-        del self._copied[id(fleet_request)]
+        finally:
+            self._fetching.pop(id(fleet_request), None)
+            del self._copied[id(fleet_request)]
         if connection.computes(fleet_request) and fleet_request.receiver_id in self._connections:
             self._move([fleet_request], connection)
         if connection.computes(fleet_request):
