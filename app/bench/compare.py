@@ -11,9 +11,11 @@ import asyncio
 import math
 import os
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,7 +49,14 @@ from app.bench.plan import (
     StallProbe,
 )
 from app.bench.report import MeasurementError, make_report, publish
-from app.bench.speculating import Answer, ask, pairs, pairs_table, rates
+from app.bench.speculating import (
+    Asked,
+    Pair,
+    SpeculationProbe,
+    in_turn,
+    pair_rows,
+    pair_table,
+)
 from app.bench.terminal import Json, console, output, say_duration, table
 from app.paths import locate
 
@@ -62,6 +71,9 @@ def _expanded(environment: dict[str, str]) -> dict[str, str]:
 def _running(name: str, server: ServerPlan, logs: Path) -> Iterator[str]:
     """Start the server, wait until it lists its model, stop it by its process group."""
     command = shlex.split(os.path.expandvars(server.command))
+    # `legato` is the one that runs, also where its environment is not activated.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    command[0] = shutil.which(command[0], path=path) or command[0]
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{name}.log"
     with log.open("w") as sink:
@@ -160,18 +172,14 @@ def _capacity(
     return found
 
 
-def _probe(
-    server: ServerPlan, plan: ComparisonPlan, model: str
-) -> tuple[dict[str, float], dict[str, list[Answer]]]:
-    """Figures by name, and the answers of the probe of speculation."""
+def _probe(server: ServerPlan, plan: ComparisonPlan, model: str) -> dict[str, float]:
+    """Figures by name."""
 
     def make(extra: dict[str, Any]) -> LoadClient:
         return LoadClient(server.url, model, extra=extra)
 
     client = make({})
-    warm = asyncio.run(client.run([Job(0.0, 64, 16)] * 4))
-    if failed := next((t.error for t in warm if t.error is not None), None):
-        raise MeasurementError(f"{server.url} answers with an error: {failed}")
+    _warm_up(client)
     found: dict[str, float] = {}
     if plan.decode is not None:
         found |= _decode(client, plan.decode)
@@ -181,11 +189,33 @@ def _probe(
         found |= _stall(client, plan.stall)
     if plan.capacity is not None:
         found |= _capacity(make, server, plan.capacity)
-    answers: dict[str, list[Answer]] = {}
-    if plan.speculation is not None:
-        answers = ask(client, model, plan.speculation)
-        found |= rates(answers)
-    return found, answers
+    return found
+
+
+def _warm_up(client: LoadClient) -> None:
+    warm = asyncio.run(client.run([Job(0.0, 64, 16)] * 4))
+    if failed := next((t.error for t in warm if t.error is not None), None):
+        raise MeasurementError(f"{client.root} answers with an error: {failed}")
+
+
+def _speculate(
+    name: str, plan: ComparisonPlan, probe: SpeculationProbe, logs: Path
+) -> dict[str, list[Pair]]:
+    """Pairs of a drafting server and the one without, by task."""
+    drafting = plan.servers[name]
+    plain = plan.servers[str(drafting.plain)]
+    with (
+        _running(str(drafting.plain), plain, logs) as plain_model,
+        _running(name, drafting, logs) as model,
+    ):
+        time.sleep(plan.settle_s)
+        both = (
+            Asked(LoadClient(drafting.url, model), model),
+            Asked(LoadClient(plain.url, plain_model), plain_model),
+        )
+        for asked in both:
+            _warm_up(asked.client)
+        return asyncio.run(in_turn(*both, probe.prompts(), probe.output_tokens))
 
 
 def command(
@@ -212,30 +242,32 @@ def command(
     least_s, most_s = (plan.rounds * len(names) * s for s in _server_s(plan))
     say_duration(least_s, most_s, f"{len(names)} servers, {plan.rounds} rounds")
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    answers: dict[str, list[dict[str, list[Answer]]]] = {name: [] for name in names}
-    plain_of = {name: plain for name in names if (plain := plan.servers[name].plain)}
+    drafting = [n for n in names if plan.speculation is not None and plan.servers[n].plain]
+    pairs: dict[str, list[dict[str, list[Pair]]]] = {name: [] for name in drafting}
     for number in range(plan.rounds):
         for name in names:
             console.print(f"[bold]{name}[/], round {number + 1} of {plan.rounds}")
-            with _running(name, plan.servers[name], out.parent) as model:
-                time.sleep(plan.settle_s)
-                figures, given = _probe(plan.servers[name], plan, model)
-            rounds[name].append(figures)
-            answers[name].append(given)
+            if plan.has_figures:
+                with _running(name, plan.servers[name], out.parent) as model:
+                    time.sleep(plan.settle_s)
+                    rounds[name].append(_probe(plan.servers[name], plan, model))
+            if plan.speculation is not None and name in pairs:
+                pairs[name].append(_speculate(name, plan, plan.speculation, out.parent))
             found = {
                 "plan": plan.model_dump(),
                 "rounds": rounds,
                 "medians": {n: _medians(r) for n, r in rounds.items() if r},
-                "speculation": pairs(plain_of, answers),
+                "speculation": pair_rows(pairs),
             }
             report = make_report(context, found)
             publish(report, False, out)  # after every server: a run cut short keeps what it has
     if as_json:
         publish(report, True, None)
     else:
-        output.print(_table(report["medians"]))
+        if report["medians"]:
+            output.print(_table(report["medians"]))
         if report["speculation"]:
-            output.print(pairs_table(report["speculation"]))
+            output.print(pair_table(report["speculation"]))
 
 
 def _server_s(plan: ComparisonPlan) -> tuple[float, float]:

@@ -76,4 +76,11 @@ class ComparisonPlan(_Part):
         for name, server in self.servers.items():
             if server.plain is not None and server.plain not in self.servers:
                 raise ValueError(f"servers.{name}.plain: no server {server.plain!r}")
+            if server.plain is not None and server.url == self.servers[server.plain].url:
+                raise ValueError(f"servers.{name}.url: that of {server.plain!r}: both run at once")
         return self
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether a server is measured alone."""
+        return any((self.decode, self.prefill, self.stall, self.capacity))

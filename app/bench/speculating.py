@@ -1,19 +1,19 @@
 """Servers with speculation beside the same ones without: tokens per second, equality of the text.
 
 One stream, greedy, and a trained model: texts to copy, and questions whose answers repeat little. A
-prompt is sent once to a server, since some remember what they have answered.
+prompt is sent once to a server, since some remember what they have answered. Both servers run, and
+one of them computes.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 from rich.table import Table
@@ -23,13 +23,9 @@ from app.bench.report import MeasurementError
 from app.bench.terminal import table
 from app.paths import locate
 
-_QUESTIONS = (
-    "Tell me a story about a hedgehog.",
-    "Write a story about a robot in a lighthouse.",
-    "Make up a story about an octopus and an otter.",
-    "Tell me a story about a baker and a dragon.",
-    "Write a story about a ship.",
-    "Tell me a story about a queen and a spoon.",
+_TOLD_OF = ("a hedgehog", "a robot in a lighthouse", "an octopus", "a dragon", "a ship", "a queen")
+_QUESTIONS = tuple(
+    f"{begin} a story about {who}." for begin in ("Tell me", "Write", "Make up") for who in _TOLD_OF
 )
 
 
@@ -66,26 +62,41 @@ class Answer:
     text: str
 
 
-def ask(client: LoadClient, model: str, probe: SpeculationProbe) -> dict[str, list[Answer]]:
-    """Every prompt once, one after the other. Raises MeasurementError if one is not answered."""
-    return asyncio.run(answers(client, model, probe.prompts(), probe.output_tokens))
+class Pair(NamedTuple):
+    """Of one prompt."""
+
+    drafted: Answer
+    plain: Answer
 
 
-async def answers(
-    client: LoadClient, model: str, prompts: Mapping[str, Sequence[list[int]]], num_tokens: int
-) -> dict[str, list[Answer]]:
-    return {
-        task: [await _answer(client, model, prompt, num_tokens) for prompt in each]
-        for task, each in prompts.items()
-    }
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A server, and the model it answers with."""
+
+    client: LoadClient
+    model: str
 
 
-async def _answer(client: LoadClient, model: str, prompt: list[int], num_tokens: int) -> Answer:
+async def in_turn(
+    drafting: Asked, plain: Asked, prompts: Mapping[str, Sequence[list[int]]], num_tokens: int
+) -> dict[str, list[Pair]]:
+    """Every prompt once to each of two servers, one after the other, since a machine drifts: the
+    first and the second alternate. Raises MeasurementError if one is not answered."""
+    pairs: dict[str, list[Pair]] = {task: [] for task in prompts}
+    for task, each in prompts.items():
+        for index, prompt in enumerate(each):
+            order = (drafting, plain) if index % 2 else (plain, drafting)
+            given = [await _answer(asked, prompt, num_tokens) for asked in order]
+            pairs[task].append(Pair(*(given if index % 2 else reversed(given))))
+    return pairs
+
+
+async def _answer(asked: Asked, prompt: list[int], num_tokens: int) -> Answer:
     body = {
-        "model": model, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0,
+        "model": asked.model, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0,
         "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
-    root, text, tokens = client.root, "", 0
+    client, root, text, tokens = asked.client, asked.client.root, "", 0
     begin_s = last_s = time.perf_counter()
     # A connection each: llama.cpp closes it after a stream, and says so too late.
     async with (
@@ -110,48 +121,35 @@ async def _answer(client: LoadClient, model: str, prompt: list[int], num_tokens:
     return Answer(tokens / (last_s - begin_s), text)
 
 
-def rates(answers: Mapping[str, Sequence[Answer]]) -> dict[str, float]:
-    """Of each task the median over its prompts."""
-    return {
-        f"{task}, tokens/s": statistics.median(answer.rate for answer in each)
-        for task, each in answers.items()
-    }
+def pair_rows(rounds: Mapping[str, Sequence[Mapping[str, Sequence[Pair]]]]) -> list[dict[str, Any]]:
+    """A row for each drafting server and task. rounds: of each such server, pairs by task.
 
-
-def pairs(
-    plain_of: Mapping[str, str], rounds: Mapping[str, Sequence[Mapping[str, Sequence[Answer]]]]
-) -> list[dict[str, Any]]:
-    """A row for each speculating server and task, of the rounds that both servers had.
-
-    plain_of: of speculating servers those without. speed_up: the median over rounds and prompts of
-    the rate over the rate of the same prompt without. same_text: of all those, how many texts are
-    the same; plain_repeats: how many of the server without are the same as in its first round.
+    speed_up: the median over rounds and prompts of the rate over the rate of the same prompt
+    without. same_text: of all those, how many texts are the same; plain_repeats: how many of the
+    server without are the same as in its first round.
     """
     rows = []
-    for name, plain in plain_of.items():
-        rounds_of_both = list(zip(rounds.get(name, ()), rounds.get(plain, ()), strict=False))
-        for task in rounds_of_both[0][0] if rounds_of_both else ():
-            both, repeated = list[tuple[Answer, Answer]](), 0
-            for with_drafts, without in rounds_of_both:
-                both += zip(with_drafts[task], without[task], strict=True)
-                first = rounds_of_both[0][1][task]
-                repeated += sum(a.text == b.text for a, b in zip(without[task], first, strict=True))
+    for name, of_server in rounds.items():
+        for task in of_server[0] if of_server else ():
+            all_pairs = [pair for found in of_server for pair in found[task]]
+            first = [pair.plain.text for pair in of_server[0][task]] * len(of_server)
+            repeats = (pair.plain.text == text for pair, text in zip(all_pairs, first, strict=True))
             rows.append(
                 {
                     "server": name,
                     "task": task,
-                    "plain_tokens_per_s": statistics.median(b.rate for _, b in both),
-                    "tokens_per_s": statistics.median(a.rate for a, _ in both),
-                    "speed_up": statistics.median(a.rate / b.rate for a, b in both),
-                    "texts": len(both),
-                    "same_text": sum(a.text == b.text for a, b in both),
-                    "plain_repeats": repeated,
+                    "plain_tokens_per_s": statistics.median(p.plain.rate for p in all_pairs),
+                    "tokens_per_s": statistics.median(p.drafted.rate for p in all_pairs),
+                    "speed_up": statistics.median(p.drafted.rate / p.plain.rate for p in all_pairs),
+                    "texts": len(all_pairs),
+                    "same_text": sum(p.drafted.text == p.plain.text for p in all_pairs),
+                    "plain_repeats": sum(repeats),
                 }
             )
     return rows
 
 
-def pairs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def pair_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     columns = ("server", "task", "tokens/s", "with drafts", "speed-up", "the same text")
     cells = [
         (
