@@ -61,6 +61,7 @@ from app.bench.terminal import Json, console, output, say_duration, table
 from app.paths import locate
 
 DECODE_TRIES = 3
+_START_S = 30.0
 
 
 def _expanded(environment: dict[str, str]) -> dict[str, str]:
@@ -239,14 +240,19 @@ def command(
         raise typer.BadParameter(f"no server {unknown[0]!r} in {plan_file}", param_hint="--only")
     if plan.capacity is not None:
         lengths_of(plan.capacity.lengths)  # refuses an unknown name before anything is started
-    least_s, most_s = (plan.rounds * len(names) * s for s in _server_s(plan))
-    say_duration(least_s, most_s, f"{len(names)} servers, {plan.rounds} rounds")
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     drafting = [n for n in names if plan.speculation is not None and plan.servers[n].plain]
+    alone = names if plan.has_figures else []
+    least_s, most_s = (
+        plan.rounds * (len(alone) * a + len(drafting) * pair)
+        for a, pair in zip(_alone_s(plan), _pair_s(plan), strict=True)
+    )
+    say_duration(least_s, most_s, f"servers: {len(names)}, rounds: {plan.rounds}")
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     pairs: dict[str, list[dict[str, list[Pair]]]] = {name: [] for name in drafting}
     for number in range(plan.rounds):
         for name in names:
-            console.print(f"[bold]{name}[/], round {number + 1} of {plan.rounds}")
+            if name in (*alone, *drafting):
+                console.print(f"[bold]{name}[/], round {number + 1} of {plan.rounds}")
             if plan.has_figures:
                 with _running(name, plan.servers[name], out.parent) as model:
                     time.sleep(plan.settle_s)
@@ -270,12 +276,18 @@ def command(
             output.print(pair_table(report["speculation"]))
 
 
-def _server_s(plan: ComparisonPlan) -> tuple[float, float]:
+def _alone_s(plan: ComparisonPlan) -> tuple[float, float]:
     """Expected seconds of one server in one round: (least, most)."""
-    seconds = 30.0 + plan.settle_s
+    seconds = _START_S + plan.settle_s
     searches_s = len(plan.capacity.tbt_ms) * plan.capacity.seconds if plan.capacity else 0.0
     least, most = TYPICAL_PROBES
     return seconds + least * searches_s, 3 * seconds + most * searches_s
+
+
+def _pair_s(plan: ComparisonPlan) -> tuple[float, float]:
+    """Of a drafting server and the one without, both started."""
+    seconds = 2 * _START_S + plan.settle_s
+    return seconds, 3 * seconds
 
 
 def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:

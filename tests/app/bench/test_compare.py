@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from app.bench.compare import _medians, _server_s, _table
+from app.bench.compare import _alone_s, _medians, _table
 from app.bench.plan import ComparisonPlan
 
 PLAN = Path(__file__).resolve().parents[3] / "configs/bench/compare_135m.yaml"
@@ -36,7 +36,7 @@ def test_the_table_has_the_ratio_of_the_first_to_each() -> None:
 def test_the_shipped_plan_is_valid_and_says_how_long_it_takes() -> None:
     plan = ComparisonPlan.model_validate(yaml.safe_load(PLAN.read_text()))
     assert "legato" in plan.servers
-    least_s, most_s = _server_s(plan)
+    least_s, most_s = _alone_s(plan)
     assert plan.settle_s < least_s < most_s
     without = plan.model_copy(update={"capacity": None})
-    assert _server_s(without)[0] == 30.0 + plan.settle_s
+    assert _alone_s(without)[0] == 30.0 + plan.settle_s
